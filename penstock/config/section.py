@@ -1,0 +1,31 @@
+"""The base of every config section: frozen, and strict about names."""
+
+import difflib
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from penstock.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A frozen config section. An unknown key is an error that names the nearest known one.
+
+    Fields carry `Field(description=…)`: the configuration reference is generated from them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for key in data:
+                if key not in cls.model_fields:
+                    raise ConfigError(unknown_key_message(str(key), list(cls.model_fields), cls.__name__))
+        return data
+
+
+def unknown_key_message(key: str, known: list[str], where: str) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+    return f"unknown key {key!r} in {where}; {hint}"

@@ -1,0 +1,59 @@
+"""Every error Penstock raises on purpose. Each says what, the rule, what it got, and the fix."""
+
+
+class PenstockError(Exception):
+    """Base of all our errors."""
+
+
+class UserError(PenstockError):
+    """Something the user can mend: the CLI prints it as one sentence and exits with code 2."""
+
+
+class ConfigError(UserError):
+    """A config file, section or override is wrong."""
+
+
+class TaskError(UserError):
+    """Tasks could not be loaded or do not fit the model."""
+
+
+class MissingExtraError(UserError):
+    """An optional dependency is needed and absent: the message names the extra to install."""
+
+
+class RequestRefused(PenstockError):
+    """An engine can never serve this request (too long for its cache, a capability it lacks)."""
+
+
+class WorkerDied(PenstockError):
+    """A worker process ended without being asked to. `detail` is what it left behind (its traceback)."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+class RemoteError(PenstockError):
+    """The other side of a channel raised; `detail` is its traceback."""
+
+    def __init__(self, message: str, kind: str = "", detail: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.detail = detail
+
+
+class ChannelClosed(PenstockError):
+    """The other side of a channel is gone."""
+
+
+class FingerprintMismatch(PenstockError):
+    """An engine's live parameters are not the weights that the trainer published."""
+
+
+class ScoringFailed(PenstockError):
+    """A scorer could not score a group; `reason` is the drop reason that is counted."""
+
+    def __init__(self, message: str, reason: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.detail = detail
