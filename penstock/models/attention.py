@@ -1,0 +1,81 @@
+"""Our attention behind transformers' `AttentionInterface`: any causal LM, not a line of model code.
+
+A model is loaded with `attn_implementation="penstock"`. Its attention modules then call `dispatch`,
+which hands queries, keys and values to the backend that `attach` gave to that model instance: packed
+attention in the trainer, paged attention in an engine. The backend hangs on the modules themselves, so
+two models in one process never share state.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+IMPLEMENTATION = "penstock"
+
+
+class AttentionBackend(Protocol):
+    """Causal attention over whatever batch layout the backend knows of.
+
+    `query` is (1, heads, tokens, head_dim), `key` and `value` (1, kv_heads, tokens, head_dim), all tokens of
+    the batch in one row; the answer is (1, tokens, heads, head_dim)."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor: ...
+
+
+def attach(model: nn.Module, backend: AttentionBackend) -> None:
+    """Make every attention module of `model` use `backend`."""
+    for module in model.modules():
+        if hasattr(module, "layer_idx"):
+            object.__setattr__(module, "_penstock_backend", backend)
+
+
+def dispatch(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls. The mask is ours to make, so theirs is not looked at."""
+    backend: AttentionBackend = module._penstock_backend  # type: ignore[assignment]
+    output = backend(
+        module,
+        query,
+        key,
+        value,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window=sliding_window if sliding_window is not None else getattr(module, "sliding_window", None),
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return output, None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def register() -> None:
+    """Make `attn_implementation="penstock"` known to transformers. Idempotent."""
+    AttentionInterface.register(IMPLEMENTATION, dispatch)
+    AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)

@@ -1,0 +1,38 @@
+"""Load a Hugging Face causal LM and its tokenizer, with errors a person can act on."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from penstock.errors import UserError
+from penstock.models import attention
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(name_or_path: str, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
+    """The model's own class with our attention, in eval mode. Call `attention.attach` before a forward."""
+    attention.register()
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            name_or_path, dtype=DTYPES[dtype], attn_implementation=attention.IMPLEMENTATION
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"model {name_or_path!r} could not be loaded: {_first_line(error)}") from error
+    return model.to(device).eval()
+
+
+def load_config(name_or_path: str) -> Any:
+    """The model's config alone: cheap, and enough to refuse a bad name before anything heavy starts."""
+    try:
+        return AutoConfig.from_pretrained(name_or_path)
+    except (OSError, ValueError) as error:
+        hint = "" if Path(name_or_path).exists() else " (no such folder here, and it is not in the hub's cache)"
+        raise UserError(f"model {name_or_path!r} could not be loaded{hint}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
