@@ -239,6 +239,8 @@ class TrainSequence(Record, kw_only=True):
     sample: Sample
     group: int
     episode: int
+    turns: tuple[tuple[int, int], ...] = ()
+    """(turn, start): where in the sample the output of each of its turns begins."""
 
 
 class StepPlan(Record, kw_only=True):
@@ -254,6 +256,8 @@ class StepPlan(Record, kw_only=True):
     num_loss_tokens: int
     num_sequences: int
     """Sequences with at least one loss token, over all ranks."""
+    num_tokens: tuple[tuple[int, ...], ...] = ()
+    """Sampled tokens of every episode, aligned with `scores`."""
 
 
 class StepResult(Record, kw_only=True):
