@@ -241,6 +241,8 @@ class TrainSequence(Record, frozen=True, kw_only=True):
     sample: Sample
     group: int
     episode: int
+    turns: tuple[tuple[int, int], ...] = ()
+    """(turn, start): where in the sample the output of each of its turns begins."""
 
 
 class StepPlan(Record, frozen=True, kw_only=True):
@@ -256,6 +258,8 @@ class StepPlan(Record, frozen=True, kw_only=True):
     num_loss_tokens: int
     num_sequences: int
     """Sequences with at least one loss token, over all ranks."""
+    num_tokens: tuple[tuple[int, ...], ...] = ()
+    """Sampled tokens of every episode, aligned with `scores`."""
 
 
 class StepResult(Record, frozen=True, kw_only=True):
