@@ -64,7 +64,9 @@ def dispatch(
         key,
         value,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window=sliding_window if sliding_window is not None else getattr(module, "sliding_window", None),
+        sliding_window=sliding_window
+        if sliding_window is not None
+        else getattr(module, "sliding_window", None),
         softcap=softcap,
         sinks=s_aux,
     )
