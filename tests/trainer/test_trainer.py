@@ -206,7 +206,8 @@ def test_late_tokens_that_the_caller_masked_stay_out():
     (plan,) = plan_step(1, 5, groups, micro_batch_tokens=1000, samples_of=first_only)
     metrics, _ = gradients_of(model, plan)
     only = groups[0].group.episodes[0].num_output_tokens
-    assert plan.num_sequences == 1 and metrics["num_loss_tokens"] == only == plan.num_loss_tokens
+    assert plan.num_sequences == 1
+    assert metrics["num_loss_tokens"] == only == plan.num_loss_tokens
     assert whole.num_loss_tokens > only
     assert metrics["staleness_mean"] == metrics["staleness_max"] == 2.0
     assert "logprob_gap_mean" not in metrics
@@ -326,7 +327,7 @@ def test_saved_model_loads_and_gives_the_same_logits(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_resumed_trainer_goes_on_as_if_never_stopped(dtype):
-    options = dict(dtype=dtype, learning_rate=1e-3, schedule="cosine", warmup_steps=2)
+    options = {"dtype": dtype, "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2}
     (plan,) = plan_step(1, 0, make_groups(13), micro_batch_tokens=1000)
     first = trainer_for(tiny_model("llama"), **options)
     for step in (1, 2, 3):
