@@ -80,9 +80,7 @@ def _build(request: TrainerStart) -> TrainerService:
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
     model = load_model(request.model, dtype="float32", device=request.device)
     reference = (
-        load_model(request.model, dtype="float32", device=request.device)
-        if algorithm.needs_reference
-        else None
+        load_model(request.model, dtype="float32", device=request.device) if algorithm.kl_coef > 0 else None
     )
     trainer = PolicyTrainer(
         model,
