@@ -5,7 +5,9 @@ prepare ─► workers start ─► version 0 verified ─► evaluate ─► tr
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -26,6 +28,8 @@ from penstock.orchestration.workers import LaunchedScorer, Workers, start_worker
 from penstock.rollout.runner import RolloutRunner, Workflow
 from penstock.scoring.pool import ScorerPool
 from penstock.tasks.stream import TaskStream
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -248,7 +252,7 @@ def _lost_a_worker(work: "asyncio.Task[Summary]") -> bool:
     return error is not None and isinstance(_innermost(error), ChannelClosed)
 
 
-async def _unwrapped(work: "asyncio.Future[Summary]") -> Summary:
+async def _unwrapped(work: Awaitable[T]) -> T:
     """Raise what happened instead of the groups that carried it here."""
     try:
         return await work

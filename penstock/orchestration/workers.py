@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,9 +134,9 @@ class LaunchedScorer:
         await self.start()
 
 
-async def _or_death(worker: LocalWorker, starting: "asyncio.Future[object] | object") -> None:
+async def _or_death(worker: LocalWorker, starting: Awaitable[object]) -> None:
     """Wait for a worker's first answer; if its process ends instead, say so with its traceback."""
     try:
-        await starting  # type: ignore[misc]
+        await starting
     except ChannelClosed:
         raise await worker.died() from None

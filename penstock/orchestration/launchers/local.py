@@ -15,6 +15,7 @@ import tempfile
 from collections import deque
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from penstock.channel import Channel
 from penstock.channel.address import Listener
@@ -104,7 +105,8 @@ class LocalLauncher:
                 env={**os.environ, "OMP_NUM_THREADS": str(threads), "PENSTOCK_TOKEN": self._token},
             )
         exited = asyncio.create_task(process.wait())
-        await asyncio.wait({exited, arrival}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        both: set[asyncio.Future[Any]] = {exited, arrival}
+        await asyncio.wait(both, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if not arrival.done():
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
