@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock.channel import Channel
-from penstock.channel.address import Listener
+from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Listener
 from penstock.errors import WorkerDied
 
 START_TIMEOUT_S = 120.0
@@ -129,7 +129,7 @@ class LocalLauncher:
 
 def _private_folder() -> Path:
     memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="penstock-", dir=memory if memory.is_dir() else None))
+    return Path(tempfile.mkdtemp(prefix=PRIVATE_FOLDER_PREFIX, dir=memory if memory.is_dir() else None))
 
 
 def _last_words(name: str, pid: int, code: int, log: Path) -> str:
