@@ -45,7 +45,8 @@ class EnginePool:
         return EngineReport(
             name="pool" if len(reports) > 1 else first.name,
             versions={
-                policy: min(report.versions.get(policy, -1) for report in reports) for policy in first.versions
+                policy: min(report.versions.get(policy, -1) for report in reports)
+                for policy in first.versions
             },
             capabilities=tuple(
                 one for one in first.capabilities if all(one in report.capabilities for report in reports)

@@ -84,9 +84,7 @@ def _build(request: TrainerStart) -> TrainerService:
     config = TrainerConfig.model_validate(request.trainer)
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
     model = load_model(request.model, dtype="float32", device=device)
-    reference = (
-        load_model(request.model, dtype="float32", device=device) if algorithm.kl_coef > 0 else None
-    )
+    reference = load_model(request.model, dtype="float32", device=device) if algorithm.kl_coef > 0 else None
     trainer = PolicyTrainer(
         model,
         config=config,
