@@ -14,6 +14,8 @@ from transformers import (
     Gemma3TextConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -57,6 +59,11 @@ FAMILIES = {
         },
     ),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, {**_GEMMA, "query_pre_attn_scalar": 8}),
+    "gpt_oss": (
+        GptOssForCausalLM,
+        GptOssConfig,
+        {**_GEMMA, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16},
+    ),
     "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {**_SHAPE, "rotary_pct": 0.5}),
 }
 
