@@ -102,9 +102,7 @@ def exact_probability(model: nn.Module, pairs_B2: torch.Tensor, recipe: Recipe) 
     return float(logprobs_BAV.gather(2, clean.answer_BA[..., None]).sum(dim=(1, 2)).exp().mean())
 
 
-def _train(
-    recipe: Recipe, pairs: torch.Tensor, seed: int, log: Callable[[str], None]
-) -> tuple[Any, float]:
+def _train(recipe: Recipe, pairs: torch.Tensor, seed: int, log: Callable[[str], None]) -> tuple[Any, float]:
     torch.manual_seed(seed)
     model = _new_model(recipe)
     generator = torch.Generator().manual_seed(seed)
