@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 BUCKET_RATIO = 0.7
-"""A sequence shorter than this share of its bucket's length opens the next bucket."""
+BUCKET_SLACK = 32
+"""A sequence that is shorter than its bucket by more than this many tokens, and by more than this share,
+opens the next bucket: padding a little costs less than another call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ class Layout:
         place_of = [0] * len(lengths)
         start = 0
         for index in order:
-            if not buckets or lengths[index] < BUCKET_RATIO * buckets[-1].length:
+            longest = buckets[-1].length if buckets else 0
+            if not buckets or lengths[index] < min(BUCKET_RATIO * longest, longest - BUCKET_SLACK):
                 buckets.append(Bucket(start=start, rows=0, length=lengths[index]))
             last = buckets[-1]
             buckets[-1] = Bucket(start=last.start, rows=last.rows + 1, length=last.length)

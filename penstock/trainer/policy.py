@@ -1,5 +1,6 @@
 """A causal LM as the trainer sees it: packed rows in, logprobs of their loss tokens out."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,15 +10,31 @@ from penstock.models import attention
 from penstock.models.head import TokenHead
 from penstock.models.packed import PackedAttention
 from penstock.trainer.batch import PackedRow
+from penstock.trainer.values import ValueHead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutputs:
+    """What a forward pass says at every loss token of a row."""
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    values: torch.Tensor | None
 
 
 class PackedModel:
-    """Wraps a Hugging Face causal LM with packed attention and the chunked head.
+    """Wraps a Hugging Face causal LM with packed attention, the chunked head and, for PPO, a value head.
 
     Dropout stays off: logprobs must be those of the policy that acts."""
 
-    def __init__(self, model: nn.Module, *, chunk_tokens: int, checkpointing: bool = False) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        chunk_tokens: int,
+        checkpointing: bool = False,
+        value_head: ValueHead | None = None,
+    ) -> None:
         attention.register()
         causal_lm: Any = model
         causal_lm.set_attn_implementation(attention.IMPLEMENTATION)
@@ -26,17 +43,24 @@ class PackedModel:
         model.eval()
         if checkpointing:
             _enable_checkpointing(model)
+        self._value_head = value_head
         self._head = TokenHead(model, chunk_tokens=chunk_tokens)
         device = next(model.parameters()).device
         probe = torch.arange(4, device=device) % causal_lm.get_input_embeddings().num_embeddings
         self._attention.set_lengths([4], device)
         self._head.verify(probe[None], torch.arange(4, device=device)[None])
+        if value_head is not None and self._head.uses_full_logits:
+            raise ValueError(
+                f"a value head needs hidden states, and {type(model).__name__} gives only logits; "
+                "use an advantage without a value head"
+            )
 
-    def __call__(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprob and entropy at every loss token of the row."""
+    def __call__(self, row: PackedRow) -> TokenOutputs:
         self._attention.set_lengths(row.lengths, row.input_ids.device)
-        states = self._head.states(row.input_ids, row.position_ids)
-        return self._head(states.index_select(0, row.rows), row.targets, row.temperature, row.kept)
+        states = self._head.states(row.input_ids, row.position_ids).index_select(0, row.rows)
+        logprobs, entropy = self._head(states, row.targets, row.temperature, row.kept)
+        values = self._value_head(states) if self._value_head is not None else None
+        return TokenOutputs(logprobs=logprobs, entropy=entropy, values=values)
 
 
 def _enable_checkpointing(model: Any) -> None:
