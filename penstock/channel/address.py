@@ -13,6 +13,9 @@ import msgspec
 from penstock.channel.connection import Channel
 from penstock.errors import ConfigError
 
+PRIVATE_FOLDER_PREFIX = "penstock-"
+"""How the name of a launcher's private folder begins; its Unix socket lies there."""
+
 
 class Hello(msgspec.Struct, frozen=True):
     name: str

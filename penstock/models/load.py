@@ -30,9 +30,7 @@ def load_config(name_or_path: str) -> Any:
     try:
         return AutoConfig.from_pretrained(name_or_path)
     except (OSError, ValueError) as error:
-        hint = (
-            "" if Path(name_or_path).exists() else " (no such folder here, and it is not in the hub's cache)"
-        )
+        hint = "" if Path(name_or_path).exists() else " (no such folder here, nor in the hub's cache)"
         raise UserError(f"model {name_or_path!r} could not be loaded{hint}: {_first_line(error)}") from error
 
 

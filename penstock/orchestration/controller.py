@@ -89,6 +89,7 @@ class Controller:
         self.activity = Activity()
         self.tally = Tally()
         self._sync_order = asyncio.Lock()
+        self._stepped = asyncio.Event()
 
     def stop(self) -> None:
         """End after the step in progress."""
@@ -109,6 +110,11 @@ class Controller:
             feeding.cancel()
             for task in self._producing:
                 task.cancel()
+
+    async def reached(self, step: int) -> None:
+        """Wait until this many steps are done."""
+        while self.tally.steps < step:
+            await self._stepped.wait()
 
     def give_back(self, dropped: Dropped) -> None:
         """A group grew too old: its task is tried again."""
@@ -175,6 +181,8 @@ class Controller:
         self.tally.samples += sum(len(group.scored.scores) for group in selection.groups)
         self.tally.trainer_waiting_s += waited_s
         self.activity.last_progress = self._now()
+        self._stepped.set()
+        self._stepped = asyncio.Event()
         self._on_step(
             TrainedStep(
                 number=number,

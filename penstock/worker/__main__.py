@@ -3,13 +3,15 @@
 import argparse
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from penstock.channel import Channel, Method
-from penstock.channel.address import Hello, connect
+from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Hello, connect
 from penstock.channel.connection import Req, Res
 from penstock.engines.client import START_ENGINE
 from penstock.scoring.client import START_SCORING
@@ -43,7 +45,18 @@ async def _serve(address: str, name: str, token: str) -> int:
     _serve_lazily(channel, START_SCORING, "penstock.worker.scoring", fail)
     reading = asyncio.get_running_loop().create_task(channel.run())
     await asyncio.gather(reading, return_exceptions=True)
-    return 1 if failures else 0
+    if failures:
+        return 1
+    _sweep(address)
+    return 0
+
+
+def _sweep(address: str) -> None:
+    """The controller is gone, perhaps killed: its private folder holds weights in memory, so it goes too."""
+    kind, _, path = address.partition(":")
+    folder = Path(path).parent
+    if kind == "unix" and folder.name.startswith(PRIVATE_FOLDER_PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _serve_lazily(

@@ -29,6 +29,7 @@ async def start(
         receiver=SharedMemoryReceiver(),
         tokenizer=ChatTokenizer(request.model),
         name=request.name,
+        version=-1,  # nothing is served before the trainer's version 0 has arrived and is verified
     )
     channel.serve_stream(GENERATE, engine.generate)
     channel.serve(UPDATE, engine.update)

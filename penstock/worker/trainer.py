@@ -34,6 +34,10 @@ class TrainerService:
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash")
         publisher.snapshot(0, trainer.weights())
 
+    @property
+    def num_parameters(self) -> int:
+        return sum(weight.numel() for weight in self._trainer.weights().values())
+
     async def step(self, plan: StepPlan) -> StepResult:
         return await asyncio.get_running_loop().run_in_executor(self._stepping, self._step, plan)
 
@@ -80,9 +84,7 @@ def _build(request: TrainerStart) -> TrainerService:
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
     model = load_model(request.model, dtype="float32", device=request.device)
     reference = (
-        load_model(request.model, dtype="float32", device=request.device)
-        if algorithm.needs_reference
-        else None
+        load_model(request.model, dtype="float32", device=request.device) if algorithm.kl_coef > 0 else None
     )
     trainer = PolicyTrainer(
         model,

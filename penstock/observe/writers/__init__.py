@@ -15,7 +15,7 @@ class MetricsWriter(Protocol):
 
 def make_writers(config: ObserveConfig, folder: Path, name: str) -> list[MetricsWriter]:
     """`metrics.jsonl` always, the others where asked for. A missing package is an error before the start."""
-    writers: list[MetricsWriter] = [JsonlWriter(folder / "metrics.jsonl")]
+    writers: list[MetricsWriter] = []
     if config.tensorboard:
         from penstock.observe.writers.tensorboard import TensorBoardWriter
 
@@ -28,4 +28,4 @@ def make_writers(config: ObserveConfig, folder: Path, name: str) -> list[Metrics
         from penstock.observe.writers.trackio import TrackioWriter
 
         writers.append(TrackioWriter(config.project, name))
-    return writers
+    return [JsonlWriter(folder / "metrics.jsonl"), *writers]

@@ -15,9 +15,10 @@ import tempfile
 from collections import deque
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from penstock.channel import Channel
-from penstock.channel.address import Listener
+from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Listener
 from penstock.errors import WorkerDied
 
 START_TIMEOUT_S = 120.0
@@ -104,7 +105,8 @@ class LocalLauncher:
                 env={**os.environ, "OMP_NUM_THREADS": str(threads), "PENSTOCK_TOKEN": self._token},
             )
         exited = asyncio.create_task(process.wait())
-        await asyncio.wait({exited, arrival}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        both: set[asyncio.Future[Any]] = {exited, arrival}
+        await asyncio.wait(both, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if not arrival.done():
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -127,7 +129,7 @@ class LocalLauncher:
 
 def _private_folder() -> Path:
     memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="penstock-", dir=memory if memory.is_dir() else None))
+    return Path(tempfile.mkdtemp(prefix=PRIVATE_FOLDER_PREFIX, dir=memory if memory.is_dir() else None))
 
 
 def _last_words(name: str, pid: int, code: int, log: Path) -> str:
