@@ -73,13 +73,18 @@ class PackedAttention:
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
-        self._num_tokens = 0
+        self._num_tokens: int | None = 0
 
     def set_lengths(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
         """The row holds sequences of these lengths, in this order. Holds until the next call, so a
         recomputed (checkpointed) forward pass sees the same packing as the first."""
         self._layout = Layout.of(lengths, device)
         self._num_tokens = sum(lengths)
+
+    def set_single(self) -> None:
+        """Every row is one sequence, whatever its length: no packing until the next `set_lengths`."""
+        self._layout = None
+        self._num_tokens = None
 
     def __call__(
         self,
@@ -93,6 +98,17 @@ class PackedAttention:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
+        if self._num_tokens is None:
+            out = causal_attention(
+                query,
+                key,
+                value,
+                scaling=scaling,
+                sliding_window=sliding_window,
+                softcap=softcap,
+                sinks=sinks,
+            )
+            return out.transpose(1, 2)
         layout = self._layout
         if layout is None or query.shape[0] != 1 or query.shape[2] != self._num_tokens:
             raise ValueError(
