@@ -89,3 +89,15 @@ def test_value_head_reads_the_state_that_predicts_each_token():
     ids = torch.from_numpy(first.token_ids).long()[None]
     alone = make_model("gpt2").base_model(input_ids=ids).last_hidden_state[0, start - 1]
     torch.testing.assert_close(outputs.values[0], head.linear(alone)[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("checkpointing", "runs"), [(False, 1), (True, 2)])
+def test_checkpointing_recomputes_layers_without_dropout(checkpointing, runs):
+    model = make_model("neox")
+    policy = PackedModel(model, chunk_tokens=16, checkpointing=checkpointing)
+    seen = []
+    mlp = model.gpt_neox.layers[0].mlp
+    mlp.register_forward_pre_hook(lambda module, inputs: seen.append(module.training))
+    row = PackedRow.of(plan_step(1, 0, make_groups(1), micro_batch_tokens=1000)[0].micro_batches[0])
+    policy(row).logprobs.sum().backward()
+    assert seen == [False] * runs
