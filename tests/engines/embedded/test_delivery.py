@@ -18,9 +18,7 @@ class Letters:
         raise NotImplementedError
 
     def decode(self, token_ids: list[int]) -> str:
-        data = b"".join(
-            "é".encode()[t - 5 : t - 4] if t >= 5 else self.pieces[t].encode() for t in token_ids
-        )
+        data = b"".join("é".encode()[t - 5 : t - 4] if t >= 5 else self.pieces[t].encode() for t in token_ids)
         return data.decode(errors="replace")
 
 

@@ -90,7 +90,7 @@ def test_preemptions_are_counted_and_change_nothing() -> None:
 def test_stop_strings_end_a_request() -> None:
     async def main() -> None:
         driver = Driver(make_engine(make_model(), tokenizer=Letters()))
-        bias = {token: -1e9 for token in range(5, VOCAB)}
+        bias = dict.fromkeys(range(5, VOCAB), -1000000000.0)
         await driver.start(ask("a", max_tokens=60, stop=("ba",), seed=1, logit_bias=bias))
         await driver.drain()
         text = Letters().decode(driver.output("a"))

@@ -17,7 +17,8 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7], [3, 1, 4, 1, 5, 9, 2, 6, 5
 
 
 def generate(model: nn.Module, prompt: list[int], count: int) -> list[int]:
-    output = model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False)
+    ids = torch.tensor([prompt])
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
     return [int(token) for token in output[0, len(prompt) :]]
 
 
@@ -93,7 +94,7 @@ async def play_move(driver: Driver, data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from(sorted(driver.requests)))
         whole = [int(t) for t in driver.requests[parent].token_ids] + driver.output(parent)
         keep = data.draw(st.integers(1, len(whole)))
-        prompt = (whole[:keep] + [9, 9])[:44]
+        prompt = [*whole[:keep], 9, 9][:44]
         await driver.start(ask(f"r{count}", prompt, parent=Parent(id=parent, keep=keep), **options))
     elif move == "cancel" and driver.running():
         await driver.cancel(data.draw(st.sampled_from(driver.running())))

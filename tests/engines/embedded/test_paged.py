@@ -64,9 +64,7 @@ def test_equals_the_definition(window: int | None, softcap: float | None, with_s
     passes = [[4, 6, 3, 1], [6, 1, 2, 1], [1, 0, 1, 0]]
     done = [0, 0, 0, 0]
     for counts in passes:
-        spans: list[Span] = [
-            (s, at, n) for s, at, n in zip(sequences, done, counts, strict=True) if n > 0
-        ]
+        spans: list[Span] = [(s, at, n) for s, at, n in zip(sequences, done, counts, strict=True) if n > 0]
         names = [number for number, n in enumerate(counts) if n > 0]
         layout = lay_out(spans, 4, CPU)
         order = _order(layout.last.tolist(), [span[2] for span in spans])

@@ -11,7 +11,9 @@ def test_the_cache_takes_what_full_batches_need_within_its_bound() -> None:
     small = ModelRunner(make_model(), EngineConfig(max_batch=3, block_size=16))
     assert small.num_blocks == 3 * 128 // 16
     bytes_per_block = 16 * 4 * 3 * 2 * (8 + 8)
-    bound = ModelRunner(make_model(), EngineConfig(max_batch=3, block_size=16, cache_gb=5.5 * bytes_per_block / 1e9))
+    bound = ModelRunner(
+        make_model(), EngineConfig(max_batch=3, block_size=16, cache_gb=5.5 * bytes_per_block / 1e9)
+    )
     assert bound.num_blocks == 5
     told = ModelRunner(make_model(), EngineConfig(kv_tokens=100, block_size=16))
     assert told.num_blocks == 6

@@ -166,7 +166,10 @@ def test_new_weights_make_old_prefixes_useless() -> None:
     world.scheduler.new_version(1, recompute_kv=False)
     world.add("b", list(range(10)), max_tokens=8)
     batch = world.step()
-    assert [(seq.request.id, first, count) for seq, first, count in batch.spans] == [("a", 10, 1), ("b", 0, 10)]
+    assert [(seq.request.id, first, count) for seq, first, count in batch.spans] == [
+        ("a", 10, 1),
+        ("b", 0, 10),
+    ]
     world.drain()
     world.add("c", list(range(10)), max_tokens=2)
     assert world.step().num_cached == 8, "what b computed under the new weights is known"
@@ -215,7 +218,10 @@ def test_a_fork_of_a_running_request() -> None:
         world.step()
     world.add("f", parent.tokens[:13], parent=Parent(id="p", keep=13), max_tokens=3)
     batch = world.step()
-    assert [(seq.request.id, first, count) for seq, first, count in batch.spans] == [("p", 14, 1), ("f", 12, 1)]
+    assert [(seq.request.id, first, count) for seq, first, count in batch.spans] == [
+        ("p", 14, 1),
+        ("f", 12, 1),
+    ]
     world.drain()
     assert world.free_after_forgetting() == 32
 
@@ -339,7 +345,10 @@ def test_any_schedule_is_exact_and_leaks_nothing(data: st.DataObject) -> None:
             length = data.draw(st.integers(1, 24))
             prompt = [data.draw(st.integers(0, 1)), *range(length - 1)]
             for _ in range(1 if move == "add" else 3):
-                options = {"max_tokens": data.draw(st.integers(1, 16)), "priority": data.draw(st.integers(0, 2))}
+                options = {
+                    "max_tokens": data.draw(st.integers(1, 16)),
+                    "priority": data.draw(st.integers(0, 2)),
+                }
                 seqs.append(world.add(f"r{len(seqs)}", prompt, **options))
         elif move == "fork" and seqs:
             parent = data.draw(st.sampled_from(seqs))

@@ -43,7 +43,9 @@ def reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     ),
     spread=st.sampled_from([0.1, 1.0, 4.0]),
 )
-def test_equals_transformers_warpers(seed: int, vocab: int, rows: list[SamplingParams], spread: float) -> None:
+def test_equals_transformers_warpers(
+    seed: int, vocab: int, rows: list[SamplingParams], spread: float
+) -> None:
     logits = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(seed)) * spread
     result = dense(torch.softmax(logits, dim=-1), rows)
     for row, params in enumerate(rows):

@@ -175,4 +175,6 @@ def make_engine(model: nn.Module, **options: Any) -> EmbeddedEngine:
     """An engine around `model`; options of `EngineConfig` and of the engine may be mixed."""
     own = {key: options.pop(key) for key in ("receiver", "tokenizer", "version") if key in options}
     own.setdefault("receiver", NoWeights())
-    return EmbeddedEngine(model, config=EngineConfig(**{"kv_tokens": 1024, "block_size": 4, **options}), **own)
+    return EmbeddedEngine(
+        model, config=EngineConfig(**{"kv_tokens": 1024, "block_size": 4, **options}), **own
+    )
