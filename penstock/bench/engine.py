@@ -206,6 +206,8 @@ def _table(measured: dict[str, dict[str, Any]]) -> Table:
             rate = f"{shape['useful_tokens_per_s'][contender]:,.0f}"
             cells.append(rate if ratio is None else f"{rate}  ({ratio:.2f}×)")
         table.add_row(contender.replace("_", " "), *cells)
-    costs = [f"{shape['mask_cost']:+.1%}, {shape['mask_bytes_per_token']:.0f} B" for shape in measured.values()]
+    costs = [
+        f"{shape['mask_cost']:+.1%}, {shape['mask_bytes_per_token']:.0f} B" for shape in measured.values()
+    ]
     table.add_row("masks: time, bytes per token", *costs)
     return table

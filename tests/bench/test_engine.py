@@ -73,7 +73,9 @@ def test_a_whole_run_on_a_toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(bench, "run_continuous", lambda model, workload: 2.0)
     monkeypatch.setattr(bench, "run_continuous_call", lambda model, workload: 4.0)
     out = Console(file=io.StringIO(), width=120)
-    result = bench.run(tmp_path / "engine.json", shapes=(SHAPE,), longest=6, threads=1, device="cpu", console=out)
+    result = bench.run(
+        tmp_path / "engine.json", shapes=(SHAPE,), longest=6, threads=1, device="cpu", console=out
+    )
     assert json.loads((tmp_path / "engine.json").read_text()) == result
     toy = result["shapes"]["toy"]
     assert toy["vs_continuous_batching"] == pytest.approx(4.0 / toy["seconds"]["penstock"][0])
