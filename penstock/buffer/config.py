@@ -17,6 +17,9 @@ class StalenessConfig(Section):
     """What happens to tokens that cross the bound: `mask` takes them out of the loss, `wait` makes the
     trainer wait for groups that are about to cross, `drop` discards their group and gives its task back
     (biased against long answers), `correct` trains on them with importance weights: the bound is soft."""
+    ahead: int = Field(default=1, ge=1)
+    """Steps' worth of finished groups that may wait for the trainer. Generating further ahead would not
+    make training faster, only its tokens older."""
     filter_zero_variance: bool = False
     """Drop groups whose episodes all have the same score, and generate others in their place."""
     max_filtered_in_a_row: int = Field(default=512, ge=1)

@@ -68,11 +68,18 @@ class StalenessGate:
     """All counts that admission and selection depend on."""
 
     def __init__(
-        self, *, groups_per_step: int, max_staleness: int, late: Late, num_groups: int | None = None
+        self,
+        *,
+        groups_per_step: int,
+        max_staleness: int,
+        late: Late,
+        ahead: int = 1,
+        num_groups: int | None = None,
     ) -> None:
         self.groups_per_step = groups_per_step
         self.max_staleness = max_staleness
         self.late = late
+        self.ahead = ahead
         self.version = 0
         """The trainer's version."""
         self.served_version = 0
@@ -109,8 +116,13 @@ class StalenessGate:
             return room
         return min(room, self._num_groups - self._num_trained)
 
+    @property
+    def stocked(self) -> bool:
+        """Whether as many groups wait for the trainer as are useful: more would only grow old."""
+        return len(self._ready) >= self.ahead * self.groups_per_step
+
     def may_admit(self) -> bool:
-        return self.outstanding < self.limit
+        return self.outstanding < self.limit and not self.stocked
 
     def admit(self) -> Ticket:
         assert self.may_admit()

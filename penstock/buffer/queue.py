@@ -96,6 +96,8 @@ class RolloutBuffer:
             generation = "free to admit"
         elif gate.lag > gate.max_staleness:
             generation = f"engines are {gate.lag} updates behind"
+        elif gate.stocked:
+            generation = f"{gate.num_ready} groups wait for the trainer"
         else:
             generation = f"{gate.outstanding} groups outstanding, the bound allows {gate.limit}"
         training = f"{gate.num_ready} of {gate.groups_per_step} groups ready, {gate.num_running} running"

@@ -25,6 +25,13 @@ def load_model(name_or_path: str, *, dtype: str = "float32", device: str = "cpu"
     return model.to(device).eval()
 
 
+def resolve_device(device: str) -> str:
+    """`auto` is cuda when there is one."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def load_config(name_or_path: str) -> Any:
     """The model's config alone: cheap, and enough to refuse a bad name before anything heavy starts."""
     try:

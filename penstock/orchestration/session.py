@@ -177,6 +177,7 @@ class Session:
             groups_per_step=rollout.groups_per_step,
             max_staleness=staleness.max_staleness,
             late=staleness.late,
+            ahead=staleness.ahead,
             num_groups=config.run.steps * rollout.groups_per_step,
         )
         buffer = RolloutBuffer(

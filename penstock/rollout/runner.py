@@ -164,5 +164,5 @@ def _seeded(sampling: SamplingParams, number: int, index: int) -> SamplingParams
     """A seed of its own for every episode, when the run has one."""
     if sampling.seed is None:
         return sampling
-    mixed = np.random.SeedSequence([sampling.seed, number, index]).generate_state(1, dtype=np.uint32)
+    mixed = np.random.SeedSequence([sampling.seed, number % 2**32, index]).generate_state(1, dtype=np.uint32)
     return msgspec.structs.replace(sampling, seed=int(mixed[0]))

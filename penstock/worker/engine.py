@@ -9,7 +9,7 @@ from penstock.channel import Channel
 from penstock.engines.client import GENERATE, REPORT, UPDATE, EngineStart
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.models.load import load_model
+from penstock.models.load import load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.sync.shared_memory import SharedMemoryReceiver
 from penstock.types import EngineReport
@@ -21,8 +21,9 @@ async def start(
 ) -> EngineReport:
     quieten()
     torch.set_num_threads(request.threads)
-    config = EngineConfig.model_validate(request.config)
-    model = await asyncio.to_thread(load_model, request.model, dtype=config.dtype, device=request.device)
+    device = resolve_device(request.device)
+    config = EngineConfig.model_validate({**request.config, "device": device})
+    model = await asyncio.to_thread(load_model, request.model, dtype=config.dtype, device=device)
     engine = EmbeddedEngine(
         model,
         config=config,

@@ -11,7 +11,7 @@ import torch
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.channel import Channel
-from penstock.models.load import DTYPES, load_model
+from penstock.models.load import DTYPES, load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.sync.shared_memory import SharedMemoryPublisher
 from penstock.trainer.client import PUBLISH, RELEASE, SAVE, STEP, SaveRequest, TrainerReady, TrainerStart
@@ -80,19 +80,18 @@ async def start(
 
 def _build(request: TrainerStart) -> TrainerService:
     torch.set_num_threads(request.threads)
+    device = resolve_device(request.device)
     config = TrainerConfig.model_validate(request.trainer)
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
-    model = load_model(request.model, dtype="float32", device=request.device)
-    reference = (
-        load_model(request.model, dtype="float32", device=request.device) if algorithm.kl_coef > 0 else None
-    )
+    model = load_model(request.model, dtype="float32", device=device)
+    reference = load_model(request.model, dtype="float32", device=device) if algorithm.kl_coef > 0 else None
     trainer = PolicyTrainer(
         model,
         config=config,
         algorithm=algorithm,
         total_steps=request.total_steps,
         reference=reference,
-        device=request.device,
+        device=device,
     )
     publisher = SharedMemoryPublisher(
         trainer.weights(),

@@ -106,12 +106,15 @@ class LocalLauncher:
             )
         exited = asyncio.create_task(process.wait())
         both: set[asyncio.Future[Any]] = {exited, arrival}
-        await asyncio.wait(both, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait(both, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not arrival.done():  # it died, it is too slow, or the launch was cancelled
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await asyncio.shield(exited)
         if not arrival.done():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            code = await exited
-            raise WorkerDied(_last_words(name, process.pid, code, log), detail=_tail(log))
+            raise WorkerDied(_last_words(name, process.pid, exited.result(), log), detail=_tail(log))
         exited.cancel()
         worker = LocalWorker(name, process, arrival.result(), log)
         self._workers.append(worker)
