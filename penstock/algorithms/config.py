@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from penstock.algorithms.advantages import ADVANTAGES
+from penstock.algorithms.advantages import ADVANTAGES, StepFacts
 from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.kl import KL_ESTIMATORS
 from penstock.algorithms.losses import LOSSES
@@ -12,6 +12,7 @@ from penstock.algorithms.returns import TOKEN_ADVANTAGES
 from penstock.algorithms.selection import SELECTIONS
 from penstock.config import Section
 from penstock.errors import ConfigError
+from penstock.types import Score
 
 Arguments = dict[str, float]
 
@@ -57,6 +58,15 @@ class AlgorithmConfig(Section):
     def needs_reference(self) -> bool:
         """Whether the trainer must hold a frozen copy of the model."""
         return self.kl_coef > 0
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether groups of one would never teach anything: two with different scores both get zero. Token
+        advantages may learn from one episode, by its steps or its values."""
+        if self.advantage in TOKEN_ADVANTAGES.names():
+            return False
+        lone = StepFacts.of([[Score(value=0.0)], [Score(value=1.0)]])
+        return not any(group.any() for group in ADVANTAGES.bind(self.advantage, self.advantage_args)(lone))
 
     @property
     def needs_values(self) -> bool:

@@ -19,6 +19,14 @@ def test_defaults_and_needs():
 
 
 @pytest.mark.parametrize(
+    ("advantage", "needs"),
+    [("grpo", True), ("rloo", True), ("pass_at_k", True), ("reinforce_pp", False), ("gae", False)],
+)
+def test_which_advantages_compare_within_a_group(advantage, needs):
+    assert AlgorithmConfig(advantage=advantage).needs_group is needs
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"loss": "clipp"}, "unknown loss 'clipp'; did you mean 'clip'?"),
