@@ -1,0 +1,126 @@
+"""The model's tokenizer as rollouts need it: prompts to ids, ids to text, and the ids that stop.
+
+Sequences are packed, never padded, so a tokenizer without a pad token is as good as any other, and none is
+made up for it. This module imports without torch and, until a tokenizer is loaded, without transformers.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import TaskError, UserError
+from penstock.interfaces import Tokenizer
+from penstock.types import Message, Task
+
+
+class ChatTokenizer:
+    """`interfaces.Tokenizer` over the tokenizer in a Hugging Face folder or repository.
+
+    A string prompt is tokenised as the tokenizer does by itself, with a bos token if it adds one; an eos
+    token that it appends is taken off, since nothing follows an end. Chat messages go through the chat
+    template, opened for the assistant's answer."""
+
+    def __init__(self, name_or_path: str) -> None:
+        from transformers import AutoTokenizer
+
+        self.name = name_or_path
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path)
+        except Exception as error:
+            # Depending on what is missing or broken in the folder, transformers raises many kinds.
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise UserError(f"the tokenizer of {name_or_path!r} could not be loaded: {lines[0]}") from error
+        self._stop_token_ids = _stop_token_ids(name_or_path, self._tokenizer.eos_token_id)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokenizer's eos and every end token that the model's generation config names."""
+        return self._stop_token_ids
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokenizer)
+
+    def encode_prompt(self, prompt: str | tuple[Message, ...]) -> list[int]:
+        if isinstance(prompt, str):
+            return self._encode_text(prompt)
+        return self._encode_chat(prompt)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text without special tokens."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def _encode_text(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer(text, return_attention_mask=False)["input_ids"]
+        eos = self._tokenizer.eos_token_id
+        if token_ids and token_ids[-1] == eos and not text.endswith(self._tokenizer.eos_token):
+            return token_ids[:-1]
+        return token_ids
+
+    def _encode_chat(self, messages: tuple[Message, ...]) -> list[int]:
+        if not self._tokenizer.chat_template:
+            raise TaskError(
+                f"the task's prompt is chat messages, but the tokenizer of {self.name!r} has no chat "
+                f"template; use string prompts or a model trained for chat"
+            )
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            token_ids: list[int] = self._tokenizer.apply_chat_template(
+                plain, tokenize=True, add_generation_prompt=True, return_dict=False
+            )
+        except Exception as error:
+            # A template is a program of the model's author: it may refuse roles or orders in its own words.
+            raise TaskError(f"the chat template of {self.name!r} refuses the prompt: {error}") from error
+        return token_ids
+
+
+def check_prompts(
+    tasks: Sequence[Task], tokenizer: Tokenizer, *, max_context: int, max_new_tokens: int
+) -> int:
+    """Refuse the first prompt that cannot be answered within the context. Returns the longest length."""
+    longest = 0
+    for task in tasks:
+        length = len(tokenizer.encode_prompt(task.prompt))
+        if length == 0:
+            raise TaskError(
+                f"task {task.id!r}: its prompt is empty once tokenised, at least one token is needed"
+            )
+        if length + max_new_tokens > max_context:
+            raise TaskError(
+                f"task {task.id!r}: its prompt has {length} tokens and up to {max_new_tokens} are to be "
+                f"generated, but the context holds {max_context}; "
+                f"shorten one of them"
+            )
+        longest = max(longest, length)
+    return longest
+
+
+def _stop_token_ids(name_or_path: str, eos_token_id: int | None) -> tuple[int, ...]:
+    found: set[int] = set() if eos_token_id is None else {eos_token_id}
+    for file_name in ("generation_config.json", "config.json"):
+        value = _read_json(name_or_path, file_name).get("eos_token_id")
+        if value is not None:
+            found.update(value if isinstance(value, list) else [value])
+            break
+    return tuple(sorted(found))
+
+
+def _read_json(name_or_path: str, file_name: str) -> dict[str, Any]:
+    """A JSON file of the model, from its folder or the hub's cache; empty when it has none."""
+    path: str | None = str(Path(name_or_path) / file_name)
+    if not Path(name_or_path).is_dir():
+        from transformers.utils import cached_file
+
+        path = cached_file(
+            name_or_path,
+            file_name,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    if path is None or not Path(path).is_file():
+        return {}
+    content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    return content

@@ -1,0 +1,37 @@
+"""The built-in task: add two three-digit numbers.
+
+A prompt is `214+387=` and the answer `601`. The prompts are split by their checksum into a part for
+training and a held-out tenth, so that no held-out problem is ever trained on, whatever the size or the seed
+of either list. The built-in model's supervised start keeps to the same split.
+"""
+
+import random
+import zlib
+from typing import Literal
+
+from penstock.types import Task
+
+Split = Literal["train", "heldout"]
+
+OPERANDS = range(100, 450)
+"""Every sum of two has three digits."""
+HELD_OUT_MODULUS = 10
+
+
+def is_held_out(prompt: str) -> bool:
+    return zlib.crc32(prompt.encode()) % HELD_OUT_MODULUS == 0
+
+
+def make_tasks(split: Split, *, size: int, seed: int) -> list[Task]:
+    """`size` different problems of the split. The same arguments give the same tasks."""
+    prompts = [(a, b) for a in OPERANDS for b in OPERANDS if is_held_out(f"{a}+{b}=") == (split == "heldout")]
+    rng = random.Random(f"{split}-{seed}")
+    return [
+        Task(id=f"{a}+{b}", prompt=f"{a}+{b}=", columns={"answer": str(a + b)})
+        for a, b in rng.sample(prompts, min(size, len(prompts)))
+    ]
+
+
+def reward(task: Task, completion: str) -> float:
+    """1 for exactly the sum and nothing else, 0 otherwise."""
+    return float(completion == task.columns["answer"])

@@ -1,0 +1,1 @@
+"""Task sources, one a file. Each has `load(name, config) -> list[Task]`."""
