@@ -1,0 +1,25 @@
+"""Penstock: asynchronous reinforcement learning for language models.
+
+import penstock
+summary = penstock.train(model="my-model", tasks="tasks.jsonl", reward=my_reward)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.api import train
+    from penstock.types import Task
+
+__version__ = "0.1.0"
+__all__ = ["train", "Task", "__version__"]
+
+_HOMES = {"train": "penstock.api", "Task": "penstock.types"}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first used, so that workers start quickly."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

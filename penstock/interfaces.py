@@ -45,8 +45,9 @@ class Scorer(Protocol):
 
 
 class Trainer(Protocol):
-    """Executes planned steps and publishes what they made. `publish` returns once the snapshot is
-    taken and readable; `release` says that every engine has read that version."""
+    """Executes planned steps. A step ends with a snapshot of the weights that it made, so that `publish`
+    (which hashes and describes that snapshot) may run beside the next step; `release` says that every
+    engine has read a version. The snapshot of the starting weights, version 0, is there from the start."""
 
     async def step(self, plan: StepPlan) -> StepResult: ...
 

@@ -24,7 +24,9 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class Record(msgspec.Struct, frozen=True, eq=False):
-    """Base of all records (msgspec does not inherit `kw_only`). Equality is identity: arrays have none."""
+    """Base of all records. Equality is identity: arrays have none.
+
+    Each record says `frozen` and `kw_only` again, since type checkers do not see them inherited."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +36,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     content: str
 
 
-class Task(Record, kw_only=True):
+class Task(Record, frozen=True, kw_only=True):
     """One dataset item: a prompt, and the columns its environment or reward needs."""
 
     id: str
@@ -89,7 +91,7 @@ class Parent(msgspec.Struct, frozen=True, kw_only=True):
     keep: int
 
 
-class GenerateRequest(Record, kw_only=True):
+class GenerateRequest(Record, frozen=True, kw_only=True):
     """Token ids in. `priority`: smaller is sooner (the runner gives the group's admission number)."""
 
     id: str
@@ -104,7 +106,7 @@ class GenerateRequest(Record, kw_only=True):
     record_routing: bool = False
 
 
-class SamplingMask(Record, kw_only=True):
+class SamplingMask(Record, frozen=True, kw_only=True):
     """The ids that truncation left, per sampled token, in CSR form: token i kept
     `token_ids[offsets[i]:offsets[i+1]]`; an empty row means that nothing was cut."""
 
@@ -112,7 +114,7 @@ class SamplingMask(Record, kw_only=True):
     token_ids: IntArray
 
 
-class Chunk(Record, kw_only=True):
+class Chunk(Record, frozen=True, kw_only=True):
     """Token ids out: aligned pieces of one generation. The last one carries `finish_reason`."""
 
     token_ids: IntArray
@@ -125,7 +127,7 @@ class Chunk(Record, kw_only=True):
         check_aligned("Chunk", self.token_ids, self.logprobs, self.versions)
 
 
-class Turn(Record, kw_only=True):
+class Turn(Record, frozen=True, kw_only=True):
     """One generation by one agent: the context it saw and what it sampled."""
 
     prompt_ids: IntArray
@@ -143,7 +145,7 @@ class Turn(Record, kw_only=True):
         check_aligned("Turn", self.output_ids, self.logprobs, self.versions)
 
 
-class Sample(Record, kw_only=True):
+class Sample(Record, frozen=True, kw_only=True):
     """One flat token sequence, ready to train on. Arrays are aligned; `logprobs` are those of the
     distribution actually sampled from, and 0 where the policy did not sample."""
 
@@ -173,7 +175,7 @@ class Sample(Record, kw_only=True):
         return msgspec.structs.replace(self, loss_mask=self.loss_mask & (self.versions >= version))
 
 
-class Episode(Record, kw_only=True):
+class Episode(Record, frozen=True, kw_only=True):
     """One attempt at a task: the turns it made, oldest first."""
 
     task_id: str
@@ -193,7 +195,7 @@ class Episode(Record, kw_only=True):
         return tuple(sample_of_turn(turn) for turn in self.turns)
 
 
-class Group(Record, kw_only=True):
+class Group(Record, frozen=True, kw_only=True):
     """The G episodes of one task that are compared with each other: admitted, scored, buffered,
     dropped and trained as one. `number` is its place in the order of admission."""
 
@@ -202,7 +204,7 @@ class Group(Record, kw_only=True):
     episodes: tuple[Episode, ...]
 
 
-class StepScore(Record, kw_only=True):
+class StepScore(Record, frozen=True, kw_only=True):
     """The value of a part of an episode: tokens start..end of a turn's output."""
 
     turn: int
@@ -211,7 +213,7 @@ class StepScore(Record, kw_only=True):
     value: float
 
 
-class Score(Record, kw_only=True):
+class Score(Record, frozen=True, kw_only=True):
     """What an episode is worth: one value, the named parts that it is made of, values of steps."""
 
     value: float
@@ -219,7 +221,7 @@ class Score(Record, kw_only=True):
     steps: tuple[StepScore, ...] = ()
 
 
-class ScoredGroup(Record, kw_only=True):
+class ScoredGroup(Record, frozen=True, kw_only=True):
     """A group with one score per episode."""
 
     group: Group
@@ -233,15 +235,17 @@ class ScoredGroup(Record, kw_only=True):
         return np.array([score.value for score in self.scores], dtype=np.float32)
 
 
-class TrainSequence(Record, kw_only=True):
+class TrainSequence(Record, frozen=True, kw_only=True):
     """A sample and where it comes from: `group` and `episode` index into the plan's `scores`."""
 
     sample: Sample
     group: int
     episode: int
+    turns: tuple[tuple[int, int], ...] = ()
+    """(turn, start): where in the sample the output of each of its turns begins."""
 
 
-class StepPlan(Record, kw_only=True):
+class StepPlan(Record, frozen=True, kw_only=True):
     """One optimizer step for one rank, as data: its micro-batches, and the step-wide facts (scores of
     every group, denominators) that every rank needs to normalise alike."""
 
@@ -254,9 +258,11 @@ class StepPlan(Record, kw_only=True):
     num_loss_tokens: int
     num_sequences: int
     """Sequences with at least one loss token, over all ranks."""
+    num_tokens: tuple[tuple[int, ...], ...] = ()
+    """Sampled tokens of every episode, aligned with `scores`."""
 
 
-class StepResult(Record, kw_only=True):
+class StepResult(Record, frozen=True, kw_only=True):
     """What one rank reports of a step: metrics by name, and where its time went."""
 
     step: int
@@ -275,7 +281,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
-class WeightUpdate(Record, kw_only=True):
+class WeightUpdate(Record, frozen=True, kw_only=True):
     """A published version, ready to be taken: what to read, where, and what it must add up to."""
 
     policy: str = DEFAULT_POLICY
@@ -289,7 +295,7 @@ class WeightUpdate(Record, kw_only=True):
     recompute_kv: bool = False
 
 
-class UpdateReceipt(Record, kw_only=True):
+class UpdateReceipt(Record, frozen=True, kw_only=True):
     """What an engine says after an update: verified, and what it cost."""
 
     policy: str
@@ -300,7 +306,7 @@ class UpdateReceipt(Record, kw_only=True):
     """The part of it spent on the fingerprint."""
 
 
-class EngineReport(Record, kw_only=True):
+class EngineReport(Record, frozen=True, kw_only=True):
     """Health, served versions and capabilities of an engine, with cumulative counters.
 
     `counters` holds at least `busy_s`, `tokens`, `requests`, `steps`."""

@@ -53,17 +53,15 @@ def is_function_path(text: str) -> bool:
 
 
 def load_function(path: str, *, what: str) -> Callable[..., Any]:
-    """The function that `path` names. `what` begins the error messages: "the reward", "the task source"."""
+    """The function that `path` names. `what` it is ("reward", "task source") is for the error messages."""
     if not is_function_path(path):
-        raise UserError(f"{what} {path!r} must have the form module:function or path/to/file.py:function")
+        raise UserError(f"a {what} must be module:function or path/to/file.py:function, got {path!r}")
     where, _, name = path.rpartition(":")
     module = _load_file(where, what) if where.endswith(".py") else _import(where, what)
-    function = getattr(module, name, None)
-    if function is None:
-        raise UserError(f"{what} {path!r} could not be loaded: {where} defines no {name!r}")
+    function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
-        raise UserError(f"{what} {path!r} must be a function, got {type(function).__name__}")
-    return function  # type: ignore[no-any-return]
+        raise UserError(f"the {what} {path!r}: {where} has no function {name!r}")
+    return function
 
 
 def describe_callable(function: Callable[..., Any]) -> str | None:
@@ -91,18 +89,20 @@ def _import(module_name: str, what: str) -> ModuleType:
             return importlib.import_module(module_name)
     except StopLoading:
         raise UserError(
-            f"{what} {module_name!r} could not be imported: the module calls penstock.train on import; "
+            f"the {what} module {module_name!r} could not be imported: it calls penstock.train on import; "
             f'guard the call with `if __name__ == "__main__":` or name the file instead'
         ) from None
     except Exception as error:
-        raise UserError(f"{what} {module_name!r} could not be imported: {_describe(error)}") from error
+        raise UserError(
+            f"the {what} module {module_name!r} could not be imported: {_describe(error)}"
+        ) from error
 
 
 def _load_file(file_name: str, what: str) -> ModuleType:
     """Execute a file once per process as a module of its own, its folder importable as for a script."""
     file = Path(file_name).expanduser().resolve()
     if not file.is_file():
-        raise UserError(f"{what} {file_name!r} could not be loaded: there is no such file")
+        raise UserError(f"the {what} file {file_name} does not exist")
     module_name = _name_of_file(file)
     if module_name in sys.modules:
         return sys.modules[module_name]
@@ -121,7 +121,7 @@ def _load_file(file_name: str, what: str) -> ModuleType:
         del sys.modules[module_name]
         if not isinstance(error, (Exception, SystemExit)):
             raise
-        raise UserError(f"{what} {file_name!r} could not be loaded: {_describe(error)}") from error
+        raise UserError(f"the {what} file {file_name} could not be loaded: {_describe(error)}") from error
     return module
 
 

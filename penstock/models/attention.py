@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 IMPLEMENTATION = "penstock"
 
@@ -58,24 +57,23 @@ def dispatch(
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls. The mask is ours to make, so theirs is not looked at."""
     backend: AttentionBackend = module._penstock_backend  # type: ignore[assignment]
+    if sliding_window is None:
+        sliding_window = getattr(module, "sliding_window", None)
     output = backend(
         module,
         query,
         key,
         value,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window=sliding_window if sliding_window is not None else getattr(module, "sliding_window", None),
+        sliding_window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
     )
     return output, None
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
 def register() -> None:
-    """Make `attn_implementation="penstock"` known to transformers. Idempotent."""
+    """Make `attn_implementation="penstock"` known to transformers. Idempotent.
+
+    No mask function is registered: transformers then makes no mask, and looks for none in the positions."""
     AttentionInterface.register(IMPLEMENTATION, dispatch)
-    AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)

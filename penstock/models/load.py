@@ -25,12 +25,19 @@ def load_model(name_or_path: str, *, dtype: str = "float32", device: str = "cpu"
     return model.to(device).eval()
 
 
+def resolve_device(device: str) -> str:
+    """`auto` is cuda when there is one."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def load_config(name_or_path: str) -> Any:
     """The model's config alone: cheap, and enough to refuse a bad name before anything heavy starts."""
     try:
         return AutoConfig.from_pretrained(name_or_path)
     except (OSError, ValueError) as error:
-        hint = "" if Path(name_or_path).exists() else " (no such folder here, and it is not in the hub's cache)"
+        hint = "" if Path(name_or_path).exists() else " (no such folder here, nor in the hub's cache)"
         raise UserError(f"model {name_or_path!r} could not be loaded{hint}: {_first_line(error)}") from error
 
 

@@ -29,8 +29,9 @@ class ChatTokenizer:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path)
         except Exception as error:
             # Depending on what is missing or broken in the folder, transformers raises many kinds.
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise UserError(f"the tokenizer of {name_or_path!r} could not be loaded: {lines[0]}") from error
+            raise UserError(
+                f"the tokenizer of {name_or_path!r} could not be loaded: {_first_line(error)}"
+            ) from error
         self._stop_token_ids = _stop_token_ids(name_or_path, self._tokenizer.eos_token_id)
 
     @property
@@ -52,6 +53,10 @@ class ChatTokenizer:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer beside a model, as `from_pretrained` reads it."""
+        self._tokenizer.save_pretrained(folder)
+
     def _encode_text(self, text: str) -> list[int]:
         token_ids: list[int] = self._tokenizer(text, return_attention_mask=False)["input_ids"]
         eos = self._tokenizer.eos_token_id
@@ -62,8 +67,8 @@ class ChatTokenizer:
     def _encode_chat(self, messages: tuple[Message, ...]) -> list[int]:
         if not self._tokenizer.chat_template:
             raise TaskError(
-                f"the task's prompt is chat messages, but the tokenizer of {self.name!r} has no chat "
-                f"template; use string prompts or a model trained for chat"
+                "the tasks' prompts are chat messages but the model's tokenizer has no chat template; "
+                "use plain string prompts, or a model made for chat"
             )
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
@@ -76,6 +81,22 @@ class ChatTokenizer:
         return token_ids
 
 
+def model_context(name_or_path: str) -> int:
+    """The longest sequence that the model was made for, from its config alone."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name_or_path)
+    except Exception as error:
+        # As with tokenizers: what is missing or broken decides the kind.
+        hint = "" if Path(name_or_path).exists() else " (no such folder here, nor in the hub's cache)"
+        raise UserError(f"model {name_or_path!r} could not be loaded{hint}: {_first_line(error)}") from error
+    text = config.get_text_config()
+    return int(
+        getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 1 << 20
+    )
+
+
 def check_prompts(
     tasks: Sequence[Task], tokenizer: Tokenizer, *, max_context: int, max_new_tokens: int
 ) -> int:
@@ -84,14 +105,11 @@ def check_prompts(
     for task in tasks:
         length = len(tokenizer.encode_prompt(task.prompt))
         if length == 0:
-            raise TaskError(
-                f"task {task.id!r}: its prompt is empty once tokenised, at least one token is needed"
-            )
+            raise TaskError(f"task {task.id} has an empty prompt: it encodes to no token at all")
         if length + max_new_tokens > max_context:
             raise TaskError(
-                f"task {task.id!r}: its prompt has {length} tokens and up to {max_new_tokens} are to be "
-                f"generated, but the context holds {max_context}; "
-                f"shorten one of them"
+                f"the prompt of task {task.id} has {length} tokens; with rollout.max_new_tokens="
+                f"{max_new_tokens} it does not fit the context of {max_context} tokens: shorten one of them"
             )
         longest = max(longest, length)
     return longest
@@ -124,3 +142,8 @@ def _read_json(name_or_path: str, file_name: str) -> dict[str, Any]:
         return {}
     content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
     return content
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The `reward` section: which functions score an episode, and the workers that run them."""
+"""The `reward` section: what an answer is worth, and who computes it."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ from pydantic import Field, field_validator, model_validator
 from penstock.config import Section
 
 
-class RewardFunctionConfig(Section):
-    """One reward function and its weight in the sum."""
+class RewardFunction(Section):
+    """One reward function and its weight. A plain string stands for a function with that `path`."""
 
     path: str
-    """`module:function`, `path/to/file.py:function`, or a built-in name: `arithmetic`, `exact_match`,
+    """`module:function`, `file.py:function`, or a built-in name: `auto`, `arithmetic`, `exact_match`,
     `reasoning_gym`."""
     weight: float = Field(default=1.0, allow_inf_nan=False)
     """Its share in the weighted sum."""
     name: str | None = None
-    """The name under which its values are reported; null takes the function's own name."""
+    """The name under which its values are reported; unset takes the function's own."""
 
     @model_validator(mode="before")
     @classmethod
@@ -25,24 +25,18 @@ class RewardFunctionConfig(Section):
 
 
 class RewardConfig(Section):
-    """How episodes are scored. A plain string stands for a section with that one function."""
+    """What an answer is worth, and the processes that compute it."""
 
-    functions: tuple[RewardFunctionConfig, ...] = ()
-    """The functions whose weighted sum is the reward: one or a list, each a path or `{path, weight, name}`.
-    Without any, the reward that belongs to the task source is used, if it has one."""
+    functions: tuple[RewardFunction, ...] = Field(default=(RewardFunction(path="auto"),), min_length=1)
+    """Reward functions, one or several; each is `{path, weight, name}` or just its path. Their weighted sum
+    is the score. `auto` is the verifier of reasoning_gym for its tasks, and an exact match with the
+    column `answer` for others."""
     workers: int = Field(default=1, ge=1)
-    """Processes that run reward functions, one group at a time each."""
+    """Scoring processes."""
     timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds that scoring one group may take; past it the group is dropped and its worker restarted."""
-    start_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds that a worker may take to start and import the functions."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_short_form(cls, data: Any) -> Any:
-        return {"functions": data} if isinstance(data, str | list | tuple) else data
+    """Time limit for scoring one group; past it the group is dropped and its worker replaced."""
 
     @field_validator("functions", mode="before")
     @classmethod
     def _accept_one(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str | dict | RewardFunctionConfig) else value
+        return [value] if isinstance(value, str | dict | RewardFunction) else value

@@ -14,8 +14,12 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal
 
-from penstock.errors import ScoringFailed
+from penstock.errors import ScoringFailed, UserError
+from penstock.scoring.config import RewardConfig
+from penstock.scoring.loader import BUILTINS, describe_callable, load_callable
 from penstock.types import Group, Score
+
+__all__ = ["Reward", "describe_callable", "load_functions", "score_group", "wrap"]
 
 Form = Literal["plain", "trl"]
 
@@ -28,8 +32,8 @@ SCORE_SHAPE = "score_shape"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RewardFunction:
-    """A reward function, its form, and its weight in the sum. `loader.reward_function` makes one."""
+class Reward:
+    """A reward function, its form, and its weight in the sum. `wrap` makes one."""
 
     name: str
     weight: float
@@ -37,38 +41,61 @@ class RewardFunction:
     form: Form
 
 
+def load_functions(config: RewardConfig) -> tuple[Reward, ...]:
+    """Load each function. Of two that would be reported under one name, the second gets a number."""
+    rewards: dict[str, Reward] = {}
+    for function in config.functions:
+        own_name = function.path if function.path in BUILTINS else function.path.rpartition(":")[2]
+        name = unused = function.name or own_name
+        number = 1
+        while unused in rewards:
+            number += 1
+            unused = f"{name}_{number}"
+        rewards[unused] = wrap(load_callable(function.path), name=unused, weight=function.weight)
+    return tuple(rewards.values())
+
+
+def wrap(call: Callable[..., Any], *, name: str = "", weight: float = 1.0) -> Reward:
+    """A callable as a reward. TRL's form is told by its parameter `completions`."""
+    label: str = name or getattr(call, "__name__", type(call).__name__)
+    return Reward(name=label, weight=weight, call=call, form=_form(call, label))
+
+
+def _form(call: Callable[..., Any], name: str) -> Form:
+    signature = inspect.signature(call)
+    if "completions" in signature.parameters:
+        return "trl"
+    try:
+        signature.bind("task", "completion")
+    except TypeError as error:
+        raise UserError(
+            f"a reward must be reward(task, completion) or f(prompts, completions, **columns), "
+            f"got {name}{signature}"
+        ) from error
+    return "plain"
+
+
 def score_group(
-    functions: Sequence[RewardFunction], group: Group, *, runner: asyncio.Runner | None = None
+    rewards: Sequence[Reward], group: Group, *, runner: asyncio.Runner | None = None
 ) -> tuple[Score, ...]:
     """One score per episode: the weighted sum, with each function's raw value in `parts`.
 
-    Blocks until it is done; async functions run in `runner` (one is made for the call when none is given),
-    all episodes at once. Not to be called from inside a running event loop."""
-    if runner is not None:
-        return _score_group(functions, group, runner)
-    with asyncio.Runner() as own:
-        return _score_group(functions, group, own)
-
-
-def _score_group(
-    functions: Sequence[RewardFunction], group: Group, runner: asyncio.Runner
-) -> tuple[Score, ...]:
-    columns: dict[str, list[float | None]] = {}
-    for function in functions:
-        columns[function.name] = _values(function, group, runner)
-    return tuple(_sum(functions, columns, episode, group) for episode in range(len(group.episodes)))
+    Blocks until it is done. Async functions run in `runner`, or in an event loop made for the call, so
+    that they can't be scored from inside a running one."""
+    columns = {reward.name: _values(reward, group, runner) for reward in rewards}
+    return tuple(_sum(rewards, columns, episode, group) for episode in range(len(group.episodes)))
 
 
 def _sum(
-    functions: Sequence[RewardFunction], columns: dict[str, list[float | None]], episode: int, group: Group
+    rewards: Sequence[Reward], columns: dict[str, list[float | None]], episode: int, group: Group
 ) -> Score:
     parts: dict[str, float] = {}
     value = 0.0
-    for function in functions:
-        part = columns[function.name][episode]
+    for reward in rewards:
+        part = columns[reward.name][episode]
         if part is not None:
-            parts[function.name] = part
-            value += function.weight * part
+            parts[reward.name] = part
+            value += reward.weight * part
     if not parts:
         raise ScoringFailed(
             f"task {group.task.id!r}: no reward function gave a value for episode {episode}",
@@ -79,14 +106,12 @@ def _sum(
     return Score(value=value, parts=parts)
 
 
-def _values(function: RewardFunction, group: Group, runner: asyncio.Runner) -> list[float | None]:
+def _values(reward: Reward, group: Group, runner: asyncio.Runner | None) -> list[float | None]:
     """The function's value for each episode; None where it does not apply (TRL's form only)."""
-    where = f"the reward {function.name!r} on task {group.task.id!r}"
+    where = f"reward {reward.name!r} on task {group.task.id!r}"
     try:
         raw = (
-            _call_plain(function, group, runner)
-            if function.form == "plain"
-            else _call_trl(function, group, runner)
+            _call_plain(reward, group, runner) if reward.form == "plain" else _call_trl(reward, group, runner)
         )
     except (Exception, SystemExit) as error:
         message = f"{where} raised {type(error).__name__}: {error}"
@@ -99,19 +124,19 @@ def _values(function: RewardFunction, group: Group, runner: asyncio.Runner) -> l
             f"{where} must return one value per completion, {len(group.episodes)}, got {len(values)}",
             reason=SCORE_SHAPE,
         )
-    return [_number(value, where, optional=function.form == "trl") for value in values]
+    return [_number(value, where, optional=reward.form == "trl") for value in values]
 
 
-def _call_plain(function: RewardFunction, group: Group, runner: asyncio.Runner) -> Any:
-    results = [function.call(group.task, episode.text) for episode in group.episodes]
+def _call_plain(reward: Reward, group: Group, runner: asyncio.Runner | None) -> Any:
+    results = [reward.call(group.task, episode.text) for episode in group.episodes]
     if any(inspect.isawaitable(result) for result in results):
-        return runner.run(_gather(results))
+        return _run(_gather(results), runner)
     return results
 
 
-def _call_trl(function: RewardFunction, group: Group, runner: asyncio.Runner) -> Any:
-    result = function.call(**_trl_arguments(function.call, group))
-    return runner.run(_await(result)) if inspect.isawaitable(result) else result
+def _call_trl(reward: Reward, group: Group, runner: asyncio.Runner | None) -> Any:
+    result = reward.call(**_trl_arguments(reward.call, group))
+    return _run(_settled(result), runner) if inspect.isawaitable(result) else result
 
 
 def _trl_arguments(call: Callable[..., Any], group: Group) -> dict[str, Any]:
@@ -162,12 +187,13 @@ def _name(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
+def _run(work: Coroutine[Any, Any, Any], runner: asyncio.Runner | None) -> Any:
+    return asyncio.run(work) if runner is None else runner.run(work)
+
+
 async def _gather(results: Iterable[Any]) -> list[Any]:
-    return list(await asyncio.gather(*(_await(result) for result in results)))
+    return list(await asyncio.gather(*(_settled(result) for result in results)))
 
 
-def _await(result: Any) -> Coroutine[Any, Any, Any]:
-    async def awaited() -> Any:
-        return await result if inspect.isawaitable(result) else result
-
-    return awaited()
+async def _settled(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result

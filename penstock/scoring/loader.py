@@ -1,18 +1,11 @@
-"""Turn the `reward` section into functions that can be called.
-
-Both forms are recognised by their signature: TRL's has a parameter `completions`, the plain one takes two
-positional arguments, the task and the completion.
-"""
+"""Reward functions by name: a built-in one, an import path, or a file (also a script that itself calls
+`penstock.train`; see `penstock.usercode`)."""
 
 import difflib
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import ConfigError, UserError
-from penstock.scoring.builtins import BUILTIN_REWARDS
-from penstock.scoring.config import RewardConfig, RewardFunctionConfig
-from penstock.scoring.functions import Form, RewardFunction
+from penstock.errors import UserError
 from penstock.usercode import (
     describe_callable,
     is_function_path,
@@ -22,80 +15,29 @@ from penstock.usercode import (
 )
 
 __all__ = [
-    "chosen_functions",
-    "load_functions",
-    "reward_function",
+    "BUILTINS",
+    "load_callable",
     "describe_callable",
     "loading_user_code",
     "stop_if_loading_user_code",
 ]
 
-
-def chosen_functions(config: RewardConfig, default: str | None) -> tuple[RewardFunctionConfig, ...]:
-    """The functions of the section, or the `default` that belongs to the task source."""
-    if config.functions:
-        return config.functions
-    if default is None:
-        raise ConfigError(
-            "reward.functions must name at least one reward function, got none; "
-            "give a path such as my_rewards.py:reward"
-        )
-    return (RewardFunctionConfig(path=default),)
+BUILTINS = {
+    "auto": "penstock.tasks.verification:reward",
+    "arithmetic": "penstock.tasks.arithmetic:reward",
+    "exact_match": "penstock.scoring.builtin:exact_match",
+    "reasoning_gym": "penstock.tasks.sources.gym:reward",
+}
+"""Names and where they live. They are loaded by path like a user's own, so that nothing is imported for
+a reward that is not used."""
 
 
-def load_functions(configs: Sequence[RewardFunctionConfig]) -> tuple[RewardFunction, ...]:
-    """Load each function. Two that would be reported under one name get a number behind it."""
-    functions: list[RewardFunction] = []
-    for config in configs:
-        call = load_function(_path(config.path), what="the reward")
-        own_name = config.path if config.path in BUILTIN_REWARDS else config.path.rpartition(":")[2]
-        name = config.name or own_name
-        functions.append(reward_function(call, name=_unused(name, functions), weight=config.weight))
-    return tuple(functions)
-
-
-def reward_function(
-    call: Callable[..., Any], *, name: str | None = None, weight: float = 1.0
-) -> RewardFunction:
-    """A Python callable as a reward function, its form found from its signature."""
-    label: str = name or getattr(call, "__name__", type(call).__name__)
-    return RewardFunction(name=label, weight=weight, call=call, form=_form(call, label))
-
-
-def _path(path: str) -> str:
-    if path in BUILTIN_REWARDS:
-        return BUILTIN_REWARDS[path]
-    if is_function_path(path):
-        return path
-    near = difflib.get_close_matches(path, BUILTIN_REWARDS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"built-in names: {', '.join(BUILTIN_REWARDS)}"
-    raise UserError(
-        f"the reward {path!r} must be module:function, file.py:function or a built-in name; {hint}"
-    )
-
-
-def _form(call: Callable[..., Any], name: str) -> Form:
-    try:
-        signature = inspect.signature(call)
-    except (TypeError, ValueError):
-        return "plain"
-    if "completions" in signature.parameters:
-        return "trl"
-    try:
-        signature.bind("task", "completion")
-    except TypeError as error:
+def load_callable(path: str) -> Callable[..., Any]:
+    """The function that a path or a built-in name stands for."""
+    if path not in BUILTINS and not is_function_path(path):
+        near = difflib.get_close_matches(path, BUILTINS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"built-in names: {', '.join(BUILTINS)}"
         raise UserError(
-            f"the reward {name!r} must be reward(task, completion) or f(prompts, completions, **columns), "
-            f"got {name}{signature}"
-        ) from error
-    return "plain"
-
-
-def _unused(name: str, functions: Sequence[RewardFunction]) -> str:
-    taken = {function.name for function in functions}
-    number = 2
-    candidate = name
-    while candidate in taken:
-        candidate = f"{name}_{number}"
-        number += 1
-    return candidate
+            f"a reward must be module:function, file.py:function or built in, got {path!r}; {hint}"
+        )
+    return load_function(BUILTINS.get(path, path), what="reward")

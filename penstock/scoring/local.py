@@ -1,92 +1,97 @@
-"""Scorers that run in the caller's process.
-
-`ThreadScorer` is for functions that no other process can load: a lambda, a closure, a notebook cell.
-`MemoryScorer` scores by a formula, at once: for tests and examples.
-"""
+"""Scoring in the caller's process: in a thread, for functions that no other process could load (a lambda, a
+closure, a notebook cell), or by a formula, for tests."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from penstock.errors import ChannelClosed, ScoringFailed
-from penstock.scoring.functions import RewardFunction, score_group
+from penstock.scoring.functions import Reward, score_group, wrap
+from penstock.scoring.loader import load_callable
 from penstock.types import Group, Score, Task
 
-SCORE_TIMEOUT = "score_timeout"
+TIMEOUT = "score_timeout"
 """The time limit passed."""
 
 
 class ThreadScorer:
-    """`interfaces.Scorer` in a thread of this process, one group after the other, so that functions written
-    for one thread stay right.
+    """`penstock.interfaces.Scorer` in a thread, one group after the other, so that functions written for one
+    thread stay right.
 
-    A thread cannot be killed. One that is past its time limit is left alone: its group fails, its answer is
-    thrown away, and the next group gets a new thread. `num_abandoned` counts them."""
+    A call past its limit can't be stopped, only left behind: its group fails, its answer is thrown away,
+    and the next group gets a new thread. `num_abandoned` counts them."""
 
-    def __init__(self, functions: Sequence[RewardFunction], timeout_s: float) -> None:
-        self._functions = tuple(functions)
+    def __init__(
+        self, functions: Sequence[str | Callable[..., Any] | Reward], *, timeout_s: float = 30.0
+    ) -> None:
+        self._rewards = tuple(_reward(function) for function in functions)
         self._timeout_s = timeout_s
         self._turn = asyncio.Lock()
-        self._closed = asyncio.Event()
+        self._closed = False
         self.num_abandoned = 0
 
     async def score(self, group: Group) -> tuple[Score, ...]:
         async with self._turn:
-            if self._closed.is_set():
+            if self._closed:
                 raise ChannelClosed("the scorer is closed")
-            answer = self._start(group)
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await answer
-            except TimeoutError as error:
+                    return await self._in_thread(group)
+            except TimeoutError:
                 self.num_abandoned += 1
                 raise ScoringFailed(
-                    f"scoring task {group.task.id!r} took longer than {self._timeout_s} s (reward.timeout_s)",
-                    reason=SCORE_TIMEOUT,
-                ) from error
+                    f"scoring task {group.task.id!r} took longer than reward.timeout_s={self._timeout_s:g}",
+                    TIMEOUT,
+                ) from None
 
     async def close(self) -> None:
-        self._closed.set()
+        self._closed = True
 
-    def _start(self, group: Group) -> "asyncio.Future[tuple[Score, ...]]":
+    def _in_thread(self, group: Group) -> "asyncio.Future[tuple[Score, ...]]":
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[tuple[Score, ...]] = loop.create_future()
 
-        def settle(scores: tuple[Score, ...] | None, error: BaseException | None) -> None:
+        def settle(outcome: tuple[Score, ...] | BaseException) -> None:
             if answer.done():
                 return
-            if scores is not None:
-                answer.set_result(scores)
+            if isinstance(outcome, BaseException):
+                answer.set_exception(outcome)
             else:
-                answer.set_exception(error or AssertionError("neither scores nor an error"))
+                answer.set_result(outcome)
 
         def work() -> None:
-            scores: tuple[Score, ...] | None = None
-            error: BaseException | None = None
             try:
-                scores = score_group(self._functions, group)
-            except BaseException as raised:
-                error = raised
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, scores, error)
+                outcome: tuple[Score, ...] | BaseException = score_group(self._rewards, group)
+            except BaseException as error:
+                outcome = error
+            # The loop may have been closed meanwhile: then nobody waits for this answer any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, outcome)
 
         # A daemon: a function that hangs must not keep the process from ending.
-        threading.Thread(target=work, name="penstock-scoring", daemon=True).start()
+        threading.Thread(target=work, name="penstock-reward", daemon=True).start()
         return answer
 
 
 class MemoryScorer:
-    """`interfaces.Scorer` without threads or processes: `value(task, completion)` for every episode."""
+    """`penstock.interfaces.Scorer` without threads or processes: `value(task, completion)` per episode."""
 
     def __init__(self, value: Callable[[Task, str], float]) -> None:
-        self._value = value
+        self._rewards = (wrap(value, name="value"),)
         self._closed = False
 
     async def score(self, group: Group) -> tuple[Score, ...]:
         if self._closed:
             raise ChannelClosed("the scorer is closed")
-        function = RewardFunction(name="value", weight=1.0, call=self._value, form="plain")
-        return score_group((function,), group)
+        return score_group(self._rewards, group)
 
     async def close(self) -> None:
         self._closed = True
+
+
+def _reward(function: str | Callable[..., Any] | Reward) -> Reward:
+    if isinstance(function, Reward):
+        return function
+    return wrap(load_callable(function) if isinstance(function, str) else function)

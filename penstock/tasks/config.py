@@ -2,40 +2,29 @@
 
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from penstock.config import Section
 
 
 class TasksConfig(Section):
-    """Where tasks come from. A plain string stands for a section with that `source`."""
+    """Where tasks come from: prompts, and the columns that their rewards need."""
 
     source: str = "builtin:arithmetic"
-    """`builtin:arithmetic`, a path ending in .jsonl, `datasets:NAME`, `reasoning_gym:NAME`, `module:function`
-    or `path/to/file.py:function`."""
-    split: str = "train"
-    """The split of a `datasets` dataset; for `builtin:arithmetic`, `train` or `heldout`."""
-    subset: str | None = None
-    """The configuration name of a `datasets` dataset that has several (`main` of `openai/gsm8k`)."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments for the source: of the function, of `datasets.load_dataset`, of the reasoning_gym
-    dataset (`size`, `seed`, …), of `builtin:arithmetic` (`size`, `seed`)."""
+    """`FILE.jsonl`, `datasets:NAME`, `reasoning_gym:NAME`, `module:function`, `file.py:function`, or
+    `builtin:arithmetic`."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the source: of the function, of `datasets.load_dataset` (`split`, `name`, …), of
+    `reasoning_gym.create_dataset` (`size`, `seed`, …), of the built-in (`split`, `size`, `seed`)."""
     prompt: str = "prompt"
-    """The column that holds the prompt: a string, or chat messages."""
+    """The column that holds the prompt: a string, or a list of chat messages."""
     columns: tuple[str, ...] | None = None
-    """The other columns to keep for the reward; null keeps all."""
+    """The other columns to keep for the reward; unset keeps all."""
     as_chat: bool = False
     """Turn string prompts into one user message, so that the model's chat template is applied."""
     system: str | None = None
     """A system message put before chat prompts that have none; needs chat messages or `as_chat`."""
-    limit: int | None = Field(default=None, ge=1)
-    """Use only the first so many tasks; null uses all."""
+    limit: int = Field(default=0, ge=0)
+    """Take only the first so many tasks; 0 takes all."""
     shuffle: bool = True
-    """Take the tasks in a new random order in every epoch, instead of the source's order."""
-    seed: int = 0
-    """Decides the order of the tasks, and which tasks a procedural source makes."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_short_form(cls, data: Any) -> Any:
-        return {"source": data} if isinstance(data, str) else data
+    """Draw the order anew for every pass over the tasks."""

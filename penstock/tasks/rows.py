@@ -1,7 +1,8 @@
-"""From a row of any source (a plain mapping) to a `Task`, with the checks that all sources share."""
+"""From the rows of any source (plain mappings) to tasks, with the checks that all sources share."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,32 +12,27 @@ from penstock.errors import TaskError
 from penstock.tasks.config import TasksConfig
 from penstock.types import Message, Task
 
-
-def task_of_row(row: Mapping[str, Any], *, default_id: str, where: str, config: TasksConfig) -> Task:
-    """`where` names the row in errors ("data.jsonl, line 3"). Its own `id` column is used if it has one."""
-    if config.prompt not in row:
-        columns = ", ".join(map(str, row)) or "none"
-        raise TaskError(
-            f"{where}: the row has no column {config.prompt!r} (tasks.prompt names the prompt's column), "
-            f"it has: {columns}"
-        )
-    own_id = row.get("id")
-    return Task(
-        id=default_id if own_id is None else str(own_id),
-        prompt=_prompt(row[config.prompt], where, config),
-        columns=_columns(row, where, config),
-    )
+Row = Mapping[str, Any] | Task
 
 
-def checked(tasks: Iterable[Task], source: str, limit: int | None) -> list[Task]:
-    """The first `limit` tasks, refused when there are none or when two have the same id."""
-    chosen = list(tasks)[:limit]
-    if not chosen:
-        raise TaskError(f"{source!r} holds no tasks: at least one is needed")
-    twice = [task_id for task_id, count in Counter(task.id for task in chosen).items() if count > 1]
-    if twice:
-        raise TaskError(f"{source!r}: task ids must be unique, but {twice[0]!r} occurs more than once")
-    return chosen
+def tasks_from_rows(
+    rows: Iterable[Row], config: TasksConfig | None = None, *, source: str = "tasks"
+) -> list[Task]:
+    """The first `config.limit` rows as tasks: at least one, with unique ids. A `Task` is taken as it is.
+
+    A row's id is its own `id` column, or else the source's name and the row's number."""
+    config = config or TasksConfig(source=source)
+    tasks: dict[str, Task] = {}
+    for index, row in enumerate(islice(rows, config.limit or None)):
+        task = row if isinstance(row, Task) else _task(row, index, config)
+        if task.id in tasks:
+            raise TaskError(
+                f"task {index} of {config.source} has the id {task.id!r} of an earlier one; ids must differ"
+            )
+        tasks[task.id] = task
+    if not tasks:
+        raise TaskError(f"the task source {config.source!r} is empty; there must be at least one task")
+    return list(tasks.values())
 
 
 def plain(value: Any) -> Any:
@@ -48,8 +44,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(plain(item) for item in value)
     if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
+        return plain(value.tolist())
     return value
+
+
+def _task(row: Any, index: int, config: TasksConfig) -> Task:
+    where = f"task {index} of {config.source}"
+    if not isinstance(row, Mapping):
+        raise TaskError(f"{where} must be a row of named columns, got a {type(row).__name__}")
+    if config.prompt not in row:
+        known = ", ".join(map(str, row)) or "none"
+        raise TaskError(f"{where} has no column {config.prompt!r}; its columns: {known}")
+    own_id = row.get("id")
+    return Task(
+        id=f"{Path(config.source).name}#{index}" if own_id is None else str(own_id),
+        prompt=_prompt(row[config.prompt], where, config),
+        columns=_columns(row, where, config),
+    )
 
 
 def _columns(row: Mapping[str, Any], where: str, config: TasksConfig) -> dict[str, Any]:
@@ -58,53 +69,51 @@ def _columns(row: Mapping[str, Any], where: str, config: TasksConfig) -> dict[st
     if config.columns is not None:
         missing = [name for name in config.columns if name not in row]
         if missing:
-            raise TaskError(f"{where}: the row has no column {missing[0]!r}, which tasks.columns asks for")
+            raise TaskError(f"{where} has no column {missing[0]!r}, which tasks.columns asks for")
         names = list(config.columns)
-    columns = {name: plain(row[name]) for name in names}
+    columns = {str(name): plain(row[name]) for name in names}
     for name, value in columns.items():
         try:
             msgspec.msgpack.encode(value)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise TaskError(
-                f"{where}: column {name!r} cannot be sent to a reward worker ({error}); "
-                f"turn it into plain data or leave it out with tasks.columns"
+                f"column {name!r} of {where} can't be sent to a scoring process ({error}); "
+                f"make it plain data, or leave it out with tasks.columns"
             ) from error
     return columns
 
 
 def _prompt(value: Any, where: str, config: TasksConfig) -> str | tuple[Message, ...]:
-    if isinstance(value, str):
-        if not value:
-            raise TaskError(f"{where}: the prompt must not be empty")
-        if not config.as_chat:
-            if config.system is not None:
-                raise TaskError(
-                    f"{where}: tasks.system needs chat messages, but the prompt is a string; "
-                    f"set tasks.as_chat=true to turn it into one"
-                )
-            return value
-        value = [{"role": "user", "content": value}]
-    messages = _messages(value, where)
+    if isinstance(value, str) and not config.as_chat:
+        if config.system is not None:
+            raise TaskError(
+                f"tasks.system needs chat messages, but the prompt of {where} is a string; "
+                f"set tasks.as_chat=true"
+            )
+        return value
+    messages = (Message(role="user", content=value),) if isinstance(value, str) else _messages(value, where)
     if config.system is not None and messages[0].role != "system":
-        messages = (Message(role="system", content=config.system), *messages)
+        return (Message(role="system", content=config.system), *messages)
     return messages
 
 
 def _messages(value: Any, where: str) -> tuple[Message, ...]:
-    if not isinstance(value, list | tuple):
-        raise TaskError(
-            f"{where}: the prompt must be a string or a list of chat messages, got {type(value).__name__}"
+    if isinstance(value, list | tuple) and value and all(_is_message(message) for message in value):
+        return tuple(
+            message
+            if isinstance(message, Message)
+            else Message(role=message["role"], content=message["content"])
+            for message in value
         )
-    if not value:
-        raise TaskError(f"{where}: the prompt must hold at least one message, got none")
-    return tuple(_message(item, where) for item in value)
+    raise TaskError(
+        f"the prompt of {where} must be a string or a list of messages with role and content, "
+        f"got {str(value)[:80]!r}"
+    )
 
 
-def _message(item: Any, where: str) -> Message:
-    if isinstance(item, Message):
-        return item
-    if not isinstance(item, Mapping) or not {"role", "content"} <= set(item):
-        raise TaskError(f"{where}: a chat message must be an object with role and content, got {item!r}")
-    if not (isinstance(item["role"], str) and isinstance(item["content"], str)):
-        raise TaskError(f"{where}: a chat message's role and content must be strings, got {item!r}")
-    return Message(role=item["role"], content=item["content"])
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Message) or (
+        isinstance(value, Mapping)
+        and isinstance(value.get("role"), str)
+        and isinstance(value.get("content"), str)
+    )

@@ -21,11 +21,11 @@ class StreamState(Record, frozen=True, kw_only=True):
 
 
 class TaskStream:
-    """`take()` never ends. A task that was put back (its group was dropped) is taken again first."""
+    """`next()` never ends. A task that was put back (its group was dropped) comes again first."""
 
-    def __init__(self, tasks: Sequence[Task], *, seed: int, shuffle: bool) -> None:
+    def __init__(self, tasks: Sequence[Task], *, seed: int = 0, shuffle: bool = True) -> None:
         if not tasks:
-            raise TaskError("a task stream needs at least one task, got none")
+            raise TaskError("there must be at least one task, got none")
         self._tasks = tuple(tasks)
         self._by_id = {task.id: task for task in self._tasks}
         self._checksum = zlib.crc32("\n".join(task.id for task in self._tasks).encode())
@@ -39,7 +39,7 @@ class TaskStream:
         """How many times the whole set has been taken."""
         return self._epoch
 
-    def take(self) -> Task:
+    def next(self) -> Task:
         if self._returned:
             return self._returned.popleft()
         if self._position == len(self._tasks):

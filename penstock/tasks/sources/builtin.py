@@ -4,21 +4,21 @@ from typing import Any
 
 from penstock.errors import TaskError
 from penstock.tasks import arithmetic
-from penstock.tasks.config import TasksConfig
 from penstock.types import Task
 
-DEFAULT_SIZES = {"train": 4096, "heldout": 256}
+SIZES = {"train": 4096, "heldout": 256}
 
 
-def load(name: str, config: TasksConfig) -> list[Task]:
+def make_rows(name: str, arguments: dict[str, Any]) -> list[Task]:
     if name != "arithmetic":
-        raise TaskError(f"unknown built-in task {name!r}; the only one is 'arithmetic'")
-    if config.split not in DEFAULT_SIZES:
-        raise TaskError(f"builtin:arithmetic has the splits 'train' and 'heldout', got {config.split!r}")
-    defaults: dict[str, Any] = {"size": DEFAULT_SIZES[config.split], "seed": config.seed}
-    for key, value in config.args.items():
-        if key not in defaults:
-            raise TaskError(f"builtin:arithmetic takes the args 'size' and 'seed', got {key!r}")
-        if not isinstance(value, int) or (key == "size" and value < 1):
-            raise TaskError(f"builtin:arithmetic: {key} must be a whole number >= 1, got {value!r}")
-    return arithmetic.make_tasks(config.split, **(defaults | config.args))  # type: ignore[arg-type]
+        raise TaskError(f"the only built-in task set is builtin:arithmetic, got builtin:{name}")
+    unknown = arguments.keys() - {"split", "size", "seed"}
+    if unknown:
+        raise TaskError(f"builtin:arithmetic takes split, size and seed, got {sorted(unknown)[0]!r}")
+    split = arguments.get("split", "train")
+    if split not in SIZES:
+        raise TaskError(f"the split of builtin:arithmetic must be train or heldout, got {split!r}")
+    size, seed = arguments.get("size", SIZES[split]), arguments.get("seed", 0)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise TaskError(f"the size of builtin:arithmetic must be a whole number >= 1, got {size!r}")
+    return arithmetic.make_tasks(split, size=size, seed=seed)

@@ -1,7 +1,7 @@
 """`reasoning_gym:NAME`: procedural tasks, and their own verifiers as the reward `reasoning_gym`.
 
-A task carries its whole entry as plain data, so that a scoring worker can verify an answer from the task
-alone. Verifiers compare tuples with tuples, which JSON would turn into lists: `pack` keeps the difference.
+The whole entry travels with the task as plain data, so that a scoring process can verify an answer from the
+task alone. Verifiers compare tuples with tuples, which JSON turns into lists: `pack` keeps the difference.
 """
 
 import difflib
@@ -11,48 +11,38 @@ import re
 from typing import Any
 
 from penstock.errors import MissingExtraError, TaskError
-from penstock.tasks.config import TasksConfig
-from penstock.tasks.rows import plain, task_of_row
+from penstock.tasks.rows import plain
+from penstock.tasks.sources import first_line
 from penstock.types import Task
 
-DEFAULT_SIZE = 1000
 COLUMN = "reasoning_gym"
-"""The column that holds the dataset's name, its args and the packed entry."""
+"""The column that holds the dataset's name, its arguments and the packed entry."""
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _TUPLE, _MAP = "__tuple__", "__map__"
 
 
-def load(name: str, config: TasksConfig) -> list[Task]:
-    args = {"size": DEFAULT_SIZE, "seed": config.seed} | config.args
-    if config.limit is not None:
-        args["size"] = min(args["size"], config.limit)
-    dataset = _create(name, args)
-    tasks = []
-    for index in range(args["size"]):
-        entry = dataset[index]
-        tasks.append(
-            task_of_row(
-                {
-                    config.prompt: entry["question"],
-                    "answer": entry["answer"],
-                    COLUMN: {"dataset": name, "args": pack(args), "entry": pack(plain(entry))},
-                },
-                default_id=f"{name}:{args['seed']}:{index}",
-                where=f"reasoning_gym:{name}, entry {index}",
-                config=config,
-            )
-        )
-    return tasks
+def make_rows(name: str, arguments: dict[str, Any], *, prompt: str = "prompt") -> list[dict[str, Any]]:
+    """One row an entry; `prompt` is the column that the config asks for."""
+    options = {"size": 500, "seed": 0, **arguments}
+    return [
+        {
+            "id": f"{name}-{options['seed']}-{index}",
+            prompt: entry["question"],
+            "answer": entry["answer"],
+            COLUMN: {"name": name, "arguments": pack(options), "entry": pack(plain(entry))},
+        }
+        for index, entry in enumerate(_create(name, options))
+    ]
 
 
 def reward(task: Task, completion: str) -> float:
     """The dataset's own verdict, 0 to 1, on the last `<answer>…</answer>`, or on all of a completion that
     has none."""
     if COLUMN not in task.columns:
-        raise ValueError("the reward 'reasoning_gym' is for tasks from reasoning_gym:NAME only")
+        raise ValueError(f"task {task.id!r} is not from reasoning_gym:NAME, which this reward is for")
     facts = task.columns[COLUMN]
-    dataset = _cached(facts["dataset"], json.dumps(facts["args"], sort_keys=True))
+    dataset = _cached(facts["name"], json.dumps(facts["arguments"], sort_keys=True))
     answers = _ANSWER.findall(completion)
     answer = (answers[-1] if answers else completion).strip()
     return float(dataset.score_answer(answer, entry_of(task)))
@@ -64,7 +54,7 @@ def entry_of(task: Task) -> Any:
 
 
 def pack(value: Any) -> Any:
-    """The value as JSON data; tuples and keys that are not strings are marked, for `unpack` to restore."""
+    """The value as JSON data, with tuples and with keys that are not strings marked."""
     if isinstance(value, tuple):
         return {_TUPLE: [pack(item) for item in value]}
     if isinstance(value, list):
@@ -89,24 +79,26 @@ def unpack(value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _cached(name: str, packed_args: str) -> Any:
+def _cached(name: str, packed_arguments: str) -> Any:
     """A worker verifies many answers of one dataset: making it once is enough."""
-    return _create(name, unpack(json.loads(packed_args)))
+    return _create(name, unpack(json.loads(packed_arguments)))
 
 
-def _create(name: str, args: dict[str, Any]) -> Any:
+def _create(name: str, options: dict[str, Any]) -> Any:
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise MissingExtraError(
-            f"'reasoning_gym:{name}' needs reasoning-gym: pip install 'penstock[reasoning-gym]'"
+            "reasoning_gym: tasks need reasoning-gym: pip install 'penstock[reasoning-gym]'"
         ) from error
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {len(DATASETS)}, such as 'chain_sum'"
         raise TaskError(f"reasoning_gym has no dataset {name!r}; {hint}")
     try:
-        return reasoning_gym.create_dataset(name, **args)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise TaskError(f"reasoning_gym:{name} refuses the args {args}: {error}") from error
+        return reasoning_gym.create_dataset(name, **options)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise TaskError(
+            f"reasoning_gym dataset {name!r} could not be made with {options}: {first_line(error)}"
+        ) from error

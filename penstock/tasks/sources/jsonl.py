@@ -1,4 +1,4 @@
-"""A JSONL file: one JSON object a line; blank lines are skipped."""
+"""Tasks from a JSONL file: one object a line; blank lines are skipped."""
 
 import json
 from collections.abc import Iterator
@@ -6,37 +6,31 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import TaskError
-from penstock.tasks.config import TasksConfig
-from penstock.tasks.rows import task_of_row
-from penstock.types import Task
 
 
-def load(name: str, config: TasksConfig) -> list[Task]:
-    path = Path(name).expanduser()
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    path = path.expanduser()
     if not path.is_file():
-        raise TaskError(f"the task file {name!r} does not exist (relative paths start at {Path.cwd()})")
-    return [
-        task_of_row(row, default_id=f"{path.name}:{number}", where=f"{name}, line {number}", config=config)
-        for number, row in _rows(path, name)
-    ]
-
-
-def _rows(path: Path, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        raise TaskError(f"the task file {path} does not exist")
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        return list(_rows(path))
     except UnicodeDecodeError as error:
-        raise TaskError(f"{name}: the file must be UTF-8 text, but byte {error.start} is not") from error
+        raise TaskError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except OSError as error:
-        raise TaskError(f"{name}: the file could not be read: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise TaskError(f"{name}, line {number}: not valid JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise TaskError(
-                f"{name}, line {number}: each line must be a JSON object, got {type(row).__name__}"
-            )
-        yield number, row
+        raise TaskError(f"{path} can't be read: {error.strerror}") from error
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    # utf-8-sig: editors on Windows put a byte-order mark at the beginning.
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+                raise TaskError(f"{path} line {number} is not valid JSON: {message}") from error
+            if not isinstance(row, dict):
+                raise TaskError(f"{path} line {number} must be an object, got a {type(row).__name__}")
+            yield row

@@ -1,0 +1,39 @@
+"""Estimators of KL(π ‖ π_ref) per token, from logprobs of the sampled tokens alone."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.algorithms.registry import Registry
+from penstock.algorithms.tokens import bounded
+
+if TYPE_CHECKING:
+    import torch
+
+KlEstimator = Callable[..., "torch.Tensor"]
+KL_ESTIMATORS: Registry[KlEstimator] = Registry("kl_estimator")
+
+
+@KL_ESTIMATORS.register("k1")
+def k1(logprobs: "torch.Tensor", reference: "torch.Tensor") -> "torch.Tensor":
+    """Log-ratio: unbiased, high variance, may be negative.
+
+    k1 = log π/π_ref. Source: Schulman 2020, Approximating KL divergence. As a loss its expected gradient is
+    zero: it is for measuring."""
+    return bounded(logprobs - reference)
+
+
+@KL_ESTIMATORS.register("k2")
+def k2(logprobs: "torch.Tensor", reference: "torch.Tensor") -> "torch.Tensor":
+    """Half the squared log-ratio: biased, low variance; its gradient is that of the true KL on policy.
+
+    k2 = ½ (log π/π_ref)². Source: Schulman 2020, Approximating KL divergence."""
+    return bounded(logprobs - reference) ** 2 / 2
+
+
+@KL_ESTIMATORS.register("k3")
+def k3(logprobs: "torch.Tensor", reference: "torch.Tensor") -> "torch.Tensor":
+    """Ratio minus one minus log-ratio: unbiased, low variance, never negative.
+
+    k3 = π_ref/π − 1 − log π_ref/π. Source: Schulman 2020; used as a loss by GRPO (arXiv:2402.03300)."""
+    inverse = bounded(reference - logprobs)
+    return inverse.exp() - 1 - inverse

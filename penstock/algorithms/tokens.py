@@ -1,0 +1,68 @@
+"""The tensors that losses and corrections see: one entry per token in the loss, flat, no padding.
+
+Only tensor methods are used in this package, so it imports without torch.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios are held within ±20, so that a recorded −inf or a token the policy now rules out gives a
+huge or tiny ratio, never a NaN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTokens:
+    """Aligned (tokens,) tensors over the loss tokens of one micro-batch; sequences are never split."""
+
+    logprobs: "torch.Tensor"
+    """Under the weights being trained; the only one with a gradient."""
+    old_logprobs: "torch.Tensor"
+    """Of the proximal policy, which the loss's ratio and clipping are relative to."""
+    behaviour_logprobs: "torch.Tensor"
+    """As recorded when the tokens were sampled."""
+    advantages: "torch.Tensor"
+    ages: "torch.Tensor"
+    """Updates between the weights that sampled the token and those being trained."""
+    segments: "torch.Tensor"
+    """Which sequence each token belongs to: 0 … num_segments − 1."""
+    num_segments: int
+    weights: "torch.Tensor"
+    """Correction weights: no gradient; 0 takes the token out of the loss."""
+
+    def with_weights(self, weights: "torch.Tensor") -> "LossTokens":
+        return replace(self, weights=weights)
+
+    def log_ratio(self) -> "torch.Tensor":
+        """log π/π_old, with the gradient of π."""
+        return bounded(self.logprobs - self.old_logprobs)
+
+    def gap(self) -> "torch.Tensor":
+        """log π/π_behaviour, without gradient."""
+        return bounded(self.logprobs.detach() - self.behaviour_logprobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossValues:
+    """A loss per token, and facts per token (a clipped flag, say) that are averaged into metrics."""
+
+    loss: "torch.Tensor"
+    facts: dict[str, "torch.Tensor"] = field(default_factory=dict)
+
+
+def bounded(log_ratio: "torch.Tensor") -> "torch.Tensor":
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def segment_sum(values: "torch.Tensor", segments: "torch.Tensor", num_segments: int) -> "torch.Tensor":
+    """(segments,): the sum over each sequence's tokens."""
+    return values.new_zeros(num_segments).index_add(0, segments, values)
+
+
+def segment_mean(values: "torch.Tensor", segments: "torch.Tensor", num_segments: int) -> "torch.Tensor":
+    """(segments,): the mean over each sequence's tokens; 0 for a sequence without any."""
+    counts = segment_sum(values.new_ones(values.shape), segments, num_segments)
+    return segment_sum(values, segments, num_segments) / counts.clamp(min=1)

@@ -1,0 +1,161 @@
+"""`penstock.train`: what `penstock train` does, from Python, in a script or a notebook."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.config.loader import build, read_yaml
+from penstock.errors import UserError
+from penstock.interfaces import Scorer
+from penstock.observe.views import View, make_view
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.preparation import prepare
+from penstock.orchestration.session import Session
+from penstock.orchestration.summary import Summary
+from penstock.rollout.runner import Workflow
+from penstock.scoring.functions import describe_callable
+from penstock.scoring.loader import stop_if_loading_user_code
+from penstock.scoring.local import ThreadScorer
+from penstock.tasks.sources import tasks_from_rows
+from penstock.types import Task
+
+Reward = str | Callable[..., Any]
+DEMO = Path(__file__).parent / "cli" / "demo.yaml"
+
+
+def train(
+    config: str | Path | Mapping[str, Any] | PenstockConfig | None = None,
+    *,
+    model: str | None = None,
+    tasks: str | Sequence[Task | Mapping[str, Any]] | None = None,
+    reward: Reward | Sequence[Reward] | None = None,
+    steps: int | None = None,
+    **sections: Mapping[str, Any],
+) -> Summary:
+    """Train a model and return the run's summary.
+
+    `config` is a YAML file, the same as nested dicts, or nothing: with `model`, `tasks` and `reward` given
+    that is enough, and with none of them the built-in demo runs. `tasks` is a source as in the config, or
+    rows with a `prompt`. `reward` is a function, its import path, or several. Other sections are keyword
+    arguments: `train(…, rollout={"group_size": 4}, staleness={"max_staleness": 0})`."""
+    stop_if_loading_user_code()
+    rows = None if tasks is None or isinstance(tasks, str) else tasks_from_rows(tasks)
+    functions = (
+        [] if reward is None else [reward] if isinstance(reward, str) or callable(reward) else list(reward)
+    )
+    named = [function if isinstance(function, str) else describe_callable(function) for function in functions]
+    root = _config(config, model, tasks if isinstance(tasks, str) else None, named, steps, sections)
+    view = make_view(root.observe)
+    local = [function for function, name in zip(functions, named, strict=True) if name is None]
+    scorer: Scorer | None = None
+    if local:
+        scorer = ThreadScorer(functions, timeout_s=root.reward.timeout_s)
+        view.log("the reward can't be imported by a worker process, so it runs in this one, in a thread")
+    return run(root, view, tasks=rows, scorer=scorer)
+
+
+def run(
+    config: PenstockConfig,
+    view: View,
+    *,
+    tasks: Sequence[Task] | None = None,
+    scorer: Scorer | None = None,
+    workflow: Workflow | None = None,
+) -> Summary:
+    """Prepare and run one session, also where an event loop already runs (a notebook)."""
+    prepared = prepare(config, tasks=tasks, log=view.log, cache=cache_folder())
+    session = Session(prepared, view, scorer=scorer, workflow=workflow)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_with_signals(session, view))
+    return _in_thread(session)
+
+
+def cache_folder() -> Path:
+    """Where models made on the spot are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "penstock"
+
+
+def _config(
+    config: str | Path | Mapping[str, Any] | PenstockConfig | None,
+    model: str | None,
+    tasks: str | None,
+    rewards: Sequence[str | None],
+    steps: int | None,
+    sections: Mapping[str, Mapping[str, Any]],
+) -> PenstockConfig:
+    """One config from all that was said, later words over earlier ones."""
+    if isinstance(config, PenstockConfig):
+        data: dict[str, Any] = config.model_dump(mode="json", exclude_unset=True)
+    elif isinstance(config, Mapping):
+        data = {name: dict(section) for name, section in config.items()}
+    elif config is None and model is None and tasks is None and not rewards:
+        data = read_yaml(DEMO)
+    else:
+        data = read_yaml(Path(config)) if config is not None else {}
+    for name, section in sections.items():
+        if not isinstance(section, Mapping):
+            raise UserError(f"{name} must be a section such as {name}={{'key': value}}, got {section!r}")
+        data.setdefault(name, {}).update(section)
+    if model is not None:
+        data.setdefault("model", {})["name"] = model
+    if tasks is not None:
+        data.setdefault("tasks", {})["source"] = tasks
+    if rewards and None not in rewards:
+        data.setdefault("reward", {})["functions"] = list(rewards)
+    if steps is not None:
+        data.setdefault("run", {})["steps"] = steps
+    return build(PenstockConfig, data)
+
+
+async def _with_signals(session: Session, view: View) -> Summary:
+    """Ctrl-C once ends the run in order, twice at once."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    presses = 0
+
+    def interrupt() -> None:
+        nonlocal presses
+        presses += 1
+        if presses == 1:
+            view.log("stopping after this step; the model will be saved (Ctrl-C again to stop at once)")
+            session.stop()
+        elif task is not None:
+            task.cancel()
+
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt)
+    try:
+        return await session.run()
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _in_thread(session: Session) -> Summary:
+    """A loop of its own in a thread, for callers that are inside one."""
+    outcome: list[Summary | BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(asyncio.run(session.run()))
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name="penstock")
+    thread.start()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        session.stop()
+        thread.join()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]

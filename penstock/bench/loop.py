@@ -1,0 +1,173 @@
+"""`penstock bench loop`: the same work synchronously and asynchronously, in two settings.
+
+Synchronous is `max_staleness=0`: one phase at a time, each free to use every core. Asynchronous is
+`max_staleness=4` with the same engines, the same seed and the same number of steps. In the long-tailed
+setting each rollout also waits on an environment whose latency is log-normal, with median 0.2 of the
+synchronous trainer's measured step and p90 five times the median.
+"""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.api import cache_folder
+from penstock.bench.workload import EndlessTokenizer, make_model, make_tasks
+from penstock.config.loader import build
+from penstock.models.builtin import ensure_builtin_model
+from penstock.observe.views import SilentView
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.preparation import Prepared
+from penstock.orchestration.session import Session
+from penstock.orchestration.summary import Summary
+from penstock.rollout.runner import Agent, SingleTurn, Workflow
+from penstock.tasks.latency import LogNormalLatency
+from penstock.types import Episode, Task
+
+GROUPS, GROUP_SIZE, STALENESS = 8, 8, 4
+MEDIAN_OF_STEP, P90_OVER_MEDIAN = 0.2, 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How much is generated and trained a step, and whether rollouts wait on an environment."""
+
+    name: str
+    prompt_tokens: int
+    new_tokens: int
+    steps: int
+    waits: bool = False
+
+
+SETTINGS = (
+    Setting(name="generation_bound", prompt_tokens=16, new_tokens=96, steps=30),
+    Setting(name="long_tail", prompt_tokens=64, new_tokens=16, steps=50, waits=True),
+)
+
+
+class SlowEnvironment:
+    """A single turn whose episode ends only when its environment has answered."""
+
+    def __init__(self, latency: LogNormalLatency) -> None:
+        self._latency = latency
+        self._answer = SingleTurn()
+
+    async def run(self, task: Task, prompt_ids: Sequence[int], agent: Agent) -> Episode:
+        episode = await self._answer.run(task, prompt_ids, agent)
+        await asyncio.sleep(self._latency.draw())
+        return episode
+
+
+def run(json_path: Path | None = None) -> dict[str, Any]:
+    console = Console()
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
+        folder = Path(scratch)
+        model = make_model(folder / "model", ensure_builtin_model(cache_folder(), log=console.print))
+        for setting in SETTINGS:
+            results[setting.name] = compare(setting, model, folder, console)
+    headline = {
+        "long_tail_speedup": results["long_tail"]["speedup"],
+        "long_tail_trainer_idle": results["long_tail"]["asynchronous"]["trainer_idle"],
+        "generation_bound_speedup": results["generation_bound"]["speedup"],
+    }
+    report = {"headline": headline, **results}
+    console.print(table(results))
+    if json_path is not None:
+        json_path.write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def compare(setting: Setting, model: Path, folder: Path, console: Console) -> dict[str, Any]:
+    """Both arms of one setting, and the ratio of their speeds."""
+    step_s = 0.0
+    if setting.waits:
+        probe = Setting(
+            name=setting.name, prompt_tokens=setting.prompt_tokens, new_tokens=setting.new_tokens, steps=8
+        )
+        step_s = measured_step_s(train(probe, 0, model, folder, None))
+    arms: dict[str, Any] = {}
+    for name, max_staleness in (("synchronous", 0), ("asynchronous", STALENESS)):
+        workflow: Workflow | None = None
+        if setting.waits:
+            latency = LogNormalLatency(
+                median_s=MEDIAN_OF_STEP * step_s, p90_over_median=P90_OVER_MEDIAN, seed=0
+            )
+            workflow = SlowEnvironment(latency)
+        console.print(f"{setting.name}, {name}: {setting.steps} steps …", highlight=False)
+        summary = train(setting, max_staleness, model, folder, workflow)
+        arms[name] = {
+            "steps_per_s": summary.steps / summary.training_s,
+            "trainer_idle": summary.trainer_idle,
+            "engine_idle": summary.engine_idle,
+            "staleness_mean": summary.staleness_mean,
+            "staleness_max": summary.staleness_max,
+            "final_reward": summary.train_reward_end,
+            "drops": summary.drops,
+        }
+    speedup = arms["asynchronous"]["steps_per_s"] / arms["synchronous"]["steps_per_s"]
+    return {**arms, "speedup": speedup, "environment_median_s": MEDIAN_OF_STEP * step_s}
+
+
+def train(
+    setting: Setting, max_staleness: int, model: Path, folder: Path, workflow: Workflow | None
+) -> Summary:
+    config = build(
+        PenstockConfig,
+        {
+            "model": {"name": str(model)},
+            "reward": {"functions": ["penstock.bench.workload:reward"]},
+            "engine": {"count": 2, "max_batch": 128},
+            "rollout": {
+                "group_size": GROUP_SIZE,
+                "groups_per_step": GROUPS,
+                "max_new_tokens": setting.new_tokens,
+                "chunk_tokens": setting.new_tokens,
+            },
+            "staleness": {"max_staleness": max_staleness},
+            "trainer": {"learning_rate": 1e-3, "micro_batch_tokens": 8192},
+            "run": {"name": f"{setting.name}-{max_staleness}", "steps": setting.steps},
+        },
+    )
+    run_folder = Path(tempfile.mkdtemp(dir=folder))
+    prepared = Prepared(
+        config=config,
+        model=str(model),
+        tokenizer=EndlessTokenizer(str(model)),
+        tasks=make_tasks(256, setting.prompt_tokens),
+        heldout=[],
+        folder=run_folder,
+        max_context=512,
+    )
+    return asyncio.run(Session(prepared, SilentView(), workflow=workflow).run())
+
+
+def measured_step_s(summary: Summary) -> float:
+    """The synchronous trainer's own time per step."""
+    return (1 - summary.trainer_idle) * summary.training_s / summary.steps
+
+
+def table(results: dict[str, Any]) -> Table:
+    shown = Table(
+        "setting", "arm", "steps/s", "trainer idle", "engine idle", "staleness", "reward", "speed-up"
+    )
+    for name, result in results.items():
+        for arm in ("synchronous", "asynchronous"):
+            row = result[arm]
+            shown.add_row(
+                name,
+                arm,
+                f"{row['steps_per_s']:.2f}",
+                f"{row['trainer_idle']:.0%}",
+                f"{row['engine_idle']:.0%}",
+                f"{row['staleness_mean']:.2f} (max {row['staleness_max']:.0f})",
+                f"{row['final_reward']:.3f}",
+                f"{result['speedup']:.2f}×" if arm == "asynchronous" else "",
+            )
+    return shown

@@ -1,0 +1,56 @@
+"""The work that `bench loop` does: a small random model that learns to write one digit more often.
+
+Answers have a fixed length (no stop token), so both arms do exactly the same amount of work; prompts are
+long enough that training costs what it does in real life. The reward is the share of sevens."""
+
+import random
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from penstock.models.tokenizer import ChatTokenizer
+from penstock.types import Task
+
+WIDTH, LAYERS, HEADS = 192, 3, 6
+
+
+class EndlessTokenizer(ChatTokenizer):
+    """Answers end only at their full length."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return ()
+
+
+def make_model(folder: Path, tokenizer_from: Path) -> Path:
+    """A random model with the vocabulary of the built-in one, saved where workers can load it."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=WIDTH,
+            intermediate_size=3 * WIDTH,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=HEADS,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+        )
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_tasks(count: int, prompt_tokens: int, seed: int = 0) -> list[Task]:
+    draw = random.Random(seed)
+    prompts = ("".join(draw.choice("0123456789") for _ in range(prompt_tokens)) for _ in range(count))
+    return [Task(id=f"bench-{i}", prompt=prompt) for i, prompt in enumerate(prompts)]
+
+
+def reward(task: Task, completion: str) -> float:
+    return completion.count("7") / max(1, len(completion))

@@ -1,0 +1,72 @@
+"""Where a controller listens and how a worker reaches it.
+
+Addresses are `unix:/path/to/socket` or `tcp:host:port`. A worker's first frame is a `Hello` with its
+name and the token that it was started with; a connection without the right token is closed unread.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.channel.connection import Channel
+from penstock.errors import ConfigError
+
+PRIVATE_FOLDER_PREFIX = "penstock-"
+"""How the name of a launcher's private folder begins; its Unix socket lies there."""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    name: str
+    token: str
+
+
+async def connect(address: str, hello: Hello) -> Channel:
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        reader, writer = await asyncio.open_unix_connection(rest)
+    elif kind == "tcp":
+        host, _, port = rest.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+    else:
+        raise ConfigError(f"an address must start with unix: or tcp:, got {address!r}")
+    data = msgspec.msgpack.encode(hello)
+    writer.write(len(data).to_bytes(4, "big") + data)
+    return Channel(reader, writer)
+
+
+class Listener:
+    """Accepts workers on a Unix socket (or loopback TCP) and hands each connection over by its name."""
+
+    def __init__(self, address: str, token: str, accept: Callable[[str, Channel], None]) -> None:
+        self.address = address
+        self._token = token
+        self._accept = accept
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        kind, _, rest = self.address.partition(":")
+        if kind == "unix":
+            self._server = await asyncio.start_unix_server(self._greet, rest)
+        else:
+            host, _, port = rest.rpartition(":")
+            self._server = await asyncio.start_server(self._greet, host, int(port))
+            bound = self._server.sockets[0].getsockname()
+            self.address = f"tcp:{bound[0]}:{bound[1]}"
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            hello = msgspec.msgpack.decode(await reader.readexactly(min(size, 4096)), type=Hello)
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+            writer.close()
+            return
+        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            writer.close()
+            return
+        self._accept(hello.name, Channel(reader, writer))

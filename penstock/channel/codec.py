@@ -1,0 +1,46 @@
+"""Records to bytes and back: msgpack, with numpy arrays as (dtype, shape, bytes)."""
+
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+T = TypeVar("T")
+
+_PLAIN_KINDS = "biuf"
+
+
+def encode(record: Any) -> bytes:
+    return _encoder.encode(record)
+
+
+def decode(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
+    """Validated decoding: a record of another shape is a `msgspec.ValidationError`, never half an object."""
+    return msgspec.msgpack.decode(data, type=kind, dec_hook=_from_plain)
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in _PLAIN_KINDS:
+            raise NotImplementedError(f"arrays of {value.dtype} do not travel; use numbers or booleans")
+        return (
+            value.dtype.str,
+            value.shape,
+            np.ascontiguousarray(value).data.cast("B") if value.size else b"",
+        )
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(f"{type(value).__name__} does not travel between processes")
+
+
+def _from_plain(kind: Any, value: Any) -> Any:
+    if getattr(kind, "__origin__", kind) is not np.ndarray:
+        raise NotImplementedError(f"{kind} does not travel between processes")
+    dtype_name, shape, data = value
+    dtype = np.dtype(dtype_name)
+    if dtype.kind not in _PLAIN_KINDS:
+        raise ValueError(f"arrays of {dtype} do not travel")
+    return np.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_plain)

@@ -1,0 +1,124 @@
+"""Commands and how their errors are shown: one sentence and exit code 2 for what the user can mend."""
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from penstock.cli.bench import bench
+from penstock.errors import PenstockError, UserError, WorkerDied
+
+app = typer.Typer(
+    name="penstock",
+    help="Asynchronous reinforcement learning for language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(bench, name="bench")
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry of the `penstock` command."""
+    words = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in words
+    try:
+        app(args=words, standalone_mode=True)
+    except UserError as error:
+        _complain(str(error), debug)
+        sys.exit(2)
+    except WorkerDied as error:
+        sys.stderr.write(error.detail)
+        _complain(str(error), debug)
+        sys.exit(1)
+    except PenstockError as error:
+        _complain(str(error), debug)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        _complain("stopped at once; the model was not saved", debug)
+        sys.exit(130)
+
+
+def _complain(sentence: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    Console(stderr=True).print(f"[bold red]error:[/] {sentence}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def train(
+    config: Annotated[str | None, typer.Argument(help="A YAML config; without one the demo runs.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …")] = None,
+    debug: Debug = False,
+) -> None:
+    """Train a model. Without arguments: a tiny built-in model on a built-in task, offline."""
+    from penstock.api import DEMO, run
+    from penstock.cli.report import print_summary
+    from penstock.config.loader import load_config
+    from penstock.observe.views import make_view
+    from penstock.orchestration.config import PenstockConfig
+
+    words = list(overrides or [])
+    if config is not None and "=" in config and not Path(config).exists():
+        words.insert(0, config)
+        config = None
+    root = load_config(PenstockConfig, Path(config) if config is not None else DEMO, words)
+    print_summary(run(root, make_view(root.observe)))
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("penstock.yaml"),
+    debug: Debug = False,
+) -> None:
+    """Write a commented starter config."""
+    from penstock.cli.reference import starter_config
+
+    if path.exists():
+        raise UserError(f"{path} exists already; name another file or remove it")
+    path.write_text(starter_config())
+    print(f"wrote {path}; edit model, tasks and reward, then: penstock train {path}")
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="A Hugging Face name or folder, or `builtin`.")],
+    prompts: Annotated[list[str], typer.Argument(help="One or more prompts.")],
+    max_tokens: int = 64,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int | None = None,
+    chat: Annotated[bool, typer.Option(help="Apply the model's chat template.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Try the embedded engine by hand."""
+    from penstock.cli.generate import generate_to_terminal
+    from penstock.types import SamplingParams
+
+    try:
+        sampling = SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    generate_to_terminal(model, prompts, sampling, chat=chat)
+
+
+@app.command(name="list")
+def list_entries(
+    what: Annotated[str, typer.Argument(help="What to list: algorithms.")] = "algorithms",
+    debug: Debug = False,
+) -> None:
+    """List what the config can name."""
+    from penstock.cli.catalogue import print_algorithms
+
+    if what != "algorithms":
+        raise UserError(f"penstock list knows algorithms, got {what!r}")
+    print_algorithms()

@@ -1,0 +1,82 @@
+"""Texts made from the config classes: the starter config and the configuration reference."""
+
+import types
+import typing
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel
+
+from penstock.orchestration.config import PenstockConfig
+
+
+def starter_config() -> str:
+    """A whole config with every key, its meaning and its default; defaults are commented out."""
+    lines = ["# A Penstock run. `penstock train THIS_FILE [section.key=value …]`", ""]
+    for name, field in PenstockConfig.model_fields.items():
+        section: BaseModel = field.default
+        lines.append(f"# {_one_line(type(section).__doc__)}")
+        lines.append(f"{name}:")
+        for key, sub in type(section).model_fields.items():
+            lines += [f"  # {line}" for line in _wrapped(sub.description)]
+            lines.append(f"  # {key}: {_yaml(getattr(section, key))}")
+        lines.append("")
+    return "\n".join(lines).replace("  # name: builtin", "  name: builtin")
+
+
+def configuration_reference() -> str:
+    """`docs/configuration.md`."""
+    lines = [
+        "# Configuration reference",
+        "",
+        "Generated from the config classes by `make docs`; do not edit. Every key can be set in the YAML",
+        "file or on the command line as `section.key=value`. An unknown key is an error that names the",
+        "nearest one.",
+        "",
+    ]
+    for name, field in PenstockConfig.model_fields.items():
+        section: BaseModel = field.default
+        lines += [
+            f"## `{name}`",
+            "",
+            _one_line(type(section).__doc__),
+            "",
+            "| key | type | default | meaning |",
+        ]
+        lines.append("|---|---|---|---|")
+        for key, sub in type(section).model_fields.items():
+            shown = _yaml(getattr(section, key))
+            meaning = _one_line(sub.description).replace("|", "\\|")
+            lines.append(f"| `{key}` | {_type_name(sub.annotation)} | `{shown}` | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _yaml(value: Any) -> str:
+    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    if isinstance(plain, (list, tuple)):
+        plain = [item.model_dump(mode="json") if isinstance(item, BaseModel) else item for item in plain]
+    if not isinstance(plain, (str, int, float, bool, list, dict, type(None))):
+        plain = str(plain)
+    return yaml.safe_dump(plain, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _wrapped(text: str | None, width: int = 100) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(_one_line(text), width)
+
+
+def _type_name(annotation: Any) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(part) for part in typing.get_args(annotation) if part is not type(None))
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"section as `{annotation.__name__.removesuffix('Config').lower()}`"
+    return str(getattr(annotation, "__name__", annotation))

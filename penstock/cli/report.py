@@ -1,0 +1,27 @@
+"""The table at the end of a run."""
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.orchestration.summary import Summary
+
+
+def print_summary(summary: Summary) -> None:
+    table = Table(title=f"penstock · {summary.name}", title_justify="left", show_header=False, min_width=60)
+    if summary.heldout_reward_start is not None:
+        end = "–" if summary.heldout_reward_end is None else f"{summary.heldout_reward_end:.3f}"
+        table.add_row("held-out reward", f"{summary.heldout_reward_start:.3f} → {end}")
+    if summary.train_reward_end is not None:
+        table.add_row("training reward, last 8 steps", f"{summary.train_reward_end:.3f}")
+    table.add_row("steps, samples", f"{summary.steps}, {summary.samples:,}")
+    table.add_row("time, of it training", f"{summary.wall_s:.1f} s, {summary.training_s:.1f} s")
+    table.add_row("generation", f"{summary.tokens_per_s:,.0f} tok/s ({summary.tokens:,} tokens)")
+    table.add_row(
+        "staleness per token", f"mean {summary.staleness_mean:.2f}, max {summary.staleness_max:.0f}"
+    )
+    table.add_row("idle", f"trainer {summary.trainer_idle:.0%}, engines {summary.engine_idle:.0%}")
+    table.add_row("generation stalled per weight update", f"{summary.sync_stall_s * 1e3:.1f} ms")
+    drops = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.drops.items())) or "none"
+    table.add_row("dropped groups", drops)
+    table.add_row("run folder", summary.folder + (" (stopped early)" if summary.stopped_early else ""))
+    Console().print(table)

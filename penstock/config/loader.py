@@ -1,0 +1,100 @@
+"""From a YAML file and `section.key=value` words to a validated config, with one-sentence errors."""
+
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from penstock.config.section import unknown_key_message
+from penstock.errors import ConfigError
+
+Root = TypeVar("Root", bound=BaseModel)
+
+
+def load_config(root: type[Root], path: Path | None, overrides: Sequence[str] = ()) -> Root:
+    data = read_yaml(path) if path is not None else {}
+    for override in overrides:
+        apply_override(data, override)
+    return build(root, data)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError(f"config file {path} does not exist; `penstock init` writes a starter")
+    try:
+        data = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "it can't be parsed"
+        raise ConfigError(f"config file {path} is not valid YAML{where}: {problem}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"config file {path} must hold sections (key: value), got a {type(data).__name__}")
+    return data
+
+
+def apply_override(data: dict[str, Any], override: str) -> None:
+    """Set one dotted key in nested data. The value is read as YAML, so `3`, `true` and `[a, b]` mean what
+    they say."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"an override must look like section.key=value, got {override!r}")
+    *parents, last = key.split(".")
+    node = data
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
+        node = child
+    try:
+        node[last] = yaml.safe_load(text) if text else ""
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: {text!r} is not a valid value") from error
+
+
+def build(root: type[Root], data: dict[str, Any]) -> Root:
+    check_keys(root, data, "")
+    try:
+        return root.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error)) from error
+
+
+def check_keys(model: type[BaseModel], data: Any, path: str) -> None:
+    """Refuse unknown keys at any depth, by their dotted name."""
+    if not isinstance(data, dict):
+        return
+    for key, value in data.items():
+        if key not in model.model_fields:
+            where = f"section {path!r}" if path else "the config"
+            raise ConfigError(unknown_key_message(str(key), list(model.model_fields), where))
+        section = _section_type(model.model_fields[key].annotation)
+        if section is not None:
+            check_keys(section, value, f"{path}.{key}" if path else str(key))
+
+
+def _section_type(annotation: Any) -> type[BaseModel] | None:
+    """The section class that a field holds, looking through `Section | None`."""
+    candidates = [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        candidates = list(typing.get_args(annotation))
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    shown = first.get("input")
+    got = f", got {shown!r}" if isinstance(shown, (str, int, float, bool)) else ""
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{where}: {message[0].lower()}{message[1:]}{got}{more}" if where else f"{message}{more}"

@@ -1,0 +1,39 @@
+"""The `engine` section: how many engines, and what each may use."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.config import Section
+
+
+class EngineConfig(Section):
+    """Inference engines: how many there are and how large each is."""
+
+    count: int = Field(default=1, ge=1)
+    """Number of engine processes."""
+    threads: int = Field(default=0, ge=0)
+    """Torch threads of each engine process; 0 lets the launcher share out the cores."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights and of the cache."""
+    device: str = "cpu"
+    """Torch device that the engine runs on."""
+    max_batch: int = Field(default=64, ge=1)
+    """Sequences in one forward pass at most."""
+    block_size: int = Field(default=16, ge=1)
+    """Tokens in one block of the paged cache."""
+    kv_tokens: int = Field(default=0, ge=0)
+    """Tokens that the cache holds over all sequences; 0 takes what max_batch full contexts need, within
+    cache_gb."""
+    cache_gb: float = Field(default=2.0, gt=0)
+    """Upper bound of the cache in GB when kv_tokens is 0."""
+    prefill_chunk: int = Field(default=512, ge=1)
+    """Prompt tokens in one forward pass at most; longer prompts are spread over several."""
+    max_context: int = Field(default=0, ge=0)
+    """Longest sequence, prompt and output together; 0 takes the model's own limit."""
+    prefix_cache: bool = True
+    """Reuse the cache of equal prompt prefixes that were computed under the same weights."""
+    keep_finished: int = Field(default=256, ge=0)
+    """Finished requests whose cache is kept for forks and later turns while there is room."""
+    seed: int | None = None
+    """Seed of the requests that bring none; unset draws a fresh one at every start."""

@@ -1,0 +1,92 @@
+"""The block allocator of the paged cache: reference counts, and an index of blocks by their content.
+
+Pure bookkeeping, no tensors: a block is a number. A block with one owner may be written; a block with
+several must be copied first (`Scheduler` plans the copy). A full block whose content is known is entered
+into a trie of token runs, so that an equal prefix finds it again; when nobody owns it any more it stays
+findable until its room is needed, oldest first.
+"""
+
+from collections import OrderedDict
+
+ROOT = 0
+"""The trie node of the empty prefix."""
+
+
+class BlockPool:
+    """`num_blocks` blocks of `block_size` tokens each."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._owners = [0] * num_blocks
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._index: dict[tuple[int, bytes], tuple[int, int]] = {}
+        self._key_of: dict[int, tuple[int, bytes]] = {}
+        self._num_nodes = ROOT
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can give: never used, given back, or only kept for their content."""
+        return len(self._free) + len(self._idle)
+
+    def owners(self, block: int) -> int:
+        return self._owners[block]
+
+    def allocate(self) -> int:
+        """A block with one owner. The caller has checked `num_free`."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._idle.popitem(last=False)
+            self._forget(block)
+        self._owners[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """One more owner of a block that is owned, or kept for its content."""
+        if self._owners[block] == 0:
+            del self._idle[block]
+        self._owners[block] += 1
+
+    def release(self, block: int) -> None:
+        """One owner less."""
+        assert self._owners[block] > 0, f"block {block} was released more often than shared"
+        self._owners[block] -= 1
+        if self._owners[block] == 0:
+            if block in self._key_of:
+                self._idle[block] = None
+            else:
+                self._free.append(block)
+
+    def register(self, block: int, parent: int, run: bytes) -> int:
+        """Enter a full block under its parent node and the bytes of its token ids; returns its node.
+
+        Keys are compared in full, so equal hashes can't confuse two prefixes. When the same content is
+        known already, that entry stays and its node is returned."""
+        known = self._index.get((parent, run))
+        if known is not None:
+            return known[1]
+        self._num_nodes += 1
+        self._index[parent, run] = (block, self._num_nodes)
+        self._key_of[block] = (parent, run)
+        return self._num_nodes
+
+    def find(self, parent: int, run: bytes) -> tuple[int, int] | None:
+        """The block and node that hold `run` after `parent`, or None."""
+        return self._index.get((parent, run))
+
+    def unindex(self, block: int) -> None:
+        """Forget an owned block's content because it is about to be overwritten."""
+        if block in self._key_of:
+            self._forget(block)
+
+    def clear_index(self) -> None:
+        """Forget all content: new weights make old keys and values useless to new requests."""
+        self._index.clear()
+        self._key_of.clear()
+        self._free.extend(self._idle)
+        self._idle.clear()
+
+    def _forget(self, block: int) -> None:
+        del self._index[self._key_of.pop(block)]

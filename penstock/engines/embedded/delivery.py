@@ -1,0 +1,87 @@
+"""From drawn tokens to what the caller sees: when a request ends, and chunks of its output."""
+
+import asyncio
+from collections import deque
+
+import numpy as np
+
+from penstock.engines.embedded.sequence import Sequence
+from penstock.interfaces import Tokenizer
+from penstock.types import Chunk, FinishReason, SamplingMask
+
+
+class Stream:
+    """Chunks on their way to the one task that iterates a request."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[Chunk] = deque()
+        self._error: BaseException | None = None
+        self._ready = asyncio.Event()
+
+    def put(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._ready.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._ready.set()
+
+    async def next(self) -> Chunk:
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            self._ready.clear()
+            await self._ready.wait()
+        return self._chunks.popleft()
+
+
+def finish_reason(seq: Sequence, tokenizer: Tokenizer | None) -> FinishReason | None:
+    """Whether its newest token ends a sequence. A stop token, and the token whose text completes a stop
+    string, stay in the output: the policy sampled them."""
+    sampling = seq.request.sampling
+    if seq.num_output >= sampling.min_tokens:
+        if seq.tokens[-1] in sampling.stop_token_ids:
+            return "stop"
+        if sampling.stop and tokenizer is not None and _completes(seq, sampling.stop, tokenizer):
+            return "stop"
+    return "length" if seq.num_tokens >= seq.limit else None
+
+
+def cut_chunk(seq: Sequence, reason: FinishReason | None) -> Chunk:
+    """What has been drawn since the last chunk."""
+    start, seq.num_sent = seq.num_sent, seq.num_output
+    mask = _mask_of(seq.masks[start:]) if seq.request.record_sampling_mask else None
+    return Chunk(
+        token_ids=np.array(seq.tokens[seq.num_prompt + start :], dtype=np.int32),
+        logprobs=np.array(seq.logprobs[start:], dtype=np.float32),
+        versions=np.array(seq.versions[start:], dtype=np.int32),
+        finish_reason=reason,
+        sampling_mask=mask,
+    )
+
+
+def _mask_of(rows: list[np.ndarray]) -> SamplingMask:
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    token_ids = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int32)
+    return SamplingMask(offsets=offsets, token_ids=token_ids)
+
+
+def _completes(seq: Sequence, stops: tuple[str, ...], tokenizer: Tokenizer) -> bool:
+    """Whether the newest token's text completes one of `stops`.
+
+    Decodes the tail only: at least as many characters as the longest stop string has, or all there is."""
+    output = seq.tokens[seq.num_prompt :]
+    longest = max(len(stop) for stop in stops)
+    width = longest + 4
+    while True:
+        tail = output[-width:]
+        text = tokenizer.decode(tail)
+        if len(text) >= longest + 4 or len(tail) == len(output):
+            break
+        width *= 2
+    before = tokenizer.decode(tail[:-1]) if len(tail) > 1 else ""
+    common = next((at for at, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), None)
+    if common is None:
+        common = min(len(before), len(text))
+    return any(stop in text[max(0, common - len(stop) + 1) :] for stop in stops)

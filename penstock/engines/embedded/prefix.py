@@ -1,0 +1,151 @@
+"""What a new sequence need not compute: equal prefixes, and the cache of a request that it forks from.
+
+Two ways to find keys and values again. The *prefix index* finds whole blocks by content, for any request
+under the same weights. *Finished* requests are kept by id, to the token, for forks and later turns: a
+fork continues its parent's cache as the parent itself would have, also across a weight update that keeps
+the cache. Both give way when room is needed.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.engines.embedded.blocks import ROOT, BlockPool
+from penstock.engines.embedded.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The cache of a finished request: `tokens` are in `blocks`."""
+
+    tokens: list[int]
+    blocks: tuple[int, ...]
+    kv_version: int | None
+
+
+class PrefixCache:
+    """Finds and keeps reusable blocks of `pool`. `version` names the weights that are served."""
+
+    def __init__(self, pool: BlockPool, *, enabled: bool, keep_finished: int, version: int) -> None:
+        self.pool = pool
+        self.version = version
+        self._enabled = enabled
+        self._keep_finished = keep_finished
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+
+    def make_room(self, num_blocks: int) -> bool:
+        """Drop kept requests, oldest first, until the pool can give `num_blocks`."""
+        while self.pool.num_free < num_blocks and self._kept:
+            self._drop(next(iter(self._kept)))
+        return self.pool.num_free >= num_blocks
+
+    def attach(self, seq: Sequence, parent: Sequence | None) -> None:
+        """Give a sequence that has nothing the blocks that it can share, and mark them computed.
+
+        At least one token is left to compute: its logits are needed. `parent` is the live sequence it
+        forks from, if there is one."""
+        if seq.request.parent is not None:
+            kept = _snapshot(parent) if parent is not None else self._kept.get(seq.request.parent.id)
+            if kept is not None:
+                self._fork(seq, kept, seq.request.parent.keep)
+        if not seq.blocks:
+            seq.kv_version = self.version
+            self._match(seq)
+
+    def index(self, seq: Sequence, num_computed: int) -> None:
+        """Enter the blocks that are full once `num_computed` tokens are. Sequences that hold keys of older
+        weights are left out: they are right for themselves only."""
+        if not self._enabled or seq.kv_version != self.version:
+            return
+        size = self.pool.block_size
+        while (seq.num_indexed + 1) * size <= num_computed:
+            start = seq.num_indexed * size
+            run = _run(seq.tokens[start : start + size])
+            seq.node = self.pool.register(seq.blocks[seq.num_indexed], seq.node, run)
+            seq.num_indexed += 1
+
+    def keep(self, seq: Sequence) -> None:
+        """Take over the blocks of a finished sequence."""
+        if self._keep_finished == 0 or seq.num_computed == 0:
+            self.release(seq)
+            return
+        if seq.request.id in self._kept:
+            self._drop(seq.request.id)
+        self._kept[seq.request.id] = _snapshot(seq)
+        seq.blocks = []
+        self.release(seq)
+        while len(self._kept) > self._keep_finished:
+            self._drop(next(iter(self._kept)))
+
+    def release(self, seq: Sequence) -> None:
+        """Give a sequence's blocks back and forget that anything of it was computed."""
+        for block in reversed(seq.blocks):
+            self.pool.release(block)
+        seq.blocks = []
+        seq.num_computed = 0
+        seq.node = ROOT
+        seq.num_indexed = 0
+        seq.kv_version = None
+
+    def new_version(self, version: int, *, forget_kept: bool) -> None:
+        """New weights: equal prefixes no longer have equal keys. Kept requests go only when caches are
+        rebuilt."""
+        self.version = version
+        self.pool.clear_index()
+        if forget_kept:
+            self.clear_kept()
+
+    def clear_kept(self) -> None:
+        for key in list(self._kept):
+            self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        for block in reversed(self._kept.pop(key).blocks):
+            self.pool.release(block)
+
+    def _fork(self, seq: Sequence, kept: Kept, keep: int) -> None:
+        usable = min(keep, len(kept.tokens), seq.num_tokens - 1)
+        if usable <= 0 or kept.tokens[:usable] != seq.tokens[:usable]:
+            return
+        size = self.pool.block_size
+        seq.blocks = list(kept.blocks[: -(-usable // size)])
+        for block in seq.blocks:
+            self.pool.share(block)
+        seq.num_computed = usable
+        seq.kv_version = kept.kv_version
+        if seq.kv_version == self.version:
+            self._walk(seq, usable // size)
+
+    def _walk(self, seq: Sequence, num_blocks: int) -> None:
+        """Find the trie node of a fork's shared blocks, so that what it adds can be indexed too."""
+        size = self.pool.block_size
+        for number in range(num_blocks):
+            found = self.pool.find(seq.node, _run(seq.tokens[number * size : (number + 1) * size]))
+            if found is None:
+                return
+            seq.node = found[1]
+            seq.num_indexed += 1
+
+    def _match(self, seq: Sequence) -> None:
+        if not self._enabled:
+            return
+        size = self.pool.block_size
+        while (seq.num_indexed + 1) * size < seq.num_tokens:
+            start = seq.num_indexed * size
+            found = self.pool.find(seq.node, _run(seq.tokens[start : start + size]))
+            if found is None:
+                return
+            block, seq.node = found
+            self.pool.share(block)
+            seq.blocks.append(block)
+            seq.num_indexed += 1
+            seq.num_computed += size
+
+
+def _snapshot(seq: Sequence) -> Kept:
+    return Kept(tokens=seq.tokens[: seq.num_computed], blocks=tuple(seq.blocks), kv_version=seq.kv_version)
+
+
+def _run(tokens: list[int]) -> bytes:
+    return np.asarray(tokens, dtype=np.int32).tobytes()

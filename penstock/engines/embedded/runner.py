@@ -1,0 +1,95 @@
+"""Runs the model's own forward pass over a batch, with the paged cache behind its attention."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.layout import lay_out
+from penstock.engines.embedded.paged import LayerShape, PagedAttention, ShapeProbe
+from penstock.engines.embedded.scheduler import Batch
+from penstock.errors import UserError
+from penstock.models import attention
+
+
+class ModelRunner:
+    """Owns the cache tensors of `model`, which must be a Hugging Face causal LM.
+
+    The model is switched to our attention; whoever shares the instance must not run it meanwhile."""
+
+    def __init__(self, model: nn.Module, config: EngineConfig) -> None:
+        self.model = model.eval()
+        self.device = next(model.parameters()).device
+        text_config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+        self.vocab_size = int(text_config.vocab_size)
+        self.max_context = _max_context(text_config, config.max_context)
+        self.block_size = config.block_size
+        self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        attention.register()
+        model.set_attn_implementation(attention.IMPLEMENTATION)  # type: ignore[operator]
+        shapes = self._probe(text_config)
+        dtype = next(model.parameters()).dtype
+        self.num_blocks = _num_blocks(config, shapes, self.max_context, dtype.itemsize)
+        self.cache = PagedAttention(
+            shapes,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            dtype=dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Compute the batch; logits (spans, vocabulary) of the last token of every span that ends its
+        sequence. Rows of other spans are left out, and the rest keeps the order of the spans."""
+        layout = lay_out(batch, self.block_size, self.device)
+        self.cache.begin(layout, batch.copies)
+        ends = [
+            number
+            for number, (seq, start, count) in enumerate(batch.spans)
+            if start + count == seq.num_tokens
+        ]
+        attention.attach(self.model, self.cache)
+        rows = torch.from_numpy(layout.last[ends]).to(self.device)
+        return self._run(layout.input_ids, layout.positions, rows)
+
+    def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        keep: dict[str, Any] = {"logits_to_keep": rows} if self._selects_rows else {}
+        output = self.model(input_ids=input_ids, position_ids=positions, use_cache=False, **keep)
+        logits: torch.Tensor = output.logits[0]
+        return logits if self._selects_rows else logits.index_select(0, rows)
+
+    @torch.inference_mode()
+    def _probe(self, text_config: Any) -> dict[int, LayerShape]:
+        """What each layer caches, learnt from one forward pass of one token: no model is known by name."""
+        probe = ShapeProbe()
+        attention.attach(self.model, probe)
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        self._run(one, one, one[0])
+        if len(probe.shapes) != int(text_config.num_hidden_layers):
+            raise UserError(
+                "the embedded engine serves models whose every layer is attention; "
+                f"{type(self.model).__name__} has {text_config.num_hidden_layers} layers, "
+                f"of which {len(probe.shapes)} are"
+            )
+        return probe.shapes
+
+
+def _max_context(text_config: Any, wanted: int) -> int:
+    limit = int(getattr(text_config, "max_position_embeddings", 0) or 0)
+    if wanted and limit and wanted > limit:
+        raise UserError(f"engine.max_context must be <= {limit}, the model's own limit, got {wanted}")
+    if not (wanted or limit):
+        raise UserError("the model states no longest context; set engine.max_context")
+    return wanted or limit
+
+
+def _num_blocks(config: EngineConfig, shapes: dict[int, LayerShape], context: int, itemsize: int) -> int:
+    per_sequence = -(-context // config.block_size)
+    if config.kv_tokens:
+        return max(1, config.kv_tokens // config.block_size)
+    bytes_per_block = config.block_size * itemsize * sum(shape.num_values for shape in shapes.values())
+    affordable = int(config.cache_gb * 1e9) // bytes_per_block
+    return max(1, min(config.max_batch * per_sequence, affordable))

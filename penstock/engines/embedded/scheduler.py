@@ -1,0 +1,240 @@
+"""Which tokens go into the next forward pass: a scheduler without tensors.
+
+Every running sequence gets its next token each step; what is left of `prefill_chunk` goes to prompts, the
+oldest first, so that a long prompt never stops the others from decoding. When the cache is full the
+youngest running sequence is preempted: its blocks are freed, its tokens are kept, and it is computed again
+when there is room. The oldest sequence always makes progress, so nothing can wait for ever.
+
+    add ─► waiting ─► running ─► finish
+              ▲          │
+              └ preempt ─┘
+"""
+
+import bisect
+import heapq
+from dataclasses import dataclass, field
+
+from penstock.engines.embedded.prefix import PrefixCache
+from penstock.engines.embedded.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Batch:
+    """One forward pass: spans of sequences to compute, after block copies have been made."""
+
+    spans: list[tuple[Sequence, int, int]] = field(default_factory=list)
+    """(sequence, first token, number of tokens)"""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """(from, to): blocks to copy before the pass, because their owners part ways."""
+    num_prefill: int = 0
+    """Tokens of prompts, and of sequences that are computed again."""
+    num_cached: int = 0
+    """Tokens that sequences admitted for this pass need not compute."""
+    num_preempted: int = 0
+
+
+class Scheduler:
+    """Continuous batching over `cache`, at most `max_batch` sequences at once."""
+
+    def __init__(self, cache: PrefixCache, *, max_batch: int, prefill_chunk: int) -> None:
+        self.cache = cache
+        self.max_batch = max_batch
+        self.prefill_chunk = prefill_chunk
+        self.running: list[Sequence] = []
+        self._waiting: list[tuple[tuple[int, int], Sequence]] = []
+        self._live: dict[str, Sequence] = {}
+        self._prefilling: dict[bytes, Sequence] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self._waiting)
+
+    def live(self) -> list[Sequence]:
+        """Every sequence that is neither finished nor cancelled."""
+        return list(self._live.values())
+
+    def find(self, request_id: str) -> Sequence | None:
+        return self._live.get(request_id)
+
+    def add(self, seq: Sequence) -> None:
+        self._live[seq.request.id] = seq
+        heapq.heappush(self._waiting, (seq.order, seq))
+
+    def finish(self, seq: Sequence) -> None:
+        """It has all its tokens: its cache is kept for forks as long as there is room."""
+        self._leave_running(seq)
+        del self._live[seq.request.id]
+        self.cache.keep(seq)
+
+    def cancel(self, seq: Sequence) -> None:
+        """Take it out, wherever it is. Those that followed it compute their prompt themselves."""
+        del self._live[seq.request.id]
+        if seq.is_running:
+            self._leave_running(seq)
+        else:
+            self._waiting = [entry for entry in self._waiting if entry[1] is not seq]
+            heapq.heapify(self._waiting)
+        self.cache.release(seq)
+
+    def new_version(self, version: int, *, recompute_kv: bool) -> None:
+        """New weights serve from the next pass on. Running sequences go on with the cache they have, or
+        give it up and compute it again."""
+        self._prefilling.clear()
+        self.cache.new_version(version, forget_kept=recompute_kv)
+        if recompute_kv:
+            self.preempt_all()
+
+    def preempt_all(self) -> None:
+        """Drop every running sequence's cache: all of it is computed again."""
+        for seq in list(self.running):
+            self._preempt(seq)
+
+    def schedule(self) -> Batch:
+        """Plan the next pass. Blocks are allocated here; `commit` must follow the pass."""
+        batch = Batch()
+        budget = self.prefill_chunk
+        for seq in list(self.running):
+            if seq.leader is not None or not seq.is_running:
+                continue
+            missing = seq.num_tokens - seq.num_computed
+            count = 1 if missing == 1 else min(missing, budget)
+            if count == 0 or not self._grow(seq, count, batch):
+                continue
+            if missing > 1:
+                budget -= count
+                batch.num_prefill += count
+            self._plan(seq, count, batch)
+        if not batch.num_preempted:
+            self._admit(budget, batch)
+        return batch
+
+    def commit(self, batch: Batch) -> list[tuple[int, Sequence]]:
+        """The pass is done. Returns which sequences get a token, each with the number of the span whose last
+        row of logits it is drawn from: followers draw from their leader's."""
+        drawn: list[tuple[int, Sequence]] = []
+        for number, (seq, start, count) in enumerate(batch.spans):
+            seq.num_computed = start + count
+            if seq.num_computed < seq.num_tokens:
+                continue
+            drawn.append((number, seq))
+            if seq.num_output == 0:
+                self._prefilling.pop(seq.prompt_key, None)
+            for follower in seq.followers:
+                self._part(seq, follower)
+                drawn.append((number, follower))
+            seq.followers = []
+        return drawn
+
+    def _plan(self, seq: Sequence, count: int, batch: Batch) -> None:
+        batch.spans.append((seq, seq.num_computed, count))
+        # All writes of a layer come before its reads, so this pass itself may already share the blocks.
+        self.cache.index(seq, seq.num_computed + count)
+
+    def _admit(self, budget: int, batch: Batch) -> None:
+        while self._waiting and len(self.running) < self.max_batch:
+            seq = self._waiting[0][1]
+            leader = self._prefilling.get(seq.prompt_key) if seq.num_output == 0 else None
+            if leader is not None and seq.request.parent is None:
+                self._enter(seq)
+                seq.leader = leader
+                leader.followers.append(seq)
+                batch.num_cached += seq.num_tokens
+                continue
+            if budget == 0 or not self._try_start(seq):
+                return
+            self._enter(seq)
+            count = min(seq.num_tokens - seq.num_computed, budget)
+            grown = self._grow(seq, count, batch)
+            assert grown, "admission checks that a new sequence fits"
+            budget -= count
+            batch.num_prefill += count
+            batch.num_cached += seq.num_computed
+            if seq.num_output == 0 and self.cache.version == seq.kv_version:
+                self._prefilling.setdefault(seq.prompt_key, seq)
+            self._plan(seq, count, batch)
+
+    def _try_start(self, seq: Sequence) -> bool:
+        """Attach shared blocks if everything the sequence needs now fits beside them, with one block to
+        spare for every running sequence, so that it isn't preempted in the next step."""
+        parent = self._live.get(seq.request.parent.id) if seq.request.parent is not None else None
+        self.cache.attach(seq, parent)
+        if self._fits(seq, seq.num_tokens, spare=len(self.running)):
+            return True
+        self.cache.release(seq)
+        return False
+
+    def _fits(self, seq: Sequence, num_tokens: int, spare: int = 0) -> bool:
+        """Asked twice: dropping kept requests may end the sharing that a copy was counted for."""
+        return any(self.cache.make_room(self._needed(seq, num_tokens) + spare) for _ in range(2))
+
+    def _needed(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks to allocate before tokens up to `num_tokens` can be written."""
+        pool = self.cache.pool
+        new = -(-num_tokens // pool.block_size) - len(seq.blocks)
+        first = seq.num_computed // pool.block_size
+        return new + sum(pool.owners(block) > 1 for block in seq.blocks[first:])
+
+    def _grow(self, seq: Sequence, count: int, batch: Batch) -> bool:
+        """Give it blocks of its own to write `count` tokens into, preempting the youngest if need be."""
+        pool = self.cache.pool
+        end = seq.num_computed + count
+        while not self._fits(seq, end):
+            victim = self.running[-1]
+            self._preempt(victim)
+            batch.num_preempted += 1
+            if victim is seq:
+                return False
+        for number in range(seq.num_computed // pool.block_size, len(seq.blocks)):
+            block = seq.blocks[number]
+            if pool.owners(block) == 1:
+                pool.unindex(block)
+            else:
+                seq.blocks[number] = pool.allocate()
+                batch.copies.append((block, seq.blocks[number]))
+                pool.release(block)
+        while len(seq.blocks) * pool.block_size < end:
+            seq.blocks.append(pool.allocate())
+        return True
+
+    def _part(self, leader: Sequence, follower: Sequence) -> None:
+        """The shared prompt is computed: the follower owns it too from here on."""
+        follower.leader = None
+        follower.blocks = list(leader.blocks)
+        for block in follower.blocks:
+            self.cache.pool.share(block)
+        follower.num_computed = leader.num_computed
+        follower.node = leader.node
+        follower.num_indexed = leader.num_indexed
+        follower.kv_version = leader.kv_version
+
+    def _enter(self, seq: Sequence) -> None:
+        heapq.heappop(self._waiting)
+        bisect.insort(self.running, seq, key=lambda each: each.order)
+        seq.is_running = True
+
+    def _leave_running(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        seq.is_running = False
+        if seq.leader is not None:
+            seq.leader.followers.remove(seq)
+            seq.leader = None
+        if self._prefilling.get(seq.prompt_key) is seq:
+            del self._prefilling[seq.prompt_key]
+        for follower in seq.followers:
+            follower.leader = None
+            follower.is_running = False
+            self.running.remove(follower)
+            heapq.heappush(self._waiting, (follower.order, follower))
+        seq.followers = []
+
+    def _preempt(self, seq: Sequence) -> None:
+        if not seq.is_running:
+            return
+        self._leave_running(seq)
+        self.cache.release(seq)
+        seq.num_preempted += 1
+        heapq.heappush(self._waiting, (seq.order, seq))

@@ -1,0 +1,70 @@
+"""One request on its way through the engine: its tokens, and how much of them is in the cache."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.engines.embedded.blocks import ROOT
+from penstock.types import GenerateRequest
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`tokens[:num_computed]` have keys and values in `blocks`; the rest waits for a forward pass."""
+
+    request: GenerateRequest
+    arrival: int
+    limit: int
+    """Number of tokens, prompt and output, at which it ends for length."""
+    seed: int
+    tokens: list[int]
+    num_prompt: int
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    masks: list[np.ndarray] = field(default_factory=list)
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    node: int = ROOT
+    """Trie node of the last block that was entered into the prefix index."""
+    num_indexed: int = 0
+    """Blocks entered into the prefix index, or taken from it."""
+    kv_version: int | None = None
+    """The version that all its keys and values come from; None when they are mixed."""
+    leader: "Sequence | None" = None
+    """The sequence with the same prompt that is computing it for this one too."""
+    followers: list["Sequence"] = field(default_factory=list)
+    is_running: bool = False
+    num_preempted: int = 0
+    num_sent: int = 0
+    """Output tokens that have left in chunks."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first: the smaller priority, then the earlier arrival."""
+        return (self.request.priority, self.arrival)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def prompt_key(self) -> bytes:
+        """Equal for requests whose prompts can be computed once for all."""
+        return self.request.token_ids.tobytes()
+
+
+def sequence_of(request: GenerateRequest, *, arrival: int, max_context: int, seed: int) -> Sequence:
+    """A request as a sequence of which nothing is computed yet."""
+    num_prompt = len(request.token_ids)
+    return Sequence(
+        request=request,
+        arrival=arrival,
+        limit=min(num_prompt + request.sampling.max_tokens, max_context),
+        seed=seed,
+        tokens=[int(token) for token in request.token_ids],
+        num_prompt=num_prompt,
+    )

@@ -1,0 +1,238 @@
+"""Logprobs and entropy of given tokens from hidden states, in chunks, so that the full logits never exist.
+
+Only rows that predict a token of the loss are projected. Forward keeps nothing of vocabulary size but
+the last chunk when it is the only one; backward projects again, chunk by chunk, and adds up the
+gradient of the output embedding in place.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptIds:
+    """What truncated sampling left, in CSR form: row i kept `ids[offsets[i]:offsets[i+1]]`; an empty
+    row kept everything."""
+
+    offsets: torch.Tensor
+    ids: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitShape:
+    """What a model does to its logits after the projection: a scale, then a soft-cap."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> "LogitShape":
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        scale = 1.0
+        for name in ("logit_scale", "lm_head_multiplier"):
+            scale *= getattr(text, name, None) or 1.0
+        scale /= getattr(text, "logits_scaling", None) or 1.0
+        return cls(scale=scale, softcap=getattr(text, "final_logit_softcapping", None))
+
+    def apply(self, raw: torch.Tensor) -> torch.Tensor:
+        logits = raw.float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits
+
+    def grad_(self, grad: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Turn the gradient of the shaped logits into that of the raw ones, in place."""
+        if self.softcap is not None:
+            grad *= 1 - (logits / self.softcap) ** 2
+        return grad.mul_(self.scale) if self.scale != 1.0 else grad
+
+
+class TokenHead:
+    """Turns one packed row into logprobs of its target tokens, for any causal LM.
+
+    `states` runs the model up to the last hidden states; calling the head projects chosen rows of them. When
+    the head cannot reproduce the model's own logits on a few tokens, it uses the model's full logits
+    instead, and the log says so."""
+
+    def __init__(self, model: nn.Module, *, chunk_tokens: int = 1024) -> None:
+        if chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens must be >= 1, got {chunk_tokens}")
+        self._model: Any = model
+        self._chunk = chunk_tokens
+        self._shape = LogitShape.of(self._model.config)
+        self._full_logits = False
+
+    @property
+    def uses_full_logits(self) -> bool:
+        return self._full_logits
+
+    def states(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """(tokens, width) for a (1, tokens) row: hidden states, or logits in the fallback."""
+        row = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
+        if self._full_logits:
+            return self._model(**row).logits[0]  # type: ignore[no-any-return]
+        return self._model.base_model(**row).last_hidden_state[0]  # type: ignore[no-any-return]
+
+    def __call__(
+        self,
+        states: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: torch.Tensor,
+        kept: KeptIds | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logprob of each target and entropy of its distribution, both (rows,) and differentiable, of
+        the distribution that was sampled from: at its temperature, over the kept ids alone."""
+        if self._full_logits:
+            weight, bias, shape = None, None, LogitShape()
+        else:
+            embedding = self._model.get_output_embeddings()
+            weight, bias, shape = embedding.weight, getattr(embedding, "bias", None), self._shape
+        return _Logprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
+            states, weight, bias, targets, temperature, kept, shape, self._chunk
+        )
+
+    @torch.no_grad()
+    def verify(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
+        """Compare with the model's own logits on this row; fall back to them when they differ."""
+        own = self._model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits[0].float()
+        try:
+            states = self.states(input_ids, position_ids)
+            embedding = self._model.get_output_embeddings()
+            ours = self._shape.apply(embedding(states))
+            worst = float((ours - own).abs().max()) if ours.shape == own.shape else float("inf")
+        except (AttributeError, TypeError) as error:
+            worst, reason = float("inf"), f" ({error})"
+        else:
+            reason = ""
+        tolerance = (
+            1e-4 if own.dtype == torch.float32 and states_dtype(self._model) == torch.float32 else 2e-2
+        )
+        if not worst <= tolerance * max(1.0, float(own.abs().max())):
+            self._full_logits = True
+            log.warning(
+                "logprobs of %s are computed from its full logits: the chunked head differs by %.3g%s",
+                type(self._model).__name__,
+                worst,
+                reason,
+            )
+
+
+def states_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype the model computes in: that of its first parameter."""
+    return next(model.parameters()).dtype
+
+
+class _Logprobs(torch.autograd.Function):
+    """Project, shape, divide by the temperature, restrict, normalise: forward and backward by hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperature: torch.Tensor,
+        kept: KeptIds | None,
+        shape: LogitShape,
+        chunk: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = states.shape[0]
+        lse, logprobs, entropy = (torch.empty(rows, device=states.device) for _ in range(3))
+        scaled = None
+        for start in range(0, rows, chunk):
+            part = slice(start, min(start + chunk, rows))
+            scaled, target_logits = _logits(states, weight, bias, targets, temperature, kept, shape, part)
+            lse[part] = scaled.logsumexp(dim=-1)
+            logprobs[part] = target_logits - lse[part]
+            probs = (scaled - lse[part, None]).exp_()
+            entropy[part] = lse[part] - (probs * scaled).nan_to_num_(nan=0.0).sum(dim=-1)
+        ctx.save_for_backward(
+            states, weight, bias, targets, temperature, lse, entropy, scaled if rows <= chunk else None
+        )
+        ctx.kept, ctx.shape, ctx.chunk = kept, shape, chunk
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad_logprobs, grad_entropy = grads
+        states, weight, bias, targets, temperature, lse, entropy, saved = ctx.saved_tensors
+        rows = states.shape[0]
+        grad_states = torch.empty_like(states)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if weight is not None else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
+        for start in range(0, rows, ctx.chunk):
+            part = slice(start, min(start + ctx.chunk, rows))
+            scaled = saved
+            if scaled is None:
+                scaled, _ = _logits(states, weight, bias, targets, temperature, ctx.kept, ctx.shape, part)
+            logp = scaled - lse[part, None]
+            probs = logp.exp()
+            grad = probs * -grad_logprobs[part, None]
+            if grad_entropy is not None and bool(grad_entropy.any()):
+                inner = (probs * (logp + entropy[part, None])).nan_to_num_(nan=0.0)
+                grad -= inner * grad_entropy[part, None]
+            index = torch.arange(grad.shape[0], device=grad.device)
+            grad[index, targets[part]] += grad_logprobs[part]
+            grad /= temperature[part, None]
+            logits = (
+                (scaled * temperature[part, None]).nan_to_num_(neginf=0.0) if ctx.shape.softcap else scaled
+            )
+            grad = ctx.shape.grad_(grad, logits).to(states.dtype)
+            if weight is None:
+                grad_states[part] = grad
+                continue
+            grad_states[part] = grad @ weight
+            assert grad_weight is not None
+            grad_weight += grad.T @ states[part]
+            if grad_bias is not None:
+                grad_bias += grad.sum(dim=0)
+        return (
+            grad_states,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            *(None,) * 5,
+        )
+
+
+def _logits(
+    states: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    temperature: torch.Tensor,
+    kept: KeptIds | None,
+    shape: LogitShape,
+    part: slice,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of one chunk, over its temperature, minus infinity where truncation cut; and those of its
+    targets, which stay finite even if a record claims that its own token was cut."""
+    raw = states[part] if weight is None else torch.nn.functional.linear(states[part], weight, bias)
+    scaled = shape.apply(raw) / temperature[part, None]
+    index = torch.arange(scaled.shape[0], device=scaled.device)
+    target_logits = scaled[index, targets[part]]
+    if kept is not None:
+        scaled = _restrict(scaled, kept, part.start, part.stop)
+    return scaled, target_logits
+
+
+def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> torch.Tensor:
+    """Minus infinity outside the kept ids, for the rows that were truncated."""
+    offsets = kept.offsets[start : stop + 1]
+    counts = offsets[1:] - offsets[:-1]
+    cut = counts > 0
+    if not bool(cut.any()):
+        return scaled
+    ids = kept.ids[int(offsets[0]) : int(offsets[-1])]
+    rows = torch.arange(stop - start, device=scaled.device).repeat_interleave(counts)
+    restricted = torch.where(cut[:, None], torch.full_like(scaled, float("-inf")), scaled)
+    restricted[rows, ids] = scaled[rows, ids]
+    return restricted

@@ -1,0 +1,205 @@
+"""Attention over packed rows: several sequences side by side in one row, each blind to the others.
+
+The model itself never sees padding. Only inside attention are sequences gathered into a few buckets of
+like length, right-padded: under a causal mask right padding needs no mask, since no real query looks to
+its right, so each bucket is one call to `scaled_dot_product_attention`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+BUCKET_RATIO = 0.7
+"""A sequence shorter than this share of its bucket's length opens the next bucket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """`rows` sequences, right-padded to `length`, that start at `start` in the padded order."""
+
+    start: int
+    rows: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How packed order and padded order map onto each other."""
+
+    buckets: tuple[Bucket, ...]
+    to_padded: torch.Tensor | None
+    """(padded tokens,): the packed token at each padded place; None when the two orders are the same."""
+    to_packed: torch.Tensor | None
+    """(tokens,): the padded place of each packed token."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> "Layout":
+        """Buckets are runs of the sequences sorted by length, longest first."""
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"lengths must be one or more numbers >= 1, got {list(lengths)}")
+        order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+        buckets: list[Bucket] = []
+        place_of = [0] * len(lengths)
+        start = 0
+        for index in order:
+            if not buckets or lengths[index] < BUCKET_RATIO * buckets[-1].length:
+                buckets.append(Bucket(start=start, rows=0, length=lengths[index]))
+            last = buckets[-1]
+            buckets[-1] = Bucket(start=last.start, rows=last.rows + 1, length=last.length)
+            place_of[index] = start
+            start += last.length
+        if len(buckets) == 1 and min(lengths) == max(lengths):
+            return cls(buckets=tuple(buckets), to_padded=None, to_packed=None)
+        lengths_t, place_t = torch.tensor(lengths), torch.tensor(place_of)
+        first = lengths_t.cumsum(0) - lengths_t
+        within = torch.arange(int(lengths_t.sum())) - first.repeat_interleave(lengths_t)
+        to_packed = place_t.repeat_interleave(lengths_t) + within
+        to_padded = torch.zeros(start, dtype=torch.long)
+        to_padded[to_packed] = torch.arange(len(to_packed))
+        return cls(buckets=tuple(buckets), to_padded=to_padded.to(device), to_packed=to_packed.to(device))
+
+
+class PackedAttention:
+    """The trainer's attention backend. `set_lengths` says how the next forward passes are packed.
+
+    Exact for grouped queries, sliding windows, soft-caps and sinks, and differentiable."""
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None
+        self._num_tokens = 0
+
+    def set_lengths(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
+        """The row holds sequences of these lengths, in this order. Holds until the next call, so a
+        recomputed (checkpointed) forward pass sees the same packing as the first."""
+        self._layout = Layout.of(lengths, device)
+        self._num_tokens = sum(lengths)
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        layout = self._layout
+        if layout is None or query.shape[0] != 1 or query.shape[2] != self._num_tokens:
+            raise ValueError(
+                f"packed attention expects one row of {self._num_tokens} tokens, got {tuple(query.shape)}; "
+                "call set_lengths with the lengths of the sequences in the row"
+            )
+        padded = [_to_padded(tensor[0].transpose(0, 1), layout) for tensor in (query, key, value)]
+        outputs = []
+        for bucket in layout.buckets:
+            stop = bucket.start + bucket.rows * bucket.length
+            q, k, v = (
+                tensor[bucket.start : stop]
+                .view(bucket.rows, bucket.length, *tensor.shape[1:])
+                .transpose(1, 2)
+                for tensor in padded
+            )
+            out = causal_attention(
+                q, k, v, scaling=scaling, sliding_window=sliding_window, softcap=softcap, sinks=sinks
+            )
+            outputs.append(out.transpose(1, 2).flatten(0, 1))
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return _to_packed(joined, layout).unsqueeze(0)
+
+
+def causal_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Causal attention of (rows, heads, length, head_dim) with all that Hugging Face models ask for."""
+    length = query.shape[2]
+    windowed = sliding_window is not None and sliding_window < length
+    if softcap is None and sinks is None:
+        mask = _band(length, sliding_window, query.device) if windowed and sliding_window else None
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    groups = query.shape[1] // key.shape[1]
+    grouped = query.reshape(query.shape[0], key.shape[1], groups, *query.shape[2:])
+    scores = (grouped @ key.unsqueeze(2).transpose(-1, -2)).float() * scaling
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    allowed = _band(length, sliding_window if windowed else None, query.device)
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    if sinks is not None:
+        sink = sinks.view(key.shape[1], groups, 1, 1).expand(*scores.shape[:-1], 1).float()
+        weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
+    return (weights.to(value.dtype) @ value.unsqueeze(2)).flatten(1, 2)
+
+
+def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """(length, length): key j is visible to query i when j <= i, and i - j < window."""
+    ones = torch.ones(length, length, dtype=torch.bool, device=device)
+    causal = ones.tril()
+    return causal if window is None else causal & ones.triu(1 - window)
+
+
+def _to_padded(packed: torch.Tensor, layout: Layout) -> torch.Tensor:
+    if layout.to_padded is None:
+        return packed
+    return _Pad.apply(packed, layout)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _to_packed(padded: torch.Tensor, layout: Layout) -> torch.Tensor:
+    if layout.to_packed is None:
+        return padded
+    return _Unpad.apply(padded, layout)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Pad(torch.autograd.Function):
+    """Packed to padded order. Padding repeats token 0, and its gradient is zero by construction (no
+    real query sees it), so the gradient is a plain gather and not a scatter-add."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: torch.Tensor, layout: Layout) -> torch.Tensor:
+        ctx.layout = layout
+        assert layout.to_padded is not None
+        return packed.index_select(0, layout.to_padded)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0].index_select(0, ctx.layout.to_packed), None
+
+
+class _Unpad(torch.autograd.Function):
+    """Padded to packed order: padding is dropped, and gets a zero gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: torch.Tensor, layout: Layout) -> torch.Tensor:
+        ctx.layout = layout
+        ctx.num_padded = padded.shape[0]
+        assert layout.to_packed is not None
+        return padded.index_select(0, layout.to_packed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        grad = grads[0]
+        full = grad.new_zeros((ctx.num_padded, *grad.shape[1:]))
+        full.index_copy_(0, ctx.layout.to_packed, grad)
+        return full, None

@@ -1,0 +1,26 @@
+"""The `observe` section: what a person sees of a run, and where numbers go."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.config import Section
+
+
+class ObserveConfig(Section):
+    """What a person sees of a run, and where its numbers go besides `metrics.jsonl`."""
+
+    view: Literal["auto", "live", "plain", "none"] = "auto"
+    """`live` draws in the terminal, `plain` prints log lines, `auto` takes `live` only in a terminal."""
+    every_s: float = Field(default=5.0, gt=0)
+    """Seconds between two progress lines of the plain view."""
+    tensorboard: bool = False
+    """Write TensorBoard events into the run folder (needs `penstock[tensorboard]`)."""
+    wandb: bool = False
+    """Log to Weights & Biases (needs `penstock[wandb]`)."""
+    trackio: bool = False
+    """Log to trackio (needs `penstock[trackio]`)."""
+    project: str = "penstock"
+    """Project name for wandb and trackio."""
+    watchdog_s: float = Field(default=120.0, gt=0)
+    """When nothing has moved for this long, say who waits for whom and why."""

@@ -1,0 +1,76 @@
+"""How a run shows itself: drawn live in a terminal, or as plain lines."""
+
+import sys
+import time
+from typing import Protocol
+
+from penstock.observe.config import ObserveConfig
+from penstock.observe.status import RunStatus
+
+
+class View(Protocol):
+    """`update` shows the present, `log` a lasting line, `close` gives the terminal back."""
+
+    def update(self, status: RunStatus) -> None: ...
+
+    def log(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def make_view(config: ObserveConfig) -> View:
+    kind = config.view
+    if kind == "auto":
+        kind = "live" if sys.stdout.isatty() else "plain"
+    if kind == "live":
+        from penstock.observe.terminal import TerminalView
+
+        return TerminalView()
+    return PlainView(config.every_s) if kind == "plain" else SilentView()
+
+
+class SilentView:
+    """Shows nothing and keeps the lines, for notebooks that print their own and for tests."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def update(self, status: RunStatus) -> None:
+        pass
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
+
+    def close(self) -> None:
+        pass
+
+
+class PlainView:
+    """Log lines, one every few seconds."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._next = 0.0
+
+    def update(self, status: RunStatus) -> None:
+        if status.phase != "training" or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._every_s
+        self.log(progress_line(status))
+
+    def log(self, line: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+def progress_line(status: RunStatus) -> str:
+    reward = "–" if status.reward is None else f"{status.reward:.3f}"
+    processes = "; ".join(
+        f"{process.name} {process.busy:.0%} ({process.doing})" for process in status.processes
+    )
+    return (
+        f"step {status.step}/{status.steps}  reward {reward}  {status.tokens_per_s:,.0f} tok/s  "
+        f"staleness {status.staleness_mean:.2f} (max {status.staleness_max:.0f})  {processes}"
+    )

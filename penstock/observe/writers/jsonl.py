@@ -1,0 +1,19 @@
+"""`metrics.jsonl`: one object a step, flushed, so that a crash loses nothing."""
+
+import json
+import math
+from pathlib import Path
+
+
+class JsonlWriter:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a")
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Numbers that JSON has no word for (NaN, infinity) are written as null."""
+        plain = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps({"step": step, **plain}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

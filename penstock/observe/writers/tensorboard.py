@@ -1,0 +1,23 @@
+"""TensorBoard events, through torch's own writer."""
+
+from pathlib import Path
+
+from penstock.errors import MissingExtraError
+
+
+class TensorBoardWriter:
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtraError(
+                "observe.tensorboard needs tensorboard: pip install 'penstock[tensorboard]'"
+            ) from error
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()

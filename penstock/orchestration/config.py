@@ -1,0 +1,78 @@
+"""The root config: every room's section under one name. `penstock init` writes it out with comments."""
+
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from penstock.algorithms.advantages import ADVANTAGES, StepFacts
+from penstock.algorithms.config import AlgorithmConfig
+from penstock.buffer.config import StalenessConfig
+from penstock.config import Section
+from penstock.engines.config import EngineConfig
+from penstock.models.config import ModelConfig
+from penstock.observe.config import ObserveConfig
+from penstock.rollout.config import RolloutConfig
+from penstock.scoring.config import RewardConfig
+from penstock.sync.config import SyncConfig
+from penstock.tasks.config import TasksConfig
+from penstock.trainer.config import TrainerConfig
+from penstock.types import Score
+
+
+class RunConfig(Section):
+    """How long a run is and where it leaves things."""
+
+    name: str = "run"
+    """The run's name; its folder is `folder/name`, with a number appended when that exists."""
+    folder: Path = Path("runs")
+    """Where run folders go."""
+    steps: int = Field(default=200, ge=1)
+    """Optimizer steps."""
+    seed: int = 0
+    """Seed of the task order and of every sampled token."""
+
+
+class EvalConfig(Section):
+    """Held-out evaluation, at the start, at the end and in between."""
+
+    tasks: TasksConfig | None = None
+    """Held-out tasks; without them nothing is evaluated."""
+    every: int = Field(default=0, ge=0)
+    """Steps between two evaluations beside training; 0 evaluates only at the start and at the end."""
+    samples: int = Field(default=1, ge=1)
+    """Answers per held-out task."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Sampling temperature; unset takes the rollout's, 0 is greedy."""
+
+
+class PenstockConfig(Section):
+    """Everything a run is told."""
+
+    model: ModelConfig = ModelConfig()
+    tasks: TasksConfig = TasksConfig()
+    reward: RewardConfig = RewardConfig()
+    engine: EngineConfig = EngineConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    sync: SyncConfig = SyncConfig()
+    run: RunConfig = RunConfig()
+    eval: EvalConfig = EvalConfig()
+    observe: ObserveConfig = ObserveConfig()
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> "PenstockConfig":
+        if self.rollout.group_size == 1 and _needs_a_group(self.algorithm):
+            raise ValueError(
+                f"rollout.group_size must be at least 2, got 1: the advantage {self.algorithm.advantage!r} "
+                "compares the episodes of a group with each other"
+            )
+        return self
+
+
+def _needs_a_group(algorithm: AlgorithmConfig) -> bool:
+    """Whether this advantage has nothing to say about groups of one: it gives two different ones zero."""
+    lone_groups = StepFacts.of([[Score(value=0.0)], [Score(value=1.0)]])
+    advantages = ADVANTAGES.bind(algorithm.advantage, algorithm.advantage_args)(lone_groups)
+    return not any(group.any() for group in advantages)

@@ -1,0 +1,1 @@
+"""Launchers place worker processes; the channel to them is the same wherever they run."""

@@ -1,0 +1,147 @@
+"""The default launcher: workers are child processes on this machine, reached over a Unix socket.
+
+A worker ends when its channel closes, so none outlives the controller, however that ended. Workers are in
+a session of their own: Ctrl-C in the terminal reaches the controller alone, which then stops them in order.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from penstock.channel import Channel
+from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Listener
+from penstock.errors import WorkerDied
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 5.0
+
+
+class LocalWorker:
+    """One child process and the channel to it."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, channel: Channel, log: Path) -> None:
+        self.name = name
+        self.channel = channel
+        self._process = process
+        self._log = log
+        self._reading = asyncio.get_running_loop().create_task(channel.run())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def died(self) -> WorkerDied:
+        """Wait for the process to end and say how, with the traceback that it left."""
+        code = await self._process.wait()
+        return WorkerDied(_last_words(self.name, self.pid, code, self._log), detail=_tail(self._log))
+
+    async def stop(self) -> None:
+        """Close the channel, which ends a healthy worker; one that does not follow is killed."""
+        await self.channel.close()
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        await self._process.wait()
+        await self.channel.close()
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+
+class LocalLauncher:
+    """Starts and stops workers. `folder` is private to the run and lies in memory where it can: it holds the
+    socket and the buckets of published weights, and goes with the launcher."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._token = secrets.token_hex(16)
+        self._arrivals: dict[str, asyncio.Future[Channel]] = {}
+        self._workers: list[LocalWorker] = []
+        self._stopped = False
+
+    async def __aenter__(self) -> "LocalLauncher":
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self.folder = _private_folder()
+        self._listener = Listener(f"unix:{self.folder / 'controller'}", self._token, self._arrive)
+        await self._listener.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped = True
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        await self._listener.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def launch(self, name: str, *, threads: int = 1) -> LocalWorker:
+        """Start one worker and wait until it has connected."""
+        log = self._logs / f"{name}.log"
+        arrival: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
+        self._arrivals[name] = arrival
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "penstock.worker", "--connect", self._listener.address, "--name", name),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), "PENSTOCK_TOKEN": self._token},
+            )
+        exited = asyncio.create_task(process.wait())
+        both: set[asyncio.Future[Any]] = {exited, arrival}
+        try:
+            await asyncio.wait(both, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not arrival.done():  # it died, it is too slow, or the launch was cancelled
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await asyncio.shield(exited)
+        if not arrival.done():
+            raise WorkerDied(_last_words(name, process.pid, exited.result(), log), detail=_tail(log))
+        exited.cancel()
+        worker = LocalWorker(name, process, arrival.result(), log)
+        self._workers.append(worker)
+        return worker
+
+    def forget(self, worker: LocalWorker) -> None:
+        """A worker that its owner has ended: it is no longer the launcher's to stop."""
+        self._workers.remove(worker)
+
+    def _arrive(self, name: str, channel: Channel) -> None:
+        arrival = self._arrivals.pop(name, None)
+        if arrival is not None and not arrival.done():
+            arrival.set_result(channel)
+
+
+def _private_folder() -> Path:
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix=PRIVATE_FOLDER_PREFIX, dir=memory if memory.is_dir() else None))
+
+
+def _last_words(name: str, pid: int, code: int, log: Path) -> str:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"worker {name} (pid {pid}) {how}; its log is {log}"
+
+
+def _tail(log: Path, num_lines: int = 40) -> str:
+    if not log.is_file():
+        return ""
+    with log.open(errors="replace") as lines:
+        return "".join(deque(lines, maxlen=num_lines))

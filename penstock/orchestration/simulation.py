@@ -1,0 +1,123 @@
+"""Simulated workers for the controller in virtual time: no model, only durations, versions and counts.
+
+    run_in_virtual_time(controller.run())
+
+They keep the promises that the real ones make (a token's version is that of the weights served when it
+was sampled; an update takes effect at one moment), so what holds for the controller here holds there.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+
+from penstock.types import (
+    Chunk,
+    EngineReport,
+    GenerateRequest,
+    Group,
+    Message,
+    Score,
+    StepPlan,
+    StepResult,
+    UpdateReceipt,
+    WeightUpdate,
+)
+
+Duration = Callable[[], float]
+
+
+class SimulatedEngine:
+    """Samples `num_tokens()` tokens per request, `token_s()` apart, under whatever version it serves."""
+
+    def __init__(self, *, num_tokens: Callable[[], int], token_s: Duration, update_s: Duration) -> None:
+        self._num_tokens = num_tokens
+        self._token_s = token_s
+        self._update_s = update_s
+        self.version = -1
+        self.tokens = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        count = self._num_tokens()
+        for index in range(count):
+            await asyncio.sleep(self._token_s())
+            self.tokens += 1
+            yield Chunk(
+                token_ids=np.array([1 + index], np.int32),
+                logprobs=np.array([-0.5], np.float32),
+                versions=np.array([self.version], np.int32),
+                finish_reason="stop" if index == count - 1 else None,
+            )
+
+    async def update(self, update: WeightUpdate) -> UpdateReceipt:
+        await asyncio.sleep(self._update_s())
+        self.version = update.version
+        return UpdateReceipt(policy=update.policy, version=update.version, stall_s=0.0, verify_s=0.0)
+
+    async def report(self) -> EngineReport:
+        return EngineReport(
+            name="simulated",
+            versions={"policy": self.version},
+            capabilities=(),
+            num_running=0,
+            num_waiting=0,
+            max_context=1 << 20,
+            counters={"tokens": float(self.tokens), "busy_s": 0.0},
+        )
+
+    async def close(self) -> None:
+        pass
+
+
+class SimulatedTrainer:
+    """Takes `step_s()` a step and keeps every plan that it was given."""
+
+    def __init__(self, *, step_s: Duration, publish_s: Duration) -> None:
+        self._step_s = step_s
+        self._publish_s = publish_s
+        self.plans: list[StepPlan] = []
+        self.busy_s = 0.0
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        took = self._step_s()
+        await asyncio.sleep(took)
+        self.busy_s += took
+        self.plans.append(plan)
+        return StepResult(step=plan.step, metrics={}, seconds={"forward": took})
+
+    async def publish(self, version: int) -> WeightUpdate:
+        await asyncio.sleep(self._publish_s())
+        return WeightUpdate(version=version, transport="none", tensors=(), buckets=(), fingerprint={})
+
+    async def release(self, version: int) -> None:
+        pass
+
+    async def save(self, folder: str) -> None:
+        pass
+
+
+class SimulatedScorer:
+    """Takes `score_s()` and gives `value(group, episode index)`."""
+
+    def __init__(self, *, score_s: Duration, value: Callable[[Group, int], float]) -> None:
+        self._score_s = score_s
+        self._value = value
+
+    async def score(self, group: Group) -> tuple[Score, ...]:
+        await asyncio.sleep(self._score_s())
+        return tuple(Score(value=self._value(group, index)) for index in range(len(group.episodes)))
+
+    async def close(self) -> None:
+        pass
+
+
+class SimulatedTokenizer:
+    """Every prompt is three tokens long."""
+
+    stop_token_ids: tuple[int, ...] = (0,)
+
+    def encode_prompt(self, prompt: str | tuple[Message, ...]) -> list[int]:
+        return [5, 6, 7]
+
+    def decode(self, token_ids: list[int]) -> str:
+        return " ".join(str(token) for token in token_ids)

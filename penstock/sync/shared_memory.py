@@ -1,0 +1,142 @@
+"""Weights through shared memory: the trainer copies a snapshot in, engines copy it out between two forwards.
+
+A bucket is a file that both sides map, in a folder that lives in memory where the system has one
+(`/dev/shm`); so nothing has to be registered, inherited or unlinked twice. The publisher owns a ring of
+slots, each a set of buckets laid out alike. A slot is taken by `snapshot` and given back by `release`,
+when every engine has read it; so the trainer goes on as soon as its copy is made, and waits only when
+engines are `slots` versions behind.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from penstock.errors import FingerprintMismatch
+from penstock.sync.fingerprint import fingerprint, verify
+from penstock.sync.layout import lay_out, view
+from penstock.types import DEFAULT_POLICY, WeightUpdate
+
+TRANSPORT = "shared_memory"
+BUCKET_BYTES = 256 << 20
+
+
+class SharedMemoryPublisher:
+    """The trainer's side. `snapshot` is the copy that the trainer waits for; `describe` hashes it, which may
+    happen while the next step runs."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        *,
+        folder: Path,
+        slots: int = 2,
+        dtype: torch.dtype | None = None,
+        policy: str = DEFAULT_POLICY,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        as_sent = {
+            name: torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="meta")
+            for name, tensor in parameters.items()
+        }
+        self._policy = policy
+        self._specs, sizes = lay_out(as_sent, bucket_bytes=bucket_bytes)
+        self._paths = [
+            [folder / f"{policy}-{slot}-{i}.weights" for i in range(len(sizes))] for slot in range(slots)
+        ]
+        self._slots = [
+            [_map(path, size) for path, size in zip(paths, sizes, strict=True)] for paths in self._paths
+        ]
+        self._sizes = sizes
+        self._free = list(range(slots))
+        self._taken: dict[int, int] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def snapshot(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Copy the parameters into a free slot, waiting for one if need be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free or self._closed)
+            if self._closed:
+                raise RuntimeError("the publisher is closed")
+            slot = self._free.pop(0)
+            self._taken[version] = slot
+        with torch.no_grad():
+            for spec in self._specs:
+                view(self._slots[slot][spec.bucket], spec).copy_(parameters[spec.name])
+
+    def describe(self, version: int) -> WeightUpdate:
+        """The update that engines are sent, with the fingerprint of the snapshot."""
+        slot = self._taken[version]
+        tensors = {spec.name: view(self._slots[slot][spec.bucket], spec) for spec in self._specs}
+        return WeightUpdate(
+            policy=self._policy,
+            version=version,
+            transport=TRANSPORT,
+            tensors=self._specs,
+            buckets=tuple(
+                f"{size}:{path}" for size, path in zip(self._sizes, self._paths[slot], strict=True)
+            ),
+            fingerprint={name: fingerprint(tensor) for name, tensor in tensors.items()},
+        )
+
+    def publish(self, version: int, parameters: Mapping[str, torch.Tensor]) -> WeightUpdate:
+        self.snapshot(version, parameters)
+        return self.describe(version)
+
+    def release(self, version: int) -> None:
+        with self._changed:
+            self._free.append(self._taken.pop(version))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        for path in (path for paths in self._paths for path in paths):
+            path.unlink(missing_ok=True)
+
+
+class SharedMemoryReceiver:
+    """The engine's side. Buckets are mapped once and stay mapped: later updates are copies alone."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[str, torch.Tensor] = {}
+
+    def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> float:
+        differing = {spec.name for spec in update.tensors} ^ set(parameters)
+        if differing:
+            raise FingerprintMismatch(
+                f"version {update.version}: trainer and engine differ in {len(differing)} tensors, "
+                f"{', '.join(sorted(differing)[:3])} among them; both must load the same model"
+            )
+        buckets = [self._bucket(name) for name in update.buckets]
+        with torch.no_grad():
+            for spec in update.tensors:
+                self._load(spec.name, parameters[spec.name], view(buckets[spec.bucket], spec))
+        start = time.perf_counter()
+        verify(update.fingerprint, parameters, update.version)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        self._mapped.clear()
+
+    def _load(self, name: str, live: torch.Tensor, published: torch.Tensor) -> None:
+        live.copy_(published)
+
+    def _bucket(self, name: str) -> torch.Tensor:
+        if name not in self._mapped:
+            size, _, path = name.partition(":")
+            if not Path(path).is_file():
+                raise FileNotFoundError(f"the published bucket {path} is gone")
+            self._mapped[name] = _map(Path(path), int(size))
+        return self._mapped[name]
+
+
+def _map(path: Path, size: int) -> torch.Tensor:
+    """`size` bytes of a file, shared with every other process that maps it; made if it is not there."""
+    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)

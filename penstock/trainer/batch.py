@@ -1,0 +1,105 @@
+"""One micro-batch as tensors: a packed row for the model, and flat columns over its loss tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from penstock.models.head import KeptIds
+from penstock.trainer.packing import loss_positions
+from penstock.types import NOT_SAMPLED, IntArray, Sample, SamplingMask, TrainSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRow:
+    """Sequences side by side in a (1, tokens) row, and the loss tokens that it predicts.
+
+    A sequence is cut after the last position that predicts a loss token: what follows can't matter."""
+
+    sequences: tuple[TrainSequence, ...]
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    lengths: tuple[int, ...]
+    rows: torch.Tensor
+    """(loss tokens,): the place in the row whose hidden state predicts each."""
+    targets: torch.Tensor
+    temperature: torch.Tensor
+    behaviour_logprobs: torch.Tensor
+    versions: torch.Tensor
+    segments: torch.Tensor
+    counts: tuple[int, ...]
+    """Loss tokens of each sequence."""
+    kept: KeptIds | None
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return int(self.targets.shape[0])
+
+    @classmethod
+    def of(cls, sequences: Sequence[TrainSequence], device: torch.device | str = "cpu") -> "PackedRow | None":
+        """None when no sequence has a loss token."""
+        positions_of = [loss_positions(sequence.sample) for sequence in sequences]
+        chosen = [index for index, positions in enumerate(positions_of) if positions.size]
+        if not chosen:
+            return None
+        samples = [sequences[index].sample for index in chosen]
+        positions_of = [positions_of[index] for index in chosen]
+        for sample in samples:
+            if sample.sampling.temperature <= 0:
+                raise ValueError(
+                    "a sample drawn at temperature 0 has no distribution to train on; use a temperature > 0"
+                )
+        lengths = [int(positions[-1]) for positions in positions_of]
+        starts = np.cumsum([0, *lengths[:-1]])
+        counts = [len(positions) for positions in positions_of]
+
+        def column(parts: list[np.ndarray], dtype: torch.dtype) -> torch.Tensor:
+            return torch.from_numpy(np.concatenate(parts)).to(device=device, dtype=dtype)
+
+        picked = list(zip(samples, positions_of, strict=True))
+        return cls(
+            sequences=tuple(sequences[index] for index in chosen),
+            input_ids=column([s.token_ids[:n] for s, n in zip(samples, lengths, strict=True)], torch.long)[
+                None
+            ],
+            position_ids=column([np.arange(n) for n in lengths], torch.long)[None],
+            lengths=tuple(lengths),
+            rows=column([p - 1 + start for p, start in zip(positions_of, starts, strict=True)], torch.long),
+            targets=column([s.token_ids[p] for s, p in picked], torch.long),
+            temperature=column([np.full(len(p), s.sampling.temperature) for s, p in picked], torch.float32),
+            behaviour_logprobs=column([s.logprobs[p] for s, p in picked], torch.float32),
+            versions=column([s.versions[p] for s, p in picked], torch.long),
+            segments=column([np.full(n, i) for i, n in enumerate(counts)], torch.long),
+            counts=tuple(counts),
+            kept=_kept(picked, device),
+        )
+
+
+def _kept(picked: list[tuple[Sample, IntArray]], device: torch.device | str) -> KeptIds | None:
+    """The recorded sampling masks of the loss tokens, joined; rows of samples without one are empty."""
+    if all(sample.sampling_mask is None for sample, _ in picked):
+        return None
+    counts, ids = [], []
+    for sample, positions in picked:
+        if sample.sampling_mask is None:
+            counts.append(np.zeros(len(positions), dtype=np.int64))
+            continue
+        row_of = np.cumsum(sample.versions != NOT_SAMPLED) - 1
+        row_counts, row_ids = select_rows(sample.sampling_mask, row_of[positions])
+        counts.append(row_counts)
+        ids.append(row_ids)
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+    return KeptIds(
+        offsets=torch.from_numpy(offsets).to(device),
+        ids=torch.from_numpy(np.concatenate(ids).astype(np.int64)).to(device),
+    )
+
+
+def select_rows(mask: SamplingMask, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sizes and joined ids of some rows of a mask."""
+    offsets = mask.offsets.astype(np.int64)
+    counts = offsets[rows + 1] - offsets[rows]
+    firsts = np.cumsum(counts) - counts
+    within = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
+    return counts, mask.token_ids[np.repeat(offsets[rows], counts) + within]

@@ -1,0 +1,40 @@
+"""The `trainer` section: optimizer, schedule, precision and memory."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.config import Section
+
+
+class TrainerConfig(Section):
+    """How steps are computed. What they optimise is in the `algorithm` section."""
+
+    learning_rate: float = Field(default=1e-5, ge=0)
+    """Peak learning rate of AdamW."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay; matrices only, never norms and biases."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's two averages."""
+    eps: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises linearly from zero."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """What the learning rate does after the warm-up."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Where cosine and linear end, as a share of the peak."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients with a larger norm are scaled down to it."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the model computes in; bfloat16 keeps float32 master weights."""
+    micro_batch_tokens: int = Field(default=4096, ge=1)
+    """Tokens packed into one forward and backward pass; a longer sequence gets its own."""
+    passes: int = Field(default=1, ge=1)
+    """Optimizer updates per step, each over all of its samples; more than one needs clipping."""
+    logprob_chunk_tokens: int = Field(default=1024, ge=1)
+    """Tokens whose logits exist at the same time."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer in the backward pass instead of keeping its activations."""
+    threads: int = Field(default=0, ge=0)
+    """Threads of the trainer process on a CPU; 0 leaves the choice to torch."""

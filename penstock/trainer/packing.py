@@ -1,0 +1,145 @@
+"""From scored groups to step plans: pure, without torch, so that the controller plans by itself.
+
+Every rank gets the same number of micro-batches (they run in lockstep) of about the same size, and
+every plan carries the denominators of the whole step.
+"""
+
+from collections.abc import Callable, Sequence
+from heapq import heapify, heapreplace
+
+import numpy as np
+
+from penstock.types import (
+    NOT_SAMPLED,
+    Episode,
+    IntArray,
+    Sample,
+    ScoredGroup,
+    StepPlan,
+    TrainSequence,
+)
+
+SamplesOf = Callable[[int, int, Episode], Sequence[Sample]]
+"""(group index, episode index, episode) to its samples, one per turn, as `Episode.samples` gives them."""
+
+
+def loss_positions(sample: Sample) -> IntArray:
+    """Where the loss tokens are. A first token has no context to be predicted from, so it never counts."""
+    positions = np.flatnonzero(sample.loss_mask).astype(np.int32)
+    return positions[1:] if positions.size and positions[0] == 0 else positions
+
+
+def forward_length(sample: Sample) -> int:
+    """Tokens that must run through the model: all before the last one in the loss; 0 without any."""
+    positions = loss_positions(sample)
+    return int(positions[-1]) if positions.size else 0
+
+
+def plan_step(
+    step: int,
+    version: int,
+    groups: Sequence[ScoredGroup],
+    *,
+    ranks: int = 1,
+    micro_batch_tokens: int,
+    samples_of: SamplesOf | None = None,
+) -> tuple[StepPlan, ...]:
+    """One plan per rank. `samples_of` replaces an episode's samples, for instance with its late tokens
+    masked; sequences that are left without a loss token are not planned at all."""
+    sequences = _sequences(groups, samples_of)
+    costs = [forward_length(sequence.sample) for sequence in sequences]
+    bins = pack(costs, micro_batch_tokens, multiple_of=ranks)
+    shares = share_out([sum(costs[index] for index in members) for members in bins], ranks)
+    scores = tuple(group.scores for group in groups)
+    num_tokens = tuple(
+        tuple(episode.num_output_tokens for episode in group.group.episodes) for group in groups
+    )
+    return tuple(
+        StepPlan(
+            step=step,
+            version=version,
+            scores=scores,
+            micro_batches=tuple(tuple(sequences[index] for index in bins[chosen]) for chosen in share),
+            num_loss_tokens=sum(len(loss_positions(sequence.sample)) for sequence in sequences),
+            num_sequences=len(sequences),
+            num_tokens=num_tokens,
+        )
+        for share in shares
+    )
+
+
+def pack(costs: Sequence[int], budget: int, *, multiple_of: int = 1) -> list[list[int]]:
+    """Indices in as few bins of at most `budget` as best-fit finds, levelled afterwards, their number
+    rounded up to a multiple. A cost above the budget gets a bin of its own."""
+    if budget < 1 or multiple_of < 1:
+        raise ValueError(f"budget and multiple_of must be >= 1, got {budget} and {multiple_of}")
+    if not costs:
+        return [[] for _ in range(multiple_of)]
+    order = sorted(range(len(costs)), key=lambda index: -costs[index])
+    num_bins = _count_bins([costs[index] for index in order], budget)
+    num_bins = -(-num_bins // multiple_of) * multiple_of
+    while True:
+        bins, fits = _level(costs, order, num_bins, budget)
+        if fits:
+            return bins
+        num_bins += multiple_of
+
+
+def share_out(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Bins dealt to ranks, the same number to each, largest first to the rank with the least."""
+    if len(sizes) % ranks:
+        raise ValueError(f"{len(sizes)} micro-batches can't be dealt equally to {ranks} ranks")
+    quota = len(sizes) // ranks
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        rank = min((r for r in range(ranks) if len(shares[r]) < quota), key=lambda r: loads[r])
+        shares[rank].append(index)
+        loads[rank] += sizes[index]
+    return shares
+
+
+def _sequences(groups: Sequence[ScoredGroup], samples_of: SamplesOf | None) -> list[TrainSequence]:
+    sequences = []
+    for group_index, scored in enumerate(groups):
+        for episode_index, episode in enumerate(scored.group.episodes):
+            samples = samples_of(group_index, episode_index, episode) if samples_of else episode.samples()
+            for turn, sample in enumerate(samples):
+                if not loss_positions(sample).size:
+                    continue
+                start = int(np.argmax(sample.versions != NOT_SAMPLED))
+                sequences.append(
+                    TrainSequence(
+                        sample=sample, group=group_index, episode=episode_index, turns=((turn, start),)
+                    )
+                )
+    return sequences
+
+
+def _count_bins(costs: Sequence[int], budget: int) -> int:
+    """How many bins best-fit decreasing needs."""
+    free: list[int] = []
+    for cost in costs:
+        fitting = [index for index, room in enumerate(free) if room >= cost]
+        if fitting:
+            best = min(fitting, key=lambda index: free[index])
+            free[best] -= cost
+        else:
+            free.append(max(0, budget - cost))
+    return len(free)
+
+
+def _level(
+    costs: Sequence[int], order: Sequence[int], num_bins: int, budget: int
+) -> tuple[list[list[int]], bool]:
+    """Deal longest first to the emptiest bin; says whether every bin keeps the budget or holds a
+    single sequence that is alone above it."""
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    heap = [(0, index) for index in range(num_bins)]
+    heapify(heap)
+    for item in order:
+        load, index = heap[0]
+        bins[index].append(item)
+        heapreplace(heap, (load + costs[item], index))
+    fits = all(load <= budget or len(bins[index]) == 1 for load, index in heap)
+    return bins, fits

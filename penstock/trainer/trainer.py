@@ -1,0 +1,141 @@
+"""Executes planned optimizer steps on one rank.
+
+    plan ─► packed rows ─► forward ─► loss ─► backward ─► … ─► clip ─► AdamW ─► live weights
+
+The plan's denominators span the whole step, so the gradient is the same for any split into
+micro-batches. A new algorithm is a function in `penstock.algorithms`, never another trainer.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.algorithms.config import AlgorithmConfig
+from penstock.trainer.config import TrainerConfig
+from penstock.trainer.metrics import StepRecord, summarise, token_columns
+from penstock.trainer.objective import Objective, PreparedRow
+from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
+from penstock.trainer.policy import PackedModel
+from penstock.trainer.precision import guard_bfloat16
+from penstock.types import StepPlan, StepResult
+
+log = logging.getLogger(__name__)
+
+
+class PolicyTrainer:
+    """Owns the model and its optimizer. Synchronous: its process calls it from a thread."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        config: TrainerConfig,
+        algorithm: AlgorithmConfig,
+        total_steps: int,
+        reference: nn.Module | None = None,
+        device: str = "cpu",
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if algorithm.kl_coef > 0 and reference is None:
+            raise ValueError("kl_coef > 0 needs a reference model; pass reference= or set kl_coef to 0")
+        if world_size != 1:
+            raise ValueError(f"world_size must be 1, got {world_size}; this trainer runs on a single rank")
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        if config.dtype == "bfloat16":
+            guard_bfloat16(device)
+        self._config, self._total_steps = config, total_steps
+        self._device = device
+        self._model: Any = model.to(device)
+        self._optimizer = MasterAdamW(model, config)
+        policy = PackedModel(
+            model, chunk_tokens=config.logprob_chunk_tokens, checkpointing=config.gradient_checkpointing
+        )
+        frozen = None
+        if reference is not None:
+            reference.to(device=device).requires_grad_(False)
+            frozen = PackedModel(reference, chunk_tokens=config.logprob_chunk_tokens)
+        self._objective = Objective(policy, frozen, algorithm, config, device)
+        self._num_updates = 0
+        self._num_skipped = 0
+        self._seconds: dict[str, float] = {}
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Run a plan: every pass ends in one optimizer update, or in none when it is not finite."""
+        self._seconds = {}
+        with self._timed("prepare"):
+            rows = self._objective.prepare(plan)
+        metrics: dict[str, float] = {}
+        for index in range(self._config.passes):
+            record = self._accumulate(plan, rows)
+            with self._timed("optimizer"):
+                update = self._update(plan.step, record.loss)
+            if index == 0:
+                with self._timed("metrics"):
+                    metrics = summarise(record, plan)
+            metrics |= update
+        return StepResult(step=plan.step, metrics=metrics, seconds=dict(self._seconds))
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """The live parameters, keyed as `model.named_parameters()`."""
+        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model in Hugging Face format."""
+        self._model.save_pretrained(folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a later process needs to go on as if it were this one."""
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "num_updates": self._num_updates,
+            "num_skipped": self._num_skipped,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._num_updates = state["num_updates"]
+        self._num_skipped = state["num_skipped"]
+
+    def _accumulate(self, plan: StepPlan, rows: list[PreparedRow]) -> StepRecord:
+        record = StepRecord()
+        for row in rows:
+            with self._timed("forward"):
+                loss, tokens, entropy, facts = self._objective(row, plan)
+            with self._timed("backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
+            record.add(float(loss.detach()), token_columns(tokens, entropy) | facts)
+        return record
+
+    def _update(self, step: int, loss: float) -> dict[str, float]:
+        """Update the weights, unless the loss or the gradient is not finite."""
+        norm = self._optimizer.gradient_norm()
+        learning_rate = learning_rate_at(step, self._total_steps, self._config)
+        if math.isfinite(loss) and math.isfinite(norm):
+            self._optimizer.update(learning_rate, norm)
+            self._num_updates += 1
+        else:
+            self._optimizer.forget()
+            self._num_skipped += 1
+            log.warning("step %d skipped: loss %g, gradient norm %g; weights are unchanged", step, loss, norm)
+        return {
+            "grad_norm": norm,
+            "learning_rate": learning_rate,
+            "skipped_updates": float(self._num_skipped),
+        }
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begin

@@ -1,0 +1,78 @@
+"""Entry of every worker process. It serves the three ways to start and becomes what it is started as."""
+
+import argparse
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from penstock.channel import Channel, Method
+from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Hello, connect
+from penstock.channel.connection import Req, Res
+from penstock.engines.client import START_ENGINE
+from penstock.scoring.client import START_SCORING
+from penstock.trainer.client import START_TRAINER
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m penstock.worker", description=__doc__)
+    parser.add_argument("--connect", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port")
+    parser.add_argument("--name", required=True)
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides when workers stop
+    code = asyncio.run(_serve(options.connect, options.name, os.environ.get("PENSTOCK_TOKEN", "")))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A user's reward may hang in a thread and the trainer may be in mid-step: neither may keep an orphan.
+    os._exit(code)
+
+
+async def _serve(address: str, name: str, token: str) -> int:
+    channel = await connect(address, Hello(name=name, token=token))
+    failures: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        failures.append(error)
+        traceback.print_exception(error)
+        reading.cancel()
+
+    _serve_lazily(channel, START_ENGINE, "penstock.worker.engine", fail)
+    _serve_lazily(channel, START_TRAINER, "penstock.worker.trainer", fail)
+    _serve_lazily(channel, START_SCORING, "penstock.worker.scoring", fail)
+    reading = asyncio.get_running_loop().create_task(channel.run())
+    await asyncio.gather(reading, return_exceptions=True)
+    if failures:
+        return 1
+    _sweep(address)
+    return 0
+
+
+def _sweep(address: str) -> None:
+    """The controller is gone, perhaps killed: its private folder holds weights in memory, so it goes too."""
+    kind, _, path = address.partition(":")
+    folder = Path(path).parent
+    if kind == "unix" and folder.name.startswith(PRIVATE_FOLDER_PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve_lazily(
+    channel: Channel, method: Method[Req, Res], module: str, fail: Callable[[BaseException], None]
+) -> None:
+    """Import a role's module only when it is asked for: scoring needs no torch, and starts at once."""
+
+    async def start(request: Req) -> Res:
+        import importlib
+
+        role = await asyncio.to_thread(importlib.import_module, module)
+        begin: Callable[[Channel, Req, Callable[[BaseException], None]], Awaitable[Res]] = role.start
+        return await begin(channel, request, fail)
+
+    channel.serve(method, start)
+
+
+if __name__ == "__main__":
+    main()

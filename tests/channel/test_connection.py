@@ -1,0 +1,145 @@
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import numpy as np
+import pytest
+
+from penstock.channel import Channel, Method
+from penstock.errors import ChannelClosed, RemoteError, RequestRefused
+from penstock.types import Chunk
+
+
+class Number(msgspec.Struct, frozen=True):
+    value: int
+
+
+DOUBLE = Method("double", Number, Number)
+COUNT = Method("count", Number, Number)
+CHUNKS = Method("chunks", Number, Chunk)
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[Channel, Channel]]:
+    left_socket, right_socket = socket.socketpair()
+    left = Channel(*await asyncio.open_connection(sock=left_socket))
+    right = Channel(*await asyncio.open_connection(sock=right_socket))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(left.run())
+        tasks.create_task(right.run())
+        try:
+            yield left, right
+        finally:
+            await left.close()
+            await right.close()
+
+
+def test_a_call_answers_and_calls_interleave() -> None:
+    async def main() -> list[int]:
+        async with pair() as (left, right):
+            gate = asyncio.Event()
+
+            async def double(request: Number) -> Number:
+                if request.value == 1:
+                    await gate.wait()
+                else:
+                    gate.set()
+                return Number(request.value * 2)
+
+            right.serve(DOUBLE, double)
+            answers = await asyncio.gather(*(left.call(DOUBLE, Number(n)) for n in (1, 2)))
+            return [answer.value for answer in answers]
+
+    assert asyncio.run(main()) == [2, 4]
+
+
+def test_a_stream_yields_in_order_with_arrays_intact() -> None:
+    async def chunks(request: Number) -> AsyncIterator[Chunk]:
+        for i in range(request.value):
+            yield Chunk(
+                token_ids=np.array([i, i + 1], np.int32),
+                logprobs=np.array([-0.5, -i], np.float32),
+                versions=np.array([3, 4], np.int32),
+            )
+
+    async def main() -> list[Chunk]:
+        async with pair() as (left, right):
+            right.serve_stream(CHUNKS, chunks)
+            return [chunk async for chunk in left.stream(CHUNKS, Number(3))]
+
+    got = asyncio.run(main())
+    assert [chunk.token_ids.tolist() for chunk in got] == [[0, 1], [1, 2], [2, 3]]
+    assert got[2].logprobs.tolist() == [-0.5, -2.0]
+    assert got[0].versions.dtype == np.int32
+
+
+def test_leaving_a_stream_cancels_it_on_the_other_side() -> None:
+    async def main() -> str:
+        cancelled = asyncio.Event()
+
+        async def count(request: Number) -> AsyncIterator[Number]:
+            try:
+                yield Number(0)
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        async with pair() as (left, right):
+            right.serve_stream(COUNT, count)
+            stream = left.stream(COUNT, Number(0))
+            async for _ in stream:
+                break
+            await stream.aclose()  # type: ignore[attr-defined]
+            await asyncio.wait_for(cancelled.wait(), 5)
+        return "cancelled"
+
+    assert asyncio.run(main()) == "cancelled"
+
+
+def test_an_error_arrives_with_its_traceback_and_known_kinds_as_themselves() -> None:
+    async def fail(request: Number) -> Number:
+        raise RequestRefused("too long") if request.value else KeyError("lost")
+
+    async def main() -> None:
+        async with pair() as (left, right):
+            right.serve(DOUBLE, fail)
+            with pytest.raises(RequestRefused, match=r"^too long$"):
+                await left.call(DOUBLE, Number(1))
+            with pytest.raises(RemoteError, match="KeyError: 'lost'") as caught:
+                await left.call(DOUBLE, Number(0))
+            assert "in fail" in caught.value.detail
+
+    asyncio.run(main())
+
+
+def test_waiters_are_woken_when_the_other_side_goes() -> None:
+    async def main() -> None:
+        async with pair() as (left, right):
+
+            async def never(request: Number) -> Number:
+                await right.close()
+                return request
+
+            right.serve(DOUBLE, never)
+            with pytest.raises(ChannelClosed):
+                await left.call(DOUBLE, Number(1))
+            with pytest.raises(ChannelClosed):
+                await left.call(DOUBLE, Number(1))
+
+    asyncio.run(main())
+
+
+def test_a_record_of_another_shape_is_refused() -> None:
+    async def main() -> None:
+        async with pair() as (left, right):
+
+            async def double(request: Number) -> Number:
+                return request
+
+            right.serve(DOUBLE, double)
+            with pytest.raises(RemoteError, match="ValidationError"):
+                await left.call(Method("double", str, Number), "seven")
+
+    asyncio.run(main())

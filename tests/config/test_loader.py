@@ -1,0 +1,74 @@
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import Field
+
+from penstock.config import Section
+from penstock.config.loader import load_config
+from penstock.errors import ConfigError
+
+
+class Gate(Section):
+    max_staleness: int = Field(default=4, ge=0)
+    late: Literal["mask", "wait"] = "mask"
+
+
+class Root(Section):
+    staleness: Gate = Gate()
+    extra: Gate | None = None
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_file_then_overrides(tmp_path: Path) -> None:
+    config = load_config(
+        Root,
+        write(tmp_path, "staleness:\n  max_staleness: 2\n"),
+        ["staleness.late=wait", "extra.max_staleness=7"],
+    )
+    assert (config.staleness.max_staleness, config.staleness.late) == (2, "wait")
+    assert config.extra == Gate(max_staleness=7)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        (
+            "staleness: {max_stalenes: 1}",
+            [],
+            "unknown key 'max_stalenes' in section 'staleness'; did you mean 'max_staleness'?",
+        ),
+        ("stalenes: {}", [], "unknown key 'stalenes' in the config; did you mean 'staleness'?"),
+        ("", ["zzz=1"], "unknown key 'zzz' in the config; known keys: extra, staleness"),
+        ("", ["extra.lat=mask"], "unknown key 'lat' in section 'extra'; did you mean 'late'?"),
+        (
+            "",
+            ["staleness.max_staleness=-1"],
+            "staleness.max_staleness: input should be greater than or equal to 0, got -1",
+        ),
+        ("", ["staleness.late=never"], "staleness.late: input should be 'mask' or 'wait', got 'never'"),
+        ("", ["staleness"], "an override must look like section.key=value, got 'staleness'"),
+        ("- 1", [], "must hold sections (key: value), got a list"),
+        ("a: [1", [], "is not valid YAML (line 1)"),
+    ],
+)
+def test_one_sentence_errors(tmp_path: Path, text: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(Root, write(tmp_path, text), overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml does not exist"):
+        load_config(Root, tmp_path / "nowhere.yaml")
+
+
+def test_a_section_made_in_python_refuses_unknown_keys_too() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_staleness'"):
+        Gate(max_stalenes=1)  # type: ignore[call-arg]

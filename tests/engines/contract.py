@@ -1,0 +1,155 @@
+"""What every engine must do. A test module subclasses `EngineContract` and says how to open one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import PenstockError, RequestRefused
+from penstock.interfaces import Engine
+from penstock.types import Chunk, GenerateRequest, SamplingParams, WeightUpdate
+
+
+def ask(request_id: str, prompt: list[int] | None = None, **options: Any) -> GenerateRequest:
+    """A request; options of `SamplingParams` and of `GenerateRequest` may be mixed."""
+    names = GenerateRequest.__struct_fields__
+    own = {key: options.pop(key) for key in list(options) if key in names}
+    return GenerateRequest(
+        id=request_id,
+        token_ids=np.array([1, 2, 3] if prompt is None else prompt, dtype=np.int32),
+        sampling=SamplingParams(**options),
+        **own,
+    )
+
+
+def update_to(version: int, **options: Any) -> WeightUpdate:
+    return WeightUpdate(version=version, transport="none", tensors=(), buckets=(), fingerprint={}, **options)
+
+
+async def collect(chunks: AsyncIterator[Chunk]) -> list[Chunk]:
+    return [chunk async for chunk in chunks]
+
+
+def joined(chunks: list[Chunk]) -> list[int]:
+    return [int(token) for chunk in chunks for token in chunk.token_ids]
+
+
+class EngineContract:
+    """Subclasses give `open_engine()`: an async context manager of a served engine whose context holds
+    at most 64 tokens, at version 0, and whose answers are at least 8 tokens long when they may be."""
+
+    def open_engine(self) -> AbstractAsyncContextManager[Engine]:
+        raise NotImplementedError
+
+    def play(self, scene: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(60), self.open_engine() as engine:
+                await scene(engine)
+
+        asyncio.run(main())
+
+    def test_gives_max_tokens_and_then_says_why_it_ended(self) -> None:
+        async def scene(engine: Engine) -> None:
+            chunks = await collect(engine.generate(ask("a", max_tokens=8)))
+            assert len(joined(chunks)) == 8
+            assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+
+        self.play(scene)
+
+    def test_coalesces_chunks(self) -> None:
+        async def scene(engine: Engine) -> None:
+            chunks = await collect(engine.generate(ask("a", max_tokens=8, chunk_tokens=3)))
+            assert [len(chunk.token_ids) for chunk in chunks] == [3, 3, 2]
+
+        self.play(scene)
+
+    def test_labels_tokens_with_the_served_version(self) -> None:
+        async def scene(engine: Engine) -> None:
+            async with aclosing(engine.generate(ask("a", max_tokens=8))) as chunks:
+                versions = [int(v) for v in (await anext(chunks)).versions]
+                receipt = await engine.update(update_to(3))
+                assert receipt.version == 3
+                assert (await engine.report()).versions == {"policy": 3}
+                async for chunk in chunks:
+                    versions += [int(v) for v in chunk.versions]
+            assert len(versions) == 8
+            assert versions[0] == 0
+            assert versions[-1] == 3
+            assert versions == sorted(versions)
+
+        self.play(scene)
+
+    def test_refuses_a_version_that_is_not_newer(self) -> None:
+        async def scene(engine: Engine) -> None:
+            await engine.update(update_to(2))
+            with pytest.raises(PenstockError, match="version 2"):
+                await engine.update(update_to(2))
+
+        self.play(scene)
+
+    def test_refuses_a_prompt_that_fills_the_context(self) -> None:
+        async def scene(engine: Engine) -> None:
+            with pytest.raises(RequestRefused, match="'a' was refused"):
+                await collect(engine.generate(ask("a", prompt=[1] * 64)))
+            with pytest.raises(RequestRefused, match="'b' was refused"):
+                await collect(engine.generate(ask("b", prompt=[])))
+
+        self.play(scene)
+
+    def test_refuses_another_policy(self) -> None:
+        async def scene(engine: Engine) -> None:
+            with pytest.raises(RequestRefused, match="serves policy 'policy'"):
+                await collect(engine.generate(ask("a", policy="teacher")))
+            with pytest.raises(PenstockError, match="policy"):
+                await engine.update(update_to(1, policy="teacher"))
+
+        self.play(scene)
+
+    def test_ends_at_the_context_limit(self) -> None:
+        async def scene(engine: Engine) -> None:
+            chunks = await collect(engine.generate(ask("a", prompt=[5] * 60, max_tokens=50)))
+            assert len(joined(chunks)) == 4
+            assert chunks[-1].finish_reason == "length"
+
+        self.play(scene)
+
+    def test_closing_the_iterator_cancels(self) -> None:
+        async def scene(engine: Engine) -> None:
+            async with aclosing(engine.generate(ask("a", max_tokens=50))) as chunks:
+                await anext(chunks)
+                assert (await engine.report()).num_running == 1
+            report = await engine.report()
+            assert (report.num_running, report.num_waiting) == (0, 0)
+            assert len(joined(await collect(engine.generate(ask("a", max_tokens=8))))) == 8
+
+        self.play(scene)
+
+    def test_serves_many_at_once_and_counts_them(self) -> None:
+        async def scene(engine: Engine) -> None:
+            results = await asyncio.gather(
+                *(collect(engine.generate(ask(str(n), prompt=[n + 1], max_tokens=n + 1))) for n in range(7))
+            )
+            assert [len(joined(chunks)) for chunks in results] == [1, 2, 3, 4, 5, 6, 7]
+            counters = (await engine.report()).counters
+            assert counters["requests"] == 7
+            assert counters["tokens"] == 28
+            assert counters["busy_s"] >= 0
+            assert counters["steps"] >= 7
+
+        self.play(scene)
+
+    def test_close_wakes_waiters_and_may_be_repeated(self) -> None:
+        async def scene(engine: Engine) -> None:
+            async with aclosing(engine.generate(ask("a", max_tokens=50))) as chunks:
+                await anext(chunks)
+                await engine.close()
+                await engine.close()
+                rest = [chunk async for chunk in chunks]
+            assert rest[-1].finish_reason == "cancelled"
+            with pytest.raises(PenstockError, match="closed"):
+                await collect(engine.generate(ask("b")))
+
+        self.play(scene)

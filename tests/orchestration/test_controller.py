@@ -1,0 +1,253 @@
+"""The controller in virtual time: the staleness promises at any speed ratio, and no deadlock."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.buffer.gate import StalenessGate
+from penstock.buffer.queue import RolloutBuffer
+from penstock.errors import ScoringFailed, UserError
+from penstock.orchestration.controller import Controller
+from penstock.orchestration.simulation import (
+    SimulatedEngine,
+    SimulatedScorer,
+    SimulatedTokenizer,
+    SimulatedTrainer,
+)
+from penstock.orchestration.stepping import StepPlanner
+from penstock.orchestration.virtual_time import Deadlock, run_in_virtual_time
+from penstock.rollout.runner import RolloutRunner
+from penstock.types import Group, SamplingParams, Score, Task
+
+
+class Tasks:
+    def __init__(self) -> None:
+        self.issued: list[str] = []
+        self.returned: list[str] = []
+        self._queue: list[Task] = []
+
+    def next(self) -> Task:
+        task = self._queue.pop(0) if self._queue else Task(id=f"t{len(self.issued)}", prompt="p")
+        self.issued.append(task.id)
+        return task
+
+    def put_back(self, task: Task) -> None:
+        self.returned.append(task.id)
+        self._queue.append(task)
+
+
+@dataclass
+class World:
+    """One simulated run, kept for looking at afterwards."""
+
+    controller: Controller
+    trainer: SimulatedTrainer
+    engine: SimulatedEngine
+    tasks: Tasks
+    drops: Counter[str]
+
+
+class FlakyScorer(SimulatedScorer):
+    """Fails for a share of the groups, chosen by their number."""
+
+    failing = 0.0
+
+    async def score(self, group: Group) -> tuple[Score, ...]:
+        scores = await super().score(group)
+        if (group.number * 7919) % 100 < self.failing * 100:
+            raise ScoringFailed("flaky", "score_error")
+        return scores
+
+
+def build(
+    *,
+    late: Any = "mask",
+    max_staleness: int = 2,
+    groups_per_step: int = 2,
+    steps: int = 6,
+    token_s: float = 0.01,
+    straggler: float = 0.0,
+    step_s: float = 0.1,
+    sync_s: float = 0.01,
+    failing: float = 0.0,
+    filter_zero_variance: bool = False,
+    value: Any = lambda group, index: float(index),
+    seed: int = 0,
+) -> World:
+    rng = np.random.default_rng(seed)
+
+    def num_tokens() -> int:
+        return int(rng.integers(1, 6)) * (30 if rng.random() < straggler else 1)
+
+    engine = SimulatedEngine(
+        num_tokens=num_tokens,
+        token_s=lambda: token_s * rng.lognormal(sigma=0.5),
+        update_s=lambda: sync_s * rng.random(),
+    )
+    trainer = SimulatedTrainer(
+        step_s=lambda: step_s * rng.lognormal(sigma=0.3), publish_s=lambda: sync_s * rng.random()
+    )
+    scorer = FlakyScorer(score_s=lambda: token_s * rng.random(), value=value)
+    scorer.failing = failing
+    tasks = Tasks()
+    drops: Counter[str] = Counter()
+    gate = StalenessGate(
+        groups_per_step=groups_per_step,
+        max_staleness=max_staleness,
+        late=late,
+        num_groups=steps * groups_per_step,
+    )
+    controller: Controller
+
+    async def make() -> None:
+        nonlocal controller
+        controller = Controller(
+            engine=engine,
+            trainers=[trainer],
+            scorer=scorer,
+            runner=RolloutRunner(
+                engine, SimulatedTokenizer(), sampling=SamplingParams(max_tokens=1000), group_size=3
+            ),
+            tasks=tasks,
+            buffer=RolloutBuffer(
+                gate,
+                filter_zero_variance=filter_zero_variance,
+                max_filtered_in_a_row=20,
+                on_drop=lambda dropped: controller.give_back(dropped),
+            ),
+            planner=StepPlanner(ranks=1, micro_batch_tokens=64),
+            steps=steps,
+            on_drop=lambda reason, message: drops.update([reason]),
+        )
+        await controller.start()
+        await controller.run()
+
+    run_in_virtual_time(make())
+    return World(controller, trainer, engine, tasks, drops)
+
+
+def staleness_of(world: World) -> list[int]:
+    return [
+        int(plan.version - version)
+        for plan in world.trainer.plans
+        for batch in plan.micro_batches
+        for sequence in batch
+        for version in sequence.sample.versions[sequence.sample.loss_mask]
+    ]
+
+
+speeds = st.sampled_from([0.0003, 0.003, 0.03, 0.3])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    late=st.sampled_from(["wait", "mask", "drop"]),
+    max_staleness=st.integers(0, 5),
+    groups_per_step=st.integers(1, 4),
+    token_s=speeds,
+    step_s=speeds,
+    sync_s=speeds,
+    straggler=st.sampled_from([0.0, 0.1, 0.5]),
+    failing=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 10_000),
+)
+def test_no_token_past_the_bound_is_trained_and_the_run_ends(**settings: Any) -> None:
+    """A deadlock would be raised by the virtual clock; a livelock would never reach the last step."""
+    world = build(**settings)
+    assert len(world.trainer.plans) == 6
+    assert [plan.version for plan in world.trainer.plans] == list(range(6))
+    assert max(staleness_of(world)) <= settings["max_staleness"]
+    assert min(staleness_of(world)) >= 0
+    for plan in world.trainer.plans:
+        assert len(plan.scores) == settings["groups_per_step"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    token_s=speeds,
+    step_s=speeds,
+    sync_s=speeds,
+    straggler=st.sampled_from([0.0, 0.5]),
+    seed=st.integers(0, 99),
+)
+def test_zero_staleness_is_on_policy_whatever_is_late(**settings: Any) -> None:
+    for late in ("wait", "mask", "drop", "correct"):
+        world = build(max_staleness=0, late=late, **settings)
+        assert set(staleness_of(world)) == {0}
+        assert world.controller.buffer.gate.drops == Counter()
+
+
+def test_wait_drops_nothing_where_drop_does() -> None:
+    settings = dict(straggler=0.2, token_s=0.02, step_s=0.01, seed=3, steps=20)
+    waiting, dropping = build(late="wait", **settings), build(late="drop", **settings)
+    assert waiting.drops == Counter()
+    assert dropping.drops["stale"] > 0
+    assert len(dropping.tasks.returned) == dropping.drops["stale"]
+    assert set(dropping.tasks.returned) <= set(dropping.tasks.issued)
+
+
+def test_mask_takes_late_tokens_out_of_the_loss_and_correct_keeps_them() -> None:
+    settings = dict(straggler=0.2, token_s=0.02, step_s=0.01, seed=3, steps=20)
+    masked, corrected = build(late="mask", **settings), build(late="correct", **settings)
+    assert max(staleness_of(masked)) == 2
+    assert max(staleness_of(corrected)) > 2
+    left_out = [
+        1
+        for plan in masked.trainer.plans
+        for batch in plan.micro_batches
+        for sequence in batch
+        if sequence.sample.num_loss_tokens < (sequence.sample.versions >= 0).sum()
+    ]
+    assert left_out
+
+
+def test_nothing_is_generated_only_to_be_thrown_away() -> None:
+    world = build(late="mask", straggler=0.0, steps=6)
+    assert len(world.tasks.issued) == 6 * 2
+
+
+def test_training_overlaps_generation() -> None:
+    """Generation and training take the same time: staleness 0 alternates, staleness 2 overlaps them."""
+    settings = dict(token_s=0.03, step_s=0.1, sync_s=0.0001, steps=30, late="mask")
+
+    def time_of(max_staleness: int) -> float:
+        return build(max_staleness=max_staleness, **settings).controller.activity.last_progress
+
+    assert time_of(2) < 0.7 * time_of(0)
+
+
+def test_zero_variance_groups_are_replaced() -> None:
+    world = build(
+        filter_zero_variance=True, value=lambda group, index: float(index if group.number % 2 else 0)
+    )
+    assert len(world.trainer.plans) == 6
+    assert world.controller.buffer.gate.drops["zero_variance"] >= 6
+    assert all(
+        len({score.value for score in scores}) == 3 for plan in world.trainer.plans for scores in plan.scores
+    )
+
+
+def test_only_zero_variance_ends_the_run_with_a_sentence() -> None:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        build(filter_zero_variance=True, value=lambda group, index: 1.0)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, UserError)
+    assert str(error).startswith("the last 20 groups all had zero variance (the last scored 1 throughout)")
+
+
+def test_failed_scores_cost_their_group_with_a_reason() -> None:
+    world = build(failing=0.4)
+    assert world.drops["score_error"] == world.controller.buffer.gate.drops["score_error"] > 0
+    assert len(world.trainer.plans) == 6
+
+
+def test_the_virtual_clock_sees_a_deadlock() -> None:
+    import asyncio
+
+    with pytest.raises(Deadlock):
+        run_in_virtual_time(asyncio.Event().wait())

@@ -1,0 +1,248 @@
+"""Real processes, a real (tiny) model: what a user sees of a run, good and bad."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from penstock.cli.main import main
+
+REWARDS = """
+import time
+
+def sevens(task, completion):
+    return completion.count("7") / 8
+
+def sevens_in_trl_form(prompts, completions, answer, **kwargs):
+    assert len(prompts) == len(completions) == len(answer) == len(kwargs["completion_ids"])
+    return [completion.count("7") / 8 for completion in completions]
+
+def sometimes_broken(task, completion):
+    kind = int(task.columns["answer"]) % 8
+    if kind == 1:
+        raise RuntimeError("no idea")
+    if kind == 2:
+        return float("nan")
+    if kind == 3:
+        time.sleep(1000)
+    return completion.count("7") / 8
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder: tasks, rewards and a config."""
+    rows = [{"prompt": f"{a}+{a + 3}=", "answer": str(a)} for a in range(10, 50)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    config = {
+        "model": {"name": str(tiny_model)},
+        "tasks": {"source": "tasks.jsonl"},
+        "reward": {"functions": "rewards.py:sevens"},
+        "rollout": {"max_new_tokens": 8, "groups_per_step": 4},
+        "trainer": {"learning_rate": 0.003},
+        "run": {"steps": 25},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(*words: str) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "config.yaml", *words])
+    assert ended.value.code == 0
+    newest = max(Path("runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
+    return dict(json.loads((newest / "summary.json").read_text()))
+
+
+def workers() -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "penstock.worker" in " ".join(child.cmdline())
+    ]
+
+
+def test_a_run_learns_and_leaves_what_it_promises(project: Path, tiny_model: Path) -> None:
+    (project / "heldout.jsonl").write_text(
+        "".join(f'{{"prompt": "{a}+5=", "answer": "0"}}\n' for a in range(60, 76))
+    )
+    summary = train("eval.tasks.source=heldout.jsonl", "eval.every=10", "observe.tensorboard=true")
+    folder = project / "runs" / "run"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "loss" in row]
+    assert [row["step"] for row in steps] == list(range(1, 26))
+    assert summary["steps"] == 25
+    assert summary["samples"] == 25 * 4 * 8
+    assert summary["heldout_reward_end"] > summary["heldout_reward_start"] + 0.1
+    assert 0 <= summary["trainer_idle"] < 1
+    assert 0 <= summary["engine_idle"] < 1
+    assert summary["staleness_max"] <= 4
+    assert summary["drops"] == {}
+    assert {row["step"] for row in rows if "heldout_reward" in row} >= {0, 25}
+    assert yaml.safe_load((folder / "config.yaml").read_text())["run"]["steps"] == 25
+    assert any((folder / "tensorboard").iterdir())
+    check_saved_model(folder / "model", tiny_model)
+    assert workers() == []
+
+
+def check_saved_model(folder: Path, start: Path) -> None:
+    """`from_pretrained` loads it in a stock way, and its weights have moved."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert AutoTokenizer.from_pretrained(folder).decode([8]) == "7"
+    trained = AutoModelForCausalLM.from_pretrained(folder)
+    assert trained.config._attn_implementation != "penstock"
+    before = dict(AutoModelForCausalLM.from_pretrained(start).named_parameters())
+    moved = [name for name, weight in trained.named_parameters() if not weight.equal(before[name])]
+    assert len(moved) == len(before)
+
+
+def test_rewards_that_raise_hang_or_give_nan_cost_their_groups(project: Path) -> None:
+    summary = train("reward.functions=rewards.py:sometimes_broken", "reward.timeout_s=0.5", "run.steps=4")
+    assert summary["steps"] == 4
+    assert summary["drops"]["score_error"] >= 1
+    assert summary["drops"]["score_nan"] >= 1
+    assert summary["drops"]["score_timeout"] >= 1
+
+
+def test_synchronous_training_with_a_trl_reward_and_a_reference_is_on_policy(project: Path) -> None:
+    summary = train(
+        "reward.functions=rewards.py:sevens_in_trl_form",
+        "staleness.max_staleness=0",
+        "algorithm.kl_coef=0.01",
+        "run.steps=5",
+        "engine.count=2",
+    )
+    assert (summary["steps"], summary["staleness_max"]) == (5, 0)
+    rows = [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
+    assert max(row["logprob_gap_max"] for row in rows) < 1e-4
+
+
+def start_endless(project: Path) -> subprocess.Popen[str]:
+    code = "from penstock.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "train", "config.yaml", "run.steps=1000000", "observe.every_s=0.1"],
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if " step 3" in line or "step 1" in line:
+            return process
+    raise AssertionError(f"it ended with {process.wait()}")
+
+
+def test_one_interrupt_saves_the_model_and_leaves_no_orphan(project: Path) -> None:
+    process = start_endless(project)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) == 3
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "stopped early" in output
+    assert (project / "runs/run/model/model.safetensors").is_file()
+    assert json.loads((project / "runs/run/summary.json").read_text())["stopped_early"]
+    assert not [child for child in children if child.is_running()]
+
+
+@pytest.mark.parametrize("name", ["engine0", "trainer"])
+def test_a_dead_child_ends_the_run_with_a_sentence(project: Path, name: str) -> None:
+    process = start_endless(project)
+    children = psutil.Process(process.pid).children(recursive=True)
+    (victim,) = [child for child in children if name in child.cmdline()]
+    victim.kill()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"worker {name} (pid {victim.pid}) was killed by SIGKILL" in output
+    assert not [child for child in children if child.is_running()]
+
+
+def test_an_exception_in_a_child_is_shown_with_its_traceback(project: Path) -> None:
+    """A model whose file is broken fails in the worker, not in the checks before."""
+    import shutil
+
+    broken = project / "broken"
+    shutil.copytree(yaml.safe_load((project / "config.yaml").read_text())["model"]["name"], broken)
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    process = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from penstock.cli import main; main()",
+            "train",
+            "config.yaml",
+            f"model.name={broken}",
+        ],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    assert process.returncode == 1
+    assert "Error" in process.stderr
+
+
+def complain(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    started = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *words])
+    assert ended.value.code == 2
+    assert time.monotonic() - started < 30
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert not Path("runs").exists()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("tasks.source=nowhere.jsonl", "the task file nowhere.jsonl does not exist"),
+        ("tasks.source=bad.jsonl", "bad.jsonl line 2 is not valid JSON"),
+        ("tasks.source=empty.jsonl", "the task source 'empty.jsonl' is empty"),
+        ("tasks.source=long.jsonl", "the prompt of task long.jsonl#0 has 70 tokens"),
+        ("tasks.source=chat.jsonl", "the model's tokenizer has no chat template"),
+        ("tasks.prompt=question", "has no column 'question'; its columns: prompt, answer"),
+        ("rollout.group_size=1", "rollout.group_size must be at least 2, got 1"),
+        ("rollout.temperature=0", "rollout.temperature: input should be greater than 0, got 0"),
+        ("model.name=nowhere", "model 'nowhere' could not be loaded (no such folder here"),
+        ("reward.functions=rewards.py:sixes", "rewards.py has no function 'sixes'"),
+        ("reward.functions=nowhere.py:f", "the reward file nowhere.py does not exist"),
+        ("eval.tasks.source=tasks.jsonl", "40 prompts are both in tasks and in eval.tasks"),
+        ("staleness.max_stalenes=1", "did you mean 'max_staleness'?"),
+        ("algorithm.loss=klip", "unknown loss 'klip'"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    project: Path, capsys: pytest.CaptureFixture[str], word: str, sentence: str
+) -> None:
+    (project / "bad.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": \n')
+    (project / "empty.jsonl").write_text("\n")
+    (project / "long.jsonl").write_text(json.dumps({"prompt": "1" * 70}) + "\n")
+    (project / "chat.jsonl").write_text(json.dumps({"prompt": [{"role": "user", "content": "1"}]}) + "\n")
+    assert sentence in complain(capsys, "config.yaml", word)
+
+
+def test_a_missing_config_is_one_sentence(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "config file nowhere.yaml does not exist" in complain(capsys, "nowhere.yaml")
+
+
+def test_debug_shows_the_traceback(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "nowhere.yaml", "--debug"])
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
