@@ -46,8 +46,8 @@ def train_and_save(recipe: Recipe, folder: Path, *, log: Callable[[str], None], 
                 return
             log(f"built-in model: exact with probability {exact:.2f}; trying another seed")
     raise PenstockError(
-        f"the built-in model could not be made: after {recipe.attempts} attempts it is exact with probability "
-        f"{exact:.2f}, which must be in [{recipe.min_exact}, {recipe.max_exact}]"
+        f"the built-in model could not be made: after {recipe.attempts} attempts its answers are exact with "
+        f"probability {exact:.2f}, which must be in [{recipe.min_exact}, {recipe.max_exact}]"
     )
 
 

@@ -84,7 +84,9 @@ def lay_out(spans: list[Span], block_size: int, device: torch.device) -> Layout:
             else:
                 ids.extend(seq.tokens[first : first + count])
             last[number] = len(ids) - 1
-        rectangle, places, where = _rectangle([spans[number] for number in members], start, block_size, device)
+        rectangle, places, where = _rectangle(
+            [spans[number] for number in members], start, block_size, device
+        )
         rectangles.append(rectangle)
         positions.append(places)
         slots.append(where)

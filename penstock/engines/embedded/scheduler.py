@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from penstock.engines.embedded.prefix import PrefixCache
 from penstock.engines.embedded.sequence import Sequence
 
-
 Span = tuple[Sequence, int, int]
 """A sequence, its first token to compute, and how many."""
 
