@@ -98,12 +98,16 @@ def test_files_of_the_same_name_are_different_modules(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / str(number)).mkdir()
         write(tmp_path / str(number), "rewards.py", f"def f(): return {number}")
-    assert [load_function(f"{tmp_path}/{number}/rewards.py:f", what="reward")() for number in (1, 2)] == [1, 2]
+    assert [load_function(f"{tmp_path}/{number}/rewards.py:f", what="reward")() for number in (1, 2)] == [
+        1,
+        2,
+    ]
 
 
 def test_a_file_may_define_dataclasses(tmp_path: Path) -> None:
-    text = "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int\n"
-    path = write(tmp_path, "classes.py", text + "def f(): return A(3).x")
+    imports = "from __future__ import annotations\nimport dataclasses\n"
+    code = "@dataclasses.dataclass\nclass A:\n    x: int\ndef f(): return A(3).x"
+    path = write(tmp_path, "classes.py", imports + code)
     assert load_function(f"{path}:f", what="reward")() == 3
 
 
@@ -176,7 +180,13 @@ def test_describing_a_function_of_a_module() -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [lambda task, completion: 0.0, make_closure(), Methods().method, functools.partial(module_level), Methods()],
+    [
+        lambda task, completion: 0.0,
+        make_closure(),
+        Methods().method,
+        functools.partial(module_level),
+        Methods(),
+    ],
     ids=["lambda", "closure", "method", "partial", "object"],
 )
 def test_what_no_other_process_can_load_has_no_description(function: Callable[..., Any]) -> None:
@@ -201,17 +211,26 @@ def test_functions_of_a_script_are_described_by_its_file(tmp_path: Path) -> None
         "    print(describe_callable(top), describe_callable(named), describe_callable(guarded))\n",
     )
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=60, env=environment()
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=environment(),
     )
     assert done.stdout.strip() == f"{script.resolve()}:top None None"
 
 
 def test_a_function_typed_into_an_interpreter_has_no_description() -> None:
-    code = (
-        "from penstock.usercode import describe_callable\ndef f(): ...\nprint(describe_callable(f))"
-    )
+    code = "from penstock.usercode import describe_callable\ndef f(): ...\nprint(describe_callable(f))"
     done = subprocess.run(
-        [sys.executable, "-"], input=code, capture_output=True, text=True, check=True, timeout=60, env=environment()
+        [sys.executable, "-"],
+        input=code,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=environment(),
     )
     assert done.stdout.strip() == "None"
 

@@ -23,7 +23,11 @@ def a_turn(text: str) -> Turn:
 
 
 def a_group(
-    *texts: str, prompt: str | tuple[Message, ...] = "1+1=", task_id: str = "t", number: int = 0, **columns: Any
+    *texts: str,
+    prompt: str | tuple[Message, ...] = "1+1=",
+    task_id: str = "t",
+    number: int = 0,
+    **columns: Any,
 ) -> Group:
     task = Task(id=task_id, prompt=prompt, columns=columns)
     episodes = tuple(Episode(task_id=task_id, turns=(a_turn(text),)) for text in texts)

@@ -16,7 +16,9 @@ def test_one_function_has_many_spellings(functions: Any) -> None:
 
 
 def test_several_functions_with_weights() -> None:
-    config = RewardConfig.model_validate({"functions": ["a:f", {"path": "b.py:g", "weight": -0.5, "name": "short"}]})
+    config = RewardConfig.model_validate(
+        {"functions": ["a:f", {"path": "b.py:g", "weight": -0.5, "name": "short"}]}
+    )
     assert [(one.path, one.weight, one.name) for one in config.functions] == [
         ("a:f", 1.0, None),
         ("b.py:g", -0.5, "short"),

@@ -148,7 +148,10 @@ def test_the_score_is_the_weighted_sum_and_its_parts_are_raw() -> None:
 
 
 def test_none_in_trl_form_contributes_nothing_to_that_sample() -> None:
-    rewards = [wrap(lambda completions: [None, 1.0], name="code"), wrap(lambda task, completion: 0.25, name="style")]
+    rewards = [
+        wrap(lambda completions: [None, 1.0], name="code"),
+        wrap(lambda task, completion: 0.25, name="style"),
+    ]
     scores = score_group(rewards, a_group("2", "3"))
     assert [(score.value, score.parts) for score in scores] == [
         (0.25, {"style": 0.25}),
@@ -228,7 +231,9 @@ def test_a_signature_of_neither_form_is_refused() -> None:
 
     with pytest.raises(UserError) as raised:
         wrap(reward)
-    assert str(raised.value).startswith("a reward must be reward(task, completion) or f(prompts, completions, **columns)")
+    assert str(raised.value).startswith(
+        "a reward must be reward(task, completion) or f(prompts, completions, **columns)"
+    )
     assert "got reward(answer: str) -> float" in str(raised.value)
 
 

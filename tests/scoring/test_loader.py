@@ -24,4 +24,7 @@ def test_a_built_in_name_is_a_short_path() -> None:
 def test_anything_else_gets_a_hint(path: str, hint: str) -> None:
     with pytest.raises(UserError) as raised:
         load_callable(path)
-    assert str(raised.value) == f"a reward must be module:function, file.py:function or built in, got {path!r}; {hint}"
+    assert (
+        str(raised.value)
+        == f"a reward must be module:function, file.py:function or built in, got {path!r}; {hint}"
+    )

@@ -87,7 +87,8 @@ def test_tasks_pass_through() -> None:
         (
             [{"prompt": []}],
             {},
-            "the prompt of task 0 of s must be a string or a list of messages with role and content, got '[]'",
+            "the prompt of task 0 of s must be a string or a list of messages with role and content, "
+            "got '[]'",
         ),
         (
             [{"prompt": [{"role": "user"}]}],
@@ -103,9 +104,14 @@ def test_tasks_pass_through() -> None:
         (
             [{"prompt": "x"}],
             {"system": "Be brief."},
-            "tasks.system needs chat messages, but the prompt of task 0 of s is a string; set tasks.as_chat=true",
+            "tasks.system needs chat messages, but the prompt of task 0 of s is a string; "
+            "set tasks.as_chat=true",
         ),
-        ([{"prompt": "x"}], {"columns": ("a",)}, "task 0 of s has no column 'a', which tasks.columns asks for"),
+        (
+            [{"prompt": "x"}],
+            {"columns": ("a",)},
+            "task 0 of s has no column 'a', which tasks.columns asks for",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_sentence(rows: list[Any], config: dict[str, Any], sentence: str) -> None:

@@ -17,7 +17,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = tmp_path / "data"
     data.mkdir()
     (data / "train.jsonl").write_text(
-        '{"question": "1+1?", "answer": "2", "tags": ["a", "b"]}\n{"question": "2+2?", "answer": "4", "tags": []}\n'
+        '{"question": "1+1?", "answer": "2", "tags": ["a", "b"]}\n'
+        '{"question": "2+2?", "answer": "4", "tags": []}\n'
     )
     (data / "test.jsonl").write_text('{"question": "3+3?", "answer": "6", "tags": []}\n')
     return data
@@ -37,7 +38,9 @@ def test_train_is_the_split_unless_said_otherwise(folder: Path) -> None:
 
 def test_no_split_at_all_is_refused(folder: Path) -> None:
     config = TasksConfig(source=f"datasets:{folder}", prompt="question", arguments={"split": None})
-    with pytest.raises(TaskError, match=r"needs one split in tasks.arguments, it has: test, train|train, test"):
+    with pytest.raises(
+        TaskError, match=r"needs one split in tasks.arguments, it has: test, train|train, test"
+    ):
         load_tasks(config)
 
 
@@ -45,7 +48,9 @@ def test_what_datasets_cannot_load_is_one_sentence(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     with pytest.raises(TaskError) as raised:
         load_tasks(TasksConfig(source=f"datasets:{tmp_path}/none"))
-    assert str(raised.value).startswith(f"dataset '{tmp_path}/none' could not be loaded with {{'split': 'train'}}: ")
+    assert str(raised.value).startswith(
+        f"dataset '{tmp_path}/none' could not be loaded with {{'split': 'train'}}: "
+    )
     assert "\n" not in str(raised.value)
 
 

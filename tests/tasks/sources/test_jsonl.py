@@ -30,7 +30,7 @@ def test_tasks_are_named_after_the_file(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         (b'{"prompt": "a"}\n{"prompt": \n', "line 2 is not valid JSON: Expecting value"),
-        (b'\n[1, 2]\n', "line 2 must be an object, got a list"),
+        (b"\n[1, 2]\n", "line 2 must be an object, got a list"),
         (b'"text"', "line 1 must be an object, got a str"),
         (b'{"prompt": "\xff"}', "is not UTF-8 text: invalid start byte at byte 12"),
         (b'{"n": ' + b"1" * 5000 + b"}", "line 1 is not valid JSON: Exceeds the limit"),

@@ -22,9 +22,15 @@ def test_the_limit_holds_for_every_source() -> None:
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("reasning_gym:chain_sum", "unknown task source 'reasning_gym:chain_sum'; did you mean reasoning_gym:…?"),
+        (
+            "reasning_gym:chain_sum",
+            "unknown task source 'reasning_gym:chain_sum'; did you mean reasoning_gym:…?",
+        ),
         ("dataset:x", "unknown task source 'dataset:x'; did you mean datasets:…?"),
-        ("notes.txt", "unknown task source 'notes.txt'; a task file must be JSON lines, with a name that ends in"),
+        (
+            "notes.txt",
+            "unknown task source 'notes.txt'; a task file must be JSON lines, with a name that ends in",
+        ),
         ("whatever", "unknown task source 'whatever'; it must be FILE.jsonl, datasets:NAME"),
         ("", "unknown task source ''; it must be FILE.jsonl"),
         ("https://host/x:y", "unknown task source 'https://host/x:y'; it must be"),
