@@ -1,10 +1,11 @@
 """Advantages of whole episodes, from the scores of the whole step.
 
 Each is a function of `StepFacts` that returns one array per group, one value per episode. They are
-pure numpy, so that the controller can use them too.
+pure numpy, so that the controller can use them too. Advantages of single tokens are in `returns`.
 """
 
 from collections.abc import Callable, Sequence
+from math import comb
 
 import msgspec
 import numpy as np
@@ -39,16 +40,108 @@ def grpo(facts: StepFacts, *, epsilon: float = 1e-6) -> list[Values]:
     """Score minus the group's mean, over the group's standard deviation.
 
     A_i = (r_i − mean(r)) / (std(r) + epsilon), with the unbiased standard deviation. Source: Shao et
-    al. 2024, DeepSeekMath (arXiv:2402.03300), eq. 3. A group of one, or of equal scores, has advantage 0."""
+    al. 2024, DeepSeekMath (arXiv:2402.03300), section 4.1. A group of one, or of equal scores, has
+    advantage 0."""
     return [_centred(group) / (_std(group) + epsilon) for group in facts.values]
+
+
+@ADVANTAGES.register("dr_grpo")
+def dr_grpo(facts: StepFacts) -> list[Values]:
+    """Score minus the group's mean, not divided by anything.
+
+    A_i = r_i − mean(r). Source: Liu et al. 2025, Understanding R1-Zero-like training
+    (arXiv:2503.20783). Dividing by the deviation favours questions that are too easy or too hard; for the
+    paper's removal of the length bias too, set `length_norm: constant`. A group of one has advantage 0."""
+    return [_centred(group) for group in facts.values]
+
+
+@ADVANTAGES.register("rloo")
+def rloo(facts: StepFacts) -> list[Values]:
+    """Score minus the mean of the group's other scores.
+
+    A_i = r_i − Σ_{j≠i} r_j / (G − 1). Source: Kool et al. 2019; Ahmadian et al. 2024
+    (arXiv:2402.14740). A group of one has no others, and advantage 0."""
+    return [_centred(group) * (group.size / max(1, group.size - 1)) for group in facts.values]
+
+
+@ADVANTAGES.register("reinforce_pp")
+def reinforce_pp(facts: StepFacts, *, epsilon: float = 1e-8) -> list[Values]:
+    """REINFORCE++: scores normalised over the whole step, no group baseline.
+
+    A_i = (r_i − mean) / (std + epsilon), mean and std over all tokens of the step, so that long episodes
+    count more. Source: Hu et al. 2025, REINFORCE++ (arXiv:2501.03262). Works with groups of one."""
+    return _whitened(list(facts.values), facts.num_tokens, epsilon)
+
+
+@ADVANTAGES.register("reinforce_pp_baseline")
+def reinforce_pp_baseline(facts: StepFacts, *, epsilon: float = 1e-8) -> list[Values]:
+    """REINFORCE++-baseline: the group's mean is subtracted, then normalised over the whole step.
+
+    A_i = whiten(r_i − mean(group)), whitened over all tokens of the step. Source: Hu et al. 2025,
+    REINFORCE++ (arXiv:2501.03262)."""
+    return _whitened([_centred(group) for group in facts.values], facts.num_tokens, epsilon)
+
+
+@ADVANTAGES.register("opo")
+def opo(facts: StepFacts) -> list[Values]:
+    """Score minus the length-weighted mean of the group: the baseline of least variance.
+
+    A_i = r_i − Σ l_j r_j / Σ l_j, with l the number of sampled tokens. Source: Hao et al. 2025, On-policy
+    RL with optimal reward baseline (arXiv:2505.23585). With equal lengths it is Dr.GRPO."""
+    return [
+        np.zeros_like(group) if _is_constant(group) else group - _weighted_mean(group, lengths)
+        for group, lengths in zip(facts.values, facts.num_tokens, strict=True)
+    ]
+
+
+@ADVANTAGES.register("pass_at_k")
+def pass_at_k(facts: StepFacts, *, k: float = 4, threshold: float = 0.5) -> list[Values]:
+    """Rewards a set of k answers for holding one right answer, which keeps answers diverse.
+
+    With N answers of which N⁻ are wrong: R = 1 − C(N⁻, k)/C(N, k), σ = √(R (1 − R)); a right answer
+    (score > threshold) has A = (1 − R)/σ, a wrong one A = (1 − R − C(N⁻−1, k−1)/C(N−1, k−1))/σ. Source:
+    Chen et al. 2025, Pass@k training (arXiv:2508.10751). k is at most the group's size; when all
+    or none of the sets pass, advantages are 0."""
+    return [_pass_at_k(group > threshold, min(int(k), group.size)) for group in facts.values]
+
+
+def _pass_at_k(right: npt.NDArray[np.bool_], k: int) -> Values:
+    num, num_wrong = right.size, int((~right).sum())
+    if not num:
+        return np.zeros(0)
+    rate = 1 - comb(num_wrong, k) / comb(num, k)
+    deviation = (rate * (1 - rate)) ** 0.5
+    if deviation == 0:
+        return np.zeros(num)
+    others_all_wrong = comb(num_wrong - 1, k - 1) / comb(num - 1, k - 1) if num_wrong else 0.0
+    advantages: Values = np.where(right, 1 - rate, 1 - rate - others_all_wrong) / deviation
+    return advantages
+
+
+def _whitened(groups: list[Values], num_tokens: Sequence[Values], epsilon: float) -> list[Values]:
+    """Zero mean and unit variance over the tokens of the step."""
+    if not groups:
+        return []
+    values, weights = np.concatenate(groups), np.concatenate(num_tokens)
+    if _is_constant(values) or not weights.sum():
+        return [np.zeros_like(group) for group in groups]
+    mean = _weighted_mean(values, weights)
+    std = _weighted_mean((values - mean) ** 2, weights) ** 0.5
+    return [(group - mean) / (std + epsilon) for group in groups]
+
+
+def _weighted_mean(values: Values, weights: Values) -> float:
+    return float((values * weights).sum() / weights.sum()) if weights.sum() else float(values.mean())
 
 
 def _centred(group: Values) -> Values:
     """Deviation from the mean; exactly zero when all are equal, whatever the rounding of the mean."""
-    if group.size and group.min() == group.max():
-        return np.zeros_like(group)
-    deviation: Values = group - group.mean()
+    deviation: Values = np.zeros_like(group) if _is_constant(group) else group - group.mean()
     return deviation
+
+
+def _is_constant(values: Values) -> bool:
+    return values.size == 0 or bool(values.min() == values.max())
 
 
 def _std(group: Values) -> float:

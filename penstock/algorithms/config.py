@@ -4,11 +4,15 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from penstock.algorithms.advantages import ADVANTAGES
+from penstock.algorithms.advantages import ADVANTAGES, StepFacts
 from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.kl import KL_ESTIMATORS
 from penstock.algorithms.losses import LOSSES
+from penstock.algorithms.returns import TOKEN_ADVANTAGES
+from penstock.algorithms.selection import SELECTIONS
 from penstock.config import Section
+from penstock.errors import ConfigError
+from penstock.types import Score
 
 Arguments = dict[str, float]
 
@@ -32,6 +36,8 @@ class AlgorithmConfig(Section):
     """Corrections for the gap between behaviour and current policy: name to parameters, all applied."""
     engine_corrections: dict[str, Arguments] = Field(default_factory=dict)
     """Corrections for the gap between inference and training engine, on tokens of the current version."""
+    selection: dict[str, Arguments] = Field(default_factory=dict)
+    """What happens to a scored group before it is buffered: name to parameters, applied in this order."""
     length_norm: Literal["token", "sequence", "constant"] = "token"
     """How token losses are averaged: over all tokens of the step, per sequence and then over sequences, or
     over sequences with a constant length."""
@@ -43,13 +49,51 @@ class AlgorithmConfig(Section):
     """Which estimator of that KL."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of an entropy bonus."""
+    value_coef: float = Field(default=0.1, ge=0)
+    """Weight of the value head's loss, where the advantage has a value head."""
+    value_clip: float = Field(default=0.2, gt=0)
+    """How far a value may move from its start in one step before its loss is clipped."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the trainer must hold a frozen copy of the model."""
+        return self.kl_coef > 0
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether groups of one would never teach anything: two with different scores both get zero. Token
+        advantages may learn from one episode, by its steps or its values."""
+        if self.advantage in TOKEN_ADVANTAGES.names():
+            return False
+        lone = StepFacts.of([[Score(value=0.0)], [Score(value=1.0)]])
+        return not any(group.any() for group in ADVANTAGES.bind(self.advantage, self.advantage_args)(lone))
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the trainer must have a value head."""
+        return self.advantage == "gae"
+
+    @property
+    def effective_proximal(self) -> Literal["behaviour", "start"]:
+        """Decoupled PPO is relative to the start of the step by definition."""
+        return "start" if self.loss == "decoupled" else self.proximal
 
     @model_validator(mode="after")
     def _names_exist(self) -> "AlgorithmConfig":
-        ADVANTAGES.bind(self.advantage, self.advantage_args)
+        if self.advantage in TOKEN_ADVANTAGES.names():
+            TOKEN_ADVANTAGES.bind(self.advantage, self.advantage_args)
+        elif self.advantage in ADVANTAGES.names():
+            ADVANTAGES.bind(self.advantage, self.advantage_args)
+        else:
+            known = ", ".join(sorted((*ADVANTAGES.names(), *TOKEN_ADVANTAGES.names())))
+            raise ConfigError(f"unknown advantage {self.advantage!r}; known: {known}")
         LOSSES.bind(self.loss, self.loss_args)
         KL_ESTIMATORS.get(self.kl_estimator)
-        for stack in (self.corrections, self.engine_corrections):
+        for registry, stack in (
+            (CORRECTIONS, self.corrections),
+            (CORRECTIONS, self.engine_corrections),
+            (SELECTIONS, self.selection),
+        ):
             for name, arguments in stack.items():
-                CORRECTIONS.bind(name, arguments)
+                registry.bind(name, arguments)
         return self

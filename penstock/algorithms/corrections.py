@@ -1,20 +1,21 @@
 """Corrections: a weight per token for what the loss's own ratio does not cover.
 
-Each takes a log-ratio and the tokens and returns (tokens,) weights without gradient; the weights of
-several are multiplied. Two kinds of gap are corrected separately:
+Each takes `LossTokens` and returns (tokens,) weights without gradient; the weights of several are
+multiplied, so a mask is a weight of 0. Two gaps are corrected, each with its own list in the config:
 
-- behaviour: from the policy that sampled the token to the one the loss is relative to. Weights read
-  log π_old/π_behaviour, which is 0 when π_old is the behaviour policy itself, so nothing is counted
-  twice; masks read the whole gap, log π/π_behaviour.
-- engine: between the inference engine's and the trainer's numbers for the same weights. It can be told
-  apart only on tokens of the current version; on older ones the behaviour gap contains it.
+- behaviour (`corrections`): from the policy that sampled a token to the one being trained. Weights read
+  log π_old/π_behaviour, which is 0 when π_old is the behaviour policy itself: then the loss's ratio has
+  it all, and nothing is counted twice. Masks read the whole gap, log π/π_behaviour.
+- engine (`engine_corrections`): between the inference engine's and the trainer's numbers for the same
+  weights. It can be told apart only on tokens of the current version, so only those are touched;
+  on older tokens the behaviour gap contains it.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.algorithms.registry import Registry
-from penstock.algorithms.tokens import LossTokens, bounded
+from penstock.algorithms.tokens import LossTokens, bounded, segment_mean, segment_sum
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,54 @@ def truncated_token(tokens: LossTokens, *, cap: float = 2.0) -> "torch.Tensor":
     """Truncated importance weight per token.
 
     w_t = min(π_old/π_behaviour, cap). Source: Ionides 2008; for language models Yao et al. 2025
-    (TIS), with cap 2."""
-    gap = bounded(tokens.old_logprobs - tokens.behaviour_logprobs)
-    return gap.exp().clamp(max=cap)
+    (TIS), cap 2."""
+    return tokens.uncovered().exp().clamp(max=cap)
+
+
+@CORRECTIONS.register("truncated_sequence")
+def truncated_sequence(tokens: LossTokens, *, cap: float = 2.0) -> "torch.Tensor":
+    """Truncated importance weight per sequence: the product over its tokens.
+
+    w = min(Π_t π_old/π_behaviour, cap), the same for every token. Unbiased before truncation, where the
+    token's weight is not; of higher variance. Source: Liu et al. 2025, When speed kills stability."""
+    total = segment_sum(tokens.uncovered(), tokens.segments, tokens.num_segments)
+    return bounded(total).exp().clamp(max=cap)[tokens.segments]
+
+
+@CORRECTIONS.register("icepop")
+def icepop(tokens: LossTokens, *, low: float = 0.5, high: float = 5.0) -> "torch.Tensor":
+    """Masked importance sampling: tokens with a ratio outside a band leave the loss.
+
+    w_t = π_old/π_behaviour where low ≤ π/π_behaviour ≤ high, else 0. Source: Ling team 2025, Every step
+    evolves (arXiv:2510.18855), IcePop: the band [0.5, 5]."""
+    ratio = tokens.gap().exp()
+    return tokens.uncovered().exp() * ((ratio >= low) & (ratio <= high))
+
+
+@CORRECTIONS.register("geometric_mask")
+def geometric_mask(tokens: LossTokens, *, low: float = 0.99, high: float = 1.01) -> "torch.Tensor":
+    """Masks sequences whose geometric-mean ratio has left a band; length does not matter to it.
+
+    w = 1 where low ≤ exp(mean_t log π/π_behaviour) ≤ high, else 0, for the whole sequence. Source: Liu et al.
+    2025, When speed kills stability; the band is for engine gaps and wants widening for stale data."""
+    ratio = segment_mean(tokens.gap(), tokens.segments, tokens.num_segments).exp()
+    return ((ratio >= low) & (ratio <= high)).to(ratio.dtype)[tokens.segments]
+
+
+@CORRECTIONS.register("negative_sequence_mask")
+def negative_sequence_mask(tokens: LossTokens, *, threshold: float = 0.1) -> "torch.Tensor":
+    """Off-policy sequence masking: bad answers that the policy no longer gives are not learned from.
+
+    w = 0 where A < 0 and mean_t log π_behaviour/π > threshold over the sequence, else 1. Source: DeepSeek
+    2025, DeepSeek-V3.2 (arXiv:2512.02556), which gives no threshold."""
+    drift = -segment_mean(tokens.gap(), tokens.segments, tokens.num_segments)[tokens.segments]
+    return 1 - ((tokens.advantages < 0) & (drift > threshold)).to(drift.dtype)
+
+
+@CORRECTIONS.register("version_mask")
+def version_mask(tokens: LossTokens, *, max_age: float = 4) -> "torch.Tensor":
+    """Masks tokens that were sampled more than `max_age` updates ago; the rest of their sequence stays.
+
+    w_t = 1 where version − version_t ≤ max_age, else 0. The same rule as `staleness.late: mask`, as part
+    of the loss."""
+    return (tokens.ages <= max_age).to(tokens.behaviour_logprobs.dtype)

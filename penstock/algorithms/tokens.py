@@ -32,6 +32,8 @@ class LossTokens:
     num_segments: int
     weights: "torch.Tensor"
     """Correction weights: no gradient; 0 takes the token out of the loss."""
+    statistic: float = float("inf")
+    """What the loss asked to know of the whole step (`losses.registry.step_statistic`)."""
 
     def with_weights(self, weights: "torch.Tensor") -> "LossTokens":
         return replace(self, weights=weights)
@@ -39,6 +41,10 @@ class LossTokens:
     def log_ratio(self) -> "torch.Tensor":
         """log π/π_old, with the gradient of π."""
         return bounded(self.logprobs - self.old_logprobs)
+
+    def uncovered(self) -> "torch.Tensor":
+        """log π_old/π_behaviour: the part of the gap that the loss's ratio does not cover."""
+        return bounded(self.old_logprobs - self.behaviour_logprobs)
 
     def gap(self) -> "torch.Tensor":
         """log π/π_behaviour, without gradient."""
@@ -54,7 +60,13 @@ class LossValues:
 
 
 def bounded(log_ratio: "torch.Tensor") -> "torch.Tensor":
-    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    """Within ±20; where both sides say −inf they agree, and the log-ratio is 0."""
+    return log_ratio.nan_to_num(nan=0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def truncated(ratio: "torch.Tensor", cap: float) -> "torch.Tensor":
+    """min(ratio, cap), where a truncated ratio still has a gradient: that of the cap times log π."""
+    return ratio * (cap / ratio.detach()).clamp(max=1.0)
 
 
 def segment_sum(values: "torch.Tensor", segments: "torch.Tensor", num_segments: int) -> "torch.Tensor":

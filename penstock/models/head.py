@@ -65,9 +65,9 @@ class TokenHead:
     def __init__(self, model: nn.Module, *, chunk_tokens: int = 1024) -> None:
         if chunk_tokens < 1:
             raise ValueError(f"chunk_tokens must be >= 1, got {chunk_tokens}")
-        self._model: Any = model
+        self.model: Any = model
         self._chunk = chunk_tokens
-        self._shape = LogitShape.of(self._model.config)
+        self._shape = LogitShape.of(self.model.config)
         self._full_logits = False
 
     @property
@@ -78,8 +78,8 @@ class TokenHead:
         """(tokens, width) for a (1, tokens) row: hidden states, or logits in the fallback."""
         row = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
         if self._full_logits:
-            return self._model(**row).logits[0]  # type: ignore[no-any-return]
-        return self._model.base_model(**row).last_hidden_state[0]  # type: ignore[no-any-return]
+            return self.model(**row).logits[0]  # type: ignore[no-any-return]
+        return self.model.base_model(**row).last_hidden_state[0]  # type: ignore[no-any-return]
 
     def __call__(
         self,
@@ -93,7 +93,7 @@ class TokenHead:
         if self._full_logits:
             weight, bias, shape = None, None, LogitShape()
         else:
-            embedding = self._model.get_output_embeddings()
+            embedding = self.model.get_output_embeddings()
             weight, bias, shape = embedding.weight, getattr(embedding, "bias", None), self._shape
         return _Logprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
             states, weight, bias, targets, temperature, kept, shape, self._chunk
@@ -102,24 +102,22 @@ class TokenHead:
     @torch.no_grad()
     def verify(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
         """Compare with the model's own logits on this row; fall back to them when they differ."""
-        own = self._model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits[0].float()
+        own = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits[0].float()
         try:
             states = self.states(input_ids, position_ids)
-            embedding = self._model.get_output_embeddings()
+            embedding = self.model.get_output_embeddings()
             ours = self._shape.apply(embedding(states))
             worst = float((ours - own).abs().max()) if ours.shape == own.shape else float("inf")
         except (AttributeError, TypeError) as error:
             worst, reason = float("inf"), f" ({error})"
         else:
             reason = ""
-        tolerance = (
-            1e-4 if own.dtype == torch.float32 and states_dtype(self._model) == torch.float32 else 2e-2
-        )
+        tolerance = 1e-4 if own.dtype == torch.float32 and states_dtype(self.model) == torch.float32 else 2e-2
         if not worst <= tolerance * max(1.0, float(own.abs().max())):
             self._full_logits = True
             log.warning(
                 "logprobs of %s are computed from its full logits: the chunked head differs by %.3g%s",
-                type(self._model).__name__,
+                type(self.model).__name__,
                 worst,
                 reason,
             )

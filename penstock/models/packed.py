@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 BUCKET_RATIO = 0.7
-"""A sequence shorter than this share of its bucket's length opens the next bucket."""
+BUCKET_SLACK = 32
+"""A sequence that is shorter than its bucket by more than this many tokens, and by more than this share,
+opens the next bucket: padding a little costs less than another call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ class Layout:
         place_of = [0] * len(lengths)
         start = 0
         for index in order:
-            if not buckets or lengths[index] < BUCKET_RATIO * buckets[-1].length:
+            longest = buckets[-1].length if buckets else 0
+            if not buckets or lengths[index] < min(BUCKET_RATIO * longest, longest - BUCKET_SLACK):
                 buckets.append(Bucket(start=start, rows=0, length=lengths[index]))
             last = buckets[-1]
             buckets[-1] = Bucket(start=last.start, rows=last.rows + 1, length=last.length)
@@ -70,13 +73,18 @@ class PackedAttention:
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
-        self._num_tokens = 0
+        self._num_tokens: int | None = 0
 
     def set_lengths(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
         """The row holds sequences of these lengths, in this order. Holds until the next call, so a
         recomputed (checkpointed) forward pass sees the same packing as the first."""
         self._layout = Layout.of(lengths, device)
         self._num_tokens = sum(lengths)
+
+    def set_single(self) -> None:
+        """Every row is one sequence, whatever its length: no packing until the next `set_lengths`."""
+        self._layout = None
+        self._num_tokens = None
 
     def __call__(
         self,
@@ -90,6 +98,17 @@ class PackedAttention:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
+        if self._num_tokens is None:
+            out = causal_attention(
+                query,
+                key,
+                value,
+                scaling=scaling,
+                sliding_window=sliding_window,
+                softcap=softcap,
+                sinks=sinks,
+            )
+            return out.transpose(1, 2)
         layout = self._layout
         if layout is None or query.shape[0] != 1 or query.shape[2] != self._num_tokens:
             raise ValueError(

@@ -30,6 +30,8 @@ class PackedRow:
     segments: torch.Tensor
     counts: tuple[int, ...]
     """Loss tokens of each sequence."""
+    positions: tuple[IntArray, ...]
+    """Where they are in each sample."""
     kept: KeptIds | None
 
     @property
@@ -72,6 +74,7 @@ class PackedRow:
             versions=column([s.versions[p] for s, p in picked], torch.long),
             segments=column([np.full(n, i) for i, n in enumerate(counts)], torch.long),
             counts=tuple(counts),
+            positions=tuple(positions_of),
             kept=_kept(picked, device),
         )
 

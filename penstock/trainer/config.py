@@ -36,5 +36,7 @@ class TrainerConfig(Section):
     """Tokens whose logits exist at the same time."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
+    logprob_gap_warning: float = Field(default=0.05, gt=0)
+    """Warn when the engine's and the trainer's logprobs of the same weights differ by more on average."""
     threads: int = Field(default=0, ge=0)
     """Threads of the trainer process on a CPU; 0 leaves the choice to torch."""

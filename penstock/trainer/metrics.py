@@ -5,8 +5,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from penstock.algorithms.tokens import LossTokens, bounded
+from penstock.algorithms.tokens import bounded
 from penstock.types import StepPlan
+
+AGE_BUCKETS = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))
+"""Token ages that are reported together, first and last; the last bucket is open."""
+
+CORE = ("gap", "advantage", "age", "entropy", "weight")
+"""Columns that `summarise` reads itself; the mean of every other column is a metric under its own name."""
 
 
 @dataclass(slots=True)
@@ -25,19 +31,6 @@ class StepRecord:
         return torch.cat(self.columns.get(name, [torch.zeros(0)]))
 
 
-CORE = ("gap", "advantage", "age", "entropy", "weight")
-
-
-def token_columns(tokens: LossTokens, entropy: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {
-        "gap": tokens.gap(),
-        "advantage": tokens.advantages,
-        "age": tokens.ages,
-        "entropy": entropy,
-        "weight": tokens.weights,
-    }
-
-
 def effective_sample_size(log_weights: torch.Tensor) -> float:
     """(Σw)² / (n Σw²) of importance weights: 1 when all are equal, 1/n when one has it all."""
     if not log_weights.numel():
@@ -54,7 +47,7 @@ def behaviour_kl(gap: torch.Tensor) -> torch.Tensor:
 def summarise(record: StepRecord, plan: StepPlan) -> dict[str, float]:
     """Metrics of one rank's step by name. Everything is over its loss tokens unless named otherwise."""
     scores = np.array([score.value for group in plan.scores for score in group], dtype=np.float64)
-    gap, advantage, age = record.column("gap"), record.column("advantage"), record.column("age")
+    gap = record.column("gap")
     metrics = {
         "loss": record.loss,
         "num_loss_tokens": float(gap.numel()),
@@ -63,29 +56,74 @@ def summarise(record: StepRecord, plan: StepPlan) -> dict[str, float]:
     }
     if not gap.numel():
         return metrics
-    ratio = bounded(gap).exp()
+    weight = record.column("weight")
     metrics |= {
+        "entropy": float(record.column("entropy").mean()),
+        "correction_weight_mean": float(weight.mean()),
+        "masked_fraction": float((weight == 0).float().mean()),
+    }
+    metrics |= drift(gap)
+    metrics |= advantage_facts(record.column("advantage"), record.column("age"))
+    metrics |= engine_gap(gap, record.column("age"))
+    metrics |= {name: float(record.column(name).mean()) for name in record.columns if name not in CORE}
+    metrics |= by_age(record)
+    return metrics
+
+
+def drift(gap: torch.Tensor) -> dict[str, float]:
+    """How far the current policy is from the one that sampled: ratios, KL, effective sample size."""
+    ratio = bounded(gap).exp()
+    low, middle, high = np.percentile(ratio.numpy(), (1, 50, 99))
+    return {
+        "ratio_mean": float(ratio.mean()),
+        "ratio_max": float(ratio.max()),
+        "ratio_p01": float(low),
+        "ratio_p50": float(middle),
+        "ratio_p99": float(high),
+        "kl": float(behaviour_kl(gap).mean()),
+        "ess": effective_sample_size(gap),
+    }
+
+
+def advantage_facts(advantage: torch.Tensor, age: torch.Tensor) -> dict[str, float]:
+    """Advantages and ages, and the ages of good and bad tokens apart: selection may make them differ."""
+    facts = {
         "advantage_mean": float(advantage.mean()),
         "advantage_std": float(advantage.std(unbiased=False)),
         "advantage_max": float(advantage.abs().max()),
         "zero_advantage_fraction": float((advantage == 0).float().mean()),
-        "ratio_mean": float(ratio.mean()),
-        "ratio_max": float(ratio.max()),
-        "kl": float(behaviour_kl(gap).mean()),
-        "ess": effective_sample_size(gap),
-        "entropy": float(record.column("entropy").mean()),
         "staleness_mean": float(age.mean()),
         "staleness_max": float(age.max()),
-        "correction_weight_mean": float(record.column("weight").mean()),
-        "masked_fraction": float((record.column("weight") == 0).float().mean()),
+        "version_spread": float(age.max() - age.min()),
     }
-    for percent in (1, 50, 99):
-        metrics[f"ratio_p{percent:02d}"] = float(np.percentile(ratio.numpy(), percent))
+    for name, chosen in (("positive", advantage > 0), ("negative", advantage < 0)):
+        if bool(chosen.any()):
+            facts[f"staleness_{name}"] = float(age[chosen].mean())
+    return facts
+
+
+def engine_gap(gap: torch.Tensor, age: torch.Tensor) -> dict[str, float]:
+    """|Δ logprob| between engine and trainer, on tokens of the current version, where it is nothing else."""
     fresh = gap[age == 0].abs()
-    if fresh.numel():
-        metrics["logprob_gap_mean"] = float(fresh.mean())
-        metrics["logprob_gap_max"] = float(fresh.max())
-    for name in record.columns:
-        if name not in CORE:
-            metrics[name] = float(record.column(name).mean())
+    if not fresh.numel():
+        return {}
+    return {"logprob_gap_mean": float(fresh.mean()), "logprob_gap_max": float(fresh.max())}
+
+
+def by_age(record: StepRecord) -> dict[str, float]:
+    """Drift and clip fraction for each bucket of ages that has tokens, as `ess_age_2_3` and so on."""
+    age, gap, clipped = record.column("age"), record.column("gap"), record.column("clip_fraction")
+    metrics: dict[str, float] = {}
+    for first, last in AGE_BUCKETS:
+        chosen = age >= first if last is None else (age >= first) & (age <= last)
+        if not bool(chosen.any()):
+            continue
+        name = (
+            f"age_{first}" if first == last else f"age_{first}_up" if last is None else f"age_{first}_{last}"
+        )
+        facts = {key: value for key, value in drift(gap[chosen]).items() if key != "ratio_max"}
+        if clipped.numel():
+            facts["clip_fraction"] = float(clipped[chosen].mean())
+        facts["tokens"] = float(chosen.float().mean())
+        metrics |= {f"{key}_{name}": value for key, value in facts.items()}
     return metrics

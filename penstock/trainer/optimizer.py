@@ -1,6 +1,7 @@
 """AdamW over float32 master weights, its learning-rate schedule, and the guard against bad gradients."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ class MasterAdamW:
     float32 one as soon as backward has made it, so accumulation over micro-batches loses nothing either,
     and after an update the parameters are rounded copies of their masters."""
 
-    def __init__(self, model: nn.Module, config: TrainerConfig) -> None:
+    def __init__(self, model: nn.Module, config: TrainerConfig, extra: Iterable[nn.Parameter] = ()) -> None:
+        """`extra` parameters (a value head's) are trained too, and stay in float32."""
         self._config = config
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self._parameters:
@@ -47,6 +49,8 @@ class MasterAdamW:
             for parameter in model.parameters():
                 if not parameter.requires_grad and parameter.is_floating_point():
                     parameter.data = parameter.data.to(torch.bfloat16)
+        self._parameters = [*self._parameters, *extra]
+        self._masters = [*self._masters, *extra]
         matrices = [master for master in self._masters if master.dim() >= 2]
         others = [master for master in self._masters if master.dim() < 2]
         self._adamw = torch.optim.AdamW(
@@ -74,9 +78,9 @@ class MasterAdamW:
             group["lr"] = learning_rate
         self._adamw.step()
         self.forget()
-        if self._masters is not self._parameters:
-            with torch.no_grad():
-                for parameter, master in zip(self._parameters, self._masters, strict=True):
+        with torch.no_grad():
+            for parameter, master in zip(self._parameters, self._masters, strict=True):
+                if parameter is not master:
                     parameter.copy_(master)
 
     def forget(self) -> None:

@@ -1,23 +1,44 @@
 """A causal LM as the trainer sees it: packed rows in, logprobs of their loss tokens out."""
 
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from penstock.models import attention
-from penstock.models.head import TokenHead
+from penstock.models.head import TokenHead, states_dtype
 from penstock.models.packed import PackedAttention
 from penstock.trainer.batch import PackedRow
+from penstock.trainer.values import ValueHead
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutputs:
+    """What a forward pass says at every loss token of a row."""
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    values: torch.Tensor | None
 
 
 class PackedModel:
-    """Wraps a Hugging Face causal LM with packed attention and the chunked head.
+    """Wraps a Hugging Face causal LM with packed attention, the chunked head and, for PPO, a value head.
 
     Dropout stays off: logprobs must be those of the policy that acts."""
 
-    def __init__(self, model: nn.Module, *, chunk_tokens: int, checkpointing: bool = False) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        chunk_tokens: int,
+        checkpointing: bool = False,
+        value_head: ValueHead | None = None,
+    ) -> None:
         attention.register()
         causal_lm: Any = model
         causal_lm.set_attn_implementation(attention.IMPLEMENTATION)
@@ -26,17 +47,54 @@ class PackedModel:
         model.eval()
         if checkpointing:
             _enable_checkpointing(model)
+        self._value_head = value_head
         self._head = TokenHead(model, chunk_tokens=chunk_tokens)
-        device = next(model.parameters()).device
-        probe = torch.arange(4, device=device) % causal_lm.get_input_embeddings().num_embeddings
-        self._attention.set_lengths([4], device)
-        self._head.verify(probe[None], torch.arange(4, device=device)[None])
+        self._device = next(model.parameters()).device
+        self._packs = True
+        self._verify(type(model).__name__, causal_lm.get_input_embeddings().num_embeddings)
+        if value_head is not None and self._head.uses_full_logits:
+            raise ValueError(
+                f"a value head needs hidden states, and {type(model).__name__} gives only logits; "
+                "use an advantage without a value head"
+            )
 
-    def __call__(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprob and entropy at every loss token of the row."""
-        self._attention.set_lengths(row.lengths, row.input_ids.device)
-        states = self._head.states(row.input_ids, row.position_ids)
-        return self._head(states.index_select(0, row.rows), row.targets, row.temperature, row.kept)
+    def __call__(self, row: PackedRow) -> TokenOutputs:
+        states = self._states(row.input_ids, row.position_ids, row.lengths).index_select(0, row.rows)
+        logprobs, entropy = self._head(states, row.targets, row.temperature, row.kept)
+        values = self._value_head(states) if self._value_head is not None else None
+        return TokenOutputs(logprobs=logprobs, entropy=entropy, values=values)
+
+    def _states(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, lengths: Sequence[int]
+    ) -> torch.Tensor:
+        if self._packs:
+            self._attention.set_lengths(lengths, self._device)
+            return self._head.states(input_ids, position_ids)
+        self._attention.set_single()
+        ids, positions = (torch.split(row, list(lengths), dim=1) for row in (input_ids, position_ids))
+        return torch.cat([self._head.states(*piece) for piece in zip(ids, positions, strict=True)])
+
+    @torch.no_grad()
+    def _verify(self, name: str, vocabulary: int) -> None:
+        """Check on a few tokens that the head gives the model's logits, and that packed sequences do not
+        see each other. Layers with a state of their own (convolutions, state-space models) and attention that
+        is not behind transformers' interface do: then sequences go through the model one at a time."""
+        ids = torch.arange(7, device=self._device)[None] % vocabulary
+        positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]], device=self._device)
+        self._attention.set_single()
+        self._head.verify(ids[:, 3:], positions[:, 3:])
+        alone = self._head.states(ids[:, 3:], positions[:, 3:]).float()
+        packed = self._states(ids, positions, [3, 4])[3:].float()
+        worst = float((packed - alone).abs().max())
+        tolerance = 1e-4 if states_dtype(self._head.model) == torch.float32 else 5e-2
+        if not worst <= tolerance * max(1.0, float(alone.abs().max())):
+            self._packs = False
+            log.warning(
+                "%s can't be packed (a sequence changes its neighbour by %.3g): sequences run one at a time, "
+                "which is slower",
+                name,
+                worst,
+            )
 
 
 def _enable_checkpointing(model: Any) -> None:

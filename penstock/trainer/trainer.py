@@ -19,11 +19,13 @@ from torch import nn
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.metrics import StepRecord, summarise, token_columns
-from penstock.trainer.objective import Objective, PreparedRow
+from penstock.trainer.metrics import StepRecord, summarise
+from penstock.trainer.objective import Objective
 from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
 from penstock.trainer.policy import PackedModel
 from penstock.trainer.precision import guard_bfloat16
+from penstock.trainer.preparation import Preparation, PreparedRow
+from penstock.trainer.values import ValueHead
 from penstock.types import StepPlan, StepResult
 
 log = logging.getLogger(__name__)
@@ -55,32 +57,40 @@ class PolicyTrainer:
         self._config, self._total_steps = config, total_steps
         self._device = device
         self._model: Any = model.to(device)
-        self._optimizer = MasterAdamW(model, config)
+        self._value_head = _value_head(self._model).to(device) if algorithm.needs_values else None
+        extra = [] if self._value_head is None else list(self._value_head.parameters())
+        self._optimizer = MasterAdamW(model, config, extra)
         policy = PackedModel(
-            model, chunk_tokens=config.logprob_chunk_tokens, checkpointing=config.gradient_checkpointing
+            model,
+            chunk_tokens=config.logprob_chunk_tokens,
+            checkpointing=config.gradient_checkpointing,
+            value_head=self._value_head,
         )
         frozen = None
         if reference is not None:
             reference.to(device=device).requires_grad_(False)
             frozen = PackedModel(reference, chunk_tokens=config.logprob_chunk_tokens)
-        self._objective = Objective(policy, frozen, algorithm, config, device)
+        self._prepare = Preparation(policy, frozen, algorithm, passes=config.passes, device=device)
+        self._objective = Objective(policy, algorithm)
         self._num_updates = 0
         self._num_skipped = 0
+        self._num_gap_warnings = 0
         self._seconds: dict[str, float] = {}
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run a plan: every pass ends in one optimizer update, or in none when it is not finite."""
         self._seconds = {}
         with self._timed("prepare"):
-            rows = self._objective.prepare(plan)
+            rows = self._prepare(plan)
         metrics: dict[str, float] = {}
         for index in range(self._config.passes):
-            record = self._accumulate(plan, rows)
+            record = self._accumulate(rows)
             with self._timed("optimizer"):
                 update = self._update(plan.step, record.loss)
             if index == 0:
                 with self._timed("metrics"):
                     metrics = summarise(record, plan)
+                self._watch_gap(metrics, plan.step)
             metrics |= update
         return StepResult(step=plan.step, metrics=metrics, seconds=dict(self._seconds))
 
@@ -105,15 +115,33 @@ class PolicyTrainer:
         self._num_updates = state["num_updates"]
         self._num_skipped = state["num_skipped"]
 
-    def _accumulate(self, plan: StepPlan, rows: list[PreparedRow]) -> StepRecord:
+    def _accumulate(self, rows: list[PreparedRow]) -> StepRecord:
         record = StepRecord()
         for row in rows:
             with self._timed("forward"):
-                loss, tokens, entropy, facts = self._objective(row, plan)
+                loss, columns = self._objective(row)
             with self._timed("backward"):
                 loss.backward()  # type: ignore[no-untyped-call]
-            record.add(float(loss.detach()), token_columns(tokens, entropy) | facts)
+            record.add(float(loss.detach()), columns)
         return record
+
+    def _watch_gap(self, metrics: dict[str, float], step: int) -> None:
+        """Count steps whose training–inference gap is too wide; say so the first and every 100th time."""
+        gap, limit = metrics.get("logprob_gap_mean", 0.0), self._config.logprob_gap_warning
+        if gap > limit:
+            if self._num_gap_warnings % 100 == 0:
+                log.warning(
+                    "step %d: the engine's and the trainer's logprobs of the same weights differ by %.3g on "
+                    "average (at most %.3g; the limit is %.3g). Look at: the dtypes of engine and trainer, "
+                    "top-k/top-p/min-p without recorded sampling masks, penalties or logit bias in the "
+                    "sampling, and whether the weights' fingerprints are verified",
+                    step,
+                    gap,
+                    metrics["logprob_gap_max"],
+                    limit,
+                )
+            self._num_gap_warnings += 1
+        metrics["logprob_gap_warnings"] = float(self._num_gap_warnings)
 
     def _update(self, step: int, loss: float) -> dict[str, float]:
         """Update the weights, unless the loss or the gradient is not finite."""
@@ -139,3 +167,7 @@ class PolicyTrainer:
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begin
+
+
+def _value_head(model: Any) -> ValueHead:
+    return ValueHead(model.get_input_embeddings().embedding_dim)

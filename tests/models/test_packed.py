@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.models.packed import BUCKET_RATIO, Layout, PackedAttention
+from penstock.models.packed import BUCKET_RATIO, BUCKET_SLACK, Layout, PackedAttention
 
 
 def plain_attention(q, k, v, *, scaling, window=None, softcap=None, sinks=None):
@@ -43,7 +43,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("lengths", [[1], [5, 5], [1, 9, 4, 8, 2], [12, 1]])
+@pytest.mark.parametrize("lengths", [[1], [5, 5], [1, 9, 4, 8, 2], [2, 60, 1, 41]])
 def test_equals_each_sequence_by_itself_and_so_do_gradients(lengths, options):
     q, k, v = inputs(lengths)
     sinks = torch.randn(4, dtype=torch.float64, requires_grad=True) if "sinks" in options else None
@@ -89,13 +89,17 @@ def test_values_may_be_narrower_than_keys():
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=40))
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=40))
 def test_layout_is_a_bijection_with_bounded_padding(lengths):
     layout = Layout.of(lengths)
     total = sum(lengths)
     padded = sum(bucket.rows * bucket.length for bucket in layout.buckets)
     assert sum(bucket.rows for bucket in layout.buckets) == len(lengths)
-    assert padded <= total / BUCKET_RATIO
+    for bucket in layout.buckets:
+        worst = min(BUCKET_RATIO * bucket.length, bucket.length - BUCKET_SLACK)
+        assert bucket.length in lengths
+        assert padded <= max(total / BUCKET_RATIO, total + BUCKET_SLACK * len(lengths))
+        assert worst <= bucket.length
     if layout.to_packed is None:
         assert padded == total
         return

@@ -56,7 +56,9 @@ def gradients_of(model, plan, **options):
     keeper = SGD(trainer)
     result = trainer.step(plan)
     names = {id(p): name for name, p in model.named_parameters()}
-    return result.metrics, {names[key]: grad for key, grad in keeper.gradients.items()}
+    return result.metrics, {
+        names.get(key, f"extra {place}"): grad for place, (key, grad) in enumerate(keeper.gradients.items())
+    }
 
 
 def reference_loop(model, groups, *, length_norm="token", constant=1024, temperature=1.0, clip=0.2):

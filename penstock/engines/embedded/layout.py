@@ -1,4 +1,4 @@
-"""Where the tokens of one forward pass lie: rows of queries over the cached keys of their sequences.
+"""Where the tokens of one forward pass lie: rectangles of queries over the cached keys of their sequences.
 
 All tokens of a pass are one row for the model. For attention they are regrouped into a few padded
 rectangles, so that a whole batch of decoding sequences, or of equally long prompts, is a handful of
@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.engines.embedded.scheduler import Batch
-from penstock.engines.embedded.sequence import Sequence
+from penstock.engines.embedded.scheduler import Span
 
 Longs = npt.NDArray[np.int64]
+
+SPLIT_ABOVE = 4096
+"""Padded keys of one rectangle above which sequences of unlike length are kept apart."""
 
 
 @dataclass(slots=True)
@@ -26,11 +28,11 @@ class Rectangle:
     num_tokens: int
     rows: int
     width: int
+    num_keys: int
     table: torch.Tensor
     """(rows * blocks,): the blocks of each row's keys, padded with any block."""
     query_positions: torch.Tensor
     """(rows, width): place of each query in its sequence; padding repeats the row's last query."""
-    num_keys: int
     gather: torch.Tensor | None = None
     """(rows * width,): token of each query, from `start`; None when no row is padded."""
     scatter: torch.Tensor | None = None
@@ -38,16 +40,18 @@ class Rectangle:
     biases: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, groups: int, dtype: torch.dtype) -> torch.Tensor:
-        """(rows, 1, groups * width, num_keys): 0 where a query may look, -inf elsewhere. Made once a pass."""
+        """0 where a query may look, -inf elsewhere; (rows, 1, groups * width, num_keys), or one row of
+        queries for all groups when `width` is 1. Made once a pass, not once a layer."""
+        if self.width == 1:
+            groups = 1
         known = self.biases.get((window, groups))
         if known is not None:
             return known
         keys = torch.arange(self.num_keys, device=self.table.device)
-        ahead = self.query_positions[:, :, None] - keys
+        ahead = self.query_positions[:, None, :, None] - keys
         hidden = ahead < 0 if window is None else (ahead < 0) | (ahead >= window)
         bias = torch.zeros(hidden.shape, dtype=dtype, device=keys.device).masked_fill_(hidden, -torch.inf)
-        bias = bias[:, None].repeat(1, 1, groups, 1) if groups > 1 else bias[:, None]
-        self.biases[window, groups] = bias
+        self.biases[window, groups] = bias = bias.repeat(1, 1, groups, 1) if groups > 1 else bias
         return bias
 
 
@@ -61,73 +65,90 @@ class Layout:
     """(tokens,): where each token's key and value go, in tokens from the start of the cache."""
     rectangles: list[Rectangle]
     last: Longs
-    """For each span of the batch, the token whose logits continue it."""
+    """For each span, the token whose logits continue it."""
 
 
-def lay_out(batch: Batch, block_size: int, device: torch.device) -> Layout:
-    """The tensors of a batch. Spans are ordered so that each rectangle's tokens are adjacent."""
-    order = sorted(range(len(batch.spans)), key=lambda number: _bucket(batch.spans[number][2]))
+def lay_out(spans: list[Span], block_size: int, device: torch.device) -> Layout:
+    """The tensors of a pass. Tokens are ordered by rectangle, and in it by row."""
     ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    last = np.zeros(len(order), dtype=np.int64)
+    positions: list[Longs] = []
+    slots: list[Longs] = []
+    last = np.empty(len(spans), dtype=np.int64)
     rectangles: list[Rectangle] = []
-    begin = 0
-    for at, number in enumerate(order):
-        seq, start, count = batch.spans[number]
-        ids.extend(seq.tokens[start : start + count])
-        positions.extend(range(start, start + count))
-        blocks = seq.blocks
-        slots.extend(
-            blocks[place // block_size] * block_size + place % block_size
-            for place in range(start, start + count)
+    for members in _group(spans, block_size):
+        start = len(ids)
+        for number in members:
+            seq, first, count = spans[number]
+            if count == 1:
+                ids.append(seq.tokens[first])
+            else:
+                ids.extend(seq.tokens[first : first + count])
+            last[number] = len(ids) - 1
+        rectangle, places, where = _rectangle(
+            [spans[number] for number in members], start, block_size, device
         )
-        last[number] = len(ids) - 1
-        bucket = _bucket(count)
-        if at + 1 == len(order) or _bucket(batch.spans[order[at + 1]][2]) != bucket:
-            members = [batch.spans[each] for each in order[begin : at + 1]]
-            done = rectangles[-1].start + rectangles[-1].num_tokens if rectangles else 0
-            rectangles.append(_rectangle(members, done, block_size, device))
-            begin = at + 1
+        rectangles.append(rectangle)
+        positions.append(places)
+        slots.append(where)
     return Layout(
         input_ids=torch.tensor([ids], device=device),
-        positions=torch.tensor([positions], device=device),
-        slots=torch.tensor(slots, device=device),
+        positions=_join(positions, device)[None],
+        slots=_join(slots, device),
         rectangles=rectangles,
         last=last,
     )
 
 
-def _bucket(count: int) -> int:
-    """Spans whose counts share a power of two share a rectangle."""
-    return (count - 1).bit_length()
+def _group(spans: list[Span], block_size: int) -> list[list[int]]:
+    """Numbers of the spans of each rectangle: alike in their number of queries and, where padding would cost
+    something, in their number of keys."""
+    if all(count == 1 for _, _, count in spans):
+        longest = max(first for _, first, _ in spans)
+        if longest * len(spans) <= SPLIT_ABOVE:
+            return [list(range(len(spans)))]
+    groups: dict[tuple[int, int], list[int]] = {}
+    for number, (_, first, count) in enumerate(spans):
+        key = ((count - 1).bit_length(), ((first + count - 1) // block_size).bit_length())
+        groups.setdefault(key, []).append(number)
+    return [groups[key] for key in sorted(groups)]
 
 
 def _rectangle(
-    members: list[tuple[Sequence, int, int]], start: int, block_size: int, device: torch.device
-) -> Rectangle:
+    members: list[Span], start: int, block_size: int, device: torch.device
+) -> tuple[Rectangle, Longs, Longs]:
+    """A rectangle, and for each of its tokens its position and its slot in the cache."""
     rows = len(members)
-    counts = np.array([count for _, _, count in members])
     firsts = np.array([first for _, first, _ in members])
+    counts = np.array([count for _, _, count in members])
     width = int(counts.max())
     num_blocks = -(-int((firsts + counts).max()) // block_size)
     table = np.zeros((rows, num_blocks), dtype=np.int64)
-    for row, (seq, first, count) in enumerate(members):
-        used = -(-(first + count) // block_size)
-        table[row, :used] = seq.blocks[:used]
+    for row, (seq, _, _) in enumerate(members):
+        blocks = seq.blocks[:num_blocks]
+        table[row, : len(blocks)] = blocks
     columns = np.minimum(np.arange(width), counts[:, None] - 1)
+    queries = firsts[:, None] + columns
+    num_tokens = int(counts.sum())
     rectangle = Rectangle(
         start=start,
-        num_tokens=int(counts.sum()),
+        num_tokens=num_tokens,
         rows=rows,
         width=width,
-        table=torch.from_numpy(table.reshape(-1)).to(device),
-        query_positions=torch.from_numpy(firsts[:, None] + columns).to(device),
         num_keys=num_blocks * block_size,
+        table=torch.from_numpy(table.reshape(-1)).to(device),
+        query_positions=torch.from_numpy(queries).to(device),
     )
-    if (counts != width).any():
-        offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    positions = queries.reshape(-1)
+    row_of = np.repeat(np.arange(rows), width)
+    if num_tokens != rows * width:
+        offsets = np.cumsum(counts) - counts
         rectangle.gather = torch.from_numpy((offsets[:, None] + columns).reshape(-1)).to(device)
-        inside = np.arange(width) < counts[:, None]
-        rectangle.scatter = torch.from_numpy(np.flatnonzero(inside)).to(device)
-    return rectangle
+        inside = np.flatnonzero(np.arange(width) < counts[:, None])
+        rectangle.scatter = torch.from_numpy(inside).to(device)
+        positions, row_of = positions[inside], row_of[inside]
+    slots = table[row_of, positions // block_size] * block_size + positions % block_size
+    return rectangle, positions, slots
+
+
+def _join(parts: list[Longs], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts)).to(device)

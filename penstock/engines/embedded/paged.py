@@ -1,12 +1,13 @@
 """Paged attention in plain torch: the engine's backend behind `penstock.models.attention`.
 
-Keys and values of every layer live in one pool of blocks. A pass first writes its own keys and values
-into their slots, then gathers the blocks of each rectangle's sequences and attends over them. Grouped query
-heads are folded into the query length, so no key is ever repeated.
+Each layer has one pool of blocks; a token's key and value lie side by side in it. A pass first writes its
+own tokens into their slots, then gathers the blocks of each rectangle's sequences and attends over them.
+Grouped query heads are folded into the query length, so no key is ever repeated.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -45,7 +46,7 @@ class ShapeProbe:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        layer: int = module.layer_idx  # type: ignore[assignment]
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         groups = query.shape[1] // key.shape[1]
         return value.repeat_interleave(groups, dim=1).transpose(1, 2)
@@ -64,21 +65,21 @@ class PagedAttention:
         device: torch.device,
     ) -> None:
         self._layout: Layout | None = None
-        self._keys: dict[int, torch.Tensor] = {}
-        self._values: dict[int, torch.Tensor] = {}
+        self._shapes = shapes
+        self._pools: dict[int, torch.Tensor] = {}
+        self._slots: dict[int, torch.Tensor] = {}
         for layer, shape in shapes.items():
-            size = (num_blocks, block_size, shape.kv_heads)
-            self._keys[layer] = torch.zeros(*size, shape.key_dim, dtype=dtype, device=device)
-            self._values[layer] = torch.zeros(*size, shape.value_dim, dtype=dtype, device=device)
+            size = (num_blocks, block_size, shape.kv_heads, shape.key_dim + shape.value_dim)
+            self._pools[layer] = _zeros(size, dtype, device)
+            self._slots[layer] = self._pools[layer].flatten(0, 1)
 
     def begin(self, layout: Layout, copies: list[tuple[int, int]]) -> None:
         """Make the block copies of this pass, then expect its layers."""
         self._layout = layout
         if copies:
-            sources = torch.tensor([source for source, _ in copies], device=layout.slots.device)
-            targets = torch.tensor([target for _, target in copies], device=layout.slots.device)
-            for pool in (*self._keys.values(), *self._values.values()):
-                pool.index_copy_(0, targets, pool.index_select(0, sources))
+            pairs = torch.tensor(copies, device=layout.slots.device).T
+            for pool in self._pools.values():
+                pool.index_copy_(0, pairs[1], pool.index_select(0, pairs[0]))
 
     def __call__(
         self,
@@ -94,47 +95,55 @@ class PagedAttention:
     ) -> torch.Tensor:
         layout = self._layout
         assert layout is not None, "begin comes before a forward pass"
-        layer = int(module.layer_idx)  # type: ignore[arg-type]
-        keys, values = self._keys[layer], self._values[layer]
-        keys.flatten(0, 1).index_copy_(0, layout.slots, key[0].transpose(0, 1))
-        values.flatten(0, 1).index_copy_(0, layout.slots, value[0].transpose(0, 1))
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        shape, pool = self._shapes[layer], self._pools[layer]
+        self._slots[layer].index_copy_(0, layout.slots, torch.cat([key, value], dim=3)[0].transpose(0, 1))
         outputs = []
         for rectangle in layout.rectangles:
-            past, content = _gather(keys, rectangle), _gather(values, rectangle)
-            groups = query.shape[1] // past.shape[1]
-            folded = _fold(query[0], rectangle, past.shape[1])
-            bias = rectangle.bias(sliding_window, groups, query.dtype)
+            found = pool.index_select(0, rectangle.table)
+            found = found.view(rectangle.rows, rectangle.num_keys, shape.kv_heads, -1).transpose(1, 2)
+            past, content = found[..., : shape.key_dim], found[..., shape.key_dim :]
+            folded = _fold(query, rectangle, shape.kv_heads)
+            bias = rectangle.bias(sliding_window, query.shape[1] // shape.kv_heads, query.dtype)
             if softcap is None and sinks is None:
                 mixed = functional.scaled_dot_product_attention(
                     folded, past, content, attn_mask=bias, scale=scaling
                 )
             else:
                 mixed = _attend(folded, past, content, bias, scaling, softcap, sinks)
-            outputs.append(_unfold(mixed, rectangle, groups))
+            outputs.append(_unfold(mixed, rectangle, query.shape[1]))
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None]
 
 
-def _gather(pool: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
-    """(rows, kv_heads, num_keys, dim) of the rectangle's sequences."""
-    blocks = pool.index_select(0, rectangle.table)
-    return blocks.view(rectangle.rows, rectangle.num_keys, *pool.shape[2:]).transpose(1, 2)
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros. On a CPU the pages are only taken from the system once they are written to."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    flat = torch.from_numpy(np.zeros(int(np.prod(size)) * dtype.itemsize, dtype=np.uint8))
+    return flat.view(dtype).view(size)
 
 
-def _fold(query_HTD: torch.Tensor, rectangle: Rectangle, kv_heads: int) -> torch.Tensor:
+def _fold(query: torch.Tensor, rectangle: Rectangle, kv_heads: int) -> torch.Tensor:
     """(rows, kv_heads, groups * width, dim): the queries of one key head side by side."""
-    heads, _, dim = query_HTD.shape
-    part = query_HTD[:, rectangle.start : rectangle.start + rectangle.num_tokens]
+    _, heads, tokens, dim = query.shape
+    part = query[0]
+    if rectangle.num_tokens != tokens:
+        part = part[:, rectangle.start : rectangle.start + rectangle.num_tokens]
+    if rectangle.width == 1:
+        return part.transpose(0, 1).reshape(rectangle.rows, kv_heads, heads // kv_heads, dim)
     if rectangle.gather is not None:
         part = part.index_select(1, rectangle.gather)
     split = part.reshape(kv_heads, heads // kv_heads, rectangle.rows, rectangle.width, dim)
     return split.permute(2, 0, 1, 3, 4).reshape(rectangle.rows, kv_heads, -1, dim)
 
 
-def _unfold(mixed: torch.Tensor, rectangle: Rectangle, groups: int) -> torch.Tensor:
+def _unfold(mixed: torch.Tensor, rectangle: Rectangle, heads: int) -> torch.Tensor:
     """(tokens, heads, dim): back to the order of the pass."""
     rows, kv_heads, _, dim = mixed.shape
-    split = mixed.reshape(rows, kv_heads, groups, rectangle.width, dim).permute(0, 3, 1, 2, 4)
-    flat = split.reshape(rows * rectangle.width, kv_heads * groups, dim)
+    if rectangle.width == 1:
+        return mixed.reshape(rows, heads, dim)
+    split = mixed.reshape(rows, kv_heads, heads // kv_heads, rectangle.width, dim).permute(0, 3, 1, 2, 4)
+    flat = split.reshape(rows * rectangle.width, heads, dim)
     return flat if rectangle.scatter is None else flat.index_select(0, rectangle.scatter)
 
 

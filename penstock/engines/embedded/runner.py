@@ -39,19 +39,19 @@ class ModelRunner:
             dtype=dtype,
             device=self.device,
         )
+        attention.attach(model, self.cache)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Compute the batch; logits (spans, vocabulary) of the last token of every span that ends its
         sequence. Rows of other spans are left out, and the rest keeps the order of the spans."""
-        layout = lay_out(batch, self.block_size, self.device)
+        layout = lay_out(batch.spans, self.block_size, self.device)
         self.cache.begin(layout, batch.copies)
         ends = [
             number
             for number, (seq, start, count) in enumerate(batch.spans)
             if start + count == seq.num_tokens
         ]
-        attention.attach(self.model, self.cache)
         rows = torch.from_numpy(layout.last[ends]).to(self.device)
         return self._run(layout.input_ids, layout.positions, rows)
 

@@ -17,13 +17,15 @@ from dataclasses import dataclass, field
 from penstock.engines.embedded.prefix import PrefixCache
 from penstock.engines.embedded.sequence import Sequence
 
+Span = tuple[Sequence, int, int]
+"""A sequence, its first token to compute, and how many."""
+
 
 @dataclass(slots=True)
 class Batch:
     """One forward pass: spans of sequences to compute, after block copies have been made."""
 
-    spans: list[tuple[Sequence, int, int]] = field(default_factory=list)
-    """(sequence, first token, number of tokens)"""
+    spans: list[Span] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     """(from, to): blocks to copy before the pass, because their owners part ways."""
     num_prefill: int = 0

@@ -1,0 +1,12 @@
+"""Policy losses: a loss per token, of ratios and advantages. To be minimised.
+
+A loss reads `LossTokens` and leaves averaging to the trainer, whose denominators span the whole step.
+Its ratio is r = π/π_old, where π_old is the recorded behaviour policy (default) or the policy at the start
+of the step (`proximal: start`). Correction weights multiply every token's loss. Each reports the
+fact `clip_fraction`: the tokens whose policy gradient it cut to zero or bounded.
+"""
+
+from penstock.algorithms.losses import clipped, sequence, trust, weighted
+from penstock.algorithms.losses.registry import LOSSES, STATISTICS
+
+__all__ = ["LOSSES", "STATISTICS", "clipped", "sequence", "trust", "weighted"]

@@ -1,0 +1,69 @@
+"""Losses with another trust region than the clipped ratio: DPPO, SAPO, M2PO."""
+
+from typing import TYPE_CHECKING
+
+from penstock.algorithms.losses.registry import LOSSES, result, step_statistic
+from penstock.algorithms.tokens import LossTokens, LossValues, truncated
+
+if TYPE_CHECKING:
+    import torch
+
+
+@LOSSES.register("dppo_tv")
+def dppo_tv(tokens: LossTokens, *, threshold: float = 0.15, ratio_cap: float = 20.0) -> LossValues:
+    """DPPO: masks by how far the token's probability moved, not by what factor.
+
+    L = −M r A, with M = 0 where |π − π_old| > threshold (the binary total variation at the sampled token) and
+    the update would move further out (A > 0 and r > 1, or A < 0 and r < 1). Source: Qi et al. 2026,
+    Rethinking the trust region in LLM RL (arXiv:2602.04879), threshold 0.15; r is truncated at `ratio_cap`,
+    as in the authors' code."""
+    ratio = truncated(tokens.log_ratio().exp(), ratio_cap)
+    moved = (tokens.logprobs.detach().exp() - tokens.old_logprobs.exp()).abs()
+    cut = _outward(tokens) & (moved > threshold)
+    return result(tokens, -ratio * tokens.advantages * ~cut, clip_fraction=cut)
+
+
+@LOSSES.register("sapo")
+def sapo(tokens: LossTokens, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> LossValues:
+    """SAPO: a smooth gate in place of the hard clip, steeper for negative advantages.
+
+    L = −(4/τ) σ(τ (r − 1)) A, τ = tau_positive where A > 0 and tau_negative elsewhere. The gradient's
+    weight is 4 σ(1 − σ), which is 1 at r = 1 and fades on both sides. Source: Gao et al. 2025, Soft adaptive
+    policy optimization (arXiv:2511.20347); meant for `length_norm: sequence`."""
+    ratio = tokens.log_ratio().exp()
+    advantages = tokens.advantages
+    tau = (advantages * 0 + tau_positive).where(advantages > 0, advantages * 0 + tau_negative)
+    gate = (tau * (ratio - 1)).sigmoid()
+    strength = (4 * gate * (1 - gate)).detach()
+    return result(
+        tokens, -4 / tau * gate * advantages, clip_fraction=1 - strength, sapo_gradient_weight=strength
+    )
+
+
+@LOSSES.register("m2po")
+def m2po(tokens: LossTokens, *, budget: float = 0.04) -> LossValues:
+    """M2PO: masks the fewest outliers that bring the second moment of the log-ratio under a budget.
+
+    Among the tokens whose update moves further out (A > 0 and r > 1, or A < 0 and r < 1), the largest
+    (log r)² are masked until the mean of the rest, over the whole step, is at most the budget; L = −M r A.
+    Source: Zheng et al. 2025, Prosperity before collapse (arXiv:2510.01161), algorithm 1, budget 0.04."""
+    log_ratio = tokens.log_ratio()
+    cut = _outward(tokens) & (log_ratio.detach() ** 2 > tokens.statistic)
+    return result(tokens, -log_ratio.exp() * tokens.advantages * ~cut, clip_fraction=cut)
+
+
+@step_statistic("m2po")
+def second_moment_limit(tokens: LossTokens, *, budget: float = 0.04) -> float:
+    """The largest (log r)² that may stay: M2PO's threshold for this step."""
+    moments = (tokens.log_ratio().detach() ** 2)[_outward(tokens)].sort().values
+    if not moments.numel():
+        return float("inf")
+    means = moments.cumsum(0) / (moments * 0 + 1).cumsum(0)
+    num_kept = int((means <= budget).sum())
+    return float(moments[num_kept - 1]) if num_kept else -1.0
+
+
+def _outward(tokens: LossTokens) -> "torch.Tensor":
+    """Tokens that the update moves further from the old policy."""
+    log_ratio, advantages = tokens.log_ratio().detach(), tokens.advantages
+    return ((advantages > 0) & (log_ratio > 0)) | ((advantages < 0) & (log_ratio < 0))

@@ -1,0 +1,53 @@
+"""REINFORCE with a bounded importance weight: every token keeps its gradient, only its size is bounded.
+
+L = −sg(w) A log π, where sg stops the gradient; the losses differ in the weight w alone.
+"""
+
+from penstock.algorithms.losses.registry import LOSSES, result
+from penstock.algorithms.losses.sequence import finite
+from penstock.algorithms.tokens import LossTokens, LossValues, bounded, segment_sum
+
+
+@LOSSES.register("cispo")
+def cispo(tokens: LossTokens, *, ratio_floor: float = 0.0, ratio_cap: float = 5.0) -> LossValues:
+    """CISPO: clips the importance weight, never the token.
+
+    w = clip(π/π_old, ratio_floor, ratio_cap). Source: MiniMax 2025, MiniMax-M1 (arXiv:2506.13585), with no
+    lower bound; it names no upper one, so 5 is from Khatri et al. 2025, ScaleRL (arXiv:2510.13786)."""
+    ratio = tokens.log_ratio().exp().detach()
+    weight = ratio.clamp(ratio_floor, ratio_cap)
+    return result(
+        tokens, -weight * tokens.advantages * finite(tokens.logprobs), clip_fraction=ratio != weight
+    )
+
+
+@LOSSES.register("tis_reinforce")
+def tis_reinforce(tokens: LossTokens, *, cap: float = 2.0) -> LossValues:
+    """REINFORCE with truncated importance sampling per token.
+
+    w = min(π/π_old, cap). Source: Ionides 2008; Espeholt et al. 2018, IMPALA (arXiv:1802.01561); cap 2 as in
+    Yao et al. 2025 (TIS)."""
+    ratio = tokens.log_ratio().exp().detach()
+    return result(
+        tokens,
+        -ratio.clamp(max=cap) * tokens.advantages * finite(tokens.logprobs),
+        clip_fraction=ratio > cap,
+    )
+
+
+@LOSSES.register("topr")
+def topr(tokens: LossTokens, *, cap: float = 1.0) -> LossValues:
+    """Tapered off-policy REINFORCE: good answers at full weight, bad ones only while still likely.
+
+    For A ≥ 0, w = 1; for A < 0, w = clip(Π_t π_t/π_old,t, 0, cap), of the whole sequence. Source: Le Roux et
+    al. 2025, TOPR (arXiv:2503.14286), cap 1."""
+    log_ratio = tokens.log_ratio().detach()
+    total = bounded(segment_sum(log_ratio, tokens.segments, tokens.num_segments))[tokens.segments]
+    negative = tokens.advantages < 0
+    tapered = total.exp().clamp(max=cap)
+    weight = tapered.where(negative, tapered * 0 + 1)
+    return result(
+        tokens,
+        -weight * tokens.advantages * finite(tokens.logprobs),
+        clip_fraction=negative & (total.exp() > cap),
+    )

@@ -1,0 +1,129 @@
+"""Advantages of single tokens: returns of process rewards, and generalised advantage estimation.
+
+A token's place is its turn and its offset in that turn's output, which is how `StepScore` names the parts
+of an episode. An episode without step scores has one step that ends with it, worth its whole score.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock.algorithms.advantages import Values
+from penstock.algorithms.registry import Registry
+from penstock.types import Score
+
+
+class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss tokens of one training sequence, in order; `values` are the value head's, where asked for."""
+
+    group: int
+    episode: int
+    turns: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    values: Values | None = None
+
+
+class TokenFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Scores of every group of the step, and the sequences to give advantages to."""
+
+    scores: Sequence[Sequence[Score]]
+    sequences: Sequence[SequenceTokens]
+
+
+class TokenAdvantages(msgspec.Struct, frozen=True, kw_only=True):
+    """Per sequence: an advantage for each token and, for a value head, what it should have said."""
+
+    advantages: list[Values]
+    returns: list[Values] | None = None
+
+
+TOKEN_ADVANTAGES: Registry[Callable[..., TokenAdvantages]] = Registry("advantage")
+
+
+@TOKEN_ADVANTAGES.register("step_returns")
+def step_returns(facts: TokenFacts, *, epsilon: float = 1e-6) -> TokenAdvantages:
+    """Process rewards: a token's advantage is the sum of the normalised rewards of steps not yet ended.
+
+    r̃_j = (r_j − mean) / (std + epsilon) over all steps of the group; A_t = Σ r̃_j over the steps j that
+    end after token t. Source: Shao et al. 2024, DeepSeekMath (arXiv:2402.03300), section 4.1.3. With
+    outcome scores alone it is GRPO."""
+    advantages = []
+    normalised = [_normalised_steps(group, epsilon) for group in facts.scores]
+    for sequence in facts.sequences:
+        total = np.zeros(len(sequence.turns))
+        for turn, end, value in normalised[sequence.group][sequence.episode]:
+            total += value * ~_ended(sequence, turn, end)
+        advantages.append(total)
+    return TokenAdvantages(advantages=advantages)
+
+
+@TOKEN_ADVANTAGES.register("gae")
+def gae(facts: TokenFacts, *, gamma: float = 1.0, lam: float = 0.95, whiten: bool = True) -> TokenAdvantages:
+    """Generalised advantage estimation with a value head (PPO).
+
+    δ_t = r_t + γ V_{t+1} − V_t, A_t = δ_t + γλ A_{t+1}, with V = 0 after the end; the head's targets are
+    A_t + V_t; then A is whitened over the tokens of the step. Rewards fall on the last token of each step.
+    Source: Schulman et al. 2016 (arXiv:1506.02438); γ = 1, λ = 0.95 and whitening as in Ziegler et al. 2019
+    (arXiv:1909.08593). Each sequence is a trajectory of its own."""
+    advantages, returns = [], []
+    for sequence in facts.sequences:
+        assert sequence.values is not None
+        rewards = _rewards(sequence, facts.scores[sequence.group][sequence.episode])
+        estimate = discounted_advantages(rewards, sequence.values, gamma, lam)
+        advantages.append(estimate)
+        returns.append(estimate + sequence.values)
+    if whiten and advantages:
+        every = np.concatenate(advantages)
+        mean, std = float(every.mean()), float(every.std())
+        advantages = [(estimate - mean) / (std + 1e-8) for estimate in advantages]
+    return TokenAdvantages(advantages=advantages, returns=returns)
+
+
+def discounted_advantages(rewards: Values, values: Values, gamma: float, lam: float) -> Values:
+    """The recursion itself, from the last token to the first."""
+    advantages = np.zeros(len(rewards))
+    next_value = running = 0.0
+    for index in range(len(rewards) - 1, -1, -1):
+        delta = rewards[index] + gamma * next_value - values[index]
+        running = delta + gamma * lam * running
+        advantages[index] = running
+        next_value = values[index]
+    return advantages
+
+
+def _steps(score: Score) -> list[tuple[float, float, float]]:
+    """(turn, end, value) of each step."""
+    if not score.steps:
+        return [(np.inf, np.inf, score.value)]
+    return [(step.turn, step.end, step.value) for step in score.steps]
+
+
+def _normalised_steps(group: Sequence[Score], epsilon: float) -> list[list[tuple[float, float, float]]]:
+    episodes = [_steps(score) for score in group]
+    values = np.array([value for steps in episodes for _, _, value in steps])
+    if values.size < 2 or values.min() == values.max():
+        return [[(turn, end, 0.0) for turn, end, _ in steps] for steps in episodes]
+    mean, std = float(values.mean()), float(values.std(ddof=1))
+    return [
+        [(turn, end, (value - mean) / (std + epsilon)) for turn, end, value in steps] for steps in episodes
+    ]
+
+
+def _ended(sequence: SequenceTokens, turn: float, end: float) -> npt.NDArray[np.bool_]:
+    """Whether a step was over before each token."""
+    over: npt.NDArray[np.bool_] = (sequence.turns > turn) | (
+        (sequence.turns == turn) & (sequence.offsets >= end)
+    )
+    return over
+
+
+def _rewards(sequence: SequenceTokens, score: Score) -> Values:
+    """Each step's value on the last of the sequence's tokens that belong to it or come before its end."""
+    rewards = np.zeros(len(sequence.turns))
+    for turn, end, value in _steps(score):
+        inside = np.flatnonzero(~_ended(sequence, turn, end))
+        if inside.size:
+            rewards[inside[-1]] += value
+    return rewards

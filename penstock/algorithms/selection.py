@@ -1,0 +1,121 @@
+"""Group selection: what happens to a scored group before it is buffered.
+
+A selection may drop the whole group (the task is then replaced), change its scores, or keep some of its
+episodes out of the loss; it never splits the group: scores of masked episodes still make the baseline. Pure
+and without torch, for the controller.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+import numpy as np
+
+from penstock.algorithms.registry import Registry
+from penstock.types import Episode, Sample, ScoredGroup
+
+
+class Selected(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A group after selection. `keep[i]` says whether episode i is in the loss; `drop` is the reason the
+    whole group leaves, None when it stays."""
+
+    scored: ScoredGroup
+    keep: tuple[bool, ...]
+    drop: str | None = None
+
+    def samples(self, episode: int) -> tuple[Sample, ...]:
+        """An episode's samples, out of the loss where the episode was not kept."""
+        samples = self.scored.group.episodes[episode].samples()
+        return samples if self.keep[episode] else tuple(_masked(sample) for sample in samples)
+
+
+SELECTIONS: Registry[Callable[..., Selected]] = Registry("selection")
+
+
+def select(scored: ScoredGroup, selections: Mapping[str, Mapping[str, float]]) -> Selected:
+    """Apply selections in order: the first that drops ends it, and episodes must be kept by all."""
+    keep = (True,) * len(scored.scores)
+    for name, arguments in selections.items():
+        selected = SELECTIONS.bind(name, arguments)(scored)
+        scored = selected.scored
+        keep = tuple(one and other for one, other in zip(keep, selected.keep, strict=True))
+        if selected.drop is not None:
+            return Selected(scored=scored, keep=keep, drop=selected.drop)
+        if not any(keep):
+            return Selected(scored=scored, keep=keep, drop=name)
+    return Selected(scored=scored, keep=keep)
+
+
+@SELECTIONS.register("zero_variance")
+def zero_variance(scored: ScoredGroup, *, tolerance: float = 0.0) -> Selected:
+    """Dynamic sampling: drops groups whose episodes all score the same, to be replaced by others.
+
+    Dropped when max(r) − min(r) ≤ tolerance: such a group has no gradient under any group baseline. Source:
+    Yu et al. 2025, DAPO (arXiv:2503.14476), section 3.2."""
+    values = scored.values
+    same = not values.size or float(values.max() - values.min()) <= tolerance
+    return Selected(scored=scored, keep=_all(scored), drop="zero_variance" if same else None)
+
+
+@SELECTIONS.register("overlong_filter")
+def overlong_filter(scored: ScoredGroup) -> Selected:
+    """Keeps episodes that ran into the token limit out of the loss: their score says little.
+
+    Masked when the last turn finished by length. Source: Yu et al. 2025, DAPO (arXiv:2503.14476),
+    section 3.4."""
+    keep = tuple(not _is_truncated(episode) for episode in scored.group.episodes)
+    return Selected(scored=scored, keep=keep)
+
+
+@SELECTIONS.register("overlong_penalty")
+def overlong_penalty(scored: ScoredGroup, *, max_length: float = 20480, margin: float = 4096) -> Selected:
+    """Soft overlong punishment: the score falls linearly over the last tokens before the limit.
+
+    With l sampled tokens: 0 up to max_length − margin, then ((max_length − margin) − l)/margin, −1 past
+    max_length; added to the score and recorded as its part `overlong_penalty`. Source: Yu et al. 2025, DAPO
+    (arXiv:2503.14476), section 3.4: 16,384 expected tokens and a margin of 4,096."""
+    scores = []
+    for episode, score in zip(scored.group.episodes, scored.scores, strict=True):
+        over = episode.num_output_tokens - (max_length - margin)
+        penalty = -min(1.0, max(0.0, over / margin))
+        parts = {**score.parts, "overlong_penalty": penalty}
+        scores.append(msgspec.structs.replace(score, value=score.value + penalty, parts=parts))
+    changed = msgspec.structs.replace(scored, scores=tuple(scores))
+    return Selected(scored=changed, keep=_all(scored))
+
+
+@SELECTIONS.register("asymmetric")
+def asymmetric(scored: ScoredGroup, *, negative_fraction: float = 0.25, seed: float = 0) -> Selected:
+    """Keeps every episode above its group's mean, and only some of the others.
+
+    Kept: r_i > mean(r), and a random negative_fraction of the rest (rounded up), drawn by the group's number
+    so that a replay draws the same. Negative samples are what makes stale training unstable (Arnal et al.
+    2025, arXiv:2506.20520), and discarding some preserves entropy (Kimi-Researcher, 2025); neither gives a
+    fraction. Watch `version_spread` and `staleness_positive`/`staleness_negative`: survivors may be older
+    than the batch."""
+    values = scored.values
+    positive = values > values.mean() if values.size else np.zeros(0, dtype=np.bool_)
+    negatives = np.flatnonzero(~positive)
+    rng = np.random.default_rng((int(seed), scored.group.number))
+    num_kept = int(np.ceil(negative_fraction * negatives.size))
+    chosen = set(rng.permutation(negatives)[:num_kept].tolist())
+    keep = tuple(bool(positive[index]) or index in chosen for index in range(values.size))
+    return Selected(scored=scored, keep=keep)
+
+
+def version_spread(samples: Iterable[Sample]) -> int:
+    """Newest minus oldest version among the loss tokens of a batch."""
+    versions = [sample.versions[sample.loss_mask] for sample in samples]
+    every = np.concatenate(versions) if versions else np.zeros(0, dtype=np.int32)
+    return int(every.max() - every.min()) if every.size else 0
+
+
+def _is_truncated(episode: Episode) -> bool:
+    return bool(episode.turns) and episode.turns[-1].finish_reason == "length"
+
+
+def _masked(sample: Sample) -> Sample:
+    return msgspec.structs.replace(sample, loss_mask=np.zeros_like(sample.loss_mask))
+
+
+def _all(scored: ScoredGroup) -> tuple[bool, ...]:
+    return (True,) * len(scored.scores)

@@ -1,0 +1,250 @@
+"""The catalogue inside the trainer: step-wide facts, replayed masks, ages, gaps, value heads."""
+
+import copy
+import logging
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from penstock.algorithms.advantages import ADVANTAGES
+from penstock.algorithms.config import AlgorithmConfig
+from penstock.algorithms.corrections import CORRECTIONS
+from penstock.algorithms.losses import LOSSES
+from penstock.trainer.packing import plan_step
+from penstock.types import SamplingMask, SamplingParams, StepScore
+from tests.trainer.builders import VOCAB, make_groups, tiny_model
+from tests.trainer.test_trainer import assert_same, gradients_of, on_policy, trainer_for
+
+
+def near_policy(model, seed, **options):
+    """Groups whose recorded logprobs are the model's own, a little off: ratios around one."""
+    groups = on_policy(model, make_groups(seed, **options))
+    rng = np.random.default_rng(seed)
+    moved = []
+    for scored in groups:
+        episodes = []
+        for episode in scored.group.episodes:
+            turn = episode.turns[0]
+            noise = rng.normal(0, 0.2, len(turn.logprobs)).astype(np.float32)
+            turn = msgspec.structs.replace(turn, logprobs=turn.logprobs + noise)
+            episodes.append(msgspec.structs.replace(episode, turns=(turn,)))
+        group = msgspec.structs.replace(scored.group, episodes=tuple(episodes))
+        moved.append(msgspec.structs.replace(scored, group=group))
+    return moved
+
+
+ALGORITHMS = [
+    *({"loss": name} for name in LOSSES.names()),
+    *({"advantage": name} for name in ADVANTAGES.names() if name != "pass_at_k"),
+    {"advantage": "pass_at_k", "advantage_args": {"k": 2, "threshold": 0.0}},
+    {"advantage": "gae"},
+    {"advantage": "step_returns"},
+    *({"corrections": {name: {}}, "proximal": "start"} for name in CORRECTIONS.names()),
+    {"loss": "m2po", "corrections": {"icepop": {}}, "length_norm": "sequence", "entropy_coef": 0.1},
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+def test_gradients_do_not_depend_on_the_split(algorithm):
+    """Step-wide facts (whitening, M2PO's threshold, values) are of the step, not of the micro-batch."""
+    model = tiny_model("llama")
+    groups = near_policy(model, 3, shape=(3, 4))
+    config = AlgorithmConfig(**algorithm)
+    (whole,) = plan_step(1, 0, groups, micro_batch_tokens=10_000)
+    (split,) = plan_step(1, 0, groups, micro_batch_tokens=20)
+    assert len(split.micro_batches) > 3
+    one, expected = gradients_of(copy.deepcopy(model), whole, algorithm=config)
+    other, ours = gradients_of(copy.deepcopy(model), split, algorithm=config)
+    assert_same(ours, expected)
+    for name in ("loss", "ess", "kl", "clip_fraction"):
+        assert other[name] == pytest.approx(one[name], abs=1e-5), name
+
+
+def truncated_rollouts(model, *, top_p, temperature, seed=0):
+    """Groups sampled from the model with top-p, with the ids that were kept, token by token."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = make_groups(seed, shape=(2, 2))
+    params = SamplingParams(temperature=temperature, top_p=top_p)
+    fresh = []
+    for scored in groups:
+        episodes = []
+        for episode in scored.group.episodes:
+            ids = torch.from_numpy(episode.turns[0].prompt_ids).long()
+            prompt = len(ids)
+            logprobs, kept = [], []
+            for _ in range(12):
+                with torch.no_grad():
+                    probs = (model(input_ids=ids[None]).logits[0, -1].float() / temperature).softmax(-1)
+                ranked, order = probs.sort(descending=True)
+                keep = order[: int((ranked.cumsum(0) < top_p).sum()) + 1]
+                choice = keep[torch.multinomial(probs[keep], 1, generator=generator)]
+                logprobs.append(float((probs[choice] / probs[keep].sum()).log()))
+                kept.append(keep.numpy().astype(np.int32) if len(keep) < VOCAB else np.zeros(0, np.int32))
+                ids = torch.cat([ids, choice])
+            turn = msgspec.structs.replace(
+                episode.turns[0],
+                output_ids=ids[prompt:].numpy().astype(np.int32),
+                logprobs=np.array(logprobs, dtype=np.float32),
+                versions=np.zeros(12, dtype=np.int32),
+                sampling=params,
+                sampling_mask=SamplingMask(
+                    offsets=np.cumsum([0, *map(len, kept)]).astype(np.int32), token_ids=np.concatenate(kept)
+                ),
+            )
+            episodes.append(msgspec.structs.replace(episode, turns=(turn,)))
+        group = msgspec.structs.replace(scored.group, episodes=tuple(episodes))
+        fresh.append(msgspec.structs.replace(scored, group=group))
+    return fresh
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_replayed_sampling_masks_make_every_ratio_one(name, temperature):
+    """Same weights: within 1e-4 with the mask, at least ten times further off without it."""
+    model = tiny_model(name)
+    groups = truncated_rollouts(model, top_p=0.8, temperature=temperature)
+    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=40)
+    replayed, _ = gradients_of(copy.deepcopy(model), plan)
+    bare = tuple(
+        tuple(
+            msgspec.structs.replace(s, sample=msgspec.structs.replace(s.sample, sampling_mask=None))
+            for s in batch
+        )
+        for batch in plan.micro_batches
+    )
+    without, _ = gradients_of(copy.deepcopy(model), msgspec.structs.replace(plan, micro_batches=bare))
+    furthest = max(abs(replayed["ratio_max"] - 1), replayed["logprob_gap_max"])
+    assert furthest < 1e-4
+    assert without["logprob_gap_max"] > 10 * max(furthest, 1e-4)
+    assert without["ess"] < replayed["ess"]
+
+
+def test_metrics_by_age_tell_the_buckets_apart():
+    model = tiny_model("llama")
+    groups = on_policy(model, make_groups(5, shape=(4,)))
+    versions, gaps = (9, 8, 6, 0), (0.0, 0.1, -0.2, 0.5)
+    episodes = []
+    for episode, version, gap in zip(groups[0].group.episodes, versions, gaps, strict=True):
+        turn = episode.turns[0]
+        turn = msgspec.structs.replace(
+            turn, versions=np.full_like(turn.versions, version), logprobs=turn.logprobs - np.float32(gap)
+        )
+        episodes.append(msgspec.structs.replace(episode, turns=(turn,)))
+    group = msgspec.structs.replace(groups[0].group, episodes=tuple(episodes))
+    (plan,) = plan_step(1, 9, [msgspec.structs.replace(groups[0], group=group)], micro_batch_tokens=1000)
+    metrics, _ = gradients_of(model, plan)
+    for name, gap in zip(("age_0", "age_1", "age_2_3", "age_8_15"), gaps, strict=True):
+        assert metrics[f"ratio_p50_{name}"] == pytest.approx(np.exp(gap), rel=1e-4)
+        assert metrics[f"kl_{name}"] == pytest.approx(np.exp(gap) - 1 - gap, abs=1e-4)
+        assert metrics[f"ess_{name}"] == pytest.approx(1.0, abs=1e-5)
+        assert 0 <= metrics[f"clip_fraction_{name}"] <= 1
+    assert sum(value for key, value in metrics.items() if key.startswith("tokens_age")) == pytest.approx(1.0)
+    assert "ess_age_4_7" not in metrics
+    assert metrics["version_spread"] == 9
+    assert metrics["ess"] < 0.98
+
+
+def test_a_wide_training_inference_gap_warns_once_and_is_counted(caplog):
+    model = tiny_model("llama")
+    (plan,) = plan_step(1, 0, near_policy(model, 6), micro_batch_tokens=1000)
+    trainer = trainer_for(model, learning_rate=0.0)
+    with caplog.at_level(logging.WARNING):
+        first = trainer.step(plan)
+        second = trainer.step(msgspec.structs.replace(plan, step=2))
+    assert caplog.text.count("differ by") == 1
+    assert "sampling masks" in caplog.text
+    assert (first.metrics["logprob_gap_warnings"], second.metrics["logprob_gap_warnings"]) == (1, 2)
+    quiet = trainer_for(tiny_model("llama"), logprob_gap_warning=10.0).step(plan)
+    assert quiet.metrics["logprob_gap_warnings"] == 0
+
+
+def test_engine_corrections_touch_only_tokens_of_the_current_version():
+    model = tiny_model("llama")
+    groups = near_policy(model, 7)
+    algorithm = AlgorithmConfig(engine_corrections={"icepop": {"low": 0.99, "high": 1.01}})
+    fresh, _ = gradients_of(
+        copy.deepcopy(model), plan_step(1, 0, groups, micro_batch_tokens=1000)[0], algorithm=algorithm
+    )
+    stale, _ = gradients_of(
+        copy.deepcopy(model), plan_step(1, 1, groups, micro_batch_tokens=1000)[0], algorithm=algorithm
+    )
+    assert fresh["masked_fraction"] > 0.5
+    assert stale["masked_fraction"] == 0
+
+
+def test_corrections_stack():
+    model = tiny_model("llama")
+    (plan,) = plan_step(1, 3, near_policy(model, 8, version=1), micro_batch_tokens=1000)
+    stack = {"truncated_token": {"cap": 1.0}, "version_mask": {"max_age": 1}}
+    both, _ = gradients_of(
+        copy.deepcopy(model), plan, algorithm=AlgorithmConfig(proximal="start", corrections=stack)
+    )
+    assert both["masked_fraction"] == 1.0
+    assert both["loss"] == 0.0
+
+
+def test_several_passes_are_relative_to_the_start_of_the_step():
+    """With one pass nothing can be clipped; by the last of several the policy has moved."""
+    model = tiny_model("llama")
+    (plan,) = plan_step(1, 0, on_policy(model, make_groups(9)), micro_batch_tokens=1000)
+    algorithm = AlgorithmConfig(loss="decoupled")
+    once = trainer_for(copy.deepcopy(model), algorithm=algorithm, learning_rate=1e-2)
+    often = trainer_for(copy.deepcopy(model), algorithm=algorithm, learning_rate=1e-2, passes=4)
+    assert once.step(plan).metrics["clip_fraction"] == 0
+    often.step(plan)
+    moved = [float((often.weights()[name] - weight).abs().max()) for name, weight in once.weights().items()]
+    assert max(moved) > 1e-3
+    rows = often._prepare(plan)
+    assert rows[0].start is not None
+
+
+def test_a_value_head_learns_returns_and_stays_out_of_the_published_weights():
+    model = tiny_model("qwen3")
+    groups = on_policy(model, make_groups(10, shape=(4, 4)))
+    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=1000)
+    algorithm = AlgorithmConfig(advantage="gae", value_coef=1.0, value_clip=10.0)
+    trainer = trainer_for(model, algorithm=algorithm, learning_rate=3e-3, dtype="bfloat16")
+    assert list(trainer.weights()) == [name for name, _ in model.named_parameters()]
+    losses = [
+        trainer.step(msgspec.structs.replace(plan, step=step)).metrics["value_loss"] for step in range(1, 13)
+    ]
+    assert losses[-1] < 0.7 * losses[0]
+    state = copy.deepcopy(trainer.state_dict())
+    other = trainer_for(tiny_model("qwen3"), algorithm=algorithm, learning_rate=3e-3, dtype="bfloat16")
+    other.load_state_dict(state)
+    later = msgspec.structs.replace(plan, step=13)
+    assert other.step(later).metrics["value_mean"] == trainer.step(later).metrics["value_mean"]
+
+
+def test_process_rewards_reach_their_own_tokens():
+    """A step that ends after two tokens moves the advantage of those two alone."""
+    model = tiny_model("llama")
+    groups = on_policy(model, make_groups(11, shape=(2,), max_length=9))
+    lengths = [episode.num_output_tokens for episode in groups[0].group.episodes]
+    assert min(lengths) > 2
+    scores = tuple(
+        msgspec.structs.replace(
+            score,
+            steps=(
+                StepScore(turn=0, start=0, end=2, value=value),
+                StepScore(turn=0, start=2, end=length, value=0.0),
+            ),
+        )
+        for score, value, length in zip(groups[0].scores, (1.0, -1.0), lengths, strict=True)
+    )
+    (plan,) = plan_step(1, 0, [msgspec.structs.replace(groups[0], scores=scores)], micro_batch_tokens=1000)
+    trainer = trainer_for(model, algorithm=AlgorithmConfig(advantage="step_returns"))
+    (row,) = trainer._prepare(plan)
+    by_sequence = dict(
+        zip(
+            [s.episode for s in row.row.sequences],
+            torch.split(row.advantages, list(row.row.counts)),
+            strict=True,
+        )
+    )
+    deviation = np.std([1, 0, -1, 0], ddof=1)
+    for episode, sign in ((0, 1), (1, -1)):
+        expected = [sign / deviation] * 2 + [0.0] * (lengths[episode] - 2)
+        assert by_sequence[episode].tolist() == pytest.approx(expected, abs=1e-5)
