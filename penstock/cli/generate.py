@@ -19,10 +19,12 @@ def generate_to_terminal(model: str, prompts: Sequence[str], sampling: SamplingP
     asked: list[Prompt] = [(Message(role="user", content=prompt),) if chat else prompt for prompt in prompts]
     config = EngineConfig(threads=os.cpu_count() or 1)
     if len(asked) == 1:
-        generate_text(
-            model, asked, sampling, config=config, on_text=lambda _, piece: print(piece, end="", flush=True)
-        )
+        generate_text(model, asked, sampling, config=config, on_text=_stream)
         print()
         return
     for prompt, text in zip(prompts, generate_text(model, asked, sampling, config=config), strict=True):
         print(f"{prompt} → {text}")
+
+
+def _stream(_: int, piece: str) -> None:
+    print(piece, end="", flush=True)

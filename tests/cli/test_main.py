@@ -19,14 +19,9 @@ def test_init_writes_a_config_that_loads_and_says_every_default(
     monkeypatch.chdir(tmp_path)
     assert call("init") == 0
     assert load_config(PenstockConfig, Path("penstock.yaml")) == PenstockConfig()
-    uncommented = "\n".join(
-        line.replace("  # ", "  ", 1)
-        if line.startswith("  # ") and ": " in line and "`" not in line.split(":")[0]
-        else line
-        for line in Path("penstock.yaml").read_text().splitlines()
-    )
+    text = Path("penstock.yaml").read_text()
     for key in ("max_staleness: 4", "group_size: 8", "learning_rate: ", "transport: shared_memory"):
-        assert key in uncommented
+        assert f"  # {key}" in text
 
 
 def test_init_never_overwrites(
