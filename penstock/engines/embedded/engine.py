@@ -19,7 +19,7 @@ from torch import nn
 
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.blocks import BlockPool
-from penstock.engines.embedded.delivery import Stream, cut_chunk, finish_reason
+from penstock.engines.embedded.delivery import Stream, cut_chunk, end_within, finish_reason
 from penstock.engines.embedded.prefix import PrefixCache
 from penstock.engines.embedded.runner import ModelRunner
 from penstock.engines.embedded.sampler import draw, draws_plainly
@@ -223,14 +223,8 @@ class EmbeddedEngine:
 
     def _take_window(self, seq: Sequence, tokens: list[int], logprobs: list[float]) -> None:
         """Keep what was drawn up to where the sequence ends."""
-        reason: FinishReason | None = None
-        count = 0
-        for token in tokens:
-            count += 1
-            seq.tokens.append(token)
-            reason = finish_reason(seq, self._tokenizer)
-            if reason is not None:
-                break
+        count, reason = end_within(seq, tokens, self._tokenizer)
+        seq.tokens.extend(tokens[:count])
         seq.logprobs.extend(logprobs[:count])
         seq.versions.extend([self.version] * count)
         self._counters["tokens"] += count

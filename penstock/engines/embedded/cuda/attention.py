@@ -50,9 +50,8 @@ class DecodeAttention:
 
     def __init__(self, pools: dict[int, torch.Tensor]) -> None:
         self._pools = pools
-        self.slots = torch.empty(0)
         self.tables = torch.empty(0)
-        self.lengths = torch.empty(0)
+        self.positions = torch.empty(0)
         self.splits = 1
 
     @staticmethod
@@ -79,9 +78,8 @@ class DecodeAttention:
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
             self._pools[layer],
-            self.slots,
             self.tables,
-            self.lengths,
+            self.positions,
             sinks,
             scaling,
             softcap or 0.0,

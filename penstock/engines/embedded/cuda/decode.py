@@ -166,15 +166,9 @@ class GraphDecoder:
         return graph
 
     def _step(self, bucket: int) -> None:
-        buffers, backend = self._buffers, self._backend
-        tokens, positions, tables = (
-            buffers.tokens[:bucket],
-            buffers.positions[:bucket],
-            buffers.tables[:bucket],
-        )
-        blocks = tables.gather(1, (positions // self._block_size)[:, None])[:, 0].long()
-        backend.slots = blocks * self._block_size + positions % self._block_size
-        backend.tables, backend.lengths = tables, (positions + 1).to(torch.int32)
+        buffers = self._buffers
+        tokens, positions = buffers.tokens[:bucket], buffers.positions[:bucket]
+        self._backend.tables, self._backend.positions = buffers.tables[:bucket], positions
         logits = self._forward(tokens, positions)
         drawn, logprobs = draw(logits, buffers.seeds[:bucket], positions, buffers.temperatures[:bucket])
         buffers.output_tokens[:bucket].index_copy_(1, buffers.step, drawn[:, None])
