@@ -1,8 +1,8 @@
 """The built-in model: a tiny Llama that adds two numbers unsurely, made on the spot and cached.
 
 `penstock train` without arguments needs a model offline. This one is taught three-digit addition by a tired
-teacher, one that writes a wrong digit a third of the time. The model learns both the carrying and the
-teacher's unsureness, so its sampled answers are exact with a probability of about 0.28, and
+teacher, one that writes a wrong digit more than a third of the time. The model learns both the carrying
+and the unsureness of its teacher, so its sampled answers are exact with a probability of about 0.26, and
 reinforcement learning has something real to do: find out which of its digits are worth keeping.
 
 The recipe is data. Its hash names the cache folder, so a changed recipe makes a new model. This module
@@ -41,7 +41,7 @@ class Recipe:
     """Operands are low..high, so that every sum has three digits."""
     held_out_modulus: int = 10
     """A prompt whose CRC-32 is a multiple of this is held out: never seen here, nor in training."""
-    wrong_digit_share: float = 0.34
+    wrong_digit_share: float = 0.36
     """How often the teacher writes a digit other than the right one, each of the other nine alike."""
     batch: int = 128
     lr: float = 3e-3
@@ -57,7 +57,7 @@ class Recipe:
     """Then the learning rate falls linearly to nearly zero."""
     seed: int = 1
     attempts: int = 3
-    min_exact: float = 0.20
+    min_exact: float = 0.18
     max_exact: float = 0.35
     """The start must be exact with a probability in this range, or another seed is tried."""
 
