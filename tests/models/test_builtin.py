@@ -11,7 +11,7 @@ from penstock.models import builtin_training
 from penstock.models.builtin import MANIFEST, Recipe, ensure_builtin_model, is_complete
 
 TINY = Recipe(
-    hidden_size=16, num_layers=1, num_heads=2, mlp_size=16, steps=3, batch=4, min_exact=0.0, max_exact=1.0
+    hidden_size=16, num_layers=1, num_heads=2, mlp_size=16, max_steps=3, batch=4, min_exact=0.0, max_exact=1.0
 )
 
 
@@ -68,8 +68,8 @@ def test_another_recipe_is_another_model(cache: Path) -> None:
         [f"arithmetic-{TINY.key()}", f"arithmetic-{other.key()}"]
     )
     assert json.loads((folder / MANIFEST).read_text())["recipe"]["seed"] == 9
-    assert lines[0] == f"making the built-in model, once (3 supervised steps), in {folder}"
-    assert lines[1].startswith("built-in model: step 3 of 3, loss ")
+    assert lines[0] == f"making the built-in model, once: it learns to add unsurely; in {folder}"
+    assert lines[1].startswith("built-in model: step 3, loss ")
 
 
 def test_the_same_recipe_gives_the_same_weights(made: Path, tmp_path: Path) -> None:

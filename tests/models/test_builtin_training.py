@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from penstock.errors import PenstockError
+from penstock.models import builtin_training
 from penstock.models.builtin import Recipe
 from penstock.models.builtin_training import (
     VOCABULARY,
@@ -69,12 +70,47 @@ def test_the_probability_of_an_exact_answer() -> None:
 
 
 def test_a_start_out_of_range_is_tried_again_and_then_refused(tmp_path: Path) -> None:
-    hopeless = Recipe(hidden_size=16, num_layers=1, num_heads=2, mlp_size=16, steps=1, batch=2, attempts=2)
+    hopeless = Recipe(
+        hidden_size=16, num_layers=1, num_heads=2, mlp_size=16, max_steps=1, batch=2, attempts=2
+    )
     lines: list[str] = []
     before = torch.get_num_threads(), torch.random.get_rng_state()
-    with pytest.raises(PenstockError, match=r"after 2 attempts .* must be in \[0.2, 0.35\]"):
+    with pytest.raises(PenstockError, match=r"after 2 attempts .* must be in \[0.18, 0.35\]"):
         train_and_save(hopeless, tmp_path, log=lines.append, threads=1)
     assert sum("trying another seed" in line for line in lines) == 2
     assert torch.get_num_threads() == before[0]
     assert torch.equal(torch.random.get_rng_state(), before[1])
     assert list(tmp_path.iterdir()) == []
+
+
+def steps_logged(
+    monkeypatch: pytest.MonkeyPatch, exact_at: dict[int, float], recipe: Recipe
+) -> tuple[list[float], float]:
+    """The learning rates that the schedule gives when the model becomes exact at the given steps."""
+    rates: list[float] = []
+
+    class Lesson:
+        def __init__(self, *args: object) -> None: ...
+
+        def take(self, lr: float) -> float:
+            rates.append(lr)
+            return 0.0
+
+    monkeypatch.setattr(builtin_training, "_Lesson", Lesson)
+    monkeypatch.setattr(builtin_training, "exact_probability", lambda *args: exact_at.get(len(rates), 0.0))
+    pairs = torch.tensor([[214, 387]])
+    _, exact = builtin_training._train(recipe, pairs, 0, lambda line: None)
+    return rates, exact
+
+
+def test_the_rate_falls_once_adding_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(lr=1.0, warmup_steps=2, check_steps=5, settle_steps=4, max_steps=100)
+    rates, exact = steps_logged(monkeypatch, {5: 0.1, 10: 0.2, 14: 0.28}, recipe)
+    assert rates == [0.5, *[1.0] * 9, 0.75, 0.5, 0.25, 0.02]
+    assert exact == 0.28
+
+
+def test_a_model_that_never_learns_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates, exact = steps_logged(monkeypatch, {}, Recipe(lr=1.0, warmup_steps=1, max_steps=30))
+    assert rates == [1.0] * 30
+    assert exact == 0.0

@@ -24,6 +24,13 @@ def test_functions_by_name_by_themselves_and_with_weights() -> None:
     assert score.parts == {"exact_match": 1.0, "<lambda>": 0.5, "w": 3.0}
 
 
+def test_functions_of_one_name_all_count() -> None:
+    scorer = ThreadScorer([lambda task, completion: 1.0, lambda task, completion: 10.0])
+    (score,) = asyncio.run(scorer.score(a_group("x")))
+    assert score.value == 11.0
+    assert score.parts == {"<lambda>": 1.0, "<lambda>_2": 10.0}
+
+
 def test_functions_run_outside_the_callers_thread_one_at_a_time() -> None:
     running = 0
     names = set()
