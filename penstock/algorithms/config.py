@@ -25,7 +25,7 @@ class AlgorithmConfig(Section):
     """How scores become advantages."""
     advantage_args: Arguments = Field(default_factory=dict)
     """Parameters of the advantage."""
-    loss: str = "clip"
+    loss: str = "topr"
     """The policy loss."""
     loss_args: Arguments = Field(default_factory=dict)
     """Parameters of the loss."""
