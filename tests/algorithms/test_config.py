@@ -8,7 +8,7 @@ def test_defaults_and_needs():
     config = AlgorithmConfig()
     assert (config.advantage, config.loss, config.proximal, config.length_norm) == (
         "grpo",
-        "clip",
+        "topr",
         "behaviour",
         "token",
     )

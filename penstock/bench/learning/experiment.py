@@ -183,7 +183,7 @@ def draw(
         for method, by_lag in by_method.items()
     }
     plots.plot_ratios(ratio_of, place("ratios"))
-    late = {name: of_arm(curves, f"late/{name}") for name in plan.late}
+    late = {str(name): of_arm(curves, f"late/{name}") for name in plan.late}
     if late:
         plots.plot_late(late, setup, place("late"))
     if race is not None:

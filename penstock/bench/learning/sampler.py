@@ -64,7 +64,8 @@ class Sampler:
         tokenizer: Any,
         seed: int,
     ) -> None:
-        self._model: Any = copy.deepcopy(model).eval()
+        self._model: Any = copy.deepcopy(model)
+        self._model.eval()
         self._model.set_attn_implementation("sdpa")
         self._parameters = dict(self._model.named_parameters())
         self._snapshots = snapshots
@@ -107,7 +108,8 @@ class Sampler:
         logits = self._model(prompts, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         cache.batch_repeat_interleave(self._group_size)
         logits = logits.repeat_interleave(self._group_size, dim=0)
-        tokens, logprobs = [], []
+        tokens: list[torch.Tensor] = []
+        logprobs: list[torch.Tensor] = []
         ends = torch.tensor(self._sampling.stop_token_ids)
         running = torch.ones(len(logits), dtype=torch.bool)
         for index in range(self._sampling.max_tokens):

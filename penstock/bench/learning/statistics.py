@@ -78,9 +78,9 @@ def ratios(curves: Sequence[Curve], synchronous: Sequence[Curve], target: float)
 def gain(
     better: Sequence[Curve], worse: Sequence[Curve], synchronous: Sequence[Curve], target: float
 ) -> Estimate:
-    """Differences of areas between two arms, paired by seed."""
+    """Differences of areas between two arms, paired by the seeds that both have."""
     by_seed = {curve.seed: curve for curve in worse}
-    pairs = [(curve, by_seed[curve.seed]) for curve in better]
+    pairs = [(curve, by_seed[curve.seed]) for curve in better if curve.seed in by_seed]
     ends = {curve.seed: horizon(curve, target) for curve in synchronous}
     return Estimate.of(
         [
