@@ -9,7 +9,11 @@ from penstock.buffer.gate import Late
 
 LAGS = (0, 1, 4, 8, 16)
 
-NONE: Mapping[str, Any] = {"loss": "cispo", "loss_args": {"ratio_floor": 1.0, "ratio_cap": 1.0}}
+NONE: Mapping[str, Any] = {
+    "loss": "cispo",
+    "loss_args": {"ratio_floor": 1.0, "ratio_cap": 1.0},
+    "corrections": {},
+}
 """No correction: L = −A log π. The importance weight is 1 whatever the ratio, and nothing is clipped or
 masked. On-policy, its gradient is that of every other loss here."""
 
