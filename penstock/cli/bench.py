@@ -24,3 +24,11 @@ def engine(json: Json = None) -> None:
     from penstock.bench.engine import run
 
     run(json)
+
+
+@bench.command()
+def learning(json: Json = None) -> None:
+    """Learning at imposed staleness with and without correction, and time to a target reward."""
+    from penstock.bench.learning import run
+
+    run(json)
