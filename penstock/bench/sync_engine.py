@@ -84,9 +84,13 @@ def make_pass(model: Any, device: str) -> Callable[[], object]:
     with torch.cuda.graph(graph):
         tokens = forward()
 
-    def replay() -> None:
+    def replay() -> list[Any]:
         graph.replay()
-        tokens.tolist()
+        return [
+            ids.data_ptr(),
+            positions.data_ptr(),
+            tokens.tolist(),
+        ]  # the graph reads them: keep them alive
 
     return replay
 

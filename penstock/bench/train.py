@@ -74,6 +74,7 @@ def packed_arm(
     steps: int,
 ) -> dict[str, Any]:
     """Our trainer's path: packed attention, the chunked head, float32 gradients and masters."""
+    clean(device)
     on_gpu = device != "cpu"
     config = TrainerConfig(
         dtype="bfloat16" if on_gpu else "float32", logprob_chunk_tokens=4096 if on_gpu else 256
@@ -106,6 +107,7 @@ def packed_arm(
 
 def plain_arm(shape: str, device: str, tokens: int, length: int, steps: int) -> dict[str, Any]:
     """transformers' forward with its gradient checkpointing, full logits and a log-softmax over them."""
+    clean(device)
     model: Any = make_shape(shape, device, torch.bfloat16 if device != "cpu" else torch.float32)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
@@ -119,6 +121,14 @@ def plain_arm(shape: str, device: str, tokens: int, length: int, steps: int) -> 
         model.zero_grad(set_to_none=True)
 
     return measure(model, step, forget, device, tokens, length, steps)
+
+
+def clean(device: str) -> None:
+    """Let go of what an earlier arm left behind, so that it is not counted in this one's peak."""
+    torch._dynamo.reset()
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
 
 
 def measure(
@@ -141,7 +151,6 @@ def measure(
     times = [timed(step, device, before=forget) for _ in range(steps)]
     peak = torch.cuda.max_memory_allocated() if device != "cpu" else 0
     forget()
-    gc.collect()
     milliseconds = statistics.median(times)
     flops = model_flops(model, tokens, length)
     return {

@@ -6,6 +6,7 @@ waits for that copy on a stream of its own; what `describe` returns therefore na
 the engine needs no event of the trainer's. A slot is given back when every engine has read it.
 """
 
+import importlib.util
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,6 +84,27 @@ class Handle:
         return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
+class Copies:
+    """The same copies again and again: one launch with Triton, else torch's fused copy of a list."""
+
+    def __init__(self) -> None:
+        self._has_triton = importlib.util.find_spec("triton") is not None
+        self._plans: dict[tuple[int, ...], Any] = {}
+
+    def run(self, targets: Mapping[str, torch.Tensor], sources: Mapping[str, torch.Tensor]) -> None:
+        """Copy each source over the target of its name, on the current stream."""
+        pairs = [(targets[name], sources[name]) for name in sources]
+        if not self._has_triton:
+            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+            return
+        from penstock.sync.kernel import CopyPlan
+
+        key = tuple(tensor.data_ptr() for pair in pairs for tensor in pair)
+        if key not in self._plans:
+            self._plans[key] = CopyPlan.of(pairs)
+        self._plans[key].run()
+
+
 class CudaIpcPublisher:
     """The trainer's side; `snapshot`, `describe`, `release` as in `SharedMemoryPublisher`."""
 
@@ -118,6 +140,7 @@ class CudaIpcPublisher:
         self._names = [tuple(Handle.of(bucket).encode() for bucket in buckets) for buckets in self._buckets]
         self._copied: list[Any] = [torch.cuda.Event() for _ in range(slots)]  # type: ignore[no-untyped-call]
         self._hashing: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        self._copies = Copies()
         self._fingerprints = Fingerprinter()
         self._ring = SlotRing(slots)
         torch.cuda.synchronize(self._device)
@@ -125,9 +148,8 @@ class CudaIpcPublisher:
     def snapshot(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         """Queue the copy into a free slot, waiting for a slot if need be."""
         slot = self._ring.take(version)
-        targets = self._views[slot]
         with torch.no_grad():
-            torch._foreach_copy_(list(targets.values()), [parameters[name] for name in targets])
+            self._copies.run(self._views[slot], parameters)
         self._copied[slot].record(torch.cuda.current_stream(self._device))
 
     def describe(self, version: int) -> WeightUpdate:
@@ -164,6 +186,7 @@ class CudaIpcReceiver:
     def __init__(self) -> None:
         self._opened: dict[str, torch.Tensor] = {}
         self._views: dict[tuple[str, ...], dict[str, torch.Tensor]] = {}
+        self._copies = Copies()
         self._fingerprints = Fingerprinter()
 
     def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> float:
@@ -175,9 +198,8 @@ class CudaIpcReceiver:
             )
         if update.buckets not in self._views:
             self._open(update.buckets, update.tensors, next(iter(parameters.values())).device)
-        published = self._views[update.buckets]
         with torch.no_grad():
-            torch._foreach_copy_([parameters[name] for name in published], list(published.values()))
+            self._copies.run(parameters, self._views[update.buckets])
         start = time.perf_counter()
         self._fingerprints.verify(update.fingerprint, parameters, update.version)
         return time.perf_counter() - start

@@ -17,7 +17,7 @@ import torch
 from penstock.errors import FingerprintMismatch
 
 if TYPE_CHECKING:
-    from penstock.sync.kernel import Plan
+    from penstock.sync.kernel import SumPlan
 
 _PIECE = 1 << 20
 _GOLDEN = -7046029254386353131  # odd 64-bit constants, written as signed: torch has no uint64 arithmetic
@@ -47,7 +47,7 @@ class Fingerprinter:
         """`fused` asks for the Triton kernel, or for none; None takes it where tensors are on a GPU."""
         self._fused = fused
         self._has_triton = importlib.util.find_spec("triton") is not None
-        self._plans: dict[tuple[tuple[int, int], ...], Plan] = {}
+        self._plans: dict[tuple[tuple[int, int], ...], SumPlan] = {}
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
         by_width: dict[int, dict[str, torch.Tensor]] = {}
@@ -78,12 +78,12 @@ class Fingerprinter:
         fused = tensor.is_cuda and self._has_triton if self._fused is None else self._fused
         return fused and tensor.is_contiguous()
 
-    def _plan(self, tensors: Mapping[str, torch.Tensor]) -> "Plan":
-        from penstock.sync.kernel import Plan
+    def _plan(self, tensors: Mapping[str, torch.Tensor]) -> "SumPlan":
+        from penstock.sync.kernel import SumPlan
 
         key = tuple((tensor.data_ptr(), tensor.numel()) for tensor in tensors.values())
         if key not in self._plans:
-            self._plans[key] = Plan.of(list(tensors.values()))
+            self._plans[key] = SumPlan.of(list(tensors.values()))
         return self._plans[key]
 
 
