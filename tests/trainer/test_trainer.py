@@ -170,7 +170,9 @@ def test_gradients_do_not_depend_on_the_split(expected, data):
     assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"logprob_chunk_tokens": 3}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "options", [{"logprob_chunk_tokens": 3}, {"checkpointing": "full"}, {"checkpointing": "selective"}]
+)
 def test_memory_options_do_not_change_gradients(options):
     model = tiny_model("gemma2")
     groups = make_groups(3)
