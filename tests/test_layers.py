@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "penstock"
 LAYERS = {
     "types": 0,
     "errors": 0,
+    "usercode": 0,
     "interfaces": 0,
     "config": 1,
     "channel": 1,

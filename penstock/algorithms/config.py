@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from penstock.algorithms.advantages import ADVANTAGES
+from penstock.algorithms.advantages import ADVANTAGES, StepFacts
 from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.kl import KL_ESTIMATORS
 from penstock.algorithms.losses import LOSSES
@@ -12,6 +12,7 @@ from penstock.algorithms.returns import TOKEN_ADVANTAGES
 from penstock.algorithms.selection import SELECTIONS
 from penstock.config import Section
 from penstock.errors import ConfigError
+from penstock.types import Score
 
 Arguments = dict[str, float]
 
@@ -24,14 +25,14 @@ class AlgorithmConfig(Section):
     """How scores become advantages."""
     advantage_args: Arguments = Field(default_factory=dict)
     """Parameters of the advantage."""
-    loss: str = "clip"
+    loss: str = "topr"
     """The policy loss."""
     loss_args: Arguments = Field(default_factory=dict)
     """Parameters of the loss."""
     proximal: Literal["behaviour", "start"] = "behaviour"
     """What the loss's ratio is relative to: the recorded behaviour policy, or the policy at the start
     of the step (decoupled PPO; use it with a weight among the corrections)."""
-    corrections: dict[str, Arguments] = Field(default_factory=dict)
+    corrections: dict[str, Arguments] = Field(default_factory=lambda: {"negative_sequence_mask": {}})
     """Corrections for the gap between behaviour and current policy: name to parameters, all applied."""
     engine_corrections: dict[str, Arguments] = Field(default_factory=dict)
     """Corrections for the gap between inference and training engine, on tokens of the current version."""
@@ -57,6 +58,15 @@ class AlgorithmConfig(Section):
     def needs_reference(self) -> bool:
         """Whether the trainer must hold a frozen copy of the model."""
         return self.kl_coef > 0
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether groups of one would never teach anything: two with different scores both get zero. Token
+        advantages may learn from one episode, by its steps or its values."""
+        if self.advantage in TOKEN_ADVANTAGES.names():
+            return False
+        lone = StepFacts.of([[Score(value=0.0)], [Score(value=1.0)]])
+        return not any(group.any() for group in ADVANTAGES.bind(self.advantage, self.advantage_args)(lone))
 
     @property
     def needs_values(self) -> bool:

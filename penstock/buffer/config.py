@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from penstock.config import Section
 
@@ -20,7 +20,25 @@ class StalenessConfig(Section):
     ahead: int = Field(default=1, ge=1)
     """Steps' worth of finished groups that may wait for the trainer. Generating further ahead would not
     make training faster, only its tokens older."""
-    filter_zero_variance: bool = False
-    """Drop groups whose episodes all have the same score, and generate others in their place."""
     max_filtered_in_a_row: int = Field(default=512, ge=1)
-    """End the run when this many groups in a row had zero variance: nothing is left to learn from."""
+    """End the run when selection (`algorithm.selection`) has dropped this many groups in a row: nothing is
+    left to learn from."""
+    adaptive: bool = False
+    """Move the bound by what is measured: tighten it when the effective sample size falls below its floor,
+    relax it when the trainer idles."""
+    adaptive_min: int = Field(default=1, ge=0)
+    """The tightest bound that `adaptive` may set."""
+    adaptive_max: int = Field(default=16, ge=0)
+    """The loosest bound that `adaptive` may set."""
+    ess_floor: float = Field(default=0.5, gt=0, lt=1)
+    """Tighten when the effective sample size, as a share of the samples, is below this."""
+    idle_limit: float = Field(default=0.1, ge=0, lt=1)
+    """Relax when the trainer waits for more than this share of its time."""
+
+    @model_validator(mode="after")
+    def _bounds_fit(self) -> "StalenessConfig":
+        if self.adaptive_min > self.adaptive_max:
+            raise ValueError(
+                f"adaptive_min must be at most adaptive_max, got {self.adaptive_min} and {self.adaptive_max}"
+            )
+        return self

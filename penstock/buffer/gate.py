@@ -21,6 +21,8 @@ from typing import Literal
 from penstock.types import Sample, ScoredGroup
 
 Late = Literal["mask", "wait", "drop", "correct"]
+Samples = tuple[tuple[Sample, ...], ...]
+"""The samples of each episode of a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class ReadyGroup:
 
     ticket: Ticket
     scored: ScoredGroup
-    samples: tuple[tuple[Sample, ...], ...]
+    samples: Samples
     oldest_version: int
 
     @property
@@ -132,9 +134,11 @@ class StalenessGate:
         self._running[ticket.number] = ticket
         return ticket
 
-    def finish(self, ticket: Ticket, scored: ScoredGroup) -> None:
-        """The group is generated and scored: it waits for its step."""
-        samples = tuple(episode.samples() for episode in scored.group.episodes)
+    def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
+        """The group is generated and scored: it waits for its step. `samples` are those of its episodes,
+        where selection has kept some out of the loss."""
+        if samples is None:
+            samples = tuple(episode.samples() for episode in scored.group.episodes)
         versions = [sample.oldest_version() for row in samples for sample in row]
         oldest = min((version for version in versions if version is not None), default=None)
         if oldest is None:

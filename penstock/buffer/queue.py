@@ -6,14 +6,24 @@ stands still, which is what the terminal view and the watchdog show.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from penstock.buffer.gate import Dropped, Selection, StalenessGate, Ticket
+from penstock.buffer.gate import Dropped, Samples, Selection, StalenessGate, Ticket
 from penstock.errors import UserError
 from penstock.types import ScoredGroup
 
 
 class BufferClosed(Exception):
     """The run is over: nobody will admit or train any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A scored group after selection: its samples where some were kept out of the loss, or why it goes."""
+
+    scored: ScoredGroup
+    samples: Samples | None = None
+    drop: str | None = None
 
 
 class RolloutBuffer:
@@ -23,12 +33,12 @@ class RolloutBuffer:
         self,
         gate: StalenessGate,
         *,
-        filter_zero_variance: bool = False,
+        select: Callable[[ScoredGroup], Chosen] = lambda scored: Chosen(scored),
         max_filtered_in_a_row: int = 512,
         on_drop: Callable[[Dropped], None] = lambda dropped: None,
     ) -> None:
         self.gate = gate
-        self._filter = filter_zero_variance
+        self._select = select
         self._max_filtered = max_filtered_in_a_row
         self._filtered_in_a_row = 0
         self._on_drop = on_drop
@@ -44,19 +54,20 @@ class RolloutBuffer:
         return self.gate.admit()
 
     def finish(self, ticket: Ticket, scored: ScoredGroup) -> None:
-        values = scored.values
-        if self._filter and len(values) > 1 and (values == values[0]).all():
-            self.gate.drop_running(ticket, "zero_variance")
+        """Selection has its say, then the group waits for its step."""
+        chosen = self._select(scored)
+        if chosen.drop is not None:
+            self.gate.drop_running(ticket, chosen.drop)
             self._filtered_in_a_row += 1
             if self._filtered_in_a_row >= self._max_filtered:
                 self._error = UserError(
-                    f"the last {self._filtered_in_a_row} groups all had zero variance (the last scored "
-                    f"{values[0]:g} throughout), so there is nothing to learn from: the tasks are too "
-                    "easy or too hard; change them, or set staleness.filter_zero_variance=false"
+                    f"the last {self._filtered_in_a_row} groups were all dropped by selection (the last for "
+                    f"{chosen.drop}, its scores around {scored.values.mean():g}), so there is nothing to "
+                    "learn from: the tasks are too easy or too hard; change them, or algorithm.selection"
                 )
         else:
             self._filtered_in_a_row = 0
-            self.gate.finish(ticket, scored)
+            self.gate.finish(ticket, chosen.scored, chosen.samples)
         self._wake()
 
     def drop(self, ticket: Ticket, reason: str) -> None:
@@ -83,6 +94,11 @@ class RolloutBuffer:
     def served(self, version: int) -> None:
         """Every engine now samples with `version` or a later one."""
         self.gate.served_version = version
+        self._wake()
+
+    def set_bound(self, max_staleness: int) -> None:
+        """Change the bound for groups admitted from now on."""
+        self.gate.max_staleness = max_staleness
         self._wake()
 
     def close(self) -> None:

@@ -9,6 +9,10 @@ bench = typer.Typer(help="Measure Penstock against itself and others, as ratios 
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")]
 
+Shape = Annotated[
+    str | None, typer.Option("--shape", help="tiny, 1.5b or 7b: random weights, no download needed.")
+]
+
 
 @bench.command()
 def loop(json: Json = None) -> None:
@@ -24,3 +28,27 @@ def engine(json: Json = None) -> None:
     from penstock.bench.engine import run
 
     run(json)
+
+
+@bench.command()
+def learning(json: Json = None) -> None:
+    """Learning at imposed staleness with and without correction, and time to a target reward."""
+    from penstock.bench.learning import run
+
+    run(json)
+
+
+@bench.command()
+def train(json: Json = None, shape: Shape = None) -> None:
+    """Forward and backward of the trainer: model FLOP/s and peak memory, against plain transformers."""
+    from penstock.bench.train import run
+
+    run(json, shape=shape)
+
+
+@bench.command()
+def sync(json: Json = None, shape: Shape = None) -> None:
+    """What a weight update costs an engine: shared memory, and CUDA IPC on a GPU."""
+    from penstock.bench.sync import run
+
+    run(json, shape=shape)

@@ -2,7 +2,8 @@
 
 Only rows that predict a token of the loss are projected. Forward keeps nothing of vocabulary size but
 the last chunk when it is the only one; backward projects again, chunk by chunk, and adds up the
-gradient of the output embedding in place.
+gradient of the output embedding in place. On a GPU the logits of a chunk are float32 sums of half-precision
+products, and Triton kernels read them once in each direction.
 """
 
 import logging
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from penstock.models.kernels import available as kernels_available
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +72,7 @@ class TokenHead:
         self._chunk = chunk_tokens
         self._shape = LogitShape.of(self.model.config)
         self._full_logits = False
+        self._fused: bool | None = None
 
     @property
     def uses_full_logits(self) -> bool:
@@ -95,8 +99,9 @@ class TokenHead:
         else:
             embedding = self.model.get_output_embeddings()
             weight, bias, shape = embedding.weight, getattr(embedding, "bias", None), self._shape
+        fused = self._fused if self._fused is not None else states.is_cuda and kernels_available()
         return _Logprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-            states, weight, bias, targets, temperature, kept, shape, self._chunk
+            states, weight, bias, targets, temperature, kept, shape, self._chunk, fused
         )
 
     @torch.no_grad()
@@ -142,84 +147,175 @@ class _Logprobs(torch.autograd.Function):
         kept: KeptIds | None,
         shape: LogitShape,
         chunk: int,
+        fused: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = states.shape[0]
         lse, logprobs, entropy = (torch.empty(rows, device=states.device) for _ in range(3))
-        scaled = None
+        logits = None
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
-            scaled, target_logits = _logits(states, weight, bias, targets, temperature, kept, shape, part)
-            lse[part] = scaled.logsumexp(dim=-1)
-            logprobs[part] = target_logits - lse[part]
-            probs = (scaled - lse[part, None]).exp_()
-            entropy[part] = lse[part] - (probs * scaled).nan_to_num_(nan=0.0).sum(dim=-1)
+            raw = _project(states[part], weight, bias)
+            chosen = shape.apply(raw.gather(1, targets[part, None]))[:, 0] / temperature[part]
+            logits, lse[part], entropy[part] = _normalise(raw, temperature[part], kept, shape, part, fused)
+            logprobs[part] = chosen - lse[part]
         ctx.save_for_backward(
-            states, weight, bias, targets, temperature, lse, entropy, scaled if rows <= chunk else None
+            states, weight, bias, targets, temperature, lse, entropy, logits if rows <= chunk else None
         )
-        ctx.kept, ctx.shape, ctx.chunk = kept, shape, chunk
+        ctx.kept, ctx.shape, ctx.chunk, ctx.fused = kept, shape, chunk, fused
+        ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         grad_logprobs, grad_entropy = grads
         states, weight, bias, targets, temperature, lse, entropy, saved = ctx.saved_tensors
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(lse)
         rows = states.shape[0]
         grad_states = torch.empty_like(states)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if weight is not None else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
         for start in range(0, rows, ctx.chunk):
             part = slice(start, min(start + ctx.chunk, rows))
-            scaled = saved
-            if scaled is None:
-                scaled, _ = _logits(states, weight, bias, targets, temperature, ctx.kept, ctx.shape, part)
-            logp = scaled - lse[part, None]
-            probs = logp.exp()
-            grad = probs * -grad_logprobs[part, None]
-            if grad_entropy is not None and bool(grad_entropy.any()):
-                inner = (probs * (logp + entropy[part, None])).nan_to_num_(nan=0.0)
-                grad -= inner * grad_entropy[part, None]
-            index = torch.arange(grad.shape[0], device=grad.device)
-            grad[index, targets[part]] += grad_logprobs[part]
-            grad /= temperature[part, None]
-            logits = (
-                (scaled * temperature[part, None]).nan_to_num_(neginf=0.0) if ctx.shape.softcap else scaled
+            logits = saved
+            if logits is None:
+                raw = _project(states[part], weight, bias)
+                logits = _prepare(raw, temperature[part], ctx.kept, ctx.shape, part, ctx.fused)
+            from_entropy = None if grad_entropy is None else grad_entropy[part]
+            gradient = _fused_gradient if ctx.fused else _gradient
+            grad = gradient(
+                logits,
+                targets[part],
+                temperature[part],
+                lse[part],
+                entropy[part],
+                grad_logprobs[part],
+                from_entropy,
+                ctx.shape,
+                states.dtype,
             )
-            grad = ctx.shape.grad_(grad, logits).to(states.dtype)
+            del logits
             if weight is None:
                 grad_states[part] = grad
                 continue
-            grad_states[part] = grad @ weight
             assert grad_weight is not None
-            grad_weight += grad.T @ states[part]
+            torch.mm(grad, weight, out=grad_states[part])
+            _add_product(grad_weight, grad.T, states[part])
             if grad_bias is not None:
-                grad_bias += grad.sum(dim=0)
+                grad_bias += grad.sum(dim=0, dtype=torch.float32)
         return (
             grad_states,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            *(None,) * 5,
+            *(None,) * 6,
         )
 
 
-def _logits(
-    states: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
+def _project(states: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    """Raw logits. On a GPU half-precision products are summed and kept in float32."""
+    if weight is None:
+        return states.contiguous()
+    if not _sums_in_float32(states):
+        return torch.nn.functional.linear(states, weight, bias)
+    raw = torch.mm(states, weight.T, out_dtype=torch.float32)
+    return raw if bias is None else raw.add_(bias)
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """total += left @ right, in float32."""
+    if _sums_in_float32(right):
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total += left @ right
+
+
+def _sums_in_float32(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16)
+
+
+def _prepare(
+    raw: torch.Tensor,
     temperature: torch.Tensor,
     kept: KeptIds | None,
     shape: LogitShape,
     part: slice,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of one chunk, over its temperature, minus infinity where truncation cut; and those of its
-    targets, which stay finite even if a record claims that its own token was cut."""
-    raw = states[part] if weight is None else torch.nn.functional.linear(states[part], weight, bias)
-    scaled = shape.apply(raw) / temperature[part, None]
-    index = torch.arange(scaled.shape[0], device=scaled.device)
-    target_logits = scaled[index, targets[part]]
-    if kept is not None:
-        scaled = _restrict(scaled, kept, part.start, part.stop)
-    return scaled, target_logits
+    fused: bool,
+) -> torch.Tensor:
+    """What gradients are made from: for the kernels the raw logits, else the shaped ones over their
+    temperature; minus infinity where truncation cut."""
+    logits = raw if fused else shape.apply(raw) / temperature[:, None]
+    return logits if kept is None else _restrict(logits, kept, part.start, part.stop)
+
+
+def _normalise(
+    raw: torch.Tensor,
+    temperature: torch.Tensor,
+    kept: KeptIds | None,
+    shape: LogitShape,
+    part: slice,
+    fused: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The prepared logits of a chunk, the logs of their normalisers, and their entropies."""
+    logits = _prepare(raw, temperature, kept, shape, part, fused)
+    if fused:
+        from penstock.models.kernels.logprobs import statistics
+
+        return logits, *statistics(logits, temperature, scale=shape.scale, softcap=shape.softcap)
+    lse = logits.logsumexp(dim=-1)
+    probs = (logits - lse[:, None]).exp_()
+    return logits, lse, lse - (probs * logits).nan_to_num_(nan=0.0).sum(dim=-1)
+
+
+def _gradient(
+    scaled: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: torch.Tensor,
+    lse: torch.Tensor,
+    entropy: torch.Tensor,
+    grad_logprobs: torch.Tensor,
+    grad_entropy: torch.Tensor | None,
+    shape: LogitShape,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The gradient of the raw logits of one chunk."""
+    logp = scaled - lse[:, None]
+    probs = logp.exp()
+    grad = probs * -grad_logprobs[:, None]
+    if grad_entropy is not None:
+        inner = (probs * (logp + entropy[:, None])).nan_to_num_(nan=0.0)
+        grad -= inner * grad_entropy[:, None]
+    index = torch.arange(grad.shape[0], device=grad.device)
+    grad[index, targets] += grad_logprobs
+    grad /= temperature[:, None]
+    logits = (scaled * temperature[:, None]).nan_to_num_(neginf=0.0) if shape.softcap else scaled
+    return shape.grad_(grad, logits).to(dtype)
+
+
+def _fused_gradient(
+    raw: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: torch.Tensor,
+    lse: torch.Tensor,
+    entropy: torch.Tensor,
+    grad_logprobs: torch.Tensor,
+    grad_entropy: torch.Tensor | None,
+    shape: LogitShape,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    from penstock.models.kernels.logprobs import gradient
+
+    return gradient(
+        raw,
+        targets,
+        temperature,
+        lse,
+        entropy,
+        grad_logprobs,
+        grad_entropy,
+        dtype=dtype,
+        scale=shape.scale,
+        softcap=shape.softcap,
+    )
 
 
 def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> torch.Tensor:

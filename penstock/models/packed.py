@@ -1,8 +1,9 @@
 """Attention over packed rows: several sequences side by side in one row, each blind to the others.
 
-The model itself never sees padding. Only inside attention are sequences gathered into a few buckets of
-like length, right-padded: under a causal mask right padding needs no mask, since no real query looks to
-its right, so each bucket is one call to `scaled_dot_product_attention`.
+The model itself never sees padding. On a GPU in half precision, torch's variable-length flash attention takes
+the row as it is. Elsewhere, and for what that kernel lacks (soft-caps, sinks), sequences are gathered inside
+attention into a few buckets of like length, right-padded: under a causal mask right padding needs no mask,
+since no real query looks to its right, so each bucket is one call to `scaled_dot_product_attention`.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from penstock.models.varlen import Boundaries, VarlenFunction, attend, find_varlen, fits
 
 BUCKET_RATIO = 0.7
 BUCKET_SLACK = 32
@@ -71,19 +74,31 @@ class PackedAttention:
 
     Exact for grouped queries, sliding windows, soft-caps and sinks, and differentiable."""
 
-    def __init__(self) -> None:
+    def __init__(self, varlen: VarlenFunction | None = None) -> None:
+        """`varlen` is what attends over whole rows; None looks for torch's on the device of the rows."""
+        self._varlen = varlen
+        self._looks = varlen is None
+        self._lengths: tuple[int, ...] = ()
+        self._device: torch.device | str = "cpu"
+        self._boundaries: Boundaries | None = None
         self._layout: Layout | None = None
         self._num_tokens: int | None = 0
 
     def set_lengths(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
         """The row holds sequences of these lengths, in this order. Holds until the next call, so a
         recomputed (checkpointed) forward pass sees the same packing as the first."""
-        self._layout = Layout.of(lengths, device)
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"lengths must be one or more numbers >= 1, got {list(lengths)}")
+        if self._looks:
+            self._varlen = find_varlen(device)
+        self._lengths, self._device = tuple(lengths), device
+        self._boundaries = Boundaries.of(lengths, device) if self._varlen is not None else None
+        self._layout = None
         self._num_tokens = sum(lengths)
 
     def set_single(self) -> None:
         """Every row is one sequence, whatever its length: no packing until the next `set_lengths`."""
-        self._layout = None
+        self._lengths, self._boundaries, self._layout = (), None, None
         self._num_tokens = None
 
     def __call__(
@@ -109,12 +124,33 @@ class PackedAttention:
                 sinks=sinks,
             )
             return out.transpose(1, 2)
-        layout = self._layout
-        if layout is None or query.shape[0] != 1 or query.shape[2] != self._num_tokens:
+        if not self._lengths or query.shape[0] != 1 or query.shape[2] != self._num_tokens:
             raise ValueError(
                 f"packed attention expects one row of {self._num_tokens} tokens, got {tuple(query.shape)}; "
                 "call set_lengths with the lengths of the sequences in the row"
             )
+        if self._varlen is not None and self._boundaries is not None and fits(query, value, softcap, sinks):
+            return attend(
+                self._varlen,
+                self._boundaries,
+                query,
+                key,
+                value,
+                scaling=scaling,
+                sliding_window=sliding_window,
+            )
+        return self._attend_in_buckets(  # type: ignore[no-any-return]
+            query, key, value, scaling=scaling, sliding_window=sliding_window, softcap=softcap, sinks=sinks
+        )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _attend_in_buckets(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        """Not compiled: how sequences fall into buckets changes with every row."""
+        if self._layout is None:
+            self._layout = Layout.of(self._lengths, self._device)
+        layout = self._layout
         padded = [_to_padded(tensor[0].transpose(0, 1), layout) for tensor in (query, key, value)]
         outputs = []
         for bucket in layout.buckets:
@@ -125,10 +161,7 @@ class PackedAttention:
                 .transpose(1, 2)
                 for tensor in padded
             )
-            out = causal_attention(
-                q, k, v, scaling=scaling, sliding_window=sliding_window, softcap=softcap, sinks=sinks
-            )
-            outputs.append(out.transpose(1, 2).flatten(0, 1))
+            outputs.append(causal_attention(q, k, v, **options).transpose(1, 2).flatten(0, 1))
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return _to_packed(joined, layout).unsqueeze(0)
 

@@ -1,53 +1,84 @@
-"""A Hugging Face tokenizer as rollouts and engines use it: prompts in, text out. Needs no torch.
+"""The model's tokenizer as rollouts need it: prompts to ids, ids to text, and the ids that stop.
 
-We never pad (batches are packed), so a tokenizer without a pad token is as good as any other.
+Sequences are packed, never padded, so a tokenizer without a pad token is as good as any other, and none is
+made up for it. This module imports without torch and, until a tokenizer is loaded, without transformers.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import TaskError, UserError
+from penstock.interfaces import Tokenizer
 from penstock.types import Message, Task
 
 
 class ChatTokenizer:
-    """`penstock.interfaces.Tokenizer` over `AutoTokenizer`."""
+    """`interfaces.Tokenizer` over the tokenizer in a Hugging Face folder or repository.
+
+    A string prompt is tokenised as the tokenizer does by itself, with a bos token if it adds one; an eos
+    token that it appends is taken off, since nothing follows an end. Chat messages go through the chat
+    template, opened for the assistant's answer."""
 
     def __init__(self, name_or_path: str) -> None:
         from transformers import AutoTokenizer
 
+        self.name = name_or_path
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:
+            # Depending on what is missing or broken in the folder, transformers raises many kinds.
             raise UserError(
                 f"the tokenizer of {name_or_path!r} could not be loaded: {_first_line(error)}"
             ) from error
-        self._stop = _stop_tokens(name_or_path, self._tokenizer)
+        self._stop_token_ids = _stop_token_ids(name_or_path, self._tokenizer.eos_token_id)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokenizer's eos and every end token that the model's generation config names."""
+        return self._stop_token_ids
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokenizer)
 
     def encode_prompt(self, prompt: str | tuple[Message, ...]) -> list[int]:
-        """Plain text as it is; messages through the chat template, ready for the assistant to speak."""
         if isinstance(prompt, str):
-            return list(self._tokenizer(prompt)["input_ids"])
+            return self._encode_text(prompt)
+        return self._encode_chat(prompt)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text without special tokens."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer beside a model, as `from_pretrained` reads it."""
+        self._tokenizer.save_pretrained(folder)
+
+    def _encode_text(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer(text, return_attention_mask=False)["input_ids"]
+        eos = self._tokenizer.eos_token_id
+        if token_ids and token_ids[-1] == eos and not text.endswith(self._tokenizer.eos_token):
+            return token_ids[:-1]
+        return token_ids
+
+    def _encode_chat(self, messages: tuple[Message, ...]) -> list[int]:
         if not self._tokenizer.chat_template:
             raise TaskError(
                 "the tasks' prompts are chat messages but the model's tokenizer has no chat template; "
                 "use plain string prompts, or a model made for chat"
             )
-        messages = [{"role": message.role, "content": message.content} for message in prompt]
-        text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def decode(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """End-of-sequence ids of the tokenizer and of the model's generation config."""
-        return self._stop
-
-    def save(self, folder: Path) -> None:
-        self._tokenizer.save_pretrained(folder)
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            token_ids: list[int] = self._tokenizer.apply_chat_template(
+                plain, tokenize=True, add_generation_prompt=True, return_dict=False
+            )
+        except Exception as error:
+            # A template is a program of the model's author: it may refuse roles or orders in its own words.
+            raise TaskError(f"the chat template of {self.name!r} refuses the prompt: {error}") from error
+        return token_ids
 
 
 def model_context(name_or_path: str) -> int:
@@ -56,7 +87,8 @@ def model_context(name_or_path: str) -> int:
 
     try:
         config = AutoConfig.from_pretrained(name_or_path)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
+        # As with tokenizers: what is missing or broken decides the kind.
         hint = "" if Path(name_or_path).exists() else " (no such folder here, nor in the hub's cache)"
         raise UserError(f"model {name_or_path!r} could not be loaded{hint}: {_first_line(error)}") from error
     text = config.get_text_config()
@@ -66,9 +98,10 @@ def model_context(name_or_path: str) -> int:
 
 
 def check_prompts(
-    tasks: Sequence[Task], tokenizer: ChatTokenizer, *, max_context: int, max_new_tokens: int
-) -> None:
-    """Refuse prompts that leave no room for an answer, before anything heavy starts."""
+    tasks: Sequence[Task], tokenizer: Tokenizer, *, max_context: int, max_new_tokens: int
+) -> int:
+    """Refuse the first prompt that cannot be answered within the context. Returns the longest length."""
+    longest = 0
     for task in tasks:
         length = len(tokenizer.encode_prompt(task.prompt))
         if length == 0:
@@ -78,22 +111,39 @@ def check_prompts(
                 f"the prompt of task {task.id} has {length} tokens; with rollout.max_new_tokens="
                 f"{max_new_tokens} it does not fit the context of {max_context} tokens: shorten one of them"
             )
+        longest = max(longest, length)
+    return longest
 
 
-def _stop_tokens(name_or_path: str, tokenizer: Any) -> tuple[int, ...]:
-    from transformers import GenerationConfig
-
-    ids: list[int] = []
-    if tokenizer.eos_token_id is not None:
-        ids.append(int(tokenizer.eos_token_id))
-    try:
-        eos = GenerationConfig.from_pretrained(name_or_path).eos_token_id
-    except (OSError, ValueError):
-        eos = None
-    ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
-    return tuple(dict.fromkeys(ids))
+def _stop_token_ids(name_or_path: str, eos_token_id: int | None) -> tuple[int, ...]:
+    found: set[int] = set() if eos_token_id is None else {eos_token_id}
+    for file_name in ("generation_config.json", "config.json"):
+        value = _read_json(name_or_path, file_name).get("eos_token_id")
+        if value is not None:
+            found.update(value if isinstance(value, list) else [value])
+            break
+    return tuple(sorted(found))
 
 
-def _first_line(error: Exception) -> str:
+def _read_json(name_or_path: str, file_name: str) -> dict[str, Any]:
+    """A JSON file of the model, from its folder or the hub's cache; empty when it has none."""
+    path: str | None = str(Path(name_or_path) / file_name)
+    if not Path(name_or_path).is_dir():
+        from transformers.utils import cached_file
+
+        path = cached_file(
+            name_or_path,
+            file_name,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    if path is None or not Path(path).is_file():
+        return {}
+    content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    return content
+
+
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

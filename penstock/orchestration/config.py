@@ -4,7 +4,6 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from penstock.algorithms.advantages import ADVANTAGES, StepFacts
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.buffer.config import StalenessConfig
 from penstock.config import Section
@@ -16,7 +15,6 @@ from penstock.scoring.config import RewardConfig
 from penstock.sync.config import SyncConfig
 from penstock.tasks.config import TasksConfig
 from penstock.trainer.config import TrainerConfig
-from penstock.types import Score
 
 
 class RunConfig(Section):
@@ -63,16 +61,9 @@ class PenstockConfig(Section):
 
     @model_validator(mode="after")
     def _sections_fit(self) -> "PenstockConfig":
-        if self.rollout.group_size == 1 and _needs_a_group(self.algorithm):
+        if self.rollout.group_size == 1 and self.algorithm.needs_group:
             raise ValueError(
                 f"rollout.group_size must be at least 2, got 1: the advantage {self.algorithm.advantage!r} "
                 "compares the episodes of a group with each other"
             )
         return self
-
-
-def _needs_a_group(algorithm: AlgorithmConfig) -> bool:
-    """Whether this advantage has nothing to say about groups of one: it gives two different ones zero."""
-    lone_groups = StepFacts.of([[Score(value=0.0)], [Score(value=1.0)]])
-    advantages = ADVANTAGES.bind(algorithm.advantage, algorithm.advantage_args)(lone_groups)
-    return not any(group.any() for group in advantages)

@@ -51,7 +51,7 @@ class RunMonitor:
     def log(self, line: str) -> None:
         self._view.log(line)
 
-    def on_step(self, step: TrainedStep) -> None:
+    def on_step(self, step: TrainedStep, bound: int) -> None:
         """Merge every rank's metrics with what the controller knows, and write one line."""
         metrics = merge_ranks([result.metrics for result in step.results])
         seconds = merge_ranks([result.seconds for result in step.results])
@@ -69,6 +69,7 @@ class RunMonitor:
             "reward": reward,
             **metrics,
             **{f"{kind}_s": value for kind, value in seconds.items()},
+            "max_staleness": float(bound),
             "waited_s": step.waited_s,
             "step_s": step.took_s,
             "samples": float(self._samples),

@@ -4,30 +4,34 @@ prepare ─► workers start ─► version 0 verified ─► evaluate ─► tr
 """
 
 import asyncio
+import gc
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
+from penstock.algorithms.selection import select
 from penstock.buffer.gate import StalenessGate
-from penstock.buffer.queue import RolloutBuffer
+from penstock.buffer.queue import Chosen, RolloutBuffer
 from penstock.engines.pool import EnginePool
 from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
 from penstock.interfaces import Engine, Scorer
 from penstock.observe.views import View
+from penstock.orchestration.closed_loop import ClosedLoop, starting_bound
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.evaluation import Evaluator
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.monitor import RunMonitor
 from penstock.orchestration.preparation import Prepared, open_writers
-from penstock.orchestration.stepping import StepPlanner
+from penstock.orchestration.stepping import StepPlanner, TrainedStep
 from penstock.orchestration.summary import Summary
 from penstock.orchestration.workers import LaunchedScorer, Workers, start_workers
 from penstock.rollout.runner import RolloutRunner, Workflow
 from penstock.scoring.pool import ScorerPool
 from penstock.tasks.stream import TaskStream
+from penstock.types import ScoredGroup
 
 T = TypeVar("T")
 
@@ -131,6 +135,8 @@ class Session:
         self, controller: Controller, evaluator: Evaluator | None, monitor: RunMonitor, engine: Engine
     ) -> None:
         monitor.phase = "training"
+        gc.collect()
+        gc.freeze()  # tasks and libraries stay: no need for the collector to walk them between messages
         before = (await engine.report()).counters
         self._timings.training_started = time.monotonic()
         async with asyncio.TaskGroup() as beside:
@@ -175,17 +181,22 @@ class Session:
         rollout, staleness = config.rollout, config.staleness
         gate = StalenessGate(
             groups_per_step=rollout.groups_per_step,
-            max_staleness=staleness.max_staleness,
+            max_staleness=starting_bound(staleness),
             late=staleness.late,
             ahead=staleness.ahead,
             num_groups=config.run.steps * rollout.groups_per_step,
         )
         buffer = RolloutBuffer(
             gate,
-            filter_zero_variance=staleness.filter_zero_variance,
+            select=_selection(config.algorithm.selection),
             max_filtered_in_a_row=staleness.max_filtered_in_a_row,
             on_drop=lambda dropped: controller.give_back(dropped),
         )
+        loop = ClosedLoop.of(staleness, buffer)
+
+        def on_step(step: TrainedStep) -> None:
+            monitor.on_step(step, loop.observe(step))
+
         controller = Controller(
             engine=engine,
             trainers=[workers.trainer],
@@ -203,7 +214,7 @@ class Session:
             planner=StepPlanner(ranks=1, micro_batch_tokens=config.trainer.micro_batch_tokens),
             steps=config.run.steps,
             recompute_kv=config.sync.interrupt == "inflight_recompute",
-            on_step=monitor.on_step,
+            on_step=on_step,
             on_drop=monitor.on_drop,
         )
         return controller
@@ -245,6 +256,19 @@ class Session:
             drops=dict(controller.buffer.gate.drops),
             stopped_early=self._stopped,
         )
+
+
+def _selection(stages: Mapping[str, Mapping[str, float]]) -> Callable[[ScoredGroup], Chosen]:
+    """`algorithm.selection` as the buffer applies it."""
+    if not stages:
+        return Chosen
+
+    def choose(scored: ScoredGroup) -> Chosen:
+        selected = select(scored, stages)
+        samples = tuple(selected.samples(index) for index in range(len(selected.scored.scores)))
+        return Chosen(selected.scored, samples, selected.drop)
+
+    return choose
 
 
 def _lost_a_worker(work: "asyncio.Task[Summary]") -> bool:

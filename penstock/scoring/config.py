@@ -2,25 +2,35 @@
 
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.config import Section
 
 
 class RewardFunction(Section):
-    """One reward function and its weight."""
+    """One reward function and its weight. A plain string stands for a function with that `path`."""
 
     path: str
-    """`module:function`, `file.py:function`, or a built-in name: `arithmetic`, `reasoning_gym`."""
-    weight: float = 1.0
+    """`module:function`, `file.py:function`, or a built-in name: `auto`, `arithmetic`, `exact_match`,
+    `reasoning_gym`."""
+    weight: float = Field(default=1.0, allow_inf_nan=False)
     """Its share in the weighted sum."""
+    name: str | None = None
+    """The name under which its values are reported; unset takes the function's own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_short_form(cls, data: Any) -> Any:
+        return {"path": data} if isinstance(data, str) else data
 
 
 class RewardConfig(Section):
     """What an answer is worth, and the processes that compute it."""
 
-    functions: tuple[RewardFunction, ...] = (RewardFunction(path="arithmetic"),)
-    """Reward functions; each is `{path, weight}` or just its path. Their weighted sum is the score."""
+    functions: tuple[RewardFunction, ...] = Field(default=(RewardFunction(path="auto"),), min_length=1)
+    """Reward functions, one or several; each is `{path, weight, name}` or just its path. Their weighted sum
+    is the score. `auto` is the verifier of reasoning_gym for its tasks, and an exact match with the
+    column `answer` for others."""
     workers: int = Field(default=1, ge=1)
     """Scoring processes."""
     timeout_s: float = Field(default=30.0, gt=0)
@@ -28,9 +38,5 @@ class RewardConfig(Section):
 
     @field_validator("functions", mode="before")
     @classmethod
-    def _short_forms(cls, value: Any) -> Any:
-        """`functions: a:b`, or a list in which a path stands for itself."""
-        items = [value] if isinstance(value, (str, dict)) else value
-        if isinstance(items, (list, tuple)):
-            return [{"path": item} if isinstance(item, str) else item for item in items]
-        return items
+    def _accept_one(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str | dict | RewardFunction) else value

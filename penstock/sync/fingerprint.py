@@ -4,14 +4,20 @@
 
 Every element counts with its global position, so a swapped, skipped, shifted or stale element changes
 the sum; and since it is a sum, the fingerprints of the shards of a tensor (each with its offset) add up
-to that of the whole. It runs on whatever device holds the tensor, in pieces of bounded size.
+to that of the whole. It runs on whatever device holds the tensor: in pieces of bounded size, or, on a GPU
+with Triton, for all tensors in one pass over their memory.
 """
 
+import importlib.util
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from penstock.errors import FingerprintMismatch
+
+if TYPE_CHECKING:
+    from penstock.sync.kernel import SumPlan
 
 _PIECE = 1 << 20
 _GOLDEN = -7046029254386353131  # odd 64-bit constants, written as signed: torch has no uint64 arithmetic
@@ -34,16 +40,57 @@ def fingerprint(tensor: torch.Tensor, *, offset: int = 0) -> int:
     return int(total.item()) & _MASK
 
 
+class Fingerprinter:
+    """Fingerprints of the same tensors again and again: on a GPU, where they lie is looked up only once."""
+
+    def __init__(self, *, fused: bool | None = None) -> None:
+        """`fused` asks for the Triton kernel, or for none; None takes it where tensors are on a GPU."""
+        self._fused = fused
+        self._has_triton = importlib.util.find_spec("triton") is not None
+        self._plans: dict[tuple[tuple[int, int], ...], SumPlan] = {}
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        by_width: dict[int, dict[str, torch.Tensor]] = {}
+        result = dict.fromkeys(tensors, 0)
+        for name, tensor in tensors.items():
+            if self._takes(tensor):
+                by_width.setdefault(tensor.element_size(), {})[name] = tensor
+            else:
+                result[name] = fingerprint(tensor)
+        for alike in by_width.values():
+            sums = self._plan(alike).run(mix=_MIX, golden=_GOLDEN)
+            result.update((name, total * _GOLDEN & _MASK) for name, total in zip(alike, sums, strict=True))
+        return result
+
+    def verify(self, expected: Mapping[str, int], live: Mapping[str, torch.Tensor], version: int) -> None:
+        """Compare live parameters with what the trainer published; a difference is an error, never a
+        warning."""
+        found = self({name: live[name] for name in expected})
+        wrong = [name for name, value in expected.items() if found[name] != value]
+        if wrong:
+            named = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+            raise FingerprintMismatch(
+                f"version {version}: {len(wrong)} of {len(expected)} tensors of the engine are not the "
+                f"trainer's ({named}); sampling would go on with wrong weights, so the run stops"
+            )
+
+    def _takes(self, tensor: torch.Tensor) -> bool:
+        fused = tensor.is_cuda and self._has_triton if self._fused is None else self._fused
+        return fused and tensor.is_contiguous()
+
+    def _plan(self, tensors: Mapping[str, torch.Tensor]) -> "SumPlan":
+        from penstock.sync.kernel import SumPlan
+
+        key = tuple((tensor.data_ptr(), tensor.numel()) for tensor in tensors.values())
+        if key not in self._plans:
+            self._plans[key] = SumPlan.of(list(tensors.values()))
+        return self._plans[key]
+
+
 def fingerprints(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    return {name: fingerprint(tensor) for name, tensor in tensors.items()}
+    return Fingerprinter()(tensors)
 
 
 def verify(expected: Mapping[str, int], live: Mapping[str, torch.Tensor], version: int) -> None:
-    """Compare live parameters with what the trainer published; a difference is an error, never a warning."""
-    wrong = [name for name, value in expected.items() if fingerprint(live[name]) != value]
-    if wrong:
-        named = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        raise FingerprintMismatch(
-            f"version {version}: {len(wrong)} of {len(expected)} tensors of the engine are not the trainer's "
-            f"({named}); sampling would go on with wrong weights, so the run stops"
-        )
+    """`Fingerprinter.verify`, once."""
+    Fingerprinter().verify(expected, live, version)

@@ -7,7 +7,6 @@ when every engine has read it; so the trainer goes on as soon as its copy is mad
 engines are `slots` versions behind.
 """
 
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +14,9 @@ from pathlib import Path
 import torch
 
 from penstock.errors import FingerprintMismatch
-from penstock.sync.fingerprint import fingerprint, verify
+from penstock.sync.fingerprint import Fingerprinter
 from penstock.sync.layout import lay_out, view
+from penstock.sync.ring import SlotRing
 from penstock.types import DEFAULT_POLICY, WeightUpdate
 
 TRANSPORT = "shared_memory"
@@ -50,26 +50,19 @@ class SharedMemoryPublisher:
             [_map(path, size) for path, size in zip(paths, sizes, strict=True)] for paths in self._paths
         ]
         self._sizes = sizes
-        self._free = list(range(slots))
-        self._taken: dict[int, int] = {}
-        self._changed = threading.Condition()
-        self._closed = False
+        self._fingerprints = Fingerprinter()
+        self._ring = SlotRing(slots)
 
     def snapshot(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         """Copy the parameters into a free slot, waiting for one if need be."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._free or self._closed)
-            if self._closed:
-                raise RuntimeError("the publisher is closed")
-            slot = self._free.pop(0)
-            self._taken[version] = slot
+        slot = self._ring.take(version)
         with torch.no_grad():
             for spec in self._specs:
                 view(self._slots[slot][spec.bucket], spec).copy_(parameters[spec.name])
 
     def describe(self, version: int) -> WeightUpdate:
         """The update that engines are sent, with the fingerprint of the snapshot."""
-        slot = self._taken[version]
+        slot = self._ring.slot_of(version)
         tensors = {spec.name: view(self._slots[slot][spec.bucket], spec) for spec in self._specs}
         return WeightUpdate(
             policy=self._policy,
@@ -79,7 +72,7 @@ class SharedMemoryPublisher:
             buckets=tuple(
                 f"{size}:{path}" for size, path in zip(self._sizes, self._paths[slot], strict=True)
             ),
-            fingerprint={name: fingerprint(tensor) for name, tensor in tensors.items()},
+            fingerprint=self._fingerprints(tensors),
         )
 
     def publish(self, version: int, parameters: Mapping[str, torch.Tensor]) -> WeightUpdate:
@@ -87,16 +80,11 @@ class SharedMemoryPublisher:
         return self.describe(version)
 
     def release(self, version: int) -> None:
-        with self._changed:
-            self._free.append(self._taken.pop(version))
-            self._changed.notify_all()
+        self._ring.release(version)
 
     def close(self) -> None:
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            self._changed.notify_all()
+        if not self._ring.close():
+            return
         for path in (path for paths in self._paths for path in paths):
             path.unlink(missing_ok=True)
 
@@ -106,6 +94,7 @@ class SharedMemoryReceiver:
 
     def __init__(self) -> None:
         self._mapped: dict[str, torch.Tensor] = {}
+        self._fingerprints = Fingerprinter()
 
     def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> float:
         differing = {spec.name for spec in update.tensors} ^ set(parameters)
@@ -119,7 +108,7 @@ class SharedMemoryReceiver:
             for spec in update.tensors:
                 self._load(spec.name, parameters[spec.name], view(buckets[spec.bucket], spec))
         start = time.perf_counter()
-        verify(update.fingerprint, parameters, update.version)
+        self._fingerprints.verify(update.fingerprint, parameters, update.version)
         return time.perf_counter() - start
 
     def close(self) -> None:

@@ -1,42 +1,81 @@
-"""An endless, deterministic order of tasks: pass after pass, each shuffled by the seed and its number."""
+"""An endless stream of tasks, epoch after epoch, in an order that the seed alone decides."""
 
 import random
+import zlib
 from collections import deque
 from collections.abc import Sequence
 
 from penstock.errors import TaskError
-from penstock.types import Task
+from penstock.types import Record, Task
+
+
+class StreamState(Record, frozen=True, kw_only=True):
+    """Where a stream stands: plain data, enough to continue it in another process."""
+
+    epoch: int
+    position: int
+    returned: tuple[str, ...]
+    """Ids of tasks that were put back and not yet taken again."""
+    checksum: int
+    """Of the task ids: a state belongs to one set of tasks."""
 
 
 class TaskStream:
-    """What was put back comes first; then the current pass goes on."""
+    """`next()` never ends. A task that was put back (its group was dropped) comes again first."""
 
     def __init__(self, tasks: Sequence[Task], *, seed: int = 0, shuffle: bool = True) -> None:
         if not tasks:
             raise TaskError("there must be at least one task, got none")
-        self._tasks = tasks
+        self._tasks = tuple(tasks)
+        self._by_id = {task.id: task for task in self._tasks}
+        self._checksum = zlib.crc32("\n".join(task.id for task in self._tasks).encode())
         self._seed = seed
         self._shuffle = shuffle
         self._returned: deque[Task] = deque()
-        self._pass = 0
-        self._position = 0
-        self._order = self._order_of(0)
+        self._start_epoch(0, 0)
+
+    @property
+    def epoch(self) -> int:
+        """How many times the whole set has been taken."""
+        return self._epoch
 
     def next(self) -> Task:
         if self._returned:
             return self._returned.popleft()
         if self._position == len(self._tasks):
-            self._pass += 1
-            self._position = 0
-            self._order = self._order_of(self._pass)
+            self._start_epoch(self._epoch + 1, 0)
+        task = self._tasks[self._order[self._position]]
         self._position += 1
-        return self._tasks[self._order[self._position - 1]]
+        return task
 
     def put_back(self, task: Task) -> None:
+        """Let `task` be taken again, before any new one, after those put back earlier."""
+        if task.id not in self._by_id:
+            raise ValueError(f"task {task.id!r} is not of this stream")
         self._returned.append(task)
 
-    def _order_of(self, number: int) -> list[int]:
-        order = list(range(len(self._tasks)))
+    def state(self) -> StreamState:
+        return StreamState(
+            epoch=self._epoch,
+            position=self._position,
+            returned=tuple(task.id for task in self._returned),
+            checksum=self._checksum,
+        )
+
+    def restore(self, state: StreamState) -> None:
+        """Continue where `state` was taken. Refused when the tasks are not the same."""
+        if state.checksum != self._checksum:
+            raise TaskError(
+                "the saved place in the tasks belongs to other tasks than the config gives now; "
+                "resume with the tasks that the run was started with"
+            )
+        self._start_epoch(state.epoch, state.position)
+        self._returned = deque(self._by_id[task_id] for task_id in state.returned)
+
+    def _start_epoch(self, epoch: int, position: int) -> None:
+        self._epoch = epoch
+        self._position = position
+        self._order = list(range(len(self._tasks)))
         if self._shuffle:
-            random.Random(f"{self._seed}/{number}").shuffle(order)
-        return order
+            # Seeding with text goes through SHA-512: the same order in every process and on every platform.
+            random.Random(f"{self._seed}/{epoch}").shuffle(self._order)

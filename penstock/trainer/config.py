@@ -34,8 +34,11 @@ class TrainerConfig(Section):
     """Optimizer updates per step, each over all of its samples; more than one needs clipping."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
     """Tokens whose logits exist at the same time."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer in the backward pass instead of keeping its activations."""
+    checkpointing: Literal["off", "selective", "full"] = "off"
+    """What the backward pass computes again instead of keeping it: nothing, what is cheap or wide, or whole
+    layers."""
+    compile: bool = False
+    """Fuse each layer with `torch.compile`: faster on a GPU, after about a minute at the start."""
     logprob_gap_warning: float = Field(default=0.05, gt=0)
     """Warn when the engine's and the trainer's logprobs of the same weights differ by more on average."""
     threads: int = Field(default=0, ge=0)

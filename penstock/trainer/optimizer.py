@@ -79,9 +79,10 @@ class MasterAdamW:
         self._adamw.step()
         self.forget()
         with torch.no_grad():
-            for parameter, master in zip(self._parameters, self._masters, strict=True):
-                if parameter is not master:
-                    parameter.copy_(master)
+            pairs = zip(self._parameters, self._masters, strict=True)
+            rounded = [(parameter, master) for parameter, master in pairs if parameter is not master]
+            if rounded:
+                torch._foreach_copy_([parameter for parameter, _ in rounded], [m for _, m in rounded])
 
     def forget(self) -> None:
         """Drop the gradients without using them."""

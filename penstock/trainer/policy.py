@@ -11,6 +11,7 @@ from torch import nn
 from penstock.models import attention
 from penstock.models.head import TokenHead, states_dtype
 from penstock.models.packed import PackedAttention
+from penstock.models.recompute import Checkpointing, compile_layers, enable_checkpointing
 from penstock.trainer.batch import PackedRow
 from penstock.trainer.values import ValueHead
 
@@ -36,7 +37,8 @@ class PackedModel:
         model: nn.Module,
         *,
         chunk_tokens: int,
-        checkpointing: bool = False,
+        checkpointing: Checkpointing = "off",
+        compiled: bool = False,
         value_head: ValueHead | None = None,
     ) -> None:
         attention.register()
@@ -45,8 +47,7 @@ class PackedModel:
         self._attention = PackedAttention()
         attention.attach(model, self._attention)
         model.eval()
-        if checkpointing:
-            _enable_checkpointing(model)
+        enable_checkpointing(model, checkpointing)
         self._value_head = value_head
         self._head = TokenHead(model, chunk_tokens=chunk_tokens)
         self._device = next(model.parameters()).device
@@ -57,6 +58,8 @@ class PackedModel:
                 f"a value head needs hidden states, and {type(model).__name__} gives only logits; "
                 "use an advantage without a value head"
             )
+        if compiled:
+            compile_layers(model)
 
     def __call__(self, row: PackedRow) -> TokenOutputs:
         states = self._states(row.input_ids, row.position_ids, row.lengths).index_select(0, row.rows)
@@ -95,12 +98,3 @@ class PackedModel:
                 name,
                 worst,
             )
-
-
-def _enable_checkpointing(model: Any) -> None:
-    """Recompute layers in backward. transformers does so only for layers that are `training`, so that
-    flag alone is set on them; what they hold stays in eval mode, without dropout."""
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    for module in model.modules():
-        if hasattr(module, "gradient_checkpointing"):
-            module.training = True

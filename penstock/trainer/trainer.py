@@ -63,7 +63,8 @@ class PolicyTrainer:
         policy = PackedModel(
             model,
             chunk_tokens=config.logprob_chunk_tokens,
-            checkpointing=config.gradient_checkpointing,
+            checkpointing=config.checkpointing,
+            compiled=config.compile,
             value_head=self._value_head,
         )
         frozen = None

@@ -84,7 +84,9 @@ def _build(request: TrainerStart) -> TrainerService:
     config = TrainerConfig.model_validate(request.trainer)
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
     model = load_model(request.model, dtype="float32", device=device)
-    reference = load_model(request.model, dtype="float32", device=device) if algorithm.kl_coef > 0 else None
+    reference = None
+    if algorithm.needs_reference:
+        reference = load_model(request.model, dtype="float32", device=device)
     trainer = PolicyTrainer(
         model,
         config=config,

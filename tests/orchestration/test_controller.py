@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.buffer.gate import StalenessGate
-from penstock.buffer.queue import RolloutBuffer
+from penstock.buffer.queue import Chosen, RolloutBuffer
 from penstock.errors import ScoringFailed, UserError
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.simulation import (
@@ -22,7 +22,7 @@ from penstock.orchestration.simulation import (
 from penstock.orchestration.stepping import StepPlanner
 from penstock.orchestration.virtual_time import Deadlock, run_in_virtual_time
 from penstock.rollout.runner import RolloutRunner
-from penstock.types import Group, SamplingParams, Score, Task
+from penstock.types import Group, SamplingParams, Score, ScoredGroup, Task
 
 
 class Tasks:
@@ -62,6 +62,11 @@ class FlakyScorer(SimulatedScorer):
         if (group.number * 7919) % 100 < self.failing * 100:
             raise ScoringFailed("flaky", "score_error")
         return scores
+
+
+def no_variance(scored: ScoredGroup) -> Chosen:
+    same = len(set(scored.values.tolist())) == 1
+    return Chosen(scored, drop="zero_variance" if same else None)
 
 
 def build(
@@ -116,7 +121,7 @@ def build(
             tasks=tasks,
             buffer=RolloutBuffer(
                 gate,
-                filter_zero_variance=filter_zero_variance,
+                select=no_variance if filter_zero_variance else Chosen,
                 max_filtered_in_a_row=20,
                 on_drop=lambda dropped: controller.give_back(dropped),
             ),
@@ -237,7 +242,9 @@ def test_only_zero_variance_ends_the_run_with_a_sentence() -> None:
         build(filter_zero_variance=True, value=lambda group, index: 1.0)
     (error,) = caught.value.exceptions
     assert isinstance(error, UserError)
-    assert str(error).startswith("the last 20 groups all had zero variance (the last scored 1 throughout)")
+    assert str(error).startswith(
+        "the last 20 groups were all dropped by selection (the last for zero_variance, its scores around 1)"
+    )
 
 
 def test_failed_scores_cost_their_group_with_a_reason() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from penstock.errors import FingerprintMismatch
-from penstock.sync.fingerprint import fingerprint, fingerprints, verify
+from penstock.sync.fingerprint import Fingerprinter, fingerprint, fingerprints, verify
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
@@ -46,3 +46,28 @@ def test_verify_names_what_is_wrong() -> None:
     live["b"][2] = 2
     with pytest.raises(FingerprintMismatch, match=r"version 3: 1 of 2 tensors .* \(b\)"):
         verify(expected, live, version=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
+def test_the_kernel_gives_the_same_numbers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    pytest.importorskip("triton", reason="triton is not installed: pip install 'penstock[gpu]'")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    monkeypatch.setattr("penstock.sync.kernel.SPAN", 2 * 4096)
+    generator = torch.Generator().manual_seed(3)
+    tensors = {
+        str(size): (torch.randn(size, generator=generator) * 50).to(dtype).to(device)
+        for size in (1, 4095, 4096, 20_001, 0)
+    }
+    tensors["unaligned"] = tensors["20001"][3:]
+    assert Fingerprinter(fused=True)(tensors) == {name: fingerprint(t) for name, t in tensors.items()}
+
+
+def test_a_plan_follows_the_tensors_when_they_move() -> None:
+    hashing = Fingerprinter()
+    first = torch.randn(9, generator=torch.Generator().manual_seed(4))
+    second = first.clone()
+    assert hashing({"a": first}) == hashing({"a": second})
+    second[0] += 1
+    assert hashing({"a": first}) != hashing({"a": second})

@@ -59,7 +59,7 @@ def plain_logprobs(model, row):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", ["off", "selective", "full"])
 def test_any_causal_lm_gives_the_logprobs_and_gradients_of_plain_forwards(name, checkpointing, caplog):
     """What can't be packed is noticed, said, and run one sequence at a time."""
     model = make_model(name)
@@ -91,7 +91,7 @@ def test_value_head_reads_the_state_that_predicts_each_token():
     torch.testing.assert_close(outputs.values[0], head.linear(alone)[0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("checkpointing", "runs"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize(("checkpointing", "runs"), [("off", 1), ("selective", 2), ("full", 2)])
 def test_checkpointing_recomputes_layers_without_dropout(checkpointing, runs):
     model = make_model("neox")
     policy = PackedModel(model, chunk_tokens=16, checkpointing=checkpointing)

@@ -1,109 +1,84 @@
 """Task sources: one file each, all of them giving rows that become tasks here."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from penstock.errors import TaskError
 from penstock.tasks.config import TasksConfig
-from penstock.types import Message, Task
+from penstock.tasks.rows import Row, tasks_from_rows
+from penstock.types import Task
+from penstock.usercode import is_function_path
 
-Rows = Iterable[Mapping[str, Any]]
+__all__ = ["load_tasks", "tasks_from_rows"]
+
+FORMS = (
+    "FILE.jsonl, datasets:NAME, reasoning_gym:NAME, module:function, file.py:function or builtin:arithmetic"
+)
 
 
 def load_tasks(config: TasksConfig) -> list[Task]:
-    """All tasks of a source, checked. An empty set is an error."""
-    tasks = tasks_from_rows(_rows(config), prompt=config.prompt, source=config.source, limit=config.limit)
-    if not tasks:
-        raise TaskError(f"the task source {config.source!r} is empty; there must be at least one task")
-    return tasks
+    """All tasks of a source, in its order, checked. An empty set is an error."""
+    return tasks_from_rows(_rows(config), config)
 
 
-def tasks_from_rows(
-    rows: Iterable[Mapping[str, Any] | Task], *, prompt: str = "prompt", source: str = "tasks", limit: int = 0
-) -> list[Task]:
-    tasks: list[Task] = []
-    for index, row in enumerate(rows):
-        if limit and index >= limit:
-            break
-        tasks.append(row if isinstance(row, Task) else _task(row, prompt, source, index))
-    return tasks
-
-
-def _rows(config: TasksConfig) -> Iterable[Mapping[str, Any] | Task]:
-    """Each source is imported only when it is named: several need extras."""
-    kind, colon, name = config.source.rpartition(":")
-    if config.source.endswith((".jsonl", ".json")):
+def _rows(config: TasksConfig) -> Iterable[Row]:
+    kind, colon, name = config.source.partition(":")
+    if colon and kind in NAMED:
+        return NAMED[kind](name, config)
+    if Path(config.source).suffix in (".jsonl", ".ndjson"):
         from penstock.tasks.sources.jsonl import read_jsonl
 
         return read_jsonl(Path(config.source))
-    if not colon:
-        raise TaskError(
-            f"tasks.source must be FILE.jsonl, datasets:NAME, reasoning_gym:NAME, module:function or "
-            f"builtin:arithmetic, got {config.source!r}"
-        )
-    named: dict[str, Callable[[str, dict[str, Any]], Iterable[Mapping[str, Any] | Task]]] = {
-        "builtin": _builtin,
-        "datasets": _datasets,
-        "reasoning_gym": _reasoning_gym,
-    }
-    if kind in named:
-        return named[kind](name, config.arguments)
-    from penstock.tasks.sources.function import call_source
+    if is_function_path(config.source) and not _near(kind, cutoff=0.8):
+        from penstock.tasks.sources.function import call_source
 
-    return call_source(config.source, config.arguments)
+        return call_source(config.source, config.arguments)
+    raise TaskError(_unknown(config.source, kind))
 
 
-def _builtin(name: str, arguments: dict[str, Any]) -> Sequence[Task]:
-    if name != "arithmetic":
-        raise TaskError(f"the only built-in task set is builtin:arithmetic, got builtin:{name}")
-    from penstock.tasks.arithmetic import make_tasks
+def _builtin(name: str, config: TasksConfig) -> Iterable[Row]:
+    from penstock.tasks.sources.builtin import make_rows
 
-    return make_tasks(**arguments)
+    return make_rows(name, config.arguments)
 
 
-def _datasets(name: str, arguments: dict[str, Any]) -> Rows:
+def _datasets(name: str, config: TasksConfig) -> Iterable[Row]:
     from penstock.tasks.sources.hub import load_rows
 
-    return load_rows(name, arguments)
+    return load_rows(name, config.arguments)
 
 
-def _reasoning_gym(name: str, arguments: dict[str, Any]) -> Rows:
+def _reasoning_gym(name: str, config: TasksConfig) -> Iterable[Row]:
     from penstock.tasks.sources.gym import make_rows
 
-    return make_rows(name, arguments)
+    return make_rows(name, config.arguments, prompt=config.prompt)
 
 
-def _task(row: Mapping[str, Any], column: str, source: str, index: int) -> Task:
-    if not isinstance(row, Mapping):
-        raise TaskError(
-            f"task {index} of {source} must be a row of named columns, got a {type(row).__name__}"
-        )
-    if column not in row:
-        known = ", ".join(map(str, row)) or "none"
-        raise TaskError(f"task {index} of {source} has no column {column!r}; its columns: {known}")
-    columns = {str(key): value for key, value in row.items() if key not in (column, "id")}
-    return Task(
-        id=str(row.get("id", f"{Path(source).name}#{index}")),
-        prompt=_prompt(row[column], source, index),
-        columns=columns,
-    )
+NAMED: dict[str, Callable[[str, TasksConfig], Iterable[Row]]] = {
+    "builtin": _builtin,
+    "datasets": _datasets,
+    "reasoning_gym": _reasoning_gym,
+}
+"""Sources by their prefix. Each is imported only when it is named: several need extras."""
 
 
-def _prompt(value: Any, source: str, index: int) -> str | tuple[Message, ...]:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and value and all(_is_message(message) for message in value):
-        return tuple(Message(role=message["role"], content=message["content"]) for message in value)
-    raise TaskError(
-        f"the prompt of task {index} of {source} must be a string or a list of messages with role and "
-        f"content, got {str(value)[:80]!r}"
-    )
+def _near(kind: str, cutoff: float) -> list[str]:
+    return difflib.get_close_matches(kind, NAMED, n=1, cutoff=cutoff)
 
 
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("role"), str)
-        and isinstance(value.get("content"), str)
-    )
+def _unknown(source: str, kind: str) -> str:
+    near = _near(kind, cutoff=0.6)
+    if near:
+        hint = f"did you mean {near[0]}:…?"
+    elif Path(source).is_file():
+        hint = "a task file must be JSON lines, with a name that ends in .jsonl"
+    else:
+        hint = f"it must be {FORMS}"
+    return f"unknown task source {source!r}; {hint}"
+
+
+def first_line(error: BaseException) -> str:
+    """An error of another library in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,44 +1,28 @@
-"""Tasks from a Python function, `module:function` or `file.py:function`, that returns or yields rows."""
+"""Tasks from a Python function, `module:function` or `file.py:function`, that returns or yields rows.
 
-import importlib
-import importlib.util
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+It is called once, in the controller's process, with `tasks.arguments` as keyword arguments."""
+
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.errors import TaskError
-from penstock.types import Task
+from penstock.errors import TaskError, UserError
+from penstock.tasks.rows import Row
+from penstock.usercode import load_function
 
 
-def call_source(source: str, arguments: dict[str, Any]) -> list[Mapping[str, Any] | Task]:
-    function = load_function(source)
+def call_source(source: str, arguments: dict[str, Any]) -> list[Row]:
     try:
-        rows: Iterable[Mapping[str, Any] | Task] = function(**arguments)
+        function = load_function(source, what="task source")
+    except UserError as error:
+        raise TaskError(str(error)) from error
+    try:
+        rows = function(**arguments)
+        if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
+            raise TaskError(f"the task source {source!r} must return rows, got a {type(rows).__name__}")
         return list(rows)
-    except TypeError as error:
+    except TaskError:
+        raise
+    except Exception as error:
         raise TaskError(
-            f"the task function {source!r} could not be called with {arguments}: {error}"
+            f"the task source {source!r}, called with {arguments}, raised {type(error).__name__}: {error}"
         ) from error
-
-
-def load_function(source: str) -> Callable[..., Any]:
-    place, _, name = source.rpartition(":")
-    try:
-        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except ImportError as error:
-        raise TaskError(f"the task source {source!r} could not be imported: {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise TaskError(f"the task source {source!r}: {place} has no function {name!r}")
-    loaded: Callable[..., Any] = function
-    return loaded
-
-
-def _module_of_file(path: Path) -> Any:
-    if not path.is_file():
-        raise TaskError(f"the task file {path} does not exist")
-    spec = importlib.util.spec_from_file_location(f"penstock_tasks_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.errors import MissingExtraError, TaskError
+from penstock.tasks.sources import first_line
 
 
 def load_rows(name: str, arguments: dict[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -11,11 +12,16 @@ def load_rows(name: str, arguments: dict[str, Any]) -> Iterable[Mapping[str, Any
         import datasets
     except ImportError as error:
         raise MissingExtraError("datasets: tasks need datasets: pip install 'penstock[datasets]'") from error
+    if not name:
+        raise TaskError("datasets: must be followed by a dataset's name, as in datasets:openai/gsm8k")
     options = {"split": "train", **arguments}
     try:
         dataset = datasets.load_dataset(name, **options)
     except Exception as error:  # the library raises a dozen kinds; all mean that the user named it wrongly
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TaskError(f"dataset {name!r} could not be loaded with {options}: {first}") from error
+        raise TaskError(
+            f"dataset {name!r} could not be loaded with {options}: {first_line(error)}"
+        ) from error
+    if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
+        raise TaskError(f"dataset {name!r} needs one split in tasks.arguments, it has: {', '.join(dataset)}")
     rows: Iterable[Mapping[str, Any]] = dataset
     return rows

@@ -1,4 +1,4 @@
-"""Tasks from a JSONL file: one object a line."""
+"""Tasks from a JSONL file: one object a line; blank lines are skipped."""
 
 import json
 from collections.abc import Iterator
@@ -9,23 +9,28 @@ from penstock.errors import TaskError
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    path = path.expanduser()
     if not path.is_file():
         raise TaskError(f"the task file {path} does not exist")
-    return list(_rows(path))
+    try:
+        return list(_rows(path))
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise TaskError(f"{path} can't be read: {error.strerror}") from error
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
-        try:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise TaskError(f"{path} line {number} is not valid JSON: {error.msg}") from error
-                if not isinstance(row, dict):
-                    raise TaskError(f"{path} line {number} must be an object, got a {type(row).__name__}")
-                yield row
-        except UnicodeDecodeError as error:
-            raise TaskError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    # utf-8-sig: editors on Windows put a byte-order mark at the beginning.
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+                raise TaskError(f"{path} line {number} is not valid JSON: {message}") from error
+            if not isinstance(row, dict):
+                raise TaskError(f"{path} line {number} must be an object, got a {type(row).__name__}")
+            yield row

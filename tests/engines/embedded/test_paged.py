@@ -104,7 +104,7 @@ def test_copied_blocks_hold_the_same() -> None:
     cache = PagedAttention(
         {0: LayerShape(1, 2, 3)}, num_blocks=3, block_size=2, dtype=torch.float32, device=CPU
     )
-    cache._pools[0].copy_(torch.arange(30.0).view(3, 2, 1, 5))
-    before = cache._pools[0].clone()
+    cache.pools[0].copy_(torch.arange(40.0).view(4, 2, 1, 5))
+    before = cache.pools[0].clone()
     cache.begin(lay_out([(seq([1], [0]), 0, 1)], 2, CPU), [(0, 1), (1, 2)])
-    torch.testing.assert_close(cache._pools[0], before[[0, 0, 1]])
+    torch.testing.assert_close(cache.pools[0], before[[0, 0, 1, 3]])

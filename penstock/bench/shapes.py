@@ -1,0 +1,67 @@
+"""Model shapes with random weights, so that benchmarks need no download."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 192,
+        "vocab_size": 512,
+        "tie_word_embeddings": True,
+    },
+    "1.5b": {
+        "hidden_size": 1536,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "intermediate_size": 8960,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "7b": {
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
+}
+"""Qwen2.5's shapes, and one that fits any machine."""
+
+
+def make_shape(name: str, device: str, dtype: torch.dtype, attention: str = "sdpa") -> nn.Module:
+    """A random Qwen2 model of this shape, in eval mode."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    if name not in SHAPES:
+        raise ValueError(f"shape must be one of {', '.join(SHAPES)}, got {name!r}")
+    config = Qwen2Config(**SHAPES[name], max_position_embeddings=32768)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: nn.Module = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention
+        )
+    return model.eval()
+
+
+def num_matrix_parameters(model: Any) -> int:
+    """Parameters that every token is multiplied with: all but an embedding that is only looked up."""
+    tied = model.config.tie_word_embeddings
+    looked_up = 0 if tied else model.get_input_embeddings().weight.numel()
+    return int(sum(parameter.numel() for parameter in model.parameters()) - looked_up)
+
+
+def hardware(device: str) -> dict[str, str]:
+    """What the figures were measured on."""
+    import transformers
+
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
+    return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}

@@ -1,0 +1,182 @@
+"""`penstock bench sync`: what an update costs an engine, over shared memory and over CUDA IPC.
+
+Two real processes. This one publishes, as a trainer does; the other (`penstock.bench.sync_engine`) runs
+forward passes of the same model one after another and takes updates between two of them. The stall is the
+time between two passes that an update takes, its verification included; an update is fresh when the first pass
+on the new weights has ended, counted from the beginning of its publication.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from penstock.bench.shapes import hardware, make_shape
+from penstock.models.load import resolve_device
+from penstock.sync.cuda_ipc import CudaIpcPublisher
+from penstock.sync.shared_memory import SharedMemoryPublisher
+
+Publisher = SharedMemoryPublisher | CudaIpcPublisher
+WARMUP = 3
+
+
+def run(json_path: Path | None = None, *, shape: str | None = None, updates: int = 10) -> dict[str, Any]:
+    device = resolve_device("auto")
+    shape = shape or ("tiny" if device == "cpu" else "1.5b")
+    settings = [("shared_memory", False)]
+    if device != "cpu":
+        settings += [("cuda_ipc", False), ("cuda_ipc", True)]
+    model = make_shape(shape, device, torch.float32 if device == "cpu" else torch.bfloat16)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    num_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
+    arms = {}
+    for transport, busy in settings:
+        name = f"{transport}, trainer busy" if busy else transport
+        arms[name] = measure(transport, busy, weights, shape, device, updates)
+    headline = {}
+    if "cuda_ipc" in arms:
+        idle = arms["cuda_ipc"]
+        headline = {"ipc_stall_ms": idle["stall_ms"], "ipc_fresh_ms": idle["fresh_ms"]}
+    report = {
+        "headline": headline,
+        "hardware": hardware(device),
+        "setting": {"shape": shape, "gb": num_bytes / 1e9, "updates": updates},
+        "arms": arms,
+    }
+    Console().print(table(report))
+    if json_path is not None:
+        json_path.write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def measure(
+    transport: str, busy: bool, weights: dict[str, torch.Tensor], shape: str, device: str, updates: int
+) -> dict[str, Any]:
+    """Medians over updates, after a few that open buckets and warm caches; fewer where hashing on the host
+    takes seconds."""
+    slow = transport == "shared_memory" and device != "cpu"
+    warmup, updates = (1, 2) if slow else (WARMUP, updates)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        publisher = make_publisher(transport, weights, Path(folder))
+        engine = Engine(transport, shape, device)
+        records = []
+        try:
+            with working(busy):
+                for version in range(warmup + updates):
+                    next(iter(weights.values())).view(-1)[version] = float(version)
+                    records.append(publish(publisher, engine, version, weights, device))
+                    time.sleep(0.05)  # the engine goes on for a few passes, as between two real updates
+        finally:
+            engine.close()
+            publisher.close()
+    kept = records[warmup:]
+    return {key: statistics.median(record[key] for record in kept) for key in kept[0]} | {
+        "stall_ms_max": max(record["stall_ms"] for record in kept)
+    }
+
+
+def publish(
+    publisher: Publisher, engine: "Engine", version: int, weights: dict[str, torch.Tensor], device: str
+) -> dict[str, float]:
+    """One update, from its beginning to the end of the first pass on it."""
+    if device != "cpu":
+        torch.cuda.current_stream().synchronize()
+    begin = time.monotonic()
+    publisher.snapshot(version, weights)
+    if device != "cpu":
+        torch.cuda.current_stream().synchronize()
+    copied = time.monotonic()
+    update = publisher.describe(version)
+    described = time.monotonic()
+    answer = engine.update(msgspec.json.encode(update))
+    publisher.release(version)
+    return {
+        "stall_ms": answer["stall_ms"],
+        "verify_ms": answer["verify_ms"],
+        "pass_ms": answer["pass_ms"],
+        "fresh_ms": (answer["fresh_at"] - begin) * 1e3,
+        "snapshot_ms": (copied - begin) * 1e3,
+        "describe_ms": (described - copied) * 1e3,
+    }
+
+
+def make_publisher(transport: str, weights: dict[str, torch.Tensor], folder: Path) -> Publisher:
+    if transport == "cuda_ipc":
+        return CudaIpcPublisher(weights)
+    return SharedMemoryPublisher(weights, folder=folder)
+
+
+class Engine:
+    """The other process: one line in for an update, one line out when the first pass on it has ended."""
+
+    def __init__(self, transport: str, shape: str, device: str) -> None:
+        command = [sys.executable, "-m", "penstock.bench.sync_engine", transport, shape, device]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._read()
+
+    def update(self, encoded: bytes) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(encoded + b"\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the engine process ended with code {self._process.wait(timeout=60)}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def working(busy: bool) -> Iterator[None]:
+    """While inside, if `busy`, this process keeps the card at work with large matrix products."""
+    stop = threading.Event()
+
+    def work() -> None:
+        left = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            while not stop.is_set():
+                for _ in range(20):
+                    torch.mm(left, left)
+                stream.synchronize()
+
+    worker = threading.Thread(target=work)
+    if busy:
+        worker.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        if busy:
+            worker.join()
+
+
+def table(report: dict[str, Any]) -> Table:
+    title = f"{report['setting']['gb']:.3g} GB of weights, {report['hardware']['device']}, milliseconds"
+    shown = Table(
+        "transport", "stall", "of it verifying", "fresh", "snapshot", "hash", "one pass", title=title
+    )
+    columns = ("stall_ms", "verify_ms", "fresh_ms", "snapshot_ms", "describe_ms", "pass_ms")
+    for name, arm in report["arms"].items():
+        shown.add_row(name, *(f"{arm[column]:.2f}" for column in columns))
+    return shown

@@ -1,0 +1,247 @@
+"""`penstock bench train`: forward and backward of one packed row, against the plain way to do it.
+
+Model FLOPs are 6 · parameters · tokens plus those of causal attention; what checkpointing computes again is
+not counted. The peak is that of forward and backward with weights and float32 gradients; master weights and
+optimizer states are reported beside it.
+"""
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from penstock.bench.shapes import hardware, make_shape, num_matrix_parameters
+from penstock.models.load import resolve_device
+from penstock.models.recompute import Checkpointing
+from penstock.trainer.batch import PackedRow
+from penstock.trainer.config import TrainerConfig
+from penstock.trainer.optimizer import MasterAdamW
+from penstock.trainer.policy import PackedModel
+
+GB = 1e9
+WARMUP = 3
+
+
+def run(
+    json_path: Path | None = None,
+    *,
+    shape: str | None = None,
+    tokens: int | None = None,
+    length: int | None = None,
+    checkpointing: Checkpointing = "selective",
+    steps: int = 8,
+) -> dict[str, Any]:
+    """Three arms: transformers' own way, our trainer's, and our trainer's compiled (on a GPU)."""
+    device = resolve_device("auto")
+    on_gpu = device != "cpu"
+    shape = shape or ("1.5b" if on_gpu else "tiny")
+    tokens = tokens or (16384 if on_gpu else 512)
+    length = length or (1024 if on_gpu else 128)
+    console = Console()
+    arms: dict[str, Any] = {}
+    arms["transformers"] = plain_arm(shape, device, tokens, length, steps)
+    arms["penstock"] = packed_arm(shape, device, tokens, length, checkpointing, False, steps)
+    if on_gpu:
+        arms["penstock, compiled"] = packed_arm(shape, device, tokens, length, checkpointing, True, steps)
+    best = arms[max((name for name in arms if name != "transformers"), key=lambda name: arms[name]["tflops"])]
+    report = {
+        "headline": {"tflops": best["tflops"], "peak_gb": best["peak_gb"]},
+        "hardware": hardware(device),
+        "setting": {"shape": shape, "tokens": tokens, "length": length, "checkpointing": checkpointing},
+        "matrix_product_tflops": matrix_ceiling(device),
+        "arms": arms,
+    }
+    console.print(table(report))
+    if json_path is not None:
+        json_path.write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def packed_arm(
+    shape: str,
+    device: str,
+    tokens: int,
+    length: int,
+    checkpointing: Checkpointing,
+    compiled: bool,
+    steps: int,
+) -> dict[str, Any]:
+    """Our trainer's path: packed attention, the chunked head, float32 gradients and masters."""
+    clean(device)
+    on_gpu = device != "cpu"
+    config = TrainerConfig(
+        dtype="bfloat16" if on_gpu else "float32", logprob_chunk_tokens=4096 if on_gpu else 256
+    )
+    model: Any = make_shape(shape, device, torch.float32)
+    optimizer = MasterAdamW(model, config)
+    policy = PackedModel(
+        model, chunk_tokens=config.logprob_chunk_tokens, checkpointing=checkpointing, compiled=compiled
+    )
+    row = make_row(model.config.vocab_size, tokens, length, device)
+    directions = torch.randn(tokens, device=device) / tokens
+
+    def step() -> None:
+        (policy(row).logprobs * directions).sum().backward()  # type: ignore[no-untyped-call]
+
+    def update() -> None:
+        optimizer.update(1e-6, optimizer.gradient_norm())
+
+    step()
+    update()
+    result = measure(model, step, optimizer.forget, device, tokens, length, steps)
+    step()
+    result["optimizer_ms"] = min(timed(update, device, before=step) for _ in range(3))
+    states = 3 * 4 * sum(parameter.numel() for parameter in model.parameters()) if on_gpu else 0
+    result["peak_with_optimizer_gb"] = result["peak_gb"]
+    result["peak_gb"] = max(0.0, result["peak_gb"] - states / GB)
+    result["optimizer_gb"] = states / GB
+    return result
+
+
+def plain_arm(shape: str, device: str, tokens: int, length: int, steps: int) -> dict[str, Any]:
+    """transformers' forward with its gradient checkpointing, full logits and a log-softmax over them."""
+    clean(device)
+    model: Any = make_shape(shape, device, torch.bfloat16 if device != "cpu" else torch.float32)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    ids = torch.randint(0, model.config.vocab_size, (tokens // length, length), device=device)
+
+    def step() -> None:
+        logprobs = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
+        logprobs[:, :-1].gather(2, ids[:, 1:, None]).mean().neg().backward()
+
+    def forget() -> None:
+        model.zero_grad(set_to_none=True)
+
+    return measure(model, step, forget, device, tokens, length, steps)
+
+
+def clean(device: str) -> None:
+    """Let go of what an earlier arm left behind, so that it is not counted in this one's peak."""
+    torch._dynamo.reset()
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+
+
+def measure(
+    model: Any,
+    step: Callable[[], None],
+    forget: Callable[[], None],
+    device: str,
+    tokens: int,
+    length: int,
+    steps: int,
+) -> dict[str, Any]:
+    """Median time and peak memory of `step`, each run from no gradients at all."""
+    forget()
+    for _ in range(WARMUP):
+        step()
+        forget()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    times = [timed(step, device, before=forget) for _ in range(steps)]
+    peak = torch.cuda.max_memory_allocated() if device != "cpu" else 0
+    forget()
+    milliseconds = statistics.median(times)
+    flops = model_flops(model, tokens, length)
+    return {
+        "ms": milliseconds,
+        "spread_ms": max(times) - min(times),
+        "tflops": flops / milliseconds / 1e9,
+        "tokens_per_s": tokens / milliseconds * 1e3,
+        "peak_gb": peak / GB,
+    }
+
+
+def timed(function: Callable[[], None], device: str, before: Callable[[], None]) -> float:
+    """Milliseconds that `function` takes, all of its device work included."""
+    before()
+    if device == "cpu":
+        start = time.perf_counter()
+        function()
+        return (time.perf_counter() - start) * 1e3
+    begin: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    begin.record()
+    function()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def make_row(vocabulary: int, tokens: int, length: int, device: str) -> PackedRow:
+    """Sequences of equal length in which every token is in the loss."""
+    count = tokens // length
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, vocabulary, (tokens + 1,), generator=draw).to(device)
+    zeros = torch.zeros(tokens, device=device)
+    return PackedRow(
+        sequences=(),
+        input_ids=ids[None, :-1],
+        position_ids=torch.arange(length, device=device).repeat(count)[None],
+        lengths=(length,) * count,
+        rows=torch.arange(tokens, device=device),
+        targets=ids[1:],
+        temperature=torch.ones(tokens, device=device),
+        behaviour_logprobs=zeros,
+        versions=zeros.long(),
+        segments=torch.arange(count, device=device).repeat_interleave(length),
+        counts=(length,) * count,
+        positions=(),
+        kept=None,
+    )
+
+
+def model_flops(model: Any, tokens: int, length: int) -> float:
+    """Of forward and backward: 6 per parameter and token, and causal attention's two products."""
+    config = model.config
+    width = config.num_attention_heads * (config.hidden_size // config.num_attention_heads)
+    attention = 6.0 * config.num_hidden_layers * width * tokens * length
+    return float(6.0 * num_matrix_parameters(model) * tokens + attention)
+
+
+def matrix_ceiling(device: str, size: int = 8192) -> float:
+    """TFLOP/s of a large matrix product on random data: what this card can really do."""
+    if device == "cpu":
+        size = 512
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+
+    def multiply() -> None:
+        torch.mm(left, right)
+
+    times = [timed(multiply, device, before=_nothing) for _ in range(10)]
+    return 2.0 * size**3 / statistics.median(times) / 1e9
+
+
+def _nothing() -> None:
+    pass
+
+
+def table(report: dict[str, Any]) -> Table:
+    setting = report["setting"]
+    title = f"{setting['shape']}, {setting['tokens']} tokens, {report['hardware']['device']}"
+    shown = Table(
+        "arm", "ms", "model TFLOP/s", "of ceiling", "tokens/s", "peak GB", "with optimizer", title=title
+    )
+    for name, arm in report["arms"].items():
+        shown.add_row(
+            name,
+            f"{arm['ms']:.1f}",
+            f"{arm['tflops']:.4g}",
+            f"{arm['tflops'] / report['matrix_product_tflops']:.0%}",
+            f"{arm['tokens_per_s']:,.0f}",
+            f"{arm['peak_gb']:.1f}",
+            f"{arm['peak_with_optimizer_gb']:.1f}" if "peak_with_optimizer_gb" in arm else "",
+        )
+    return shown

@@ -1,0 +1,102 @@
+"""What a layer keeps for its backward pass, and whether its operations are fused.
+
+`full` keeps the input of each layer and runs the layer again in backward. `selective` keeps what is dear to
+compute and small to hold: attention, and matrix products that do not widen their input; of the wide products
+(the two of a gated MLP are two thirds of all activations) every second. Everything else is computed again.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+Checkpointing = Literal["off", "selective", "full"]
+
+WIDE_KEPT = 2
+"""Every how many-th wide product of a layer is kept by `selective`; 0 keeps none."""
+ATTENTION = (
+    "aten::_flash_attention_forward",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "torch_attn::_varlen_attn",
+)
+
+
+def enable_checkpointing(model: nn.Module, mode: Checkpointing) -> None:
+    """Make the layers of a Hugging Face model keep less. Nothing changes outside of training."""
+    if mode == "full":
+        _enable_full(model)
+    elif mode == "selective":
+        for layer in layers_of(model):
+            layer.__class__ = _selective_class(type(layer))
+
+
+def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
+    """Fuse each layer with `torch.compile`: one compilation serves all layers of a kind."""
+    for layer in layers_of(model):
+        layer.compile(backend=backend)
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _enable_full(model: Any) -> None:
+    """transformers recomputes only layers that are `training`, so that flag alone is set on them; what they
+    hold stays in eval mode, without dropout."""
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    for module in model.modules():
+        if hasattr(module, "gradient_checkpointing"):
+            module.training = True
+
+
+class _Selective:
+    """Mixed into a layer's class: its forward, under selective recomputation. Names of parameters stay."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(
+            super().forward,  # type: ignore[misc]
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=_contexts,
+            **kwargs,
+        )
+
+
+def _selective_class(kind: type[nn.Module]) -> type[nn.Module]:
+    known = kind.__dict__.get("_penstock_selective")
+    if known is None:
+        known = type(kind.__name__, (_Selective, kind), {"__module__": kind.__module__})
+        kind._penstock_selective = known  # type: ignore[attr-defined]
+    chosen: type[nn.Module] = known
+    return chosen
+
+
+def _contexts() -> Any:
+    return create_selective_checkpoint_contexts(_make_policy())  # type: ignore[no-untyped-call]
+
+
+def _make_policy() -> Callable[..., CheckpointPolicy]:
+    """A policy for one run of one layer; forward and recomputation count their products alike."""
+    num_wide = {False: 0, True: 0}
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        name = op.name().split(".")[0] if hasattr(op, "name") else ""
+        if name in ATTENTION:
+            return CheckpointPolicy.MUST_SAVE
+        if name not in ("aten::mm", "aten::addmm"):
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        inner, outer = args[-1].shape
+        if outer > inner:
+            num_wide[context.is_recompute] += 1
+            kept = WIDE_KEPT > 0 and num_wide[context.is_recompute] % WIDE_KEPT == 0
+            return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+        # A product that narrows its input much ends the layer: nothing after it needs its result.
+        return CheckpointPolicy.PREFER_RECOMPUTE if inner > 2 * outer else CheckpointPolicy.MUST_SAVE
+
+    return policy

@@ -1,0 +1,76 @@
+"""Variable-length flash attention where torch has it: a packed row in one call, without padding."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+VarlenFunction = Callable[..., torch.Tensor]
+HALF_TYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundaries:
+    """Where the sequences of a packed row begin and end."""
+
+    offsets: torch.Tensor
+    """(sequences + 1,), int32, on the row's device."""
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device | str) -> "Boundaries":
+        offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+        offsets[1:] = torch.tensor(lengths).cumsum(0)
+        return cls(offsets=offsets.to(device), longest=max(lengths))
+
+
+def find_varlen(device: torch.device | str) -> VarlenFunction | None:
+    """torch's own function, as `attend` calls it; None where there is none for the device."""
+    if torch.device(device).type != "cuda":
+        return None
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    if "scale" not in known or "window_size" not in known:
+        return None
+    # Where the argument is missing, the kernel shares keys among query heads without being told.
+    chosen: Any = functools.partial(varlen_attn, enable_gqa=True) if "enable_gqa" in known else varlen_attn
+    function: VarlenFunction = chosen
+    return function
+
+
+def fits(query: torch.Tensor, value: torch.Tensor, softcap: float | None, sinks: torch.Tensor | None) -> bool:
+    """Whether the kernel computes this attention: half precision, equal head sizes, nothing unusual."""
+    width = query.shape[-1]
+    return (
+        query.dtype in HALF_TYPES
+        and softcap is None
+        and sinks is None
+        and width == value.shape[-1]
+        and width <= 256
+        and width % 8 == 0
+    )
+
+
+def attend(
+    function: VarlenFunction,
+    boundaries: Boundaries,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scaling: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """Causal attention of (1, heads, tokens, dim) rows; (1, tokens, heads, dim)."""
+    offsets, longest = boundaries.offsets, boundaries.longest
+    # The kernel counts the keys to the left of a query; a window counts the query's own too.
+    left = -1 if sliding_window is None else sliding_window - 1
+    flat = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    out = function(*flat, offsets, offsets, longest, longest, scale=scaling, window_size=(left, 0))
+    return out[None]

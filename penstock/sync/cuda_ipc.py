@@ -1,0 +1,216 @@
+"""Weights between two processes on one GPU: the engine opens the trainer's buckets once, and each update is
+device copies.
+
+The trainer's copy into a slot is queued on its own stream, so the next step follows without a wait. Hashing
+waits for that copy on a stream of its own; what `describe` returns therefore names a finished snapshot, and
+the engine needs no event of the trainer's. A slot is given back when every engine has read it.
+"""
+
+import importlib.util
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock.errors import FingerprintMismatch
+from penstock.sync.fingerprint import Fingerprinter
+from penstock.sync.layout import lay_out, view
+from penstock.sync.ring import SlotRing
+from penstock.types import DEFAULT_POLICY, TensorSpec, WeightUpdate
+
+TRANSPORT = "cuda_ipc"
+BUCKET_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handle:
+    """How another process finds a bucket: what torch needs to open shared device memory, as text."""
+
+    size: int
+    offset: int
+    counter_offset: int
+    waits: bool
+    memory: bytes
+    counter: bytes
+    event: bytes
+
+    @classmethod
+    def of(cls, bucket: torch.Tensor) -> "Handle":
+        storage: Any = bucket.untyped_storage()
+        _, memory, size, offset, counter, counter_offset, event, waits = storage._share_cuda_()
+        return cls(
+            size=size,
+            offset=offset,
+            counter_offset=counter_offset,
+            waits=waits,
+            memory=memory,
+            counter=counter,
+            event=event,
+        )
+
+    def encode(self) -> str:
+        numbers = f"{self.size}:{self.offset}:{self.counter_offset}:{int(self.waits)}"
+        return ":".join([numbers, self.memory.hex(), self.counter.hex(), self.event.hex()])
+
+    @classmethod
+    def decode(cls, text: str) -> "Handle":
+        size, offset, counter_offset, waits, memory, counter, event = text.split(":")
+        return cls(
+            size=int(size),
+            offset=int(offset),
+            counter_offset=int(counter_offset),
+            waits=waits == "1",
+            memory=bytes.fromhex(memory),
+            counter=bytes.fromhex(counter),
+            event=bytes.fromhex(event),
+        )
+
+    def open(self, device: torch.device) -> torch.Tensor:
+        """The bucket's bytes, in this process."""
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        storage_class: Any = torch.UntypedStorage
+        storage = storage_class._new_shared_cuda(
+            torch.cuda.current_device() if device.index is None else device.index,
+            self.memory,
+            self.size,
+            self.offset,
+            self.counter,
+            self.counter_offset,
+            self.event,
+            self.waits,
+        )
+        return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+class Copies:
+    """The same copies again and again: one launch with Triton, else torch's fused copy of a list."""
+
+    def __init__(self) -> None:
+        self._has_triton = importlib.util.find_spec("triton") is not None
+        self._plans: dict[tuple[int, ...], Any] = {}
+
+    def run(self, targets: Mapping[str, torch.Tensor], sources: Mapping[str, torch.Tensor]) -> None:
+        """Copy each source over the target of its name, on the current stream."""
+        pairs = [(targets[name], sources[name]) for name in sources]
+        if not self._has_triton:
+            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+            return
+        from penstock.sync.kernel import CopyPlan
+
+        key = tuple(tensor.data_ptr() for pair in pairs for tensor in pair)
+        if key not in self._plans:
+            self._plans[key] = CopyPlan.of(pairs)
+        self._plans[key].run()
+
+
+class CudaIpcPublisher:
+    """The trainer's side; `snapshot`, `describe`, `release` as in `SharedMemoryPublisher`."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        *,
+        slots: int = 2,
+        dtype: torch.dtype | None = None,
+        policy: str = DEFAULT_POLICY,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        devices = {tensor.device for tensor in parameters.values()}
+        if len(devices) != 1 or next(iter(devices)).type != "cuda":
+            raise ValueError(
+                f"sync.transport=cuda_ipc needs all weights on one GPU, got {sorted(map(str, devices))}; "
+                "use shared_memory"
+            )
+        (self._device,) = devices
+        as_sent = {
+            name: torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="meta")
+            for name, tensor in parameters.items()
+        }
+        self._policy = policy
+        self._specs, sizes = lay_out(as_sent, bucket_bytes=bucket_bytes)
+        self._buckets = [
+            [torch.zeros(size, dtype=torch.uint8, device=self._device) for size in sizes]
+            for _ in range(slots)
+        ]
+        self._views = [
+            {spec.name: view(buckets[spec.bucket], spec) for spec in self._specs} for buckets in self._buckets
+        ]
+        self._names = [tuple(Handle.of(bucket).encode() for bucket in buckets) for buckets in self._buckets]
+        self._copied: list[Any] = [torch.cuda.Event() for _ in range(slots)]  # type: ignore[no-untyped-call]
+        self._hashing: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        self._copies = Copies()
+        self._fingerprints = Fingerprinter()
+        self._ring = SlotRing(slots)
+        torch.cuda.synchronize(self._device)
+
+    def snapshot(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Queue the copy into a free slot, waiting for a slot if need be."""
+        slot = self._ring.take(version)
+        with torch.no_grad():
+            self._copies.run(self._views[slot], parameters)
+        self._copied[slot].record(torch.cuda.current_stream(self._device))
+
+    def describe(self, version: int) -> WeightUpdate:
+        """The update that engines are sent, with the fingerprint of the finished snapshot."""
+        slot = self._ring.slot_of(version)
+        with torch.cuda.stream(self._hashing):
+            self._hashing.wait_event(self._copied[slot])
+            fingerprint = self._fingerprints(self._views[slot])
+        return WeightUpdate(
+            policy=self._policy,
+            version=version,
+            transport=TRANSPORT,
+            tensors=self._specs,
+            buckets=self._names[slot],
+            fingerprint=fingerprint,
+        )
+
+    def publish(self, version: int, parameters: Mapping[str, torch.Tensor]) -> WeightUpdate:
+        self.snapshot(version, parameters)
+        return self.describe(version)
+
+    def release(self, version: int) -> None:
+        self._ring.release(version)
+
+    def close(self) -> None:
+        """Give the buckets back. An engine that still has them open keeps their memory until it closes."""
+        if self._ring.close():
+            self._views, self._buckets = [], []
+
+
+class CudaIpcReceiver:
+    """The engine's side. Buckets are opened once; later updates are copies and one pass to verify them."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, torch.Tensor] = {}
+        self._views: dict[tuple[str, ...], dict[str, torch.Tensor]] = {}
+        self._copies = Copies()
+        self._fingerprints = Fingerprinter()
+
+    def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> float:
+        if len(update.tensors) != len(parameters) or update.fingerprint.keys() != parameters.keys():
+            differing = {spec.name for spec in update.tensors} ^ set(parameters)
+            raise FingerprintMismatch(
+                f"version {update.version}: trainer and engine differ in {len(differing)} tensors, "
+                f"{', '.join(sorted(differing)[:3])} among them; both must load the same model"
+            )
+        if update.buckets not in self._views:
+            self._open(update.buckets, update.tensors, next(iter(parameters.values())).device)
+        with torch.no_grad():
+            self._copies.run(parameters, self._views[update.buckets])
+        start = time.perf_counter()
+        self._fingerprints.verify(update.fingerprint, parameters, update.version)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        self._views.clear()
+        self._opened.clear()
+
+    def _open(self, names: tuple[str, ...], specs: tuple[TensorSpec, ...], device: torch.device) -> None:
+        for name in names:
+            if name not in self._opened:
+                self._opened[name] = Handle.decode(name).open(device)
+        buckets = [self._opened[name] for name in names]
+        self._views[names] = {spec.name: view(buckets[spec.bucket], spec) for spec in specs}

@@ -1,0 +1,185 @@
+"""Passes over the memory of many tensors at once, as Triton kernels: copies, and fingerprints.
+
+Tensors are cut into spans of equal size; a program finds its span through a table of addresses, so a model of
+hundreds of tensors is one launch. The fingerprint is that of `penstock.sync.fingerprint`, rearranged for fewer
+64-bit products: the inner product is spread over value and index, so that the index's part is a running sum,
+and the outer factor is taken out of the sum. All of it is arithmetic modulo 2⁶⁴, so the number is the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 2048
+SPAN = 64 * BLOCK
+"""Elements that one program adds up, BLOCK at a time."""
+WARPS = 4
+TILE = 8192
+"""Words of 8 bytes that one program copies."""
+
+
+@triton.jit
+def _mixed(value, walk, MIX: tl.constexpr):
+    mixed = value.to(tl.int64) * MIX + walk
+    return mixed ^ (mixed >> 31)
+
+
+@triton.jit
+def _sum_kernel(
+    addresses, sizes, owners, starts, sums,
+    MIX: tl.constexpr, WALK: tl.constexpr, STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr, ALIGNED: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    owner = tl.load(owners + program)
+    start = tl.load(starts + program)
+    address = tl.load(addresses + owner) + start * WIDTH
+    if ALIGNED:
+        address = tl.multiple_of(address, 16)
+    if WIDTH == 1:
+        base = address.to(tl.pointer_type(tl.uint8))
+    elif WIDTH == 2:
+        base = address.to(tl.pointer_type(tl.int16))
+    elif WIDTH == 4:
+        base = address.to(tl.pointer_type(tl.int32))
+    else:
+        base = address.to(tl.pointer_type(tl.int64))
+    remaining = tl.minimum(tl.load(sizes + owner) - start, SPAN).to(tl.int32)
+    lane = tl.arange(0, SIZE)
+    walk = (start + 1 + lane) * WALK
+    total = tl.zeros([SIZE], tl.int64)
+    if remaining == SPAN:
+        for step in range(0, SPAN, SIZE):
+            total += _mixed(tl.load(base + step + lane), walk, MIX)
+            walk += STRIDE
+    else:
+        for step in range(0, remaining, SIZE):
+            inside = step + lane < remaining
+            value = tl.load(base + step + lane, mask=inside, other=0)
+            total += tl.where(inside, _mixed(value, walk, MIX), 0)
+            walk += STRIDE
+    tl.atomic_add(sums + owner, tl.sum(total, 0), sem="relaxed")
+
+
+@triton.jit
+def _copy_kernel(sources, targets, sizes, owners, starts, SIZE: tl.constexpr):
+    program = tl.program_id(0)
+    owner = tl.load(owners + program)
+    start = tl.load(starts + program)
+    source = tl.multiple_of(tl.load(sources + owner) + start * 8, 16).to(tl.pointer_type(tl.int64))
+    target = tl.multiple_of(tl.load(targets + owner) + start * 8, 16).to(tl.pointer_type(tl.int64))
+    remaining = tl.minimum(tl.load(sizes + owner) - start, SIZE).to(tl.int32)
+    lane = tl.arange(0, SIZE)
+    if remaining == SIZE:
+        tl.store(target + lane, tl.load(source + lane))
+    else:
+        inside = lane < remaining
+        tl.store(target + lane, tl.load(source + lane, mask=inside), mask=inside)
+
+
+def signed(value: int) -> int:
+    """The number modulo 2⁶⁴, as a signed one."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Which program works on which part of which tensor."""
+
+    sizes: torch.Tensor
+    owners: torch.Tensor
+    starts: torch.Tensor
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], span: int, device: torch.device) -> "Spans":
+        places = [(owner, start) for owner, size in enumerate(sizes) for start in range(0, size, span)]
+        owners, starts = ([place[i] for place in places] for i in range(2))
+        return cls(_column(sizes, device), _column(owners, device), _column(starts, device))
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+
+@dataclass(frozen=True, slots=True)
+class SumPlan:
+    """Fingerprints of tensors of one element size."""
+
+    addresses: torch.Tensor
+    spans: Spans
+    width: int
+    aligned: bool
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> "SumPlan":
+        device = tensors[0].device
+        return cls(
+            addresses=_column([tensor.data_ptr() for tensor in tensors], device),
+            spans=Spans.of([tensor.numel() for tensor in tensors], SPAN, device),
+            width=tensors[0].element_size(),
+            aligned=all(tensor.data_ptr() % 16 == 0 for tensor in tensors),
+        )
+
+    def run(self, *, mix: int, golden: int) -> list[int]:
+        """Σ mixed(value, index) of each tensor, before the last factor. Waits for the device once."""
+        spans = self.spans
+        sums = torch.zeros_like(spans.sizes)
+        if len(spans):
+            _sum_kernel[(len(spans),)](
+                self.addresses, spans.sizes, spans.owners, spans.starts, sums,
+                MIX=signed(mix), WALK=signed(golden * mix), STRIDE=signed(golden * mix * BLOCK),
+                WIDTH=self.width, ALIGNED=self.aligned, SPAN=SPAN, SIZE=BLOCK, num_warps=WARPS,
+            )  # fmt: skip
+        result: list[int] = sums.tolist()
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """Copies between pairs of tensors of equal type; what can't be copied in words of 8 bytes is left to torch."""
+
+    sources: torch.Tensor
+    targets: torch.Tensor
+    spans: Spans
+    others: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> "CopyPlan":
+        """`pairs` are (target, source)."""
+        device = pairs[0][0].device
+        alike = [pair for pair in pairs if _copies_in_words(*pair)]
+        return cls(
+            sources=_column([source.data_ptr() for _, source in alike], device),
+            targets=_column([target.data_ptr() for target, _ in alike], device),
+            spans=Spans.of([target.nbytes // 8 for target, _ in alike], TILE, device),
+            others=tuple(pair for pair in pairs if not _copies_in_words(*pair)),
+        )
+
+    def run(self) -> None:
+        """Queue the copies on the current stream."""
+        spans = self.spans
+        if len(spans):
+            _copy_kernel[(len(spans),)](
+                self.sources, self.targets, spans.sizes, spans.owners, spans.starts, SIZE=TILE, num_warps=8
+            )
+        for target, source in self.others:
+            target.copy_(source)
+
+
+def _copies_in_words(target: torch.Tensor, source: torch.Tensor) -> bool:
+    return (
+        target.dtype == source.dtype
+        and target.device == source.device
+        and target.is_contiguous()
+        and source.is_contiguous()
+        and target.nbytes % 8 == 0
+        and target.data_ptr() % 16 == 0
+        and source.data_ptr() % 16 == 0
+    )
+
+
+def _column(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(device)

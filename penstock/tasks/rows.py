@@ -1,0 +1,119 @@
+"""From the rows of any source (plain mappings) to tasks, with the checks that all sources share."""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.errors import TaskError
+from penstock.tasks.config import TasksConfig
+from penstock.types import Message, Task
+
+Row = Mapping[str, Any] | Task
+
+
+def tasks_from_rows(
+    rows: Iterable[Row], config: TasksConfig | None = None, *, source: str = "tasks"
+) -> list[Task]:
+    """The first `config.limit` rows as tasks: at least one, with unique ids. A `Task` is taken as it is.
+
+    A row's id is its own `id` column, or else the source's name and the row's number."""
+    config = config or TasksConfig(source=source)
+    tasks: dict[str, Task] = {}
+    for index, row in enumerate(islice(rows, config.limit or None)):
+        task = row if isinstance(row, Task) else _task(row, index, config)
+        if task.id in tasks:
+            raise TaskError(
+                f"task {index} of {config.source} has the id {task.id!r} of an earlier one; ids must differ"
+            )
+        tasks[task.id] = task
+    if not tasks:
+        raise TaskError(f"the task source {config.source!r} is empty; there must be at least one task")
+    return list(tasks.values())
+
+
+def plain(value: Any) -> Any:
+    """The value with arrays as lists and numpy scalars as Python's own, so that it can travel as data."""
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(plain(item) for item in value)
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    return value
+
+
+def _task(row: Any, index: int, config: TasksConfig) -> Task:
+    where = f"task {index} of {config.source}"
+    if not isinstance(row, Mapping):
+        raise TaskError(f"{where} must be a row of named columns, got a {type(row).__name__}")
+    if config.prompt not in row:
+        known = ", ".join(map(str, row)) or "none"
+        raise TaskError(f"{where} has no column {config.prompt!r}; its columns: {known}")
+    own_id = row.get("id")
+    return Task(
+        id=f"{Path(config.source).name}#{index}" if own_id is None else str(own_id),
+        prompt=_prompt(row[config.prompt], where, config),
+        columns=_columns(row, where, config),
+    )
+
+
+def _columns(row: Mapping[str, Any], where: str, config: TasksConfig) -> dict[str, Any]:
+    """The columns that reach the reward, as plain data: they travel to another process."""
+    names = [name for name in row if name not in (config.prompt, "id")]
+    if config.columns is not None:
+        missing = [name for name in config.columns if name not in row]
+        if missing:
+            raise TaskError(f"{where} has no column {missing[0]!r}, which tasks.columns asks for")
+        names = list(config.columns)
+    columns = {str(name): plain(row[name]) for name in names}
+    for name, value in columns.items():
+        try:
+            msgspec.msgpack.encode(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise TaskError(
+                f"column {name!r} of {where} can't be sent to a scoring process ({error}); "
+                f"make it plain data, or leave it out with tasks.columns"
+            ) from error
+    return columns
+
+
+def _prompt(value: Any, where: str, config: TasksConfig) -> str | tuple[Message, ...]:
+    if isinstance(value, str) and not config.as_chat:
+        if config.system is not None:
+            raise TaskError(
+                f"tasks.system needs chat messages, but the prompt of {where} is a string; "
+                f"set tasks.as_chat=true"
+            )
+        return value
+    messages = (Message(role="user", content=value),) if isinstance(value, str) else _messages(value, where)
+    if config.system is not None and messages[0].role != "system":
+        return (Message(role="system", content=config.system), *messages)
+    return messages
+
+
+def _messages(value: Any, where: str) -> tuple[Message, ...]:
+    if isinstance(value, list | tuple) and value and all(_is_message(message) for message in value):
+        return tuple(
+            message
+            if isinstance(message, Message)
+            else Message(role=message["role"], content=message["content"])
+            for message in value
+        )
+    raise TaskError(
+        f"the prompt of {where} must be a string or a list of messages with role and content, "
+        f"got {str(value)[:80]!r}"
+    )
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Message) or (
+        isinstance(value, Mapping)
+        and isinstance(value.get("role"), str)
+        and isinstance(value.get("content"), str)
+    )

@@ -1,0 +1,171 @@
+"""Load a user's function by its name, `package.module:function` or `path/to/file.py:function`.
+
+Scripts often call `penstock.train(...)` at module level, without a `__main__` guard. When a worker loads
+such a file for its reward function, that call must not start a second training: `penstock.train` begins with
+`stop_if_loading_user_code()`, which ends the loading right there, and the function is taken from what
+has been executed so far.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock.errors import UserError
+
+_loading: ContextVar[bool] = ContextVar("penstock_loading_user_code", default=False)
+
+
+class StopLoading(BaseException):
+    """Ends the execution of a user's module at its call of `penstock.train`. Not an `Exception`, so
+    that a script's own error handling lets it through."""
+
+
+@contextmanager
+def loading_user_code() -> Iterator[None]:
+    """Mark that a user's module is being executed for what it defines, not for what it does."""
+    token = _loading.set(True)
+    try:
+        yield
+    finally:
+        _loading.reset(token)
+
+
+def stop_if_loading_user_code() -> None:
+    """To be called first by whatever a script must not start again while it is only being loaded."""
+    if _loading.get():
+        raise StopLoading
+
+
+def is_function_path(text: str) -> bool:
+    """Whether `text` has the form `module:function` or `file.py:function`."""
+    where, separator, name = text.rpartition(":")
+    is_module = all(part.isidentifier() for part in where.split("."))
+    return bool(separator) and name.isidentifier() and (where.endswith(".py") or is_module)
+
+
+def load_function(path: str, *, what: str) -> Callable[..., Any]:
+    """The function that `path` names. `what` it is ("reward", "task source") is for the error messages."""
+    if not is_function_path(path):
+        raise UserError(f"a {what} must be module:function or path/to/file.py:function, got {path!r}")
+    where, _, name = path.rpartition(":")
+    module = _load_file(where, what) if where.endswith(".py") else _import(where, what)
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"the {what} {path!r}: {where} has no function {name!r}")
+    return function
+
+
+def describe_callable(function: Callable[..., Any]) -> str | None:
+    """The path by which another process can load `function` again; None for a lambda, a closure, a
+    method, a partial or a notebook cell, which have none."""
+    name = getattr(function, "__name__", "")
+    module_name = getattr(function, "__module__", None)
+    if getattr(function, "__qualname__", None) != name or not name.isidentifier() or module_name is None:
+        return None
+    module = sys.modules.get(module_name)
+    if getattr(module, name, None) is not function:
+        return None
+    if module_name != "__main__" and not _is_loaded_file(module_name):
+        return f"{module_name}:{name}"
+    file = Path(getattr(module, "__file__", None) or "")
+    if file.suffix != ".py" or not file.is_file() or name not in _top_level_names(file):
+        return None
+    return f"{file.resolve()}:{name}"
+
+
+def _import(module_name: str, what: str) -> ModuleType:
+    _extend_path(Path.cwd())
+    try:
+        with loading_user_code():
+            return importlib.import_module(module_name)
+    except StopLoading:
+        raise UserError(
+            f"the {what} module {module_name!r} could not be imported: it calls penstock.train on import; "
+            f'guard the call with `if __name__ == "__main__":` or name the file instead'
+        ) from None
+    except Exception as error:
+        raise UserError(
+            f"the {what} module {module_name!r} could not be imported: {_describe(error)}"
+        ) from error
+
+
+def _load_file(file_name: str, what: str) -> ModuleType:
+    """Execute a file once per process as a module of its own, its folder importable as for a script."""
+    file = Path(file_name).expanduser().resolve()
+    if not file.is_file():
+        raise UserError(f"the {what} file {file_name} does not exist")
+    module_name = _name_of_file(file)
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    assert spec is not None, "a .py file always has a loader"
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    _extend_path(file.parent)
+    sys.modules[module_name] = module
+    try:
+        with loading_user_code():
+            spec.loader.exec_module(module)
+    except StopLoading:
+        pass
+    except BaseException as error:
+        del sys.modules[module_name]
+        if not isinstance(error, (Exception, SystemExit)):
+            raise
+        raise UserError(f"the {what} file {file_name} could not be loaded: {_describe(error)}") from error
+    return module
+
+
+_FILE_PREFIX = "penstock_user_"
+
+
+def _name_of_file(file: Path) -> str:
+    return f"{_FILE_PREFIX}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+
+
+def _is_loaded_file(module_name: str) -> bool:
+    return module_name.startswith(_FILE_PREFIX)
+
+
+def _extend_path(folder: Path) -> None:
+    """What `python file.py` does for the script's folder and `python -m` for the current one."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+@functools.lru_cache(maxsize=16)
+def _top_level_names(file: Path) -> frozenset[str]:
+    """Names that executing the file defines even when it is not `__main__`."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    names: set[str] = set()
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
+            pending.extend(node.orelse)
+        else:
+            pending.extend(ast.iter_child_nodes(node))
+    return frozenset(names)
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -1,0 +1,13 @@
+"""Where kernel tests run: on a GPU if there is one, else on the CPU under Triton's interpreter.
+
+Import this before any module with kernels: Triton reads its setting when a kernel is defined."""
+
+import os
+
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton", reason="triton is not installed: pip install 'penstock[gpu]'")

@@ -1,0 +1,30 @@
+import pytest
+import torch
+
+from tests.models.kernels.device import DEVICE
+
+from penstock.sync.kernel import CopyPlan, signed  # isort: skip
+
+
+def test_signed_wraps_at_64_bits() -> None:
+    assert signed(2**64 + 5) == 5
+    assert signed(2**63) == -(2**63)
+    assert signed(-1) == -1
+    assert signed(2**64 - 1) == -1
+
+
+def test_every_tensor_is_copied_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes around the tile, one that is no multiple of 8 bytes, and one that changes its type."""
+    monkeypatch.setattr("penstock.sync.kernel.TILE", 64)
+    generator = torch.Generator().manual_seed(0)
+    sources = [torch.randn(size, generator=generator).to(DEVICE) for size in (2, 128, 130, 1000, 3, 0)]
+    sources.append(torch.randn(40, generator=generator).to(DEVICE))
+    targets = [torch.full_like(source, float("nan")) for source in sources]
+    targets[-1] = targets[-1].bfloat16()
+    plan = CopyPlan.of(list(zip(targets, sources, strict=True)))
+    assert len(plan.others) == 2
+    for _ in range(2):
+        plan.run()
+        assert all(torch.equal(t, s.to(t.dtype)) for t, s in zip(targets, sources, strict=True))
+        for source in sources:
+            source.neg_()

@@ -1,0 +1,58 @@
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import TaskError
+from penstock.tasks.config import TasksConfig
+from penstock.tasks.sources import load_tasks
+
+FILE = """
+def rows(count=2):
+    for number in range(count):
+        yield {"prompt": f"p{number}", "answer": number}
+
+def one_string():
+    return "prompt"
+
+def broken():
+    raise RuntimeError("no network")
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_tasks.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_function_of_a_file_is_called_with_the_arguments(file: Path) -> None:
+    tasks = load_tasks(TasksConfig(source=f"{file}:rows", arguments={"count": 3}))
+    assert [(task.id, task.prompt, task.columns) for task in tasks] == [
+        ("my_tasks.py:rows#0", "p0", {"answer": 0}),
+        ("my_tasks.py:rows#1", "p1", {"answer": 1}),
+        ("my_tasks.py:rows#2", "p2", {"answer": 2}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        ("rows", {"number": 3}, "raised TypeError: rows() got an unexpected keyword argument 'number'"),
+        ("one_string", {}, "must return rows, got a str"),
+        ("broken", {}, "called with {}, raised RuntimeError: no network"),
+        ("missing", {}, "has no function 'missing'"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence(
+    file: Path, name: str, arguments: dict[str, int], sentence: str
+) -> None:
+    with pytest.raises(TaskError) as raised:
+        load_tasks(TasksConfig(source=f"{file}:{name}", arguments=arguments))
+    assert str(raised.value).startswith("the task source ")
+    assert str(raised.value).endswith(sentence)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"the task source file .*none\.py does not exist"):
+        load_tasks(TasksConfig(source=f"{tmp_path}/none.py:rows"))
