@@ -191,7 +191,7 @@ def temperature_for(model: nn.Module, workload: Workload) -> float:
         scaled = torch.log_softmax(table / middle, dim=-1)
         entropy = float(-(scaled.exp() * scaled).nansum(dim=-1).mean())
         low, high = (middle, high) if entropy < ENTROPY else (low, middle)
-    return (low * high) ** 0.5
+    return float((low * high) ** 0.5)
 
 
 def _table(measured: dict[str, dict[str, Any]]) -> Table:

@@ -45,12 +45,11 @@ def test_stopping_the_loop_wakes_its_requests() -> None:
     async def main() -> None:
         engine = make_engine(make_model())
         running = asyncio.create_task(engine.run())
-        answer = asyncio.create_task(collect(engine.generate(ask("a", max_tokens=100))))
-        while not (await engine.report()).counters["tokens"]:
-            await asyncio.sleep(0)
+        chunks = engine.generate(ask("a", max_tokens=100))
+        await anext(chunks)
         running.cancel()
         with pytest.raises(PenstockError, match="engine0 was stopped"):
-            await answer
+            await collect(chunks)
         assert running.cancelled()
 
     asyncio.run(main())
