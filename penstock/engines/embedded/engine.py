@@ -55,6 +55,9 @@ CAPABILITIES = (
 )
 
 
+LONG_STEP_S, LONG_STEP_TURNS = 0.005, 6
+
+
 class EmbeddedEngine:
     """Serves one policy. Its owner runs `run()` in a task group; requests wait until it does."""
 
@@ -180,11 +183,21 @@ class EmbeddedEngine:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
+                started = time.perf_counter()
                 self.step()
-                await asyncio.sleep(0)
+                await self._let_others_run(time.perf_counter() - started)
+        except asyncio.CancelledError:
+            self._fail(PenstockError(f"{self.name} was stopped"))
+            raise
         except BaseException as error:
             self._fail(error)
             raise
+
+    async def _let_others_run(self, step_s: float) -> None:
+        """A message takes several turns of the event loop from its socket to the scheduler. After a long
+        step it gets them at once, so that it is not one step late per turn."""
+        for _ in range(LONG_STEP_TURNS if step_s > LONG_STEP_S else 1):
+            await asyncio.sleep(0)
 
     def step(self) -> None:
         """One forward pass, and one token for every sequence that it brought up to date; or, on a GPU, a

@@ -27,12 +27,20 @@ class Batch:
 
     spans: list[Span] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    """(from, to): blocks to copy before the pass, because their owners part ways."""
+    """(from, to): blocks to copy before the pass, because their owners part ways. All are read before any is
+    written, so `from` is never a block that is itself copied to."""
+    origins: dict[int, int] = field(default_factory=dict)
+    """The same by target."""
     num_prefill: int = 0
     """Tokens of prompts, and of sequences that are computed again."""
     num_cached: int = 0
     """Tokens that sequences admitted for this pass need not compute."""
     num_preempted: int = 0
+
+    def copy(self, source: int, target: int) -> None:
+        source = self.origins.get(source, source)
+        self.copies.append((source, target))
+        self.origins[target] = source
 
 
 class Scheduler:
@@ -226,7 +234,7 @@ class Scheduler:
                 pool.unindex(block)
             else:
                 seq.blocks[number] = pool.allocate()
-                batch.copies.append((block, seq.blocks[number]))
+                batch.copy(block, seq.blocks[number])
                 pool.release(block)
         while len(seq.blocks) * pool.block_size < end:
             seq.blocks.append(pool.allocate())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.errors import RequestRefused
+from penstock.errors import PenstockError, RequestRefused
 from penstock.interfaces import Engine
 from tests.engines.contract import EngineContract, ask, collect, joined
 from tests.engines.embedded.test_delivery import Letters
@@ -37,6 +37,20 @@ def test_an_error_in_a_step_fails_every_request_and_leaves_the_loop() -> None:
             await running
         with pytest.raises(Exception, match="engine0 has failed: the forward pass broke"):
             await collect(engine.generate(ask("d")))
+
+    asyncio.run(main())
+
+
+def test_stopping_the_loop_wakes_its_requests() -> None:
+    async def main() -> None:
+        engine = make_engine(make_model())
+        running = asyncio.create_task(engine.run())
+        chunks = engine.generate(ask("a", max_tokens=100))
+        await anext(chunks)
+        running.cancel()
+        with pytest.raises(PenstockError, match="engine0 was stopped"):
+            await collect(chunks)
+        assert running.cancelled()
 
     asyncio.run(main())
 

@@ -175,9 +175,10 @@ def test_new_weights_make_old_prefixes_useless() -> None:
     assert world.step().num_cached == 8, "what b computed under the new weights is known"
 
 
-def test_blocks_of_mixed_weights_are_never_found() -> None:
+@pytest.mark.parametrize("known_before", [3, 6])
+def test_blocks_of_mixed_weights_are_never_found(known_before: int) -> None:
     world = World(keep_finished=0)
-    a = world.add("a", list(range(6)), max_tokens=20)
+    a = world.add("a", list(range(known_before)), max_tokens=20)
     world.step()
     world.scheduler.new_version(1, recompute_kv=False)
     world.drain()
@@ -224,6 +225,18 @@ def test_a_fork_of_a_running_request() -> None:
     ]
     world.drain()
     assert world.free_after_forgetting() == 32
+
+
+def test_a_fork_of_a_block_that_is_itself_copied_in_this_pass() -> None:
+    world = World()
+    parent = world.add("g0", list(range(6)), max_tokens=9)
+    world.add("g1", list(range(6)), max_tokens=9)
+    world.step()
+    shared = parent.blocks[1]
+    fork = world.add("f", [*range(6), 55], parent=Parent(id="g0", keep=6))
+    batch = world.step()
+    assert batch.copies == [(shared, parent.blocks[1]), (shared, fork.blocks[1])]
+    world.drain()
 
 
 def test_a_fork_of_nobody_computes_all_of_it() -> None:
@@ -369,3 +382,31 @@ def test_any_schedule_is_exact_and_leaks_nothing(data: st.DataObject) -> None:
     assert len(world.finished) == len(seqs) - cancelled
     assert all(seq.num_tokens == seq.limit for seq in seqs if seq.request.id in world.finished)
     assert world.free_after_forgetting() == world.num_blocks
+
+
+def test_nobody_follows_a_leader_whose_prompt_is_half_computed_under_old_weights() -> None:
+    world = World()
+    world.add("old", list(range(30)))
+    world.step()
+    world.scheduler.new_version(1, recompute_kv=False)
+    new = world.add("new", list(range(30)))
+    world.step()
+    world.step()
+    assert (new.leader, new.kv_version) == (None, 1)
+    assert new.num_computed > 0
+    world.drain()
+    assert sorted(world.finished) == ["new", "old"]
+
+
+def test_rebuilding_caches_forgets_finished_requests() -> None:
+    world = World(prefix_cache=False)
+    parent = world.add("p", list(range(10)), max_tokens=4)
+    world.drain()
+    world.scheduler.new_version(1, recompute_kv=False)
+    fork = world.add("f", parent.tokens[:12], parent=Parent(id="p", keep=12))
+    assert world.step().num_cached == 11
+    assert fork.kv_version == 0
+    world.drain()
+    world.scheduler.new_version(2, recompute_kv=True)
+    world.add("g", parent.tokens[:12], parent=Parent(id="p", keep=12))
+    assert world.step().num_cached == 0
