@@ -56,7 +56,10 @@ def test_draws_follow_the_distribution_and_say_their_logprob():
     count = 4000 if DEVICE == "cuda" else 24  # the interpreter is slow
     seeds = torch.arange(count, device=DEVICE) * 7919
     tokens, logprobs = draw(
-        logits.expand(count, -1).contiguous(), seeds, torch.zeros_like(seeds), torch.full((count,), 0.7, device=DEVICE)
+        logits.expand(count, -1).contiguous(),
+        seeds,
+        torch.zeros_like(seeds),
+        torch.full((count,), 0.7, device=DEVICE),
     )
     expected = torch.log_softmax(logits[0] / 0.7, -1)
     torch.testing.assert_close(logprobs, expected[tokens], rtol=1e-5, atol=1e-5)
