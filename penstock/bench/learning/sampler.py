@@ -8,7 +8,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -64,7 +64,7 @@ class Sampler:
         tokenizer: Any,
         seed: int,
     ) -> None:
-        self._model: Any = copy.deepcopy(model)
+        self._model = cast(Any, copy.deepcopy(model))
         self._model.eval()
         self._model.set_attn_implementation("sdpa")
         self._parameters = dict(self._model.named_parameters())
