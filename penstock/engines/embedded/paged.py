@@ -83,8 +83,8 @@ class PagedAttention:
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to), because their owners part ways."""
         if copies:
+            pairs = torch.tensor(copies, device=next(iter(self.pools.values())).device).T
             for pool in self.pools.values():
-                pairs = torch.tensor(copies, device=pool.device).T
                 pool.index_copy_(0, pairs[1], pool.index_select(0, pairs[0]))
 
     def __call__(
