@@ -29,8 +29,6 @@ def _mixed(value, walk, MIX: tl.constexpr):
 
 @triton.jit
 def _pointer(address, WIDTH: tl.constexpr, ALIGNED: tl.constexpr):
-    if ALIGNED:
-        address = tl.multiple_of(address, 16)
     if WIDTH == 1:
         pointer = address.to(tl.pointer_type(tl.uint8))
     elif WIDTH == 2:
@@ -39,6 +37,9 @@ def _pointer(address, WIDTH: tl.constexpr, ALIGNED: tl.constexpr):
         pointer = address.to(tl.pointer_type(tl.int32))
     else:
         pointer = address.to(tl.pointer_type(tl.int64))
+    if ALIGNED:
+        # Said of the pointer, not of the number: only then are loads 16 bytes wide.
+        pointer = tl.multiple_of(pointer, 16)
     return pointer
 
 
@@ -80,8 +81,8 @@ def _copy_kernel(sources, targets, sizes, owners, starts, SIZE: tl.constexpr):
     program = tl.program_id(0)
     owner = tl.load(owners + program)
     start = tl.load(starts + program)
-    source = tl.multiple_of(tl.load(sources + owner) + start * 8, 16).to(tl.pointer_type(tl.int64))
-    target = tl.multiple_of(tl.load(targets + owner) + start * 8, 16).to(tl.pointer_type(tl.int64))
+    source = _pointer(tl.load(sources + owner) + start * 8, 8, True)
+    target = _pointer(tl.load(targets + owner) + start * 8, 8, True)
     remaining = tl.minimum(tl.load(sizes + owner) - start, SIZE).to(tl.int32)
     lane = tl.arange(0, SIZE)
     if remaining == SIZE:

@@ -53,9 +53,6 @@ class SharedMemoryPublisher:
         self._fingerprints = Fingerprinter()
         self._hashed: dict[int, dict[str, int]] = {}
         self._on_gpu = any(tensor.is_cuda for tensor in parameters.values())
-        if self._on_gpu:
-            for bucket in (bucket for buckets in self._slots for bucket in buckets):
-                _pin(bucket)
         self._ring = SlotRing(slots)
 
     def snapshot(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -97,9 +94,6 @@ class SharedMemoryPublisher:
     def close(self) -> None:
         if not self._ring.close():
             return
-        if self._on_gpu:
-            for bucket in (bucket for buckets in self._slots for bucket in buckets):
-                _unpin(bucket)
         for path in (path for paths in self._paths for path in paths):
             path.unlink(missing_ok=True)
 
@@ -109,7 +103,6 @@ class SharedMemoryReceiver:
 
     def __init__(self) -> None:
         self._mapped: dict[str, torch.Tensor] = {}
-        self._pinned: list[torch.Tensor] = []
         self._fingerprints = Fingerprinter()
 
     def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> float:
@@ -119,8 +112,7 @@ class SharedMemoryReceiver:
                 f"version {update.version}: trainer and engine differ in {len(differing)} tensors, "
                 f"{', '.join(sorted(differing)[:3])} among them; both must load the same model"
             )
-        on_gpu = any(tensor.is_cuda for tensor in parameters.values())
-        buckets = [self._bucket(name, on_gpu) for name in update.buckets]
+        buckets = [self._bucket(name) for name in update.buckets]
         with torch.no_grad():
             for spec in update.tensors:
                 self._load(spec.name, parameters[spec.name], view(buckets[spec.bucket], spec))
@@ -129,35 +121,20 @@ class SharedMemoryReceiver:
         return time.perf_counter() - start
 
     def close(self) -> None:
-        for bucket in self._pinned:
-            _unpin(bucket)
-        self._pinned.clear()
         self._mapped.clear()
 
     def _load(self, name: str, live: torch.Tensor, published: torch.Tensor) -> None:
         live.copy_(published, non_blocking=True)
 
-    def _bucket(self, name: str, pinned: bool) -> torch.Tensor:
+    def _bucket(self, name: str) -> torch.Tensor:
         if name not in self._mapped:
             size, _, path = name.partition(":")
             if not Path(path).is_file():
                 raise FileNotFoundError(f"the published bucket {path} is gone")
             self._mapped[name] = _map(Path(path), int(size))
-            if pinned:
-                _pin(self._mapped[name])
-                self._pinned.append(self._mapped[name])
         return self._mapped[name]
 
 
 def _map(path: Path, size: int) -> torch.Tensor:
     """`size` bytes of a file, shared with every other process that maps it; made if it is not there."""
     return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-
-
-def _pin(bucket: torch.Tensor) -> None:
-    """Let the GPU's copy engine at the bucket's pages. Where the system refuses, copies are only slower."""
-    torch.cuda.cudart().cudaHostRegister(bucket.data_ptr(), bucket.nbytes, 0)  # type: ignore[no-untyped-call]
-
-
-def _unpin(bucket: torch.Tensor) -> None:
-    torch.cuda.cudart().cudaHostUnregister(bucket.data_ptr())  # type: ignore[no-untyped-call]
