@@ -105,8 +105,9 @@ def test_files_of_the_same_name_are_different_modules(tmp_path: Path) -> None:
 
 
 def test_a_file_may_define_dataclasses(tmp_path: Path) -> None:
-    text = "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int\n"
-    path = write(tmp_path, "classes.py", text + "def f(): return A(3).x")
+    imports = "from __future__ import annotations\nimport dataclasses\n"
+    code = "@dataclasses.dataclass\nclass A:\n    x: int\ndef f(): return A(3).x"
+    path = write(tmp_path, "classes.py", imports + code)
     assert load_function(f"{path}:f", what="reward")() == 3
 
 

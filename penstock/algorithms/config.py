@@ -15,6 +15,7 @@ from penstock.errors import ConfigError
 from penstock.types import Score
 
 Arguments = dict[str, float]
+DEFAULT_CORRECTIONS: dict[str, Arguments] = {"negative_sequence_mask": {}}
 
 
 class AlgorithmConfig(Section):
@@ -25,14 +26,14 @@ class AlgorithmConfig(Section):
     """How scores become advantages."""
     advantage_args: Arguments = Field(default_factory=dict)
     """Parameters of the advantage."""
-    loss: str = "clip"
+    loss: str = "topr"
     """The policy loss."""
     loss_args: Arguments = Field(default_factory=dict)
     """Parameters of the loss."""
     proximal: Literal["behaviour", "start"] = "behaviour"
     """What the loss's ratio is relative to: the recorded behaviour policy, or the policy at the start
     of the step (decoupled PPO; use it with a weight among the corrections)."""
-    corrections: dict[str, Arguments] = Field(default_factory=dict)
+    corrections: dict[str, Arguments] = Field(default_factory=lambda: dict(DEFAULT_CORRECTIONS))
     """Corrections for the gap between behaviour and current policy: name to parameters, all applied."""
     engine_corrections: dict[str, Arguments] = Field(default_factory=dict)
     """Corrections for the gap between inference and training engine, on tokens of the current version."""

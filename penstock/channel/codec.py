@@ -1,5 +1,6 @@
 """Records to bytes and back: msgpack, with numpy arrays as (dtype, shape, bytes)."""
 
+import functools
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +17,13 @@ def encode(record: Any) -> bytes:
 
 def decode(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
     """Validated decoding: a record of another shape is a `msgspec.ValidationError`, never half an object."""
-    return msgspec.msgpack.decode(data, type=kind, dec_hook=_from_plain)
+    decoder: msgspec.msgpack.Decoder[T] = _decoder_of(kind)  # type: ignore[arg-type]
+    return decoder.decode(data)
+
+
+@functools.cache
+def _decoder_of(kind: Any) -> Any:
+    return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain)
 
 
 def _to_plain(value: Any) -> Any:

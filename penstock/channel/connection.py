@@ -66,6 +66,8 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 Frame = Call | Item | End | Failure | Cancel
+Received = Item | End | Failure | None
+"""What a caller may find in its inbox; None says that the channel has closed."""
 _frame_decoder = msgspec.msgpack.Decoder(Frame)
 
 
@@ -76,7 +78,7 @@ class Channel:
         self._reader = reader
         self._writer = writer
         self._handlers: dict[str, Callable[[Call], Awaitable[None]]] = {}
-        self._inboxes: dict[int, asyncio.Queue[Item | End | Failure | None]] = {}
+        self._inboxes: dict[int, asyncio.Queue[Received]] = {}
         self._handling: dict[int, asyncio.Task[None]] = {}
         self._outgoing: list[bytes] = []
         self._flush_scheduled = False
@@ -107,19 +109,20 @@ class Channel:
         self._handlers[method.name] = answer
 
     async def call(self, method: Method[Req, Res], request: Req) -> Res:
-        async for response in self.stream(method, request):
-            return response
-        raise ChannelClosed(f"{method.name} ended without an answer")
+        """One answer. Cancelling the caller cancels the work over there."""
+        call_id, inbox = self._open(method, request)
+        frame: Received = None
+        try:
+            frame = await inbox.get()
+        finally:
+            self._close(call_id, answered=frame is not None)
+        if isinstance(frame, Item):
+            return codec.decode(frame.payload, method.response)
+        raise _error_of(frame, method.name)
 
     async def stream(self, method: Method[Req, Res], request: Req) -> AsyncIterator[Res]:
         """Items until the other side ends the stream. Leaving early cancels it over there."""
-        if self._closed:
-            raise ChannelClosed(f"{method.name}: the other process is gone")
-        self._last_id += 1
-        call_id = self._last_id
-        inbox: asyncio.Queue[Item | End | Failure | None] = asyncio.Queue()
-        self._inboxes[call_id] = inbox
-        self._send(Call(call_id, method.name, msgspec.Raw(codec.encode(request))))
+        call_id, inbox = self._open(method, request)
         finished = False
         try:
             while True:
@@ -128,15 +131,25 @@ class Channel:
                     yield codec.decode(frame.payload, method.response)
                     continue
                 finished = True
-                if frame is None:
-                    raise ChannelClosed(f"{method.name}: the other process is gone")
-                if isinstance(frame, Failure):
-                    raise _error_of(frame)
-                return
+                if isinstance(frame, End):
+                    return
+                raise _error_of(frame, method.name)
         finally:
-            del self._inboxes[call_id]
-            if not finished and not self._closed:
-                self._send(Cancel(call_id))
+            self._close(call_id, answered=finished)
+
+    def _open(self, method: Method[Req, Res], request: Req) -> tuple[int, "asyncio.Queue[Received]"]:
+        if self._closed:
+            raise ChannelClosed(f"{method.name}: the other process is gone")
+        self._last_id += 1
+        inbox: asyncio.Queue[Received] = asyncio.Queue()
+        self._inboxes[self._last_id] = inbox
+        self._send(Call(self._last_id, method.name, msgspec.Raw(codec.encode(request))))
+        return self._last_id, inbox
+
+    def _close(self, call_id: int, *, answered: bool) -> None:
+        del self._inboxes[call_id]
+        if not answered:
+            self._send(Cancel(call_id))
 
     async def run(self) -> None:
         """Read frames until the other side closes. Every waiter is woken then."""
@@ -202,8 +215,10 @@ class Channel:
             self._writer.write(data)
 
 
-def _error_of(failure: Failure) -> Exception:
-    known = _RAISED_AS_THEMSELVES.get(failure.kind)
+def _error_of(frame: Received, method: str) -> Exception:
+    if not isinstance(frame, Failure):
+        return ChannelClosed(f"{method}: the other process is gone")
+    known = _RAISED_AS_THEMSELVES.get(frame.kind)
     if known is not None:
-        return known(failure.message)
-    return RemoteError(f"{failure.kind}: {failure.message}", kind=failure.kind, detail=failure.detail)
+        return known(frame.message)
+    return RemoteError(f"{frame.kind}: {frame.message}", kind=frame.kind, detail=frame.detail)

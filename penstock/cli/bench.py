@@ -31,6 +31,14 @@ def engine(json: Json = None) -> None:
 
 
 @bench.command()
+def learning(json: Json = None) -> None:
+    """Learning at imposed staleness with and without correction, and time to a target reward."""
+    from penstock.bench.learning import run
+
+    run(json)
+
+
+@bench.command()
 def train(json: Json = None, shape: Shape = None) -> None:
     """Forward and backward of the trainer: model FLOP/s and peak memory, against plain transformers."""
     from penstock.bench.train import run

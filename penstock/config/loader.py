@@ -59,6 +59,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def build(root: type[Root], data: dict[str, Any]) -> Root:
+    data = {name: value for name, value in data.items() if value is not None}  # `tasks:` and nothing below it
     check_keys(root, data, "")
     try:
         return root.model_validate(data)

@@ -31,6 +31,11 @@ class EngineConfig(Section):
     """Prompt tokens in one forward pass at most; longer prompts are spread over several."""
     max_context: int = Field(default=0, ge=0)
     """Longest sequence, prompt and output together; 0 takes the model's own limit."""
+    compile: Literal["off", "on"] = "off"
+    """On a GPU: fuse the decode step with torch.compile. Slower to start, faster to run."""
+    window: int = Field(default=8, ge=1)
+    """On a GPU: decode steps replayed between two looks of the scheduler. Longer windows cost less host
+    time; new weights, new requests and ended sequences wait for the end of a window."""
     prefix_cache: bool = True
     """Reuse the cache of equal prompt prefixes that were computed under the same weights."""
     keep_finished: int = Field(default=256, ge=0)

@@ -3,38 +3,47 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 
 from penstock.interfaces import Engine
 from penstock.types import Chunk, EngineReport, GenerateRequest, UpdateReceipt, WeightUpdate
 
-REMEMBERED_PROMPTS = 4096
+REMEMBERED = 4096
+"""Prompts and requests whose engine is remembered."""
 
 
 class EnginePool:
-    """Requests with the same prompt go to the same engine, where its KV is shared; updates go to all."""
+    """Requests with the same prompt go to the same engine while it works on it, forks to the engine of their
+    parent: that is where their cache is. Updates go to all."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         if not engines:
-            raise ValueError("a pool needs at least one engine")
+            raise ValueError("a pool needs at least one engine, got none")
         self._engines = tuple(engines)
         self._loads = [0] * len(engines)
-        self._homes: OrderedDict[bytes, int] = OrderedDict()
-        self._served_by: OrderedDict[str, int] = OrderedDict()
+        self._homes: OrderedDict[str | bytes, int] = OrderedDict()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         index = self._choose(request)
         self._loads[index] += 1
-        stream = self._engines[index].generate(request)
         try:
-            async for chunk in stream:
-                yield chunk
+            async with aclosing(self._engines[index].generate(request)) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    yield chunk
         finally:
             self._loads[index] -= 1
-            await stream.aclose()  # type: ignore[attr-defined]
 
     async def update(self, update: WeightUpdate) -> UpdateReceipt:
-        """Every engine takes the update; the receipt tells of the slowest."""
-        receipts = await asyncio.gather(*(engine.update(update) for engine in self._engines))
+        """Every engine takes the update; the receipt tells of the slowest. When some fail, the first error
+        leaves once all have answered."""
+        answers = await asyncio.gather(
+            *(engine.update(update) for engine in self._engines), return_exceptions=True
+        )
+        receipts = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            receipts.append(answer)
         return max(receipts, key=lambda receipt: receipt.stall_s)
 
     async def report(self) -> EngineReport:
@@ -61,20 +70,16 @@ class EnginePool:
         await asyncio.gather(*(engine.close() for engine in self._engines))
 
     def _choose(self, request: GenerateRequest) -> int:
-        key = request.token_ids.tobytes()
-        if request.parent is not None and request.parent.id in self._served_by:
-            index = self._served_by[request.parent.id]
-        elif key in self._homes and self._loads[self._homes[key]] > 0:
-            index = self._homes[key]
-        else:
-            index = min(range(len(self._engines)), key=lambda i: self._loads[i])
-        _remember(self._homes, key, index)
-        _remember(self._served_by, request.id, index)
+        prompt = request.policy.encode() + b"\0" + request.token_ids.tobytes()
+        least = min(range(len(self._engines)), key=lambda each: self._loads[each])
+        index = self._homes.get(request.parent.id) if request.parent is not None else None
+        if index is None:
+            index = self._homes.get(prompt, least)
+            if self._loads[index] == 0:
+                index = index if self._loads[least] == 0 else least
+        for key in (prompt, request.id):
+            self._homes[key] = index
+            self._homes.move_to_end(key)
+        while len(self._homes) > 2 * REMEMBERED:
+            self._homes.popitem(last=False)
         return index
-
-
-def _remember(table: "OrderedDict[str, int] | OrderedDict[bytes, int]", key: str | bytes, index: int) -> None:
-    table[key] = index  # type: ignore[index]
-    table.move_to_end(key)  # type: ignore[arg-type]
-    if len(table) > REMEMBERED_PROMPTS:
-        table.popitem(last=False)

@@ -41,14 +41,27 @@ def train_and_save(recipe: Recipe, folder: Path, *, log: Callable[[str], None], 
         for attempt in range(recipe.attempts):
             model, exact = _train(recipe, pairs, recipe.seed + attempt, log)
             if recipe.min_exact <= exact <= recipe.max_exact:
-                model.save_pretrained(folder)
-                make_tokenizer(recipe).save_pretrained(folder)
+                _save(model, recipe, folder)
                 return
             log(f"built-in model: exact with probability {exact:.2f}; trying another seed")
     raise PenstockError(
         f"the built-in model could not be made: after {recipe.attempts} attempts its answers are exact with "
         f"probability {exact:.2f}, which must be in [{recipe.min_exact}, {recipe.max_exact}]"
     )
+
+
+def _save(model: Any, recipe: Recipe, folder: Path) -> None:
+    from transformers.utils import logging
+
+    # A progress bar over one small file says nothing and breaks up the log.
+    had_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+        make_tokenizer(recipe).save_pretrained(folder)
+    finally:
+        if had_bars:
+            logging.enable_progress_bar()
 
 
 def make_tokenizer(recipe: Recipe) -> Any:
@@ -103,30 +116,58 @@ def exact_probability(model: nn.Module, pairs_B2: torch.Tensor, recipe: Recipe) 
 
 
 def _train(recipe: Recipe, pairs: torch.Tensor, seed: int, log: Callable[[str], None]) -> tuple[Any, float]:
+    """Learn at the peak rate until adding is learnt, then settle. Also returns how often it is exact."""
     torch.manual_seed(seed)
     model = _new_model(recipe)
     generator = torch.Generator().manual_seed(seed)
     check = pairs[torch.randint(len(pairs), (512,), generator=generator)]
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, betas=(0.9, 0.98)
-    )
+    lesson = _Lesson(recipe, model, pairs, generator)
+    learnt = recipe.learnt_share * (1 - recipe.wrong_digit_share) ** NUM_DIGITS
     started = time.monotonic()
-    for step in range(1, recipe.steps + 1):
-        rows = torch.randint(len(pairs), (recipe.batch,), generator=generator)
-        batch = make_batch(pairs[rows], recipe, generator)
-        loss = -(batch.target_BAV * _answer_logprobs(model, batch)).sum(dim=2).mean()
-        optimizer.param_groups[0]["lr"] = recipe.lr * _schedule(step, recipe)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if step % 100 == 0 or step == recipe.steps:
-            exact = exact_probability(model, check, recipe)
+    step, last, exact = 0, recipe.max_steps, 0.0
+    while step < last:
+        step += 1
+        is_settling = last != recipe.max_steps
+        rate = (last - step) / recipe.settle_steps if is_settling else step / recipe.warmup_steps
+        loss = lesson.take(recipe.lr * min(1.0, max(0.02, rate)))
+        if step % recipe.check_steps and step != last:
+            continue
+        exact = exact_probability(model, check, recipe)
+        if exact >= learnt and not is_settling:
+            last = step + recipe.settle_steps
+        if step % (4 * recipe.check_steps) == 0 or step == last:
+            seconds = time.monotonic() - started
             log(
-                f"built-in model: step {step} of {recipe.steps}, loss {loss.item():.3f}, "
-                f"exact with probability {exact:.2f}, {time.monotonic() - started:.0f} s"
+                f"built-in model: step {step}, loss {loss:.3f}, exact with probability {exact:.2f}, "
+                f"{seconds:.0f} s"
             )
     return model, exact
+
+
+class _Lesson:
+    """The model, its optimizer and the problems: one call is one supervised step."""
+
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, pairs: torch.Tensor, generator: torch.Generator
+    ) -> None:
+        self._recipe = recipe
+        self._model = model
+        self._pairs = pairs
+        self._generator = generator
+        self._optimizer = torch.optim.AdamW(
+            model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, betas=(0.9, 0.98)
+        )
+
+    def take(self, lr: float) -> float:
+        rows = torch.randint(len(self._pairs), (self._recipe.batch,), generator=self._generator)
+        batch = make_batch(self._pairs[rows], self._recipe, self._generator)
+        loss = -(batch.target_BAV * _answer_logprobs(self._model, batch)).sum(dim=2).mean()
+        self._optimizer.param_groups[0]["lr"] = lr
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        return loss.item()
 
 
 def _new_model(recipe: Recipe) -> Any:
@@ -153,12 +194,6 @@ def _answer_logprobs(model: nn.Module, batch: Batch) -> torch.Tensor:
     logits_BLV = model(batch.token_ids_BL[:, :-1], use_cache=False).logits
     logprobs: torch.Tensor = F.log_softmax(logits_BLV[:, -batch.answer_BA.shape[1] :], dim=-1)
     return logprobs
-
-
-def _schedule(step: int, recipe: Recipe) -> float:
-    """A short warm-up, a plateau, and a linear fall to nearly zero over the last 60 %."""
-    fall = (recipe.steps - step) / (0.6 * recipe.steps)
-    return min(1.0, step / recipe.warmup_steps) * max(0.02, min(1.0, fall))
 
 
 def _digits(numbers_B: torch.Tensor) -> torch.Tensor:

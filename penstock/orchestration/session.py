@@ -4,6 +4,7 @@ prepare ─► workers start ─► version 0 verified ─► evaluate ─► tr
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -134,6 +135,8 @@ class Session:
         self, controller: Controller, evaluator: Evaluator | None, monitor: RunMonitor, engine: Engine
     ) -> None:
         monitor.phase = "training"
+        gc.collect()
+        gc.freeze()  # tasks and libraries stay: no need for the collector to walk them between messages
         before = (await engine.report()).counters
         self._timings.training_started = time.monotonic()
         async with asyncio.TaskGroup() as beside:

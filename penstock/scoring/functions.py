@@ -19,7 +19,7 @@ from penstock.scoring.config import RewardConfig
 from penstock.scoring.loader import BUILTINS, describe_callable, load_callable
 from penstock.types import Group, Score
 
-__all__ = ["Reward", "describe_callable", "load_functions", "score_group", "wrap"]
+__all__ = ["Reward", "describe_callable", "load_functions", "named_apart", "score_group", "wrap"]
 
 Form = Literal["plain", "trl"]
 
@@ -42,17 +42,25 @@ class Reward:
 
 
 def load_functions(config: RewardConfig) -> tuple[Reward, ...]:
-    """Load each function. Of two that would be reported under one name, the second gets a number."""
-    rewards: dict[str, Reward] = {}
+    """Load each function under its own name, or the one that the config gives it."""
+    rewards = []
     for function in config.functions:
         own_name = function.path if function.path in BUILTINS else function.path.rpartition(":")[2]
-        name = unused = function.name or own_name
-        number = 1
-        while unused in rewards:
+        name = function.name or own_name
+        rewards.append(wrap(load_callable(function.path), name=name, weight=function.weight))
+    return named_apart(rewards)
+
+
+def named_apart(rewards: Iterable[Reward]) -> tuple[Reward, ...]:
+    """The same rewards; of two that would be reported under one name, the second gets a number."""
+    apart: dict[str, Reward] = {}
+    for reward in rewards:
+        name, number = reward.name, 1
+        while name in apart:
             number += 1
-            unused = f"{name}_{number}"
-        rewards[unused] = wrap(load_callable(function.path), name=unused, weight=function.weight)
-    return tuple(rewards.values())
+            name = f"{reward.name}_{number}"
+        apart[name] = dataclasses.replace(reward, name=name)
+    return tuple(apart.values())
 
 
 def wrap(call: Callable[..., Any], *, name: str = "", weight: float = 1.0) -> Reward:
@@ -82,17 +90,15 @@ def score_group(
 
     Blocks until it is done. Async functions run in `runner`, or in an event loop made for the call, so
     that they can't be scored from inside a running one."""
-    columns = {reward.name: _values(reward, group, runner) for reward in rewards}
-    return tuple(_sum(rewards, columns, episode, group) for episode in range(len(group.episodes)))
+    columns = [_values(reward, group, runner) for reward in rewards]
+    rows = zip(*columns, strict=True)
+    return tuple(_sum(rewards, row, group, episode) for episode, row in enumerate(rows))
 
 
-def _sum(
-    rewards: Sequence[Reward], columns: dict[str, list[float | None]], episode: int, group: Group
-) -> Score:
+def _sum(rewards: Sequence[Reward], values: Sequence[float | None], group: Group, episode: int) -> Score:
     parts: dict[str, float] = {}
     value = 0.0
-    for reward in rewards:
-        part = columns[reward.name][episode]
+    for reward, part in zip(rewards, values, strict=True):
         if part is not None:
             parts[reward.name] = part
             value += reward.weight * part

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.errors import ChannelClosed, ScoringFailed
-from penstock.scoring.functions import Reward, score_group, wrap
+from penstock.scoring.functions import Reward, named_apart, score_group, wrap
 from penstock.scoring.loader import load_callable
 from penstock.types import Group, Score, Task
 
@@ -26,7 +26,7 @@ class ThreadScorer:
     def __init__(
         self, functions: Sequence[str | Callable[..., Any] | Reward], *, timeout_s: float = 30.0
     ) -> None:
-        self._rewards = tuple(_reward(function) for function in functions)
+        self._rewards = named_apart(_reward(function) for function in functions)
         self._timeout_s = timeout_s
         self._turn = asyncio.Lock()
         self._closed = False

@@ -8,10 +8,11 @@ def test_defaults_and_needs():
     config = AlgorithmConfig()
     assert (config.advantage, config.loss, config.proximal, config.length_norm) == (
         "grpo",
-        "clip",
+        "topr",
         "behaviour",
         "token",
     )
+    assert config.corrections == {"negative_sequence_mask": {}}
     assert not config.needs_reference
     assert AlgorithmConfig(kl_coef=0.1).needs_reference
     assert AlgorithmConfig(advantage="gae").needs_values
@@ -31,7 +32,7 @@ def test_which_advantages_compare_within_a_group(advantage, needs):
     [
         ({"loss": "clipp"}, "unknown loss 'clipp'; did you mean 'clip'?"),
         (
-            {"loss_args": {"clip_hi": 0.3}},
+            {"loss": "clip", "loss_args": {"clip_hi": 0.3}},
             "unknown parameter 'clip_hi' of loss 'clip'; did you mean 'clip_high'?",
         ),
         ({"advantage": "nope"}, "unknown advantage 'nope'; known: dr_grpo, gae"),

@@ -87,7 +87,8 @@ def test_tasks_pass_through() -> None:
         (
             [{"prompt": []}],
             {},
-            "the prompt of task 0 of s must be a string or a list of messages with role and content, got '[]'",
+            "the prompt of task 0 of s must be a string or a list of messages with role and content, "
+            "got '[]'",
         ),
         (
             [{"prompt": [{"role": "user"}]}],
@@ -103,7 +104,8 @@ def test_tasks_pass_through() -> None:
         (
             [{"prompt": "x"}],
             {"system": "Be brief."},
-            "tasks.system needs chat messages, but the prompt of task 0 of s is a string; set tasks.as_chat=true",
+            "tasks.system needs chat messages, but the prompt of task 0 of s is a string; "
+            "set tasks.as_chat=true",
         ),
         (
             [{"prompt": "x"}],

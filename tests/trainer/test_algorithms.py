@@ -204,7 +204,7 @@ def test_a_value_head_learns_returns_and_stays_out_of_the_published_weights():
     model = tiny_model("qwen3")
     groups = on_policy(model, make_groups(10, shape=(4, 4)))
     (plan,) = plan_step(1, 0, groups, micro_batch_tokens=1000)
-    algorithm = AlgorithmConfig(advantage="gae", value_coef=1.0, value_clip=10.0)
+    algorithm = AlgorithmConfig(loss="clip", advantage="gae", value_coef=1.0, value_clip=10.0)
     trainer = trainer_for(model, algorithm=algorithm, learning_rate=3e-3, dtype="bfloat16")
     assert list(trainer.weights()) == [name for name, _ in model.named_parameters()]
     losses = [

@@ -19,6 +19,8 @@ from penstock.types import Sample, SamplingMask, StepPlan, TrainSequence
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 
 LEARNING_RATE = 0.1
+CLIP = {"loss": "clip", "corrections": {}}
+"""The loss that the plain loop in these tests writes out."""
 
 
 class SGD:
@@ -44,7 +46,7 @@ def trainer_for(model, *, algorithm=None, reference=None, **config):
     return PolicyTrainer(
         model,
         config=TrainerConfig(**config),
-        algorithm=algorithm or AlgorithmConfig(),
+        algorithm=algorithm or AlgorithmConfig(**CLIP),
         total_steps=10,
         reference=reference,
     )
@@ -134,7 +136,7 @@ def assert_same(ours, theirs):
 def test_gradients_equal_a_plain_on_policy_loop(name, length_norm):
     model = tiny_model(name)
     groups = on_policy(model, make_groups(1, temperature=0.8), temperature=0.8)
-    algorithm = AlgorithmConfig(length_norm=length_norm, length_constant=7)
+    algorithm = AlgorithmConfig(**CLIP, length_norm=length_norm, length_constant=7)
     loss, theirs = reference_loop(model, groups, length_norm=length_norm, constant=7, temperature=0.8)
     (plan,) = plan_step(1, 0, groups, micro_batch_tokens=30)
     assert len(plan.micro_batches) > 1
@@ -307,7 +309,7 @@ def test_reference_kl_is_zero_at_the_reference_and_pulls_back():
     model, reference = tiny_model("llama"), tiny_model("llama")
     other = tiny_model("llama", seed=1)
     (plan,) = plan_step(1, 0, make_groups(11), micro_batch_tokens=30)
-    algorithm = AlgorithmConfig(kl_coef=0.5)
+    algorithm = AlgorithmConfig(**CLIP, kl_coef=0.5)
     same, _ = gradients_of(model, plan, algorithm=algorithm, reference=reference)
     apart, _ = gradients_of(other, plan, algorithm=algorithm, reference=reference)
     without, _ = gradients_of(tiny_model("llama", seed=1), plan)

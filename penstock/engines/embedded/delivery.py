@@ -47,6 +47,27 @@ def finish_reason(seq: Sequence, tokenizer: Tokenizer | None) -> FinishReason | 
     return "length" if seq.num_tokens >= seq.limit else None
 
 
+def end_within(
+    seq: Sequence, tokens: list[int], tokenizer: Tokenizer | None
+) -> tuple[int, FinishReason | None]:
+    """How many of the tokens drawn after `seq` belong to it, and why it ends there, if it does."""
+    sampling = seq.request.sampling
+    room = seq.limit - seq.num_tokens
+    plain = not sampling.stop and sampling.min_tokens == 0
+    if plain and (not sampling.stop_token_ids or set(sampling.stop_token_ids).isdisjoint(tokens)):
+        return (room, "length") if room <= len(tokens) else (len(tokens), None)
+    start = len(seq.tokens)
+    try:
+        for count, token in enumerate(tokens, start=1):
+            seq.tokens.append(token)
+            reason = finish_reason(seq, tokenizer)
+            if reason is not None:
+                return count, reason
+        return len(tokens), None
+    finally:
+        del seq.tokens[start:]
+
+
 def cut_chunk(seq: Sequence, reason: FinishReason | None) -> Chunk:
     """What has been drawn since the last chunk."""
     start, seq.num_sent = seq.num_sent, seq.num_output

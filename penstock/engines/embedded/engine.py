@@ -11,6 +11,7 @@ between, so whatever another task does, an update of the weights among it, falls
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,10 +19,10 @@ from torch import nn
 
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.blocks import BlockPool
-from penstock.engines.embedded.delivery import Stream, cut_chunk, finish_reason
+from penstock.engines.embedded.delivery import Stream, cut_chunk, end_within, finish_reason
 from penstock.engines.embedded.prefix import PrefixCache
 from penstock.engines.embedded.runner import ModelRunner
-from penstock.engines.embedded.sampler import draw
+from penstock.engines.embedded.sampler import draw, draws_plainly
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.engines.embedded.validation import check_request
@@ -37,6 +38,9 @@ from penstock.types import (
     WeightUpdate,
 )
 
+if TYPE_CHECKING:
+    from penstock.engines.embedded.cuda.decode import GraphDecoder
+
 CAPABILITIES = (
     "logprobs",
     "versions",
@@ -49,6 +53,9 @@ CAPABILITIES = (
     "sampling_mask",
     "recompute_kv",
 )
+
+
+LONG_STEP_S, LONG_STEP_TURNS = 0.005, 6
 
 
 class EmbeddedEngine:
@@ -70,6 +77,7 @@ class EmbeddedEngine:
         self.policy = policy
         self.version = version
         self._runner = ModelRunner(model, config)
+        self._decoder = self._runner.make_decoder(config)
         self._parameters = dict(model.named_parameters())
         self._receiver = receiver
         self._tokenizer = tokenizer
@@ -175,15 +183,29 @@ class EmbeddedEngine:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
+                started = time.perf_counter()
                 self.step()
-                await asyncio.sleep(0)
+                await self._let_others_run(time.perf_counter() - started)
+        except asyncio.CancelledError:
+            self._fail(PenstockError(f"{self.name} was stopped"))
+            raise
         except BaseException as error:
             self._fail(error)
             raise
 
+    async def _let_others_run(self, step_s: float) -> None:
+        """A message takes several turns of the event loop from its socket to the scheduler. After a long
+        step it gets them at once, so that it is not one step late per turn."""
+        for _ in range(LONG_STEP_TURNS if step_s > LONG_STEP_S else 1):
+            await asyncio.sleep(0)
+
     def step(self) -> None:
-        """One forward pass, and one token for every sequence that it brought up to date."""
+        """One forward pass, and one token for every sequence that it brought up to date; or, on a GPU, a
+        window of decode steps."""
         started = time.perf_counter()
+        if self._decoder is not None and self._decode_window(self._decoder):
+            self._counters["busy_s"] += time.perf_counter() - started
+            return
         batch = self._scheduler.schedule()
         logits = self._runner.forward(batch)
         drawn = self._scheduler.commit(batch)
@@ -195,6 +217,35 @@ class EmbeddedEngine:
         counters["cached_tokens"] += batch.num_cached
         counters["preemptions"] += batch.num_preempted
         counters["busy_s"] += time.perf_counter() - started
+
+    def _decode_window(self, decoder: "GraphDecoder") -> bool:
+        """Replay a window of decode steps, where every running sequence can be drawn on the device."""
+        sequences = self._scheduler.decoding(join_at=decoder.join_at)
+        if not sequences or not all(draws_plainly(seq) for seq in sequences):
+            return False
+        steps = min(decoder.window, max(seq.limit - seq.num_tokens for seq in sequences))
+        self._runner.cache.copy_blocks(self._scheduler.reserve(steps))
+        sequences = list(self._scheduler.running)
+        if not sequences:
+            return False
+        drawn = decoder.run(sequences, steps)
+        self._counters["steps"] += steps
+        for row, seq in enumerate(sequences):
+            self._take_window(seq, drawn.tokens[row], drawn.logprobs[row])
+        return True
+
+    def _take_window(self, seq: Sequence, tokens: list[int], logprobs: list[float]) -> None:
+        """Keep what was drawn up to where the sequence ends."""
+        count, reason = end_within(seq, tokens, self._tokenizer)
+        seq.tokens.extend(tokens[:count])
+        seq.logprobs.extend(logprobs[:count])
+        seq.versions.extend([self.version] * count)
+        self._counters["tokens"] += count
+        self._scheduler.extend(seq, count)
+        if reason is not None:
+            self._end(seq, reason)
+        elif seq.num_output - seq.num_sent >= seq.request.chunk_tokens:
+            self._streams[seq.request.id].put(cut_chunk(seq, None))
 
     def forget_cache(self) -> None:
         """Drop everything that is only kept for reuse. What running sequences hold stays."""

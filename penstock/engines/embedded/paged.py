@@ -66,19 +66,25 @@ class PagedAttention:
     ) -> None:
         self._layout: Layout | None = None
         self._shapes = shapes
-        self._pools: dict[int, torch.Tensor] = {}
+        self.scratch = num_blocks
+        """A block that nobody owns: rows that only fill up a batch write there."""
+        self.pools: dict[int, torch.Tensor] = {}
         self._slots: dict[int, torch.Tensor] = {}
         for layer, shape in shapes.items():
-            size = (num_blocks, block_size, shape.kv_heads, shape.key_dim + shape.value_dim)
-            self._pools[layer] = _zeros(size, dtype, device)
-            self._slots[layer] = self._pools[layer].flatten(0, 1)
+            size = (num_blocks + 1, block_size, shape.kv_heads, shape.key_dim + shape.value_dim)
+            self.pools[layer] = _zeros(size, dtype, device)
+            self._slots[layer] = self.pools[layer].flatten(0, 1)
 
     def begin(self, layout: Layout, copies: list[tuple[int, int]]) -> None:
         """Make the block copies of this pass, then expect its layers."""
         self._layout = layout
+        self.copy_blocks(copies)
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Copy blocks (from, to), because their owners part ways."""
         if copies:
-            pairs = torch.tensor(copies, device=layout.slots.device).T
-            for pool in self._pools.values():
+            for pool in self.pools.values():
+                pairs = torch.tensor(copies, device=pool.device).T
                 pool.index_copy_(0, pairs[1], pool.index_select(0, pairs[0]))
 
     def __call__(
@@ -96,7 +102,7 @@ class PagedAttention:
         layout = self._layout
         assert layout is not None, "begin comes before a forward pass"
         layer: int = module.layer_idx  # type: ignore[assignment]
-        shape, pool = self._shapes[layer], self._pools[layer]
+        shape, pool = self._shapes[layer], self.pools[layer]
         self._slots[layer].index_copy_(0, layout.slots, torch.cat([key, value], dim=3)[0].transpose(0, 1))
         outputs = []
         for rectangle in layout.rectangles:

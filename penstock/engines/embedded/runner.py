@@ -1,7 +1,7 @@
 """Runs the model's own forward pass over a batch, with the paged cache behind its attention."""
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,6 +12,9 @@ from penstock.engines.embedded.paged import LayerShape, PagedAttention, ShapePro
 from penstock.engines.embedded.scheduler import Batch
 from penstock.errors import UserError
 from penstock.models import attention
+
+if TYPE_CHECKING:
+    from penstock.engines.embedded.cuda.decode import GraphDecoder
 
 
 class ModelRunner:
@@ -29,7 +32,7 @@ class ModelRunner:
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         attention.register()
         model.set_attn_implementation(attention.IMPLEMENTATION)  # type: ignore[operator]
-        shapes = self._probe(text_config)
+        self.shapes = shapes = self._probe(text_config)
         dtype = next(model.parameters()).dtype
         self.num_blocks = _num_blocks(config, shapes, self.max_context, dtype.itemsize)
         self.cache = PagedAttention(
@@ -40,6 +43,25 @@ class ModelRunner:
             device=self.device,
         )
         attention.attach(model, self.cache)
+
+    def make_decoder(self, config: EngineConfig) -> "GraphDecoder | None":
+        """Decoding as CUDA graphs, where there is a GPU and its kernels serve this model."""
+        if self.device.type != "cuda":
+            return None
+        from penstock.engines.embedded.cuda.attention import DecodeAttention
+        from penstock.engines.embedded.cuda.decode import GraphDecoder
+
+        if not DecodeAttention.serves(self.shapes):
+            return None
+        return GraphDecoder(
+            self.model,
+            self.cache,
+            max_batch=config.max_batch,
+            max_context=self.max_context,
+            block_size=self.block_size,
+            window=config.window,
+            compiled=config.compile == "on",
+        )
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -64,6 +64,19 @@ def draw(logits: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
     return drawn
 
 
+def draws_plainly(seq: Sequence) -> bool:
+    """Whether its draws need no more than a temperature: no truncation, penalty, bias or early stop ban."""
+    sampling = seq.request.sampling
+    return not (
+        sampling.truncates
+        or seq.request.record_sampling_mask
+        or sampling.logit_bias
+        or sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or (sampling.min_tokens > 0 and sampling.stop_token_ids)
+    )
+
+
 def _streams(sequences: Rows[Sequence]) -> Words:
     seeds = np.array([seq.seed for seq in sequences], dtype=np.uint64)
     return streams(seeds, np.array([seq.num_output for seq in sequences], dtype=np.uint64))

@@ -27,12 +27,20 @@ class Batch:
 
     spans: list[Span] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    """(from, to): blocks to copy before the pass, because their owners part ways."""
+    """(from, to): blocks to copy before the pass, because their owners part ways. All are read before any is
+    written, so `from` is never a block that is itself copied to."""
+    origins: dict[int, int] = field(default_factory=dict)
+    """The same by target."""
     num_prefill: int = 0
     """Tokens of prompts, and of sequences that are computed again."""
     num_cached: int = 0
     """Tokens that sequences admitted for this pass need not compute."""
     num_preempted: int = 0
+
+    def copy(self, source: int, target: int) -> None:
+        source = self.origins.get(source, source)
+        self.copies.append((source, target))
+        self.origins[target] = source
 
 
 class Scheduler:
@@ -46,6 +54,8 @@ class Scheduler:
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []
         self._live: dict[str, Sequence] = {}
         self._prefilling: dict[bytes, Sequence] = {}
+        self._is_full = False
+        """The next waiting sequence did not fit the cache, and nothing has been freed since."""
 
     @property
     def num_waiting(self) -> int:
@@ -71,6 +81,7 @@ class Scheduler:
         self._leave_running(seq)
         del self._live[seq.request.id]
         self.cache.keep(seq)
+        self._is_full = False
 
     def cancel(self, seq: Sequence) -> None:
         """Take it out, wherever it is. Those that followed it compute their prompt themselves."""
@@ -81,6 +92,7 @@ class Scheduler:
             self._waiting = [entry for entry in self._waiting if entry[1] is not seq]
             heapq.heapify(self._waiting)
         self.cache.release(seq)
+        self._is_full = False
 
     def new_version(self, version: int, *, recompute_kv: bool) -> None:
         """New weights serve from the next pass on. Running sequences go on with the cache they have, or
@@ -94,6 +106,29 @@ class Scheduler:
         """Drop every running sequence's cache: all of it is computed again."""
         for seq in list(self.running):
             self._preempt(seq)
+
+    def decoding(self, *, join_at: int = 1) -> list[Sequence]:
+        """The running sequences if each of them only waits for its next token and nobody is to join them
+        now; empty otherwise. Waiting sequences join once `join_at` places are free and they fit."""
+        free = self.max_batch - len(self.running)
+        if self._waiting and free >= join_at and not self._is_full:
+            return []
+        ready = all(seq.leader is None and seq.num_tokens - seq.num_computed == 1 for seq in self.running)
+        return list(self.running) if ready else []
+
+    def reserve(self, count: int) -> list[tuple[int, int]]:
+        """Room for `count` more tokens of every running sequence, the youngest preempted if there is not
+        enough. Returns the block copies to make first."""
+        batch = Batch()
+        for seq in list(self.running):
+            if seq.is_running:
+                self._grow(seq, min(count, seq.limit - seq.num_computed), batch)
+        return batch.copies
+
+    def extend(self, seq: Sequence, count: int) -> None:
+        """`count` tokens were drawn for it in a window: all but the last have keys and values now."""
+        seq.num_computed += count
+        self.cache.index(seq, seq.num_computed)
 
     def schedule(self) -> Batch:
         """Plan the next pass. Blocks are allocated here; `commit` must follow the pass."""
@@ -146,7 +181,10 @@ class Scheduler:
                 leader.followers.append(seq)
                 batch.num_cached += seq.num_tokens
                 continue
-            if budget == 0 or not self._try_start(seq):
+            if budget == 0:
+                return
+            if not self._try_start(seq):
+                self._is_full = True
                 return
             self._enter(seq)
             count = min(seq.num_tokens - seq.num_computed, budget)
@@ -196,7 +234,7 @@ class Scheduler:
                 pool.unindex(block)
             else:
                 seq.blocks[number] = pool.allocate()
-                batch.copies.append((block, seq.blocks[number]))
+                batch.copy(block, seq.blocks[number])
                 pool.release(block)
         while len(seq.blocks) * pool.block_size < end:
             seq.blocks.append(pool.allocate())

@@ -1,9 +1,16 @@
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import numpy as np
+import pytest
+import torch
+
+from penstock.errors import PenstockError, RequestRefused
 from penstock.interfaces import Engine
-from tests.engines.contract import EngineContract
-from tests.engines.embedded.tiny import serve
+from tests.engines.contract import EngineContract, ask, collect, joined
+from tests.engines.embedded.test_delivery import Letters
+from tests.engines.embedded.tiny import VOCAB, Driver, make_engine, make_model, serve
 
 
 class TestContract(EngineContract):
@@ -11,3 +18,171 @@ class TestContract(EngineContract):
     async def open_engine(self) -> AsyncIterator[Engine]:
         async with serve(max_context=64) as engine:
             yield engine
+
+
+def test_an_error_in_a_step_fails_every_request_and_leaves_the_loop() -> None:
+    async def main() -> None:
+        engine = make_engine(make_model())
+
+        def broken(batch: object) -> torch.Tensor:
+            raise RuntimeError("the forward pass broke")
+
+        engine._runner.forward = broken  # type: ignore[method-assign]
+        running = asyncio.create_task(engine.run())
+        answers = await asyncio.gather(
+            *(collect(engine.generate(ask(name))) for name in "abc"), return_exceptions=True
+        )
+        assert [str(answer) for answer in answers] == ["the forward pass broke"] * 3
+        with pytest.raises(RuntimeError, match="broke"):
+            await running
+        with pytest.raises(Exception, match="engine0 has failed: the forward pass broke"):
+            await collect(engine.generate(ask("d")))
+
+    asyncio.run(main())
+
+
+def test_stopping_the_loop_wakes_its_requests() -> None:
+    async def main() -> None:
+        engine = make_engine(make_model())
+        running = asyncio.create_task(engine.run())
+        chunks = engine.generate(ask("a", max_tokens=100))
+        await anext(chunks)
+        running.cancel()
+        with pytest.raises(PenstockError, match="engine0 was stopped"):
+            await collect(chunks)
+        assert running.cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_request_too_large_for_the_cache_is_refused() -> None:
+    async def main() -> None:
+        engine = make_engine(make_model(), kv_tokens=32)
+        with pytest.raises(RequestRefused, match="may grow to 43 tokens and the cache holds 32"):
+            await collect(engine.generate(ask("a", max_tokens=40)))
+        assert (await engine.report()).num_waiting == 0
+
+    asyncio.run(main())
+
+
+def test_the_report_counts_what_was_computed_and_what_was_not() -> None:
+    async def main() -> None:
+        driver = Driver(make_engine(make_model(), kv_tokens=64, keep_finished=0, prefix_cache=False))
+        for name in "abcd":
+            await driver.start(ask(name, [1, 2, 3, 4, 5], max_tokens=4))
+        await driver.drain()
+        report = await driver.engine.report()
+        assert report.counters["prefill_tokens"] == 5
+        assert report.counters["cached_tokens"] == 15
+        assert report.counters["tokens"] == 16
+        assert report.counters["steps"] == 4
+        assert report.counters["preemptions"] == 0
+        assert report.counters["free_blocks"] == report.counters["num_blocks"] == 16
+        assert report.counters["busy_s"] > 0
+        assert report.max_context == 128
+        assert "stop_strings" not in report.capabilities
+
+    asyncio.run(main())
+
+
+def test_preemptions_are_counted_and_change_nothing() -> None:
+    async def tokens(**options: int) -> tuple[list[list[int]], float]:
+        driver = Driver(make_engine(make_model(), **options))
+        for number in range(4):
+            await driver.start(ask(str(number), [number, 1, 2], max_tokens=20, seed=number))
+        await driver.drain()
+        counters = (await driver.engine.report()).counters
+        return [driver.output(str(number)) for number in range(4)], counters["preemptions"]
+
+    ample, none = asyncio.run(tokens())
+    scarce, some = asyncio.run(tokens(kv_tokens=40))
+    assert none == 0
+    assert some > 0
+    assert scarce == ample
+
+
+def test_stop_strings_end_a_request() -> None:
+    async def main() -> None:
+        driver = Driver(make_engine(make_model(), tokenizer=Letters()))
+        bias = dict.fromkeys(range(5, VOCAB), -1000000000.0)
+        await driver.start(ask("a", max_tokens=60, stop=("ba",), seed=1, logit_bias=bias))
+        await driver.drain()
+        text = Letters().decode(driver.output("a"))
+        assert "ba" in text
+        assert "ba" not in Letters().decode(driver.output("a")[:-1])
+        assert driver.chunks["a"][-1].finish_reason == "stop"
+        assert "stop_strings" in (await driver.engine.report()).capabilities
+
+    asyncio.run(main())
+
+
+def test_recorded_masks_explain_the_logprobs() -> None:
+    async def main() -> None:
+        reference = make_model()
+        driver = Driver(make_engine(make_model()))
+        options = {"max_tokens": 12, "top_p": 0.8, "temperature": 0.9, "record_sampling_mask": True}
+        await driver.start(ask("a", [4, 5, 6], seed=3, chunk_tokens=5, **options))
+        await driver.start(ask("b", [4, 5, 6], seed=4))
+        await driver.drain()
+        assert driver.chunks["b"][0].sampling_mask is None
+        rows = []
+        for chunk in driver.chunks["a"]:
+            mask = chunk.sampling_mask
+            assert mask is not None
+            assert len(mask.offsets) == len(chunk.token_ids) + 1
+            rows += np.split(mask.token_ids, mask.offsets[1:-1])
+        output = driver.output("a")
+        with torch.no_grad():
+            logits = reference(torch.tensor([[4, 5, 6, *output]])).logits[0, 2:-1] / 0.9
+        for number, (token, kept) in enumerate(zip(output, rows, strict=True)):
+            assert token in kept
+            assert 0 < len(kept) < VOCAB
+            share = torch.softmax(logits[number], dim=-1)[torch.from_numpy(kept).long()].sum()
+            assert share >= 0.8 - 1e-5
+            expected = logits[number, token] - torch.logsumexp(
+                logits[number, torch.from_numpy(kept).long()], 0
+            )
+            assert abs(float(expected) - float(driver.logprobs("a")[number])) < 1e-4
+
+    asyncio.run(main())
+
+
+def test_cancelling_one_of_a_group_leaves_the_others() -> None:
+    async def main() -> None:
+        driver = Driver(make_engine(make_model()))
+        for name in "abc":
+            await driver.start(ask(name, [1, 2, 3, 4, 5, 6], max_tokens=9, temperature=0.0))
+        await driver.step()
+        await driver.cancel("a")
+        await driver.drain()
+        assert driver.finished() == ["b", "c"]
+        assert driver.output("b") == driver.output("c")
+        driver.engine.forget_cache()
+        assert driver.engine._scheduler.cache.pool.num_free == driver.engine._runner.num_blocks
+
+    asyncio.run(main())
+
+
+def test_requests_wait_until_the_loop_runs_and_the_loop_waits_for_requests() -> None:
+    async def main() -> None:
+        async with serve() as engine:
+            first = await collect(engine.generate(ask("a", max_tokens=3)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            steps = (await engine.report()).counters["steps"]
+            second = await collect(engine.generate(ask("a", max_tokens=3)))
+            assert len(joined(first)) == len(joined(second)) == 3
+            assert (await engine.report()).counters["steps"] == steps + 3
+
+    asyncio.run(main())
+
+
+def test_a_seed_of_the_engine_makes_unseeded_requests_repeatable() -> None:
+    async def once(seed: int) -> list[int]:
+        driver = Driver(make_engine(make_model(), seed=seed))
+        await driver.start(ask("a", max_tokens=12))
+        await driver.drain()
+        return driver.output("a")
+
+    assert asyncio.run(once(1)) == asyncio.run(once(1))
+    assert asyncio.run(once(1)) != asyncio.run(once(2))

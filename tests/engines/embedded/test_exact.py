@@ -1,28 +1,32 @@
-"""Greedy tokens are those of `model.generate`, logprobs those of a plain forward, for every family."""
+"""Greedy tokens are those of `model.generate`, logprobs those of a plain forward, under any schedule."""
 
 import asyncio
 import copy
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from tests.engines.contract import ask, collect, joined
-from tests.engines.embedded.tiny import FAMILIES, make_model, serve
+from penstock.types import Parent
+from tests.engines.contract import ask
+from tests.engines.embedded.tiny import FAMILIES, VOCAB, Driver, make_engine, make_model
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8] * 23]
 
 
 def generate(model: nn.Module, prompt: list[int], count: int) -> list[int]:
-    output = model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False)
+    ids = torch.tensor([prompt])
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
     return [int(token) for token in output[0, len(prompt) :]]
 
 
-def plain_logprobs(model: nn.Module, prompt: list[int], output: list[int]) -> torch.Tensor:
-    ids = torch.tensor([prompt + output])
+def plain_table(model: nn.Module, prompt: list[int], output: list[int]) -> torch.Tensor:
+    """Logprobs over the vocabulary at each output token, in one plain forward."""
     with torch.no_grad():
-        table = torch.log_softmax(model(ids).logits[0], dim=-1)
-    return table[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0]
+        table = torch.log_softmax(model(torch.tensor([prompt + output])).logits[0], dim=-1)
+    return table[len(prompt) - 1 : -1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -30,13 +34,103 @@ def test_greedy_equals_generate(family: str) -> None:
     reference = make_model(family)
 
     async def main() -> None:
-        async with serve(copy.deepcopy(reference), prefill_chunk=8) as engine:
-            requests = [ask(str(n), p, max_tokens=20 + n, temperature=0.0) for n, p in enumerate(PROMPTS)]
-            answers = await asyncio.gather(*(collect(engine.generate(request)) for request in requests))
-        for prompt, chunks in zip(PROMPTS, answers, strict=True):
-            output = joined(chunks)
-            assert output == generate(reference, prompt, len(output))
-            logprobs = torch.tensor([float(value) for chunk in chunks for value in chunk.logprobs])
-            torch.testing.assert_close(logprobs, plain_logprobs(reference, prompt, output), atol=1e-4, rtol=0)
+        driver = Driver(make_engine(copy.deepcopy(reference), prefill_chunk=8))
+        for number, prompt in enumerate(PROMPTS):
+            await driver.start(ask(str(number), prompt, max_tokens=20 + number, temperature=0.0))
+        await driver.drain()
+        for number, prompt in enumerate(PROMPTS):
+            output = driver.output(str(number))
+            assert output == generate(reference, prompt, 20 + number)
+            table = plain_table(reference, prompt, output)
+            expected = table.gather(1, torch.tensor(output)[:, None])[:, 0]
+            torch.testing.assert_close(driver.logprobs(str(number)), expected, atol=1e-4, rtol=0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_any_schedule_equals_a_plain_forward(family: str, data: st.DataObject) -> None:
+    """Arrivals, groups, shared prefixes, forks, cancellations and a cache so small that it preempts."""
+    reference = make_model(family)
+
+    async def main() -> None:
+        engine = make_engine(
+            copy.deepcopy(reference),
+            kv_tokens=data.draw(st.sampled_from([64, 96, 400]), label="cache"),
+            block_size=data.draw(st.sampled_from([1, 4, 16]), label="block"),
+            max_batch=data.draw(st.integers(1, 8), label="batch"),
+            prefill_chunk=data.draw(st.sampled_from([1, 5, 64]), label="chunk"),
+            prefix_cache=data.draw(st.booleans(), label="prefix cache"),
+            keep_finished=data.draw(st.integers(0, 4), label="kept"),
+        )
+        driver = Driver(engine)
+        for _ in range(data.draw(st.integers(1, 14), label="moves")):
+            await play_move(driver, data)
+        await driver.drain()
+        check_against_plain_forwards(driver, reference)
+        engine.forget_cache()
+        assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
+
+    asyncio.run(main())
+
+
+async def play_move(driver: Driver, data: st.DataObject) -> None:
+    count = len(driver.requests)
+    move = data.draw(st.sampled_from(["add", "group", "fork", "cancel", "steps"]))
+    options = {
+        "max_tokens": data.draw(st.integers(1, 20)),
+        "temperature": data.draw(st.sampled_from([0.0, 1.0])),
+        "chunk_tokens": data.draw(st.integers(1, 5)),
+        "seed": count,
+    }
+    if move in ("add", "group"):
+        start = data.draw(st.integers(0, 2))
+        prompt = [(start * 17 + 5 * n) % VOCAB for n in range(data.draw(st.integers(1, 40)))]
+        for number in range(1 if move == "add" else 4):
+            await driver.start(ask(f"r{count + number}", prompt, **{**options, "seed": count + number}))
+    elif move == "fork" and driver.requests:
+        parent = data.draw(st.sampled_from(sorted(driver.requests)))
+        whole = [int(t) for t in driver.requests[parent].token_ids] + driver.output(parent)
+        keep = data.draw(st.integers(1, len(whole)))
+        prompt = [*whole[:keep], 9, 9][:44]
+        await driver.start(ask(f"r{count}", prompt, parent=Parent(id=parent, keep=keep), **options))
+    elif move == "cancel" and driver.running():
+        await driver.cancel(data.draw(st.sampled_from(driver.running())))
+    elif move == "steps":
+        for _ in range(data.draw(st.integers(1, 12))):
+            await driver.step()
+
+
+def check_against_plain_forwards(driver: Driver, reference: nn.Module) -> None:
+    for name, request in driver.requests.items():
+        output = driver.output(name)
+        if not output:
+            continue
+        table = plain_table(reference, [int(t) for t in request.token_ids], output)
+        expected = table.gather(1, torch.tensor(output)[:, None])[:, 0]
+        torch.testing.assert_close(driver.logprobs(name), expected, atol=1e-4, rtol=0)
+        if request.sampling.temperature == 0:
+            assert output == table.argmax(dim=-1).tolist()
+        if name in driver.finished():
+            assert len(output) == request.sampling.max_tokens
+
+
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch() -> None:
+    reference = make_model()
+
+    async def outputs(company: int, **options: int) -> list[list[int]]:
+        driver = Driver(make_engine(copy.deepcopy(reference), **options))
+        for number in range(company):
+            await driver.start(ask(f"x{number}", [number, 3, 5], max_tokens=7 + number))
+        for number in range(4):
+            await driver.start(ask(f"s{number}", [8, number, 1], max_tokens=30, seed=number))
+            await driver.step()
+        await driver.drain()
+        return [driver.output(f"s{number}") for number in range(4)]
+
+    alone = asyncio.run(outputs(0))
+    assert alone == asyncio.run(outputs(13))
+    assert alone == asyncio.run(outputs(5, kv_tokens=48, prefill_chunk=2))
+    assert len({tuple(tokens) for tokens in alone}) == 4

@@ -14,6 +14,8 @@ from transformers import (
     Gemma3TextConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -24,7 +26,7 @@ from transformers import (
 
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded import EmbeddedEngine
-from penstock.types import WeightUpdate
+from penstock.types import Chunk, GenerateRequest, WeightUpdate
 
 VOCAB = 61
 _SHAPE: dict[str, Any] = {
@@ -57,6 +59,11 @@ FAMILIES = {
         },
     ),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, {**_GEMMA, "query_pre_attn_scalar": 8}),
+    "gpt_oss": (
+        GptOssForCausalLM,
+        GptOssConfig,
+        {**_GEMMA, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16},
+    ),
     "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {**_SHAPE, "rotary_pct": 0.5}),
 }
 
@@ -82,14 +89,92 @@ class NoWeights:
 
 @asynccontextmanager
 async def serve(model: nn.Module | None = None, **options: Any) -> AsyncIterator[EmbeddedEngine]:
-    """An engine that runs while the block does. Options of `EngineConfig` and of the engine may be mixed."""
-    own = {key: options.pop(key) for key in ("receiver", "tokenizer", "version") if key in options}
-    own.setdefault("receiver", NoWeights())
-    config = EngineConfig(**{"kv_tokens": 1024, "block_size": 4, **options})
-    engine = EmbeddedEngine(model if model is not None else make_model(), config=config, **own)
+    """An engine that runs while the block does."""
+    engine = make_engine(model if model is not None else make_model(), **options)
     async with asyncio.TaskGroup() as group:
         group.create_task(engine.run())
         try:
             yield engine
         finally:
             await engine.close()
+
+
+class SeededWeights:
+    """A receiver whose version n is `make_model(family, seed=n)`."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+        self.models: dict[int, nn.Module] = {}
+
+    def model(self, version: int) -> nn.Module:
+        if version not in self.models:
+            self.models[version] = make_model(self.family, seed=version)
+        return self.models[version]
+
+    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> float:
+        with torch.no_grad():
+            for name, value in self.model(update.version).named_parameters():
+                parameters[name].copy_(value)
+        return 0.0
+
+    def close(self) -> None:
+        pass
+
+
+class Driver:
+    """Steps an engine by hand, so that a test decides what happens between two forward passes."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self.engine = engine
+        self.requests: dict[str, GenerateRequest] = {}
+        self.chunks: dict[str, list[Chunk]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self, request: GenerateRequest) -> None:
+        self.requests[request.id] = request
+        self.chunks[request.id] = []
+        self._tasks[request.id] = asyncio.create_task(self._consume(request))
+        await asyncio.sleep(0)
+
+    async def cancel(self, request_id: str) -> None:
+        task = self._tasks.pop(request_id)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def step(self) -> None:
+        if self.engine._scheduler.has_work:
+            self.engine.step()
+        await asyncio.sleep(0)
+
+    async def drain(self) -> None:
+        while self.engine._scheduler.has_work:
+            await self.step()
+        await asyncio.gather(*self._tasks.values())
+
+    def running(self) -> list[str]:
+        return [name for name, task in self._tasks.items() if not task.done()]
+
+    def finished(self) -> list[str]:
+        return [name for name, chunks in self.chunks.items() if chunks and chunks[-1].finish_reason]
+
+    def output(self, request_id: str) -> list[int]:
+        return [int(token) for chunk in self.chunks[request_id] for token in chunk.token_ids]
+
+    def logprobs(self, request_id: str) -> torch.Tensor:
+        return torch.cat([torch.from_numpy(chunk.logprobs) for chunk in self.chunks[request_id]])
+
+    def versions(self, request_id: str) -> list[int]:
+        return [int(version) for chunk in self.chunks[request_id] for version in chunk.versions]
+
+    async def _consume(self, request: GenerateRequest) -> None:
+        async for chunk in self.engine.generate(request):
+            self.chunks[request.id].append(chunk)
+
+
+def make_engine(model: nn.Module, **options: Any) -> EmbeddedEngine:
+    """An engine around `model`; options of `EngineConfig` and of the engine may be mixed."""
+    own = {key: options.pop(key) for key in ("receiver", "tokenizer", "version") if key in options}
+    own.setdefault("receiver", NoWeights())
+    return EmbeddedEngine(
+        model, config=EngineConfig(**{"kv_tokens": 1024, "block_size": 4, **options}), **own
+    )

@@ -54,5 +54,5 @@ def test_what_goes_wrong_is_one_sentence(
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="the task source file .*none.py does not exist"):
+    with pytest.raises(TaskError, match=r"the task source file .*none\.py does not exist"):
         load_tasks(TasksConfig(source=f"{tmp_path}/none.py:rows"))

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import MissingExtraError, TaskError
@@ -109,6 +109,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(values)
 def test_packed_data_survives_json_with_its_types(value: Any) -> None:
     again = gym.unpack(msgspec.json.decode(msgspec.json.encode(gym.pack(value))))

@@ -17,7 +17,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = tmp_path / "data"
     data.mkdir()
     (data / "train.jsonl").write_text(
-        '{"question": "1+1?", "answer": "2", "tags": ["a", "b"]}\n{"question": "2+2?", "answer": "4", "tags": []}\n'
+        '{"question": "1+1?", "answer": "2", "tags": ["a", "b"]}\n'
+        '{"question": "2+2?", "answer": "4", "tags": []}\n'
     )
     (data / "test.jsonl").write_text('{"question": "3+3?", "answer": "6", "tags": []}\n')
     return data

@@ -1,0 +1,82 @@
+"""The arms of the learning experiment: what each trains with, and how old its samples are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.algorithms.config import AlgorithmConfig
+from penstock.buffer.gate import Late
+
+LAGS = (0, 1, 4, 8, 16)
+
+NONE: Mapping[str, Any] = {
+    "loss": "cispo",
+    "loss_args": {"ratio_floor": 1.0, "ratio_cap": 1.0},
+    "corrections": {},
+}
+"""No correction: L = −A log π. The importance weight is 1 whatever the ratio, and nothing is clipped or
+masked. On-policy, its gradient is that of every other loss here."""
+
+METHODS: Mapping[str, Mapping[str, Any]] = {"default": {}, "none": NONE}
+"""Method to `algorithm` section. `default` is the library's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What all arms share: one task, one model, one set of hyper-parameters, one sample budget."""
+
+    model: str
+    steps: int = 100
+    groups: int = 16
+    group_size: int = 8
+    max_new_tokens: int = 5
+    learning_rate: float = 4e-4
+    warmup_steps: int = 10
+    max_grad_norm: float = 0.3
+    schedule: str = "constant"
+    eval_every: int = 5
+    num_tasks: int = 4000
+    num_heldout: int = 256
+    target: float = 0.9
+    """The held-out reward up to whose first crossing by the synchronous run areas are taken."""
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.groups * self.group_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A method at an imposed lag, or a lateness policy under stragglers."""
+
+    name: str
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
+    lag: int = 0
+    late: Late | None = None
+    """Set: stragglers and the staleness gate decide the ages, and `lag` is its bound."""
+
+    def config(self) -> AlgorithmConfig:
+        return AlgorithmConfig.model_validate(dict(self.algorithm))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One run of one arm: held-out reward against trained samples, and what was measured meanwhile."""
+
+    arm: str
+    seed: int
+    samples: list[int]
+    ticks: list[int]
+    """Units of time (one training step or wait each) when each reward was measured."""
+    rewards: list[float]
+    staleness_mean: float
+    staleness_max: float
+    ess_mean: float
+    ess_min: float
+    kl_mean: float
+    clip_fraction: float
+    masked_fraction: float
+    logprob_gap_max: float
+    """Sampler against trainer on tokens of the current version; NaN where there is none."""
+    drops: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0

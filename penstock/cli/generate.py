@@ -1,0 +1,30 @@
+"""`penstock generate`: one prompt streams as it comes, several are printed one after another."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from penstock.api import cache_folder
+from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.once import Prompt, generate_text
+from penstock.models.builtin import ensure_builtin_model
+from penstock.types import Message, SamplingParams
+from penstock.worker.quiet import quieten
+
+
+def generate_to_terminal(model: str, prompts: Sequence[str], sampling: SamplingParams, *, chat: bool) -> None:
+    quieten()
+    if model == "builtin":
+        model = str(ensure_builtin_model(cache_folder(), log=lambda line: print(line, file=sys.stderr)))
+    asked: list[Prompt] = [(Message(role="user", content=prompt),) if chat else prompt for prompt in prompts]
+    config = EngineConfig(threads=os.cpu_count() or 1)
+    if len(asked) == 1:
+        generate_text(model, asked, sampling, config=config, on_text=_stream)
+        print()
+        return
+    for prompt, text in zip(prompts, generate_text(model, asked, sampling, config=config), strict=True):
+        print(f"{prompt} → {text}")
+
+
+def _stream(_: int, piece: str) -> None:
+    print(piece, end="", flush=True)

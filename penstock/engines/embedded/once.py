@@ -1,0 +1,95 @@
+"""Try a model by hand: load it, answer some prompts, stream the text. Behind `penstock generate`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.errors import PenstockError
+from penstock.interfaces import Engine, Tokenizer
+from penstock.models.load import load_model, resolve_device
+from penstock.models.tokenizer import ChatTokenizer
+from penstock.types import GenerateRequest, Message, SamplingParams, WeightUpdate
+
+Prompt = str | tuple[Message, ...]
+
+
+def generate_text(
+    model: str,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams | None = None,
+    *,
+    config: EngineConfig | None = None,
+    on_text: Callable[[int, str], None] = lambda number, piece: None,
+) -> list[str]:
+    """Answer `prompts` with the model of that name or folder, all at once, and return the texts.
+
+    `on_text(number, piece)` is called with each piece of the answer to prompt `number` as it comes. Answers
+    end at the tokenizer's end-of-sequence tokens, and at what `sampling` adds to them."""
+    config = config or EngineConfig()
+    device = resolve_device(config.device)
+    tokenizer = ChatTokenizer(model)
+    loaded = load_model(model, dtype=config.dtype, device=device)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    sampling = sampling or SamplingParams()
+    stops = dict.fromkeys((*sampling.stop_token_ids, *tokenizer.stop_token_ids))
+    sampling = msgspec.structs.replace(sampling, stop_token_ids=tuple(stops))
+
+    async def answer(engine: Engine, number: int, prompt: Prompt) -> str:
+        pieces = []
+        async for piece in stream_text(engine, tokenizer, prompt, sampling, request_id=f"prompt{number}"):
+            on_text(number, piece)
+            pieces.append(piece)
+        return "".join(pieces)
+
+    async def main() -> list[str]:
+        engine = EmbeddedEngine(loaded, config=config, receiver=FixedWeights(), tokenizer=tokenizer)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(engine.run())
+            try:
+                answers = (answer(engine, number, prompt) for number, prompt in enumerate(prompts))
+                texts = await asyncio.gather(*answers)
+            finally:
+                await engine.close()
+        return texts
+
+    return asyncio.run(main())
+
+
+async def stream_text(
+    engine: Engine, tokenizer: Tokenizer, prompt: Prompt, sampling: SamplingParams, *, request_id: str
+) -> AsyncIterator[str]:
+    """The answer to one prompt, in pieces of whole characters. Together they are the decoded answer."""
+    request = GenerateRequest(
+        id=request_id,
+        token_ids=np.array(tokenizer.encode_prompt(prompt), dtype=np.int32),
+        sampling=sampling,
+    )
+    tokens: list[int] = []
+    sent = 0
+    async with aclosing(engine.generate(request)) as chunks:  # type: ignore[type-var]
+        async for chunk in chunks:
+            tokens.extend(int(token) for token in chunk.token_ids)
+            text = tokenizer.decode(tokens)
+            # A character may be spread over tokens: what can't be decoded yet waits for the rest of it.
+            whole = len(text) if chunk.finish_reason else len(text.rstrip("\ufffd"))
+            if whole > sent:
+                yield text[sent:whole]
+                sent = whole
+
+
+class FixedWeights:
+    """The receiver of an engine that nobody trains."""
+
+    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> float:
+        raise PenstockError("this engine serves fixed weights and takes no updates")
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,49 @@
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from penstock.bench.learning import experiment
+from penstock.bench.learning.arms import Arm, Setup
+from penstock.bench.learning.experiment import Plan, run
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return Plan(lags=(0, 2), seeds=2, late=("mask",), late_seeds=1, race=None, workers=1)
+
+
+def test_the_short_form(plan: Plan, setup: Setup, tmp_path: Path) -> None:
+    report = run(tmp_path / "learning.json", plan=plan, setup=setup, console=Console(quiet=True))
+    assert json.loads((tmp_path / "learning.json").read_text())["headline"] == report["headline"] == {}
+    assert set(report["arms"]) == {"default/0", "default/2", "none/2", "late/mask"}
+    assert report["arms"]["default/0"]["area_ratio"]["values"] == [1.0, 1.0]
+    assert report["arms"]["default/2"]["staleness_mean"] == pytest.approx((0 + 1 + 6 * 2) / 8)
+    assert len(report["curves"]) == 2 * 3 + 1
+    for picture in ("staleness", "ratios", "late"):
+        assert (tmp_path / f"learning-{picture}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_headline_names_what_was_measured() -> None:
+    arms = {"default/4": {"area_ratio": {"mean": 0.98}}}
+    gains = {16: experiment.Estimate.of([0.1, 0.2, 0.3])}
+    numbers = experiment.headline(arms, gains, {"ratio": 0.4})
+    assert numbers["auc_ratio_staleness_4"] == 0.98
+    assert numbers["correction_gain_sigmas_staleness_16"] == pytest.approx(0.2 / (0.1 / 3**0.5))
+    assert numbers["time_to_target_ratio"] == 0.4
+
+
+def test_a_lag_that_was_not_imposed_is_an_error(setup: Setup) -> None:
+    with pytest.raises(RuntimeError, match="measured staleness 3.50, nominal 100"):
+        experiment.run_job(Arm(name="a", lag=100), 0, setup)
+
+
+def test_the_full_plan_has_every_arm_once_a_seed() -> None:
+    jobs = list(experiment.FULL.jobs())
+    names = [arm.name for arm, seed in jobs if seed == 0]
+    assert names[:9] == [
+        "default/0", "default/1", "none/1", "default/4", "none/4", "default/8", "none/8", "default/16", "none/16",
+    ]  # fmt: skip
+    assert names[9:] == ["late/mask", "late/wait", "late/drop", "late/correct"]
+    assert len(jobs) == 9 * experiment.FULL.seeds + 4 * experiment.FULL.late_seeds

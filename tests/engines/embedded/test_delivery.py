@@ -1,0 +1,94 @@
+import asyncio
+
+import numpy as np
+import pytest
+
+from penstock.engines.embedded.delivery import Stream, cut_chunk, finish_reason
+from penstock.types import Message
+from tests.engines.embedded.test_sampler import row
+
+
+class Letters:
+    """Token n is the n-th piece. Piece 0 is special and has no text; 5 and 6 are halves of one character."""
+
+    pieces = ("", "a", "b", "ab", "\n\n", None, None)
+    stop_token_ids = (0,)
+
+    def encode_prompt(self, prompt: str | tuple[Message, ...]) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, token_ids: list[int]) -> str:
+        data = b"".join("é".encode()[t - 5 : t - 4] if t >= 5 else self.pieces[t].encode() for t in token_ids)
+        return data.decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("output", "stop", "stops"),
+    [
+        ([1, 2], ("ab",), True),
+        ([3], ("ab",), True),
+        ([1, 1, 2, 1], ("ab",), False),
+        ([1, 2, 1, 2], ("ab",), True),
+        ([2, 2, 3], ("bab",), True),
+        ([1] * 40 + [0] * 40 + [2], ("ab",), True),
+        ([1, 0, 2], ("ab",), True),
+        ([1, 5], ("é",), False),
+        ([1, 5, 6], ("é",), True),
+        ([1, 4, 4], ("x", "\n\n\n"), True),
+        ([1, 2], ("abc",), False),
+    ],
+)
+def test_a_stop_string_ends_at_the_token_that_completes_it(
+    output: list[int], stop: tuple[str, ...], stops: bool
+) -> None:
+    assert finish_reason(row(output=output, stop=stop, max_tokens=99), Letters()) == (
+        "stop" if stops else None
+    )
+
+
+def test_a_stop_string_completed_before_min_tokens_is_past() -> None:
+    assert finish_reason(row(output=[1, 2], stop=("ab",), min_tokens=3), Letters()) is None
+    assert finish_reason(row(output=[1, 2, 2], stop=("ab",), min_tokens=3), Letters()) is None
+    assert finish_reason(row(output=[1, 2, 1, 2], stop=("ab",), min_tokens=3), Letters()) == "stop"
+
+
+def test_stop_tokens_and_length() -> None:
+    assert finish_reason(row(output=[7], stop_token_ids=(7,)), None) == "stop"
+    assert finish_reason(row(output=[6], stop_token_ids=(7,)), None) is None
+    assert finish_reason(row(output=[6, 6], max_tokens=2), None) == "length"
+    assert finish_reason(row(output=[6, 7], max_tokens=2, stop_token_ids=(7,)), None) == "stop"
+
+
+def test_chunks_carry_what_is_new_and_masks_in_rows() -> None:
+    seq = row(output=[4, 5, 6], record_sampling_mask=True)
+    seq.logprobs, seq.versions = [-1.0, -2.0, -3.0], [0, 0, 1]
+    seq.masks = [np.array(ids, dtype=np.int32) for ids in ([4, 9], [], [6])]
+    seq.num_sent = 1
+    chunk = cut_chunk(seq, "stop")
+    assert chunk.token_ids.tolist() == [5, 6]
+    assert chunk.logprobs.tolist() == [-2.0, -3.0]
+    assert chunk.versions.tolist() == [0, 1]
+    assert chunk.sampling_mask is not None
+    assert chunk.sampling_mask.offsets.tolist() == [0, 0, 1]
+    assert chunk.sampling_mask.token_ids.tolist() == [6]
+    empty = cut_chunk(seq, "cancelled")
+    assert len(empty.token_ids) == 0
+    assert empty.sampling_mask is not None
+    assert empty.sampling_mask.offsets.tolist() == [0]
+
+
+def test_a_stream_gives_its_chunks_before_its_error() -> None:
+    async def main() -> None:
+        stream = Stream()
+        waiting = asyncio.create_task(stream.next())
+        await asyncio.sleep(0)
+        chunk = cut_chunk(row(), None)
+        stream.put(chunk)
+        assert await waiting is chunk
+        stream.put(chunk)
+        stream.fail(OSError("gone"))
+        assert await stream.next() is chunk
+        with pytest.raises(OSError, match="gone"):
+            await stream.next()
+
+    asyncio.run(main())

@@ -1,0 +1,152 @@
+"""Prompts to ids, ids to text, stop tokens, and prompts that do not fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import TaskError, UserError
+from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
+from penstock.types import Message, Task
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'][0] }}{{ message['content'] }};{% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
+
+
+def save_tokenizer(
+    folder: Path, *, eos: bool = True, bos: bool = False, closes: bool = False, **extra: Any
+) -> Path:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {
+        token: index for index, token in enumerate(["<eos>", "<bos>", "<end>", *"0123456789+=sua;?"])
+    }
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    before, after = "<bos> " if bos else "", " <eos>" if closes else ""
+    if bos or closes:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{before}$A{after}", special_tokens=[("<bos>", 1), ("<eos>", 0)]
+        )
+    names = {"eos_token": "<eos>"} if eos else {}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", **names, **extra).save_pretrained(
+        folder
+    )
+    return folder
+
+
+def write_json(folder: Path, name: str, **content: Any) -> None:
+    (folder / name).write_text(json.dumps(content))
+
+
+def test_text_is_tokenised_as_it_is(tiny_model: Path) -> None:
+    tokenizer = ChatTokenizer(str(tiny_model))
+    assert tokenizer.encode_prompt("12+3=") == [2, 3, 11, 4, 12]
+    assert tokenizer.decode([2, 3, 11, 4, 12, 0]) == "12+3="
+    assert tokenizer.stop_token_ids == (0,)
+
+
+def test_a_bos_token_that_the_tokenizer_adds_is_kept(tmp_path: Path) -> None:
+    assert ChatTokenizer(str(save_tokenizer(tmp_path, bos=True))).encode_prompt("1") == [1, 4]
+
+
+def test_an_eos_token_that_the_tokenizer_appends_is_taken_off(tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer(str(save_tokenizer(tmp_path, bos=True, closes=True)))
+    assert tokenizer.encode_prompt("1") == [1, 4]
+
+
+def test_chat_messages_go_through_the_template(tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer(str(save_tokenizer(tmp_path, chat_template=TEMPLATE, bos=True)))
+    prompt = (Message(role="system", content="1"), Message(role="user", content="2"))
+    ids = tokenizer.encode_prompt(prompt)
+    assert tokenizer.decode(ids) == "s1;u2;a"
+    assert len(ids) == 7, "the template decides about special tokens: no second bos"
+
+
+def test_chat_messages_need_a_template(tiny_model: Path) -> None:
+    with pytest.raises(
+        TaskError, match="prompts are chat messages but the model's tokenizer has no chat template"
+    ):
+        ChatTokenizer(str(tiny_model)).encode_prompt((Message(role="user", content="1"),))
+
+
+def test_a_template_that_refuses_is_one_sentence(tmp_path: Path) -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
+    tokenizer = ChatTokenizer(str(save_tokenizer(tmp_path, chat_template=template)))
+    with pytest.raises(TaskError, match="refuses the prompt: roles must alternate"):
+        tokenizer.encode_prompt((Message(role="user", content="1"),))
+
+
+@pytest.mark.parametrize(
+    ("generation_config", "config", "expected"),
+    [
+        ({"eos_token_id": [2, 5]}, {"eos_token_id": 7}, (0, 2, 5)),
+        ({"eos_token_id": 2}, None, (0, 2)),
+        ({}, {"eos_token_id": 3}, (0, 3)),
+        (None, {"eos_token_id": [0, 3]}, (0, 3)),
+        (None, None, (0,)),
+    ],
+)
+def test_stop_tokens_of_tokenizer_and_model(
+    tmp_path: Path,
+    generation_config: dict[str, Any] | None,
+    config: dict[str, Any] | None,
+    expected: tuple[int, ...],
+) -> None:
+    save_tokenizer(tmp_path)
+    if generation_config is not None:
+        write_json(tmp_path, "generation_config.json", **generation_config)
+    if config is not None:
+        write_json(tmp_path, "config.json", model_type="llama", **config)
+    assert ChatTokenizer(str(tmp_path)).stop_token_ids == expected
+
+
+def test_a_tokenizer_without_eos_or_pad_is_fine(tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer(str(save_tokenizer(tmp_path, eos=False)))
+    assert tokenizer.stop_token_ids == ()
+    assert tokenizer.encode_prompt("7") == [10]
+
+
+def test_it_can_be_saved_beside_a_model(tmp_path: Path, tiny_model: Path) -> None:
+    ChatTokenizer(str(tiny_model)).save(tmp_path / "copy")
+    assert ChatTokenizer(str(tmp_path / "copy")).encode_prompt("7") == [8]
+
+
+def test_a_folder_without_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        ChatTokenizer(str(tmp_path))
+    assert str(raised.value).startswith(f"the tokenizer of {str(tmp_path)!r} could not be loaded: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_the_context_comes_from_the_config(tiny_model: Path, tmp_path: Path) -> None:
+    assert model_context(str(tiny_model)) == 64
+    with pytest.raises(UserError, match=r"model '.*none' could not be loaded .no such folder here"):
+        model_context(str(tmp_path / "none"))
+
+
+def test_prompts_that_fit_report_the_longest(tiny_model: Path) -> None:
+    tasks = [Task(id="a", prompt="1"), Task(id="b", prompt="123")]
+    assert check_prompts(tasks, ChatTokenizer(str(tiny_model)), max_context=8, max_new_tokens=5) == 3
+
+
+def test_a_prompt_too_long_is_named_with_its_length(tiny_model: Path) -> None:
+    tasks = [Task(id="a", prompt="1"), Task(id="b", prompt="1234")]
+    with pytest.raises(TaskError) as raised:
+        check_prompts(tasks, ChatTokenizer(str(tiny_model)), max_context=8, max_new_tokens=5)
+    assert str(raised.value) == (
+        "the prompt of task b has 4 tokens; with rollout.max_new_tokens=5 it does not fit the context of "
+        "8 tokens: shorten one of them"
+    )
+
+
+def test_an_empty_prompt_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(TaskError, match="task e has an empty prompt"):
+        check_prompts(
+            [Task(id="e", prompt="")], ChatTokenizer(str(tiny_model)), max_context=8, max_new_tokens=5
+        )
