@@ -137,9 +137,10 @@ class Engine:
         return self._read()
 
     def close(self) -> None:
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
+        self._process.stdout.close()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
