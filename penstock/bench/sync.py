@@ -48,7 +48,7 @@ def run(json_path: Path | None = None, *, shape: str | None = None, updates: int
         arms[name] = measure(transport, busy, batch, weights, shape, device, updates)
     headline = {}
     if device != "cpu":
-        idle = arms["cuda_ipc, batch 64"]
+        idle = arms["cuda_ipc, batch 512"]  # the batch of `bench engine`
         headline = {"ipc_stall_ms": idle["stall_ms"], "ipc_fresh_ms": idle["fresh_ms"]}
     report = {
         "headline": headline,
