@@ -76,7 +76,9 @@ def test_a_run_learns_and_leaves_what_it_promises(project: Path, tiny_model: Pat
     (project / "heldout.jsonl").write_text(
         "".join(f'{{"prompt": "{a}+5=", "answer": "0"}}\n' for a in range(60, 76))
     )
-    summary = train("eval.tasks.source=heldout.jsonl", "eval.every=10", "observe.tensorboard=true")
+    summary = train(
+        "eval.tasks.source=heldout.jsonl", "eval.every=10", "observe.tensorboard=true", "staleness.late=mask"
+    )
     folder = project / "runs" / "run"
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if "loss" in row]

@@ -17,6 +17,11 @@ from penstock.types import Score
 Arguments = dict[str, float]
 
 
+def default_corrections() -> dict[str, Arguments]:
+    """What `penstock bench learning` found best at staleness 4 (docs/algorithms.md)."""
+    return {"negative_sequence_mask": {}}
+
+
 class AlgorithmConfig(Section):
     """What a step optimises. Names are those of `penstock list algorithms`; `…_args` set an entry's
     parameters, and what is not set has the default of its source."""
@@ -32,7 +37,7 @@ class AlgorithmConfig(Section):
     proximal: Literal["behaviour", "start"] = "behaviour"
     """What the loss's ratio is relative to: the recorded behaviour policy, or the policy at the start
     of the step (decoupled PPO; use it with a weight among the corrections)."""
-    corrections: dict[str, Arguments] = Field(default_factory=lambda: {"negative_sequence_mask": {}})
+    corrections: dict[str, Arguments] = Field(default_factory=default_corrections)
     """Corrections for the gap between behaviour and current policy: name to parameters, all applied."""
     engine_corrections: dict[str, Arguments] = Field(default_factory=dict)
     """Corrections for the gap between inference and training engine, on tokens of the current version."""

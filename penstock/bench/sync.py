@@ -2,8 +2,9 @@
 
 Two real processes. This one publishes, as a trainer does; the other (`penstock.bench.sync_engine`) runs
 forward passes of the same model one after another and takes updates between two of them. The stall is the
-time between two passes that an update takes, its verification included; an update is fresh when the first pass
-on the new weights has ended, counted from the beginning of its publication.
+time between two passes that an update takes, its verification included. An update is fresh when the first
+pass on the new weights has ended, counted from the beginning of its publication: that holds the rest of the
+pass that was running and a whole pass after it, so it depends on the engine's batch.
 """
 
 import json
@@ -35,19 +36,19 @@ WARMUP = 3
 def run(json_path: Path | None = None, *, shape: str | None = None, updates: int = 10) -> dict[str, Any]:
     device = resolve_device("auto")
     shape = shape or ("tiny" if device == "cpu" else "1.5b")
-    settings = [("shared_memory", False)]
+    settings = [("shared_memory", False, 64)]
     if device != "cpu":
-        settings += [("cuda_ipc", False), ("cuda_ipc", True)]
+        settings += [("cuda_ipc", False, 64), ("cuda_ipc", False, 512), ("cuda_ipc", True, 512)]
     model = make_shape(shape, device, torch.float32 if device == "cpu" else torch.bfloat16)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     num_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
     arms = {}
-    for transport, busy in settings:
-        name = f"{transport}, trainer busy" if busy else transport
-        arms[name] = measure(transport, busy, weights, shape, device, updates)
+    for transport, busy, batch in settings:
+        name = f"{transport}, batch {batch}" + (", trainer busy" if busy else "")
+        arms[name] = measure(transport, busy, batch, weights, shape, device, updates)
     headline = {}
-    if "cuda_ipc" in arms:
-        idle = arms["cuda_ipc"]
+    if device != "cpu":
+        idle = arms["cuda_ipc, batch 512"]  # the batch of `bench engine`
         headline = {"ipc_stall_ms": idle["stall_ms"], "ipc_fresh_ms": idle["fresh_ms"]}
     report = {
         "headline": headline,
@@ -62,26 +63,29 @@ def run(json_path: Path | None = None, *, shape: str | None = None, updates: int
 
 
 def measure(
-    transport: str, busy: bool, weights: dict[str, torch.Tensor], shape: str, device: str, updates: int
+    transport: str,
+    busy: bool,
+    batch: int,
+    weights: dict[str, torch.Tensor],
+    shape: str,
+    device: str,
+    updates: int,
 ) -> dict[str, Any]:
-    """Medians over updates, after a few that open buckets and warm caches; fewer where hashing on the host
-    takes seconds."""
-    slow = transport == "shared_memory" and device != "cpu"
-    warmup, updates = (1, 2) if slow else (WARMUP, updates)
+    """Medians over updates, after a few that open buckets and warm caches."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         publisher = make_publisher(transport, weights, Path(folder))
-        engine = Engine(transport, shape, device)
+        engine = Engine(transport, shape, device, batch)
         records = []
         try:
             with working(busy):
-                for version in range(warmup + updates):
+                for version in range(WARMUP + updates):
                     next(iter(weights.values())).view(-1)[version] = float(version)
                     records.append(publish(publisher, engine, version, weights, device))
                     time.sleep(0.05)  # the engine goes on for a few passes, as between two real updates
         finally:
             engine.close()
             publisher.close()
-    kept = records[warmup:]
+    kept = records[WARMUP:]
     return {key: statistics.median(record[key] for record in kept) for key in kept[0]} | {
         "stall_ms_max": max(record["stall_ms"] for record in kept)
     }
@@ -121,8 +125,8 @@ def make_publisher(transport: str, weights: dict[str, torch.Tensor], folder: Pat
 class Engine:
     """The other process: one line in for an update, one line out when the first pass on it has ended."""
 
-    def __init__(self, transport: str, shape: str, device: str) -> None:
-        command = [sys.executable, "-m", "penstock.bench.sync_engine", transport, shape, device]
+    def __init__(self, transport: str, shape: str, device: str, batch: int) -> None:
+        command = [sys.executable, "-m", "penstock.bench.sync_engine", transport, shape, device, str(batch)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._read()
 
@@ -133,9 +137,10 @@ class Engine:
         return self._read()
 
     def close(self) -> None:
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
+        self._process.stdout.close()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -1,6 +1,7 @@
 """The engine's side of `penstock bench sync`: forward passes without end, and updates between two of them.
 
-A pass is 512 tokens without a past, in one CUDA graph on a GPU: the weights, read and used as in decoding.
+A pass is one token for each sequence of a batch, without a past; on a GPU it is one CUDA graph. So the
+weights are read and used as in decoding.
 """
 
 import json
@@ -21,10 +22,8 @@ from penstock.sync.cuda_ipc import CudaIpcReceiver
 from penstock.sync.shared_memory import SharedMemoryReceiver
 from penstock.types import WeightUpdate
 
-TOKENS = 512
 
-
-def main(transport: str, shape: str, device: str) -> None:
+def main(transport: str, shape: str, device: str, batch: str) -> None:
     """Serve until the input ends."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     attention.register()
@@ -32,7 +31,7 @@ def main(transport: str, shape: str, device: str) -> None:
     backend = PackedAttention()
     backend.set_single()
     attention.attach(model, backend)
-    run_pass = make_pass(model, device)
+    run_pass = make_pass(model, device, int(batch))
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     receiver = CudaIpcReceiver() if transport == "cuda_ipc" else SharedMemoryReceiver()
     updates: queue.SimpleQueue[WeightUpdate | None] = queue.SimpleQueue()
@@ -62,9 +61,9 @@ def main(transport: str, shape: str, device: str) -> None:
     receiver.close()
 
 
-def make_pass(model: Any, device: str) -> Callable[[], object]:
+def make_pass(model: Any, device: str, batch: int) -> Callable[[], object]:
     """One forward pass and the sampled tokens on the host, as an engine needs them."""
-    ids = torch.randint(0, model.config.vocab_size, (TOKENS, 1), device=device)
+    ids = torch.randint(0, model.config.vocab_size, (batch, 1), device=device)
     positions = torch.zeros_like(ids)
 
     @torch.no_grad()
@@ -107,4 +106,4 @@ def say(answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:5])

@@ -13,10 +13,11 @@ class StalenessConfig(Section):
     max_staleness: int = Field(default=4, ge=0)
     """The bound, in updates between the weights that sampled a token and the weights that train on it.
     0 is exactly synchronous, on-policy training."""
-    late: Literal["mask", "wait", "drop", "correct"] = "mask"
-    """What happens to tokens that cross the bound: `mask` takes them out of the loss, `wait` makes the
-    trainer wait for groups that are about to cross, `drop` discards their group and gives its task back
-    (biased against long answers), `correct` trains on them with importance weights: the bound is soft."""
+    late: Literal["mask", "wait", "drop", "correct"] = "correct"
+    """What happens to tokens that cross the bound: `correct` trains on them like on all others, with the
+    corrections of the `algorithm` section (the bound is then one on admission), `mask` takes them out of the
+    loss, `wait` makes the trainer wait for groups that are about to cross, `drop` discards their group and
+    gives its task back (biased against long answers)."""
     ahead: int = Field(default=1, ge=1)
     """Steps' worth of finished groups that may wait for the trainer. Generating further ahead would not
     make training faster, only its tokens older."""

@@ -92,6 +92,7 @@ async def _start_trainer(
         seed=config.run.seed,
         folder=str(launcher.folder),
         slots=config.sync.slots,
+        transport=config.sync.transport,
         engine_dtype=config.engine.dtype,
         trainer=config.trainer.model_dump(mode="json"),
         algorithm=config.algorithm.model_dump(mode="json"),

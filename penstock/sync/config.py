@@ -8,8 +8,8 @@ from penstock.config import Section
 class SyncConfig(Section):
     """How new weights reach the engines."""
 
-    transport: Literal["shared_memory"] = "shared_memory"
-    """How buckets travel from trainer to engines."""
+    transport: Literal["shared_memory", "cuda_ipc"] = "shared_memory"
+    """How buckets travel from trainer to engines; `cuda_ipc` needs both on the same GPU."""
     interrupt: Literal["inflight", "inflight_recompute"] = "inflight"
     """What happens to a generation in flight when weights arrive: `inflight` swaps between two forward
     passes and keeps its KV, `inflight_recompute` also rebuilds the KV under the new weights."""

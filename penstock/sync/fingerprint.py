@@ -9,7 +9,7 @@ with Triton, for all tensors in one pass over their memory.
 """
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from penstock.sync.kernel import SumPlan
 
 _PIECE = 1 << 20
-_GOLDEN = -7046029254386353131  # odd 64-bit constants, written as signed: torch has no uint64 arithmetic
-_MIX = -4658895280553007687
+GOLDEN = -7046029254386353131  # odd 64-bit constants, written as signed: torch has no uint64 arithmetic
+MIX = -4658895280553007687
+_MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not pile up plans
 _MASK = (1 << 64) - 1
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -34,10 +35,15 @@ def fingerprint(tensor: torch.Tensor, *, offset: int = 0) -> int:
     for start in range(0, bits.numel(), _PIECE):
         piece = bits[start : start + _PIECE].to(torch.int64)
         index = torch.arange(offset + start + 1, offset + start + 1 + piece.numel(), device=tensor.device)
-        mixed = (piece + index.mul_(_GOLDEN)).mul_(_MIX)
+        mixed = (piece + index.mul_(GOLDEN)).mul_(MIX)
         mixed ^= mixed >> 31
-        total += mixed.mul_(_GOLDEN).sum()
+        total += mixed.mul_(GOLDEN).sum()
     return int(total.item()) & _MASK
+
+
+def finish(sums: Iterable[int]) -> list[int]:
+    """Fingerprints from the kernel's sums: the last factor, modulo 2⁶⁴."""
+    return [total * GOLDEN & _MASK for total in sums]
 
 
 class Fingerprinter:
@@ -58,8 +64,8 @@ class Fingerprinter:
             else:
                 result[name] = fingerprint(tensor)
         for alike in by_width.values():
-            sums = self._plan(alike).run(mix=_MIX, golden=_GOLDEN)
-            result.update((name, total * _GOLDEN & _MASK) for name, total in zip(alike, sums, strict=True))
+            sums = self._plan(alike).run(mix=MIX, golden=GOLDEN).tolist()
+            result.update(zip(alike, finish(sums), strict=True))
         return result
 
     def verify(self, expected: Mapping[str, int], live: Mapping[str, torch.Tensor], version: int) -> None:
@@ -83,6 +89,8 @@ class Fingerprinter:
 
         key = tuple((tensor.data_ptr(), tensor.numel()) for tensor in tensors.values())
         if key not in self._plans:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
             self._plans[key] = SumPlan.of(list(tensors.values()))
         return self._plans[key]
 

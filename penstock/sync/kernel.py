@@ -1,9 +1,9 @@
 """Passes over the memory of many tensors at once, as Triton kernels: copies, and fingerprints.
 
-Tensors are cut into spans of equal size; a program finds its span through a table of addresses, so a model of
-hundreds of tensors is one launch. The fingerprint is that of `penstock.sync.fingerprint`, rearranged for fewer
-64-bit products: the inner product is spread over value and index, so that the index's part is a running sum,
-and the outer factor is taken out of the sum. All of it is arithmetic modulo 2⁶⁴, so the number is the same.
+Tensors are cut into spans of equal size; a program finds its span through a table of addresses, so a model
+of hundreds of tensors is one launch. The fingerprint is that of `penstock.sync.fingerprint`, rearranged for
+fewer 64-bit products: the inner product is spread over value and index, so that the index's part is a running
+sum, and the outer factor is taken out of the sum. All of it is arithmetic modulo 2⁶⁴: the number is the same.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 2048
+BLOCK = 1024
 SPAN = 64 * BLOCK
 """Elements that one program adds up, BLOCK at a time."""
 WARPS = 4
@@ -28,37 +28,49 @@ def _mixed(value, walk, MIX: tl.constexpr):
 
 
 @triton.jit
+def _pointer(address, WIDTH: tl.constexpr, ALIGNED: tl.constexpr):
+    if WIDTH == 1:
+        pointer = address.to(tl.pointer_type(tl.uint8))
+    elif WIDTH == 2:
+        pointer = address.to(tl.pointer_type(tl.int16))
+    elif WIDTH == 4:
+        pointer = address.to(tl.pointer_type(tl.int32))
+    else:
+        pointer = address.to(tl.pointer_type(tl.int64))
+    if ALIGNED:
+        # Said of the pointer, not of the number: only then are loads 16 bytes wide.
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
 def _sum_kernel(
-    addresses, sizes, owners, starts, sums,
-    MIX: tl.constexpr, WALK: tl.constexpr, STRIDE: tl.constexpr,
+    addresses, targets, sizes, owners, starts, sums,
+    COPIES: tl.constexpr, MIX: tl.constexpr, WALK: tl.constexpr, STRIDE: tl.constexpr,
     WIDTH: tl.constexpr, ALIGNED: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     owner = tl.load(owners + program)
     start = tl.load(starts + program)
-    address = tl.load(addresses + owner) + start * WIDTH
-    if ALIGNED:
-        address = tl.multiple_of(address, 16)
-    if WIDTH == 1:
-        base = address.to(tl.pointer_type(tl.uint8))
-    elif WIDTH == 2:
-        base = address.to(tl.pointer_type(tl.int16))
-    elif WIDTH == 4:
-        base = address.to(tl.pointer_type(tl.int32))
-    else:
-        base = address.to(tl.pointer_type(tl.int64))
+    base = _pointer(tl.load(addresses + owner) + start * WIDTH, WIDTH, ALIGNED)
+    target = _pointer(tl.load(targets + owner) + start * WIDTH, WIDTH, ALIGNED)
     remaining = tl.minimum(tl.load(sizes + owner) - start, SPAN).to(tl.int32)
     lane = tl.arange(0, SIZE)
     walk = (start + 1 + lane) * WALK
     total = tl.zeros([SIZE], tl.int64)
     if remaining == SPAN:
         for step in range(0, SPAN, SIZE):
-            total += _mixed(tl.load(base + step + lane), walk, MIX)
+            value = tl.load(base + step + lane)
+            if COPIES:
+                tl.store(target + step + lane, value)
+            total += _mixed(value, walk, MIX)
             walk += STRIDE
     else:
         for step in range(0, remaining, SIZE):
             inside = step + lane < remaining
             value = tl.load(base + step + lane, mask=inside, other=0)
+            if COPIES:
+                tl.store(target + step + lane, value, mask=inside)
             total += tl.where(inside, _mixed(value, walk, MIX), 0)
             walk += STRIDE
     tl.atomic_add(sums + owner, tl.sum(total, 0), sem="relaxed")
@@ -69,8 +81,8 @@ def _copy_kernel(sources, targets, sizes, owners, starts, SIZE: tl.constexpr):
     program = tl.program_id(0)
     owner = tl.load(owners + program)
     start = tl.load(starts + program)
-    source = tl.multiple_of(tl.load(sources + owner) + start * 8, 16).to(tl.pointer_type(tl.int64))
-    target = tl.multiple_of(tl.load(targets + owner) + start * 8, 16).to(tl.pointer_type(tl.int64))
+    source = _pointer(tl.load(sources + owner) + start * 8, 8, True)
+    target = _pointer(tl.load(targets + owner) + start * 8, 8, True)
     remaining = tl.minimum(tl.load(sizes + owner) - start, SIZE).to(tl.int32)
     lane = tl.arange(0, SIZE)
     if remaining == SIZE:
@@ -106,40 +118,43 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class SumPlan:
-    """Fingerprints of tensors of one element size."""
+    """Fingerprints of tensors of one element size, copied elsewhere in the same pass if need be."""
 
     addresses: torch.Tensor
+    targets: torch.Tensor | None
     spans: Spans
     width: int
     aligned: bool
 
     @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor]) -> "SumPlan":
+    def of(cls, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = ()) -> "SumPlan":
+        """All contiguous; `targets`, where given, are of the same types and sizes."""
         device = tensors[0].device
         return cls(
             addresses=_column([tensor.data_ptr() for tensor in tensors], device),
+            targets=_column([tensor.data_ptr() for tensor in targets], device) if targets else None,
             spans=Spans.of([tensor.numel() for tensor in tensors], SPAN, device),
             width=tensors[0].element_size(),
-            aligned=all(tensor.data_ptr() % 16 == 0 for tensor in tensors),
+            aligned=all(tensor.data_ptr() % 16 == 0 for tensor in (*tensors, *targets)),
         )
 
-    def run(self, *, mix: int, golden: int) -> list[int]:
-        """Σ mixed(value, index) of each tensor, before the last factor. Waits for the device once."""
+    def run(self, *, mix: int, golden: int) -> torch.Tensor:
+        """Queue Σ mixed(value, index) of each tensor, before the last factor; (tensors,), on the device."""
         spans = self.spans
         sums = torch.zeros_like(spans.sizes)
         if len(spans):
             _sum_kernel[(len(spans),)](
-                self.addresses, spans.sizes, spans.owners, spans.starts, sums,
+                self.addresses, self.addresses if self.targets is None else self.targets,
+                spans.sizes, spans.owners, spans.starts, sums, COPIES=self.targets is not None,
                 MIX=signed(mix), WALK=signed(golden * mix), STRIDE=signed(golden * mix * BLOCK),
                 WIDTH=self.width, ALIGNED=self.aligned, SPAN=SPAN, SIZE=BLOCK, num_warps=WARPS,
             )  # fmt: skip
-        result: list[int] = sums.tolist()
-        return result
+        return sums
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """Copies between pairs of tensors of equal type; what can't be copied in words of 8 bytes is left to torch."""
+    """Copies between pairs of tensors; what can't be copied in words of 8 bytes is left to torch."""
 
     sources: torch.Tensor
     targets: torch.Tensor

@@ -20,6 +20,8 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     """Where published buckets are put."""
     slots: int
     engine_dtype: str
+    transport: str = "shared_memory"
+    """How weights are published."""
     trainer: dict[str, Any]
     algorithm: dict[str, Any]
 

@@ -11,7 +11,7 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.models.load import load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.sync.shared_memory import SharedMemoryReceiver
+from penstock.sync.transports import AnyReceiver
 from penstock.types import EngineReport
 from penstock.worker.quiet import quieten
 
@@ -27,7 +27,7 @@ async def start(
     engine = EmbeddedEngine(
         model,
         config=config,
-        receiver=SharedMemoryReceiver(),
+        receiver=AnyReceiver(),
         tokenizer=ChatTokenizer(request.model),
         name=request.name,
         version=-1,  # nothing is served before the trainer's version 0 has arrived and is verified

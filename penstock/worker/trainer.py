@@ -13,7 +13,7 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.channel import Channel
 from penstock.models.load import DTYPES, load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.sync.shared_memory import SharedMemoryPublisher
+from penstock.sync.transports import Publisher, make_publisher
 from penstock.trainer.client import PUBLISH, RELEASE, SAVE, STEP, SaveRequest, TrainerReady, TrainerStart
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.trainer import PolicyTrainer
@@ -24,9 +24,7 @@ from penstock.worker.quiet import quieten
 class TrainerService:
     """What the channel serves of a trainer and its publisher."""
 
-    def __init__(
-        self, trainer: PolicyTrainer, publisher: SharedMemoryPublisher, tokenizer: ChatTokenizer
-    ) -> None:
+    def __init__(self, trainer: PolicyTrainer, publisher: Publisher, tokenizer: ChatTokenizer) -> None:
         self._trainer = trainer
         self._publisher = publisher
         self._tokenizer = tokenizer
@@ -95,7 +93,8 @@ def _build(request: TrainerStart) -> TrainerService:
         reference=reference,
         device=device,
     )
-    publisher = SharedMemoryPublisher(
+    publisher = make_publisher(
+        request.transport,
         trainer.weights(),
         folder=Path(request.folder),
         slots=request.slots,

@@ -3,7 +3,8 @@ import torch
 
 from tests.models.kernels.device import DEVICE
 
-from penstock.sync.kernel import CopyPlan, signed  # isort: skip
+from penstock.sync.fingerprint import GOLDEN, MIX, finish, fingerprint  # isort: skip
+from penstock.sync.kernel import CopyPlan, SumPlan, signed  # isort: skip
 
 
 def test_signed_wraps_at_64_bits() -> None:
@@ -28,3 +29,13 @@ def test_every_tensor_is_copied_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(torch.equal(t, s.to(t.dtype)) for t, s in zip(targets, sources, strict=True))
         for source in sources:
             source.neg_()
+
+
+def test_one_pass_copies_and_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.sync.kernel.SPAN", 2 * 1024)
+    generator = torch.Generator().manual_seed(1)
+    sources = [torch.randn(size, generator=generator).to(DEVICE) for size in (1, 2048, 5000, 0)]
+    targets = [torch.full_like(source, float("nan")) for source in sources]
+    sums = SumPlan.of(sources, targets).run(mix=MIX, golden=GOLDEN)
+    assert finish(sums.tolist()) == [fingerprint(source) for source in sources]
+    assert all(torch.equal(t, s) for t, s in zip(targets, sources, strict=True))

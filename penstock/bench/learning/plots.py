@@ -37,7 +37,7 @@ def plot_staleness(
             label = "0 (synchronous)" if lag == 0 else str(lag)
             _band(axis, runs, colour, label)
         _dress(axis, titles[method], setup)
-        axis.legend(title="staleness", frameon=False, loc="lower right")
+    axes[0][0].legend(title="staleness", frameon=False, loc="lower right")
     axes[0][0].set_ylabel("held-out reward")
     _save(pyplot, figure, path)
 

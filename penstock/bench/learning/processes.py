@@ -36,7 +36,7 @@ PROBE_STEPS = 12
 class Race:
     """How the two arms are run and measured."""
 
-    steps: int = 150
+    steps: int = 110
     eval_every: int = 10
     num_heldout: int = 256
     eval_samples: int = 2

@@ -64,10 +64,10 @@ class Sampler:
         tokenizer: Any,
         seed: int,
     ) -> None:
-        self._model: Any = copy.deepcopy(model)
-        self._model.eval()
-        self._model.set_attn_implementation("sdpa")
-        self._parameters = dict(self._model.named_parameters())
+        own: Any = copy.deepcopy(model)
+        own.set_attn_implementation("sdpa")
+        self._model = own.eval()
+        self._parameters = dict(own.named_parameters())
         self._snapshots = snapshots
         self._group_size = group_size
         self._sampling = sampling

@@ -1,8 +1,9 @@
 """Attention over a paged cache: one query a sequence (decoding), or any number (prefill and mixed batches).
 
-The cache of a layer is (blocks, block_size, kv_heads, dim), with any strides: keys and values may be two views
-of one pool. `table[row]` lists the blocks of a sequence and `lengths[row]` its keys, those of the pass included;
-a row of length 0 gives zeros. The query heads of one key head are rows of one tile, so no key is read twice.
+The cache of a layer is (blocks, block_size, kv_heads, dim), with any strides: keys and values may be two
+views of one pool. `table[row]` lists the blocks of a sequence and `lengths[row]` its keys, those of the pass
+included; a row of length 0 gives zeros. The query heads of one key head are rows of one tile, so no key is
+read twice.
 
 Few long sequences would leave most of a GPU idle, so decoding splits the keys of a sequence among several
 programs, and a second kernel joins their partial softmaxes.
@@ -135,7 +136,8 @@ def _decode_kernel(
 @triton.jit
 def _join_kernel(
     partial, statistics, sinks, out, out_row, out_head,
-    SPLITS: tl.constexpr, SPLITS_PAD: tl.constexpr, SINKS: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
+    SPLITS: tl.constexpr, SPLITS_PAD: tl.constexpr, SINKS: tl.constexpr,
+    DV: tl.constexpr, DV_PAD: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -269,7 +271,8 @@ def attend_decode(
     query = query if query.stride(2) == 1 else query.contiguous()
     held = out if sinks is None else sinks
     _decode_kernel[(rows, kv_heads, splits)](
-        query, key_cache, value_cache, table, lengths, held, out, partial, statistics, scaling, softcap or 1.0,
+        query, key_cache, value_cache, table, lengths, held, out, partial, statistics,
+        scaling, softcap or 1.0,
         query.stride(0), query.stride(1), out.stride(0), out.stride(1), table.stride(0),
         *key_cache.stride(), *value_cache.stride(),
         BLOCK_SIZE=key_cache.shape[1], GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),

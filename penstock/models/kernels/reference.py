@@ -18,7 +18,7 @@ def attend_paged(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(tokens, heads, value_dim): the last `counts[i]` tokens of sequence i attend to its `lengths[i]` keys."""
+    """(tokens, heads, value_dim): the last `counts[i]` tokens of sequence i see its `lengths[i]` keys."""
     block_size, group = key_cache.shape[1], query.shape[1] // key_cache.shape[2]
     outputs, begin = [], 0
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):

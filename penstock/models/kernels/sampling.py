@@ -1,7 +1,7 @@
-"""Sample a token a row and give its logprob, without sorting the vocabulary and without writing probabilities.
+"""Sample a token a row and give its logprob, without a sort and without writing probabilities.
 
-Top-k, top-p of what top-k left, and min-p all keep the tokens above some score, so truncation is a threshold. It
-is found by bisection over the scores, each step one pass over the row; equal scores are kept or cut together.
+Top-k, top-p of what top-k left, and min-p all keep the tokens above some score, so truncation is a threshold.
+It is found by bisection over the scores, a pass over the row each; equal scores are kept or cut together.
 
 The draw is a race in two stages: first among blocks of the vocabulary by their total weight, then among the
 tokens of the winning block. That is the distribution itself, and needs a random number for each block
@@ -42,11 +42,14 @@ def _above(logits, width, inverse, threshold, top, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _bisect(logits, width, inverse, low, top, needed, BY_WEIGHT: tl.constexpr, SIZE: tl.constexpr):
-    """The highest threshold that still leaves `needed` tokens, or that much weight; `low` leaves enough."""
-    high = top
-    going = low < high
+def _bisect(logits, width, inverse, low, count_low, top, needed, BY_WEIGHT: tl.constexpr, SIZE: tl.constexpr):
+    """The highest threshold that still leaves `needed` tokens, or that much weight; `low` leaves enough.
+
+    Done as soon as a single token lies between the bounds; equal scores take until the bounds meet."""
+    high = top + tl.abs(top) * 1e-6 + 1e-6
+    count_high = 0.0
     steps = 0
+    going = count_low > 1.5
     while going:
         middle = low + (high - low) * 0.5
         count, weight = _above(logits, width, inverse, middle, top, SIZE)
@@ -54,11 +57,13 @@ def _bisect(logits, width, inverse, low, top, needed, BY_WEIGHT: tl.constexpr, S
         if BY_WEIGHT:
             found = weight
         enough = found >= needed
-        settled = (middle <= low) | (middle >= high) | (found == needed)
+        met = (middle <= low) | (middle >= high)
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
+        count_low = tl.where(enough, count, count_low)
+        count_high = tl.where(enough, count_high, count)
         steps += 1
-        going = (settled == 0) & (steps < STEPS)
+        going = (met == 0) & (steps < STEPS) & (count_low - count_high > 1.5)
     return low
 
 
@@ -94,15 +99,12 @@ def _sample_kernel(
         share = tl.load(top_p + row)
         least = tl.load(min_p + row)
         if (most > 0) & (most < width):
-            # One token is always the highest: its threshold is the top itself.
-            if most == 1:
-                threshold = top
-            else:
-                threshold = _bisect(logits, width, inverse, bottom, top, most.to(tl.float32), False, SIZE)
+            wanted = most.to(tl.float32)
+            threshold = _bisect(logits, width, inverse, bottom, width * 1.0, top, wanted, False, SIZE)
         if share < 1.0:
-            _, weight = _above(logits, width, inverse, threshold, top, SIZE)
+            count, weight = _above(logits, width, inverse, threshold, top, SIZE)
             start = tl.maximum(threshold, bottom)
-            threshold = _bisect(logits, width, inverse, start, top, share * weight, True, SIZE)
+            threshold = _bisect(logits, width, inverse, start, count, top, share * weight, True, SIZE)
         if least > 0.0:
             threshold = tl.maximum(threshold, top + tl.log(least))
     best_score = tl.full([], 4 * NONE, tl.float32)
@@ -138,7 +140,7 @@ def _sample_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token a row. The kept ids of a row are those whose logit over its temperature reaches its threshold."""
+    """One token a row. Its kept ids are those whose logit over the temperature reaches the threshold."""
 
     tokens: torch.Tensor
     logprobs: torch.Tensor

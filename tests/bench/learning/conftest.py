@@ -14,7 +14,18 @@ from penstock.models.tokenizer import ChatTokenizer
 from penstock.tasks.arithmetic import make_tasks
 
 NUM_TASKS, NUM_HELDOUT = 48, 16
-RECIPE = Recipe(steps=2, warmup_steps=1, batch=8, hidden_size=64, mlp_size=128, min_exact=0.0, max_exact=1.0)
+RECIPE = Recipe(
+    max_steps=2,
+    settle_steps=1,
+    check_steps=1,
+    learnt_share=0.0,
+    warmup_steps=1,
+    batch=8,
+    hidden_size=64,
+    mlp_size=128,
+    min_exact=0.0,
+    max_exact=1.0,
+)
 
 
 @pytest.fixture(scope="session")

@@ -118,7 +118,7 @@ class Shadow:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_any_schedule_with_swaps_equals_a_replay(family: str, data: st.DataObject) -> None:
     """Swaps between any two passes, also while a prompt is half computed or a sequence is preempted."""

@@ -1,0 +1,7 @@
+from penstock.bench.sync import run
+
+
+def test_two_processes_exchange_weights() -> None:
+    report = run(shape="tiny", updates=1)
+    arm = report["arms"]["shared_memory, batch 64"]
+    assert arm["fresh_ms"] > arm["stall_ms"] >= arm["verify_ms"] > 0
