@@ -7,10 +7,10 @@ synchronous trainer's measured step and p90 five times the median.
 """
 
 import asyncio
+import dataclasses
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,13 @@ GROUPS, GROUP_SIZE, STALENESS = 8, 8, 4
 MEDIAN_OF_STEP, P90_OVER_MEDIAN = 0.2, 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How much is generated and trained a step, and whether rollouts wait on an environment."""
+    """The model, how much is generated and trained a step, and whether rollouts wait on an environment."""
 
     name: str
+    width: int
+    layers: int
     prompt_tokens: int
     new_tokens: int
     steps: int
@@ -46,8 +48,9 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(name="generation_bound", prompt_tokens=16, new_tokens=96, steps=30),
-    Setting(name="long_tail", prompt_tokens=64, new_tokens=16, steps=50, waits=True),
+    # A narrow model: a decode step costs nearly what it does for a wide one, training far less.
+    Setting(name="generation_bound", width=64, layers=2, prompt_tokens=16, new_tokens=96, steps=60),
+    Setting(name="long_tail", width=192, layers=3, prompt_tokens=64, new_tokens=16, steps=40, waits=True),
 )
 
 
@@ -69,9 +72,11 @@ def run(json_path: Path | None = None) -> dict[str, Any]:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
         folder = Path(scratch)
-        model = make_model(folder / "model", ensure_builtin_model(cache_folder(), log=console.print))
+        tokenizer = ensure_builtin_model(cache_folder(), log=console.print)
         for setting in SETTINGS:
-            results[setting.name] = compare(setting, model, folder, console)
+            home = folder / setting.name
+            model = make_model(home / "model", tokenizer, width=setting.width, layers=setting.layers)
+            results[setting.name] = compare(setting, model, home, console)
     headline = {
         "long_tail_speedup": results["long_tail"]["speedup"],
         "long_tail_trainer_idle": results["long_tail"]["asynchronous"]["trainer_idle"],
@@ -88,9 +93,7 @@ def compare(setting: Setting, model: Path, folder: Path, console: Console) -> di
     """Both arms of one setting, and the ratio of their speeds."""
     step_s = 0.0
     if setting.waits:
-        probe = Setting(
-            name=setting.name, prompt_tokens=setting.prompt_tokens, new_tokens=setting.new_tokens, steps=8
-        )
+        probe = dataclasses.replace(setting, steps=8, waits=False)
         step_s = measured_step_s(train(probe, 0, model, folder, None))
     arms: dict[str, Any] = {}
     for name, max_staleness in (("synchronous", 0), ("asynchronous", STALENESS)):
@@ -131,7 +134,7 @@ def train(
                 "chunk_tokens": setting.new_tokens,
             },
             "staleness": {"max_staleness": max_staleness},
-            "trainer": {"learning_rate": 1e-3, "micro_batch_tokens": 8192},
+            "trainer": {"learning_rate": 5e-4, "micro_batch_tokens": 8192},
             "run": {"name": f"{setting.name}-{max_staleness}", "steps": setting.steps},
         },
     )

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.types import Task
 
-WIDTH, LAYERS, HEADS = 192, 3, 6
+HEAD_DIM = 32
 
 
 class EndlessTokenizer(ChatTokenizer):
@@ -23,7 +23,7 @@ class EndlessTokenizer(ChatTokenizer):
         return ()
 
 
-def make_model(folder: Path, tokenizer_from: Path) -> Path:
+def make_model(folder: Path, tokenizer_from: Path, *, width: int, layers: int) -> Path:
     """A random model with the vocabulary of the built-in one, saved where workers can load it."""
     from transformers import AutoTokenizer
 
@@ -32,11 +32,11 @@ def make_model(folder: Path, tokenizer_from: Path) -> Path:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=WIDTH,
-            intermediate_size=3 * WIDTH,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            num_key_value_heads=HEADS,
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=width // HEAD_DIM,
+            num_key_value_heads=width // HEAD_DIM,
             max_position_embeddings=512,
             tie_word_embeddings=True,
         )
