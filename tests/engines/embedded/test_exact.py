@@ -52,8 +52,11 @@ def test_greedy_equals_generate(family: str) -> None:
 @settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_any_schedule_equals_a_plain_forward(family: str, data: st.DataObject) -> None:
+    run_any_schedule(make_model(family), data, most_moves=8)
+
+
+def run_any_schedule(reference: nn.Module, data: st.DataObject, *, most_moves: int) -> None:
     """Arrivals, groups, shared prefixes, forks, cancellations and a cache so small that it preempts."""
-    reference = make_model(family)
 
     async def main() -> None:
         engine = make_engine(
@@ -66,7 +69,7 @@ def test_any_schedule_equals_a_plain_forward(family: str, data: st.DataObject) -
             keep_finished=data.draw(st.integers(0, 4), label="kept"),
         )
         driver = Driver(engine)
-        for _ in range(data.draw(st.integers(1, 8), label="moves")):
+        for _ in range(data.draw(st.integers(1, most_moves), label="moves")):
             await play_move(driver, data)
         await driver.drain()
         check_against_plain_forwards(driver, reference)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from penstock.models.smollm2 import ensure_smollm2, find_weights
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.types import Message, Parent
 from tests.engines.contract import ask
-from tests.engines.embedded.test_exact import check_against_plain_forwards, generate
+from tests.engines.embedded.test_exact import check_against_plain_forwards, generate, run_any_schedule
 from tests.engines.embedded.tiny import Driver, make_engine
 
 pytestmark = [
@@ -64,3 +66,10 @@ def test_greedy_answers_are_those_of_generate(folder: Path, reference: nn.Module
             check_against_plain_forwards(driver, reference)
 
     asyncio.run(main())
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_schedule_equals_a_plain_forward(reference: nn.Module, data: st.DataObject) -> None:
+    with torch.inference_mode():
+        run_any_schedule(reference, data, most_moves=6)
