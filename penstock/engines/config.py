@@ -16,8 +16,8 @@ class EngineConfig(Section):
     """Torch threads of each engine process; 0 lets the launcher share out the cores."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the weights and of the cache."""
-    device: str = "cpu"
-    """Torch device that the engine runs on."""
+    device: str = "auto"
+    """Torch device that the engine runs on; `auto` takes `model.device`."""
     max_batch: int = Field(default=64, ge=1)
     """Sequences in one forward pass at most."""
     block_size: int = Field(default=16, ge=1)

@@ -21,8 +21,8 @@ async def start(
 ) -> EngineReport:
     quieten()
     torch.set_num_threads(request.threads)
-    device = resolve_device(request.device)
-    config = EngineConfig.model_validate({**request.config, "device": device})
+    config = EngineConfig.model_validate(request.config)
+    device = resolve_device(request.device if config.device == "auto" else config.device)
     model = await asyncio.to_thread(load_model, request.model, dtype=config.dtype, device=device)
     engine = EmbeddedEngine(
         model,
