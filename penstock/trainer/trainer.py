@@ -135,7 +135,8 @@ class PolicyTrainer:
                     "step %d: the engine's and the trainer's logprobs of the same weights differ by %.3g on "
                     "average (at most %.3g; the limit is %.3g). Look at: the dtypes of engine and trainer, "
                     "top-k/top-p/min-p without recorded sampling masks, penalties or logit bias in the "
-                    "sampling, and whether the weights' fingerprints are verified",
+                    "sampling, and whether the weights' fingerprints are verified; answers in flight while "
+                    "weights change also differ, since sync.interrupt=inflight keeps their KV",
                     step,
                     gap,
                     metrics["logprob_gap_max"],
