@@ -23,11 +23,20 @@ def loop(json: Json = None) -> None:
 
 
 @bench.command()
-def engine(json: Json = None) -> None:
-    """The embedded engine against transformers' generate and continuous batching."""
-    from penstock.bench.engine import run
+def engine(
+    json: Json = None,
+    shape: Shape = None,
+    compile: Annotated[bool, typer.Option(help="With --shape: fuse layers with torch.compile.")] = True,
+) -> None:
+    """The embedded engine against transformers' generate and continuous batching. With --shape, or on a GPU:
+    a whole job, a long-tailed queue and recorded masks at that shape."""
+    from penstock.bench import engine, engine_gpu
+    from penstock.models.load import resolve_device
 
-    run(json)
+    if shape is None and resolve_device("auto") == "cpu":
+        engine.run(json)
+    else:
+        engine_gpu.run(json, shape=shape or "1.5b", compiled=compile)
 
 
 @bench.command()

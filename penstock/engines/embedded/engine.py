@@ -6,6 +6,8 @@
 
 Everything happens on one thread. `run` executes one step at a time and yields to the event loop in
 between, so whatever another task does, an update of the weights among it, falls between two forward passes.
+On a GPU a step is launched ahead and read later (`embedded.cuda.device`); an update first takes all that is
+in flight.
 """
 
 import asyncio
@@ -22,8 +24,8 @@ from penstock.engines.embedded.blocks import BlockPool
 from penstock.engines.embedded.delivery import Stream, cut_chunk, end_within, finish_reason
 from penstock.engines.embedded.prefix import PrefixCache
 from penstock.engines.embedded.runner import ModelRunner
-from penstock.engines.embedded.sampler import draw, draws_plainly
-from penstock.engines.embedded.scheduler import Scheduler
+from penstock.engines.embedded.sampler import Drawn, draw, draws_on_device
+from penstock.engines.embedded.scheduler import Batch, Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.engines.embedded.validation import check_request
 from penstock.errors import PenstockError
@@ -39,7 +41,7 @@ from penstock.types import (
 )
 
 if TYPE_CHECKING:
-    from penstock.engines.embedded.cuda.decode import GraphDecoder
+    from penstock.engines.embedded.cuda.device import Device
 
 CAPABILITIES = (
     "logprobs",
@@ -56,6 +58,12 @@ CAPABILITIES = (
 
 
 LONG_STEP_S, LONG_STEP_TURNS = 0.005, 6
+MAX_IN_FLIGHT = 2
+"""Launches on a GPU: one that runs, and one behind it."""
+LOOK_AGAIN_S = 0.0005
+"""How often a launch in flight is looked at."""
+MAX_PROMPTS_IN_A_ROW = 4
+"""Passes over prompts before sequences that decode have their turn."""
 
 
 class EmbeddedEngine:
@@ -77,7 +85,7 @@ class EmbeddedEngine:
         self.policy = policy
         self.version = version
         self._runner = ModelRunner(model, config)
-        self._decoder = self._runner.make_decoder(config)
+        self._device = self._runner.open_device(config)
         self._parameters = dict(model.named_parameters())
         self._receiver = receiver
         self._tokenizer = tokenizer
@@ -89,6 +97,10 @@ class EmbeddedEngine:
         self._streams: dict[str, Stream] = {}
         self._seeds = np.random.default_rng(config.seed)
         self._arrivals = 0
+        self._needs_host = 0
+        """Requests that a device cannot draw for."""
+        self._prompts_in_a_row = 0
+        self._has_launched = False
         self._wake = asyncio.Event()
         self._closed = False
         self._failure: BaseException | None = None
@@ -109,6 +121,7 @@ class EmbeddedEngine:
             is_known=request.id in self._streams,
         )
         seq = self._sequence(request)
+        self._needs_host += not draws_on_device(seq)
         stream = self._streams[request.id] = Stream()
         self._scheduler.add(seq)
         self._counters["requests"] += 1
@@ -121,6 +134,7 @@ class EmbeddedEngine:
                     return
         finally:
             self._streams.pop(request.id, None)
+            self._needs_host -= not draws_on_device(seq)
             if self._scheduler.find(request.id) is seq:
                 self._scheduler.cancel(seq)
 
@@ -137,6 +151,7 @@ class EmbeddedEngine:
             raise PenstockError(
                 f"{self.name} serves version {self.version}, got an update to {update.version}"
             )
+        self._drain()
         started = time.perf_counter()
         try:
             verify_s = self._receiver.receive(update, self._parameters)
@@ -180,12 +195,16 @@ class EmbeddedEngine:
         try:
             while not self._closed:
                 if not self._scheduler.has_work:
+                    self._drain()
                     self._wake.clear()
                     await self._wake.wait()
                     continue
                 started = time.perf_counter()
+                await self._until_due()
                 self.step()
-                await self._let_others_run(time.perf_counter() - started)
+                elapsed = time.perf_counter() - started
+                self._counters["busy_s"] += elapsed
+                await self._let_others_run(elapsed)
         except asyncio.CancelledError:
             self._fail(PenstockError(f"{self.name} was stopped"))
             raise
@@ -200,52 +219,109 @@ class EmbeddedEngine:
             await asyncio.sleep(0)
 
     def step(self) -> None:
-        """One forward pass, and one token for every sequence that it brought up to date; or, on a GPU, a
-        window of decode steps."""
-        started = time.perf_counter()
-        if self._decoder is not None and self._decode_window(self._decoder):
-            self._counters["busy_s"] += time.perf_counter() - started
+        """One forward pass, and one token for every sequence that it brought up to date. On a GPU: take what
+        was launched two steps ago and launch what comes next. A request that only the host can draw for makes
+        every pass wait for the host."""
+        device = self._device
+        if device is None or self._needs_host:
+            self._drain()
+            self._pass()
             return
+        if self._must_take(device):
+            self._take(device)
+        self._has_launched = self._launch(device)
+
+    def _pass(self) -> None:
         batch = self._scheduler.schedule()
-        logits = self._runner.forward(batch)
+        logits = self._device.forward(batch) if self._device is not None else self._runner.forward(batch)
         drawn = self._scheduler.commit(batch)
         if drawn:
             self._deliver(logits, drawn)
+        self._count(batch)
+
+    def _must_take(self, device: "Device") -> bool:
+        return device.num_in_flight >= MAX_IN_FLIGHT or (device.num_in_flight > 0 and not self._has_launched)
+
+    async def _until_due(self) -> None:
+        """Let others run until what the next step must read is there."""
+        device = self._device
+        while (  # noqa: ASYNC110  (nothing wakes us when a GPU is done)
+            device is not None and self._must_take(device) and not (device.is_ready or self._closed)
+        ):
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    def _launch(self, device: "Device") -> bool:
+        """Queue a pass over prompts or a window of decode steps. False when there is nothing to do before what
+        is in flight has been taken."""
+        scheduler, is_idle = self._scheduler, device.num_in_flight == 0
+        if self._prompts_in_a_row < MAX_PROMPTS_IN_A_ROW and scheduler.wants_prompts(join_at=device.join_at):
+            batch = scheduler.schedule_prompts(may_preempt=is_idle)
+            if batch is None:
+                return False
+            if batch.spans:
+                drawn = scheduler.commit(batch)
+                device.launch_prompts(batch, drawn, _logit_rows([span for span, _ in drawn]), self.version)
+                self._count(batch)
+                self._prompts_in_a_row += 1
+                return True
+        self._prompts_in_a_row = 0
+        ready = scheduler.ready()
+        if not ready:
+            return False
+        steps = min(device.window, max(seq.limit - seq.num_tokens - seq.num_pending for seq in ready))
+        copies = scheduler.reserve(ready, steps, may_preempt=is_idle)
+        ready = [seq for seq in ready if seq.is_running]
+        if copies is None or not ready:
+            return False
+        device.launch_window(ready, steps, copies, self.version)
+        self._counters["steps"] += steps
+        return True
+
+    def _take(self, device: "Device") -> None:
+        """Read the oldest launch, and keep what each sequence drew up to where it ends."""
+        drawn, version = device.collect()
+        for each in drawn:
+            seq = each.seq
+            if not seq.is_running:
+                continue
+            count, reason = end_within(seq, each.tokens, self._tokenizer)
+            seq.tokens.extend(each.tokens[:count])
+            seq.logprobs.extend(each.logprobs[:count])
+            seq.versions.extend([version] * count)
+            if each.masks is not None:
+                seq.masks.extend(each.masks[:count])
+            self._counters["tokens"] += count
+            if reason is not None:
+                seq.num_computed = min(seq.num_computed, seq.num_tokens - 1)
+            self._scheduler.taken(seq)
+            if reason is not None:
+                self._end(seq, reason)
+            elif seq.num_output - seq.num_sent >= seq.request.chunk_tokens:
+                self._streams[seq.request.id].put(cut_chunk(seq, None))
+
+    def _drain(self) -> None:
+        """Take everything that is in flight: from here the host knows all there is."""
+        if self._device is None:
+            return
+        while self._device.num_in_flight:
+            self._take(self._device)
+        self._device.reset()
+
+    def _count(self, batch: Batch) -> None:
         counters = self._counters
         counters["steps"] += 1
         counters["prefill_tokens"] += batch.num_prefill
         counters["cached_tokens"] += batch.num_cached
         counters["preemptions"] += batch.num_preempted
-        counters["busy_s"] += time.perf_counter() - started
 
-    def _decode_window(self, decoder: "GraphDecoder") -> bool:
-        """Replay a window of decode steps, where every running sequence can be drawn on the device."""
-        sequences = self._scheduler.decoding(join_at=decoder.join_at)
-        if not sequences or not all(draws_plainly(seq) for seq in sequences):
-            return False
-        steps = min(decoder.window, max(seq.limit - seq.num_tokens for seq in sequences))
-        self._runner.cache.copy_blocks(self._scheduler.reserve(steps))
-        sequences = list(self._scheduler.running)
-        if not sequences:
-            return False
-        drawn = decoder.run(sequences, steps)
-        self._counters["steps"] += steps
-        for row, seq in enumerate(sequences):
-            self._take_window(seq, drawn.tokens[row], drawn.logprobs[row])
-        return True
+    def warm_up(self) -> None:
+        """On a GPU: capture the graphs of a full batch, so that no request has to wait for one."""
+        if self._device is not None:
+            self._device.warm_up()
 
-    def _take_window(self, seq: Sequence, tokens: list[int], logprobs: list[float]) -> None:
-        """Keep what was drawn up to where the sequence ends."""
-        count, reason = end_within(seq, tokens, self._tokenizer)
-        seq.tokens.extend(tokens[:count])
-        seq.logprobs.extend(logprobs[:count])
-        seq.versions.extend([self.version] * count)
-        self._counters["tokens"] += count
-        self._scheduler.extend(seq, count)
-        if reason is not None:
-            self._end(seq, reason)
-        elif seq.num_output - seq.num_sent >= seq.request.chunk_tokens:
-            self._streams[seq.request.id].put(cut_chunk(seq, None))
+    def live_tokens(self) -> list[int]:
+        """Tokens of each sequence that is being computed."""
+        return [seq.num_tokens + seq.num_pending for seq in self._scheduler.running]
 
     def forget_cache(self) -> None:
         """Drop everything that is only kept for reuse. What running sequences hold stays."""
@@ -259,6 +335,8 @@ class EmbeddedEngine:
         if len(rows) != logits.shape[0]:
             logits = logits[rows]
         result = draw(logits, sequences)
+        if self._device is not None:
+            self._draw_on_device(self._device, logits, sequences, result)
         self._counters["tokens"] += len(sequences)
         for row, seq in enumerate(sequences):
             seq.tokens.append(result.tokens[row])
@@ -271,6 +349,21 @@ class EmbeddedEngine:
                 self._end(seq, reason)
             elif seq.num_output - seq.num_sent >= seq.request.chunk_tokens:
                 self._streams[seq.request.id].put(cut_chunk(seq, None))
+
+    def _draw_on_device(
+        self, device: "Device", logits: torch.Tensor, sequences: list[Sequence], result: Drawn
+    ) -> None:
+        """A seed gives the same tokens whatever else is in the batch: also when another request needs the
+        host, rows that do not are drawn as the device draws them."""
+        rows = [
+            row
+            for row, seq in enumerate(sequences)
+            if draws_on_device(seq) and not seq.request.sampling.truncates
+        ]
+        if rows:
+            drawn = device.draw(logits[rows].contiguous(), [sequences[row] for row in rows])
+            for row, token, logprob in zip(rows, *drawn, strict=True):
+                result.tokens[row], result.logprobs[row] = token, logprob
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         self._streams[seq.request.id].put(cut_chunk(seq, reason))

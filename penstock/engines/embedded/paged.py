@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.engines.embedded.layout import Layout, Rectangle
+from penstock.engines.embedded.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,11 @@ class PagedAttention:
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to), because their owners part ways."""
         if copies:
-            pairs = torch.tensor(copies, device=next(iter(self.pools.values())).device).T
+            device = next(iter(self.pools.values())).device
+            sources, targets = upload(np.array(copies, dtype=np.int64).T, device)
             for pool in self.pools.values():
-                pool.index_copy_(0, pairs[1], pool.index_select(0, pairs[0]))
+                raw = pool.view(torch.uint8) if pool.dtype.itemsize == 1 else pool
+                raw.index_copy_(0, targets, raw.index_select(0, sources))
 
     def __call__(
         self,

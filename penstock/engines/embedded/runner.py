@@ -12,9 +12,10 @@ from penstock.engines.embedded.paged import LayerShape, PagedAttention, ShapePro
 from penstock.engines.embedded.scheduler import Batch
 from penstock.errors import UserError
 from penstock.models import attention
+from penstock.models.joined import join_projections
 
 if TYPE_CHECKING:
-    from penstock.engines.embedded.cuda.decode import GraphDecoder
+    from penstock.engines.embedded.cuda.device import Device
 
 
 class ModelRunner:
@@ -44,23 +45,23 @@ class ModelRunner:
         )
         attention.attach(model, self.cache)
 
-    def make_decoder(self, config: EngineConfig) -> "GraphDecoder | None":
-        """Decoding as CUDA graphs, where there is a GPU and its kernels serve this model."""
+    def open_device(self, config: EngineConfig) -> "Device | None":
+        """On a GPU: its kernels behind the model, launched ahead of the host."""
         if self.device.type != "cuda":
             return None
-        from penstock.engines.embedded.cuda.attention import DecodeAttention
-        from penstock.engines.embedded.cuda.decode import GraphDecoder
+        from penstock.engines.embedded.cuda.device import Device
 
-        if not DecodeAttention.serves(self.shapes):
-            return None
-        return GraphDecoder(
+        join_projections(self.model)
+        if config.compile == "on":
+            compile_layers(self.model, len(self.shapes))
+        return Device(
             self.model,
             self.cache,
+            vocab=self.vocab_size,
             max_batch=config.max_batch,
             max_context=self.max_context,
             block_size=self.block_size,
             window=config.window,
-            compiled=config.compile == "on",
         )
 
     @torch.inference_mode()
@@ -97,6 +98,15 @@ class ModelRunner:
                 f"of which {len(probe.shapes)} are"
             )
         return probe.shapes
+
+
+def compile_layers(model: nn.Module, count: int) -> None:
+    """Fuse what lies between the products of each layer. All layers share one compiled graph, so this costs
+    what one layer costs, and code that was compiled before is found in torch's cache."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            for layer in module:
+                layer.compile(dynamic=True)
 
 
 def _max_context(text_config: Any, wanted: int) -> int:

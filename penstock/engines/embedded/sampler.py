@@ -64,13 +64,12 @@ def draw(logits: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
     return drawn
 
 
-def draws_plainly(seq: Sequence) -> bool:
-    """Whether its draws need no more than a temperature: no truncation, penalty, bias or early stop ban."""
+def draws_on_device(seq: Sequence) -> bool:
+    """Whether the kernels of a GPU draw for it: they know temperature and truncation, no penalty, bias or
+    early stop ban."""
     sampling = seq.request.sampling
     return not (
-        sampling.truncates
-        or seq.request.record_sampling_mask
-        or sampling.logit_bias
+        sampling.logit_bias
         or sampling.repetition_penalty != 1.0
         or sampling.presence_penalty != 0.0
         or (sampling.min_tokens > 0 and sampling.stop_token_ids)

@@ -107,37 +107,69 @@ class Scheduler:
         for seq in list(self.running):
             self._preempt(seq)
 
-    def decoding(self, *, join_at: int = 1) -> list[Sequence]:
-        """The running sequences if each of them only waits for its next token and nobody is to join them
-        now; empty otherwise. Waiting sequences join once `join_at` places are free and they fit."""
+    def wants_prompts(self, *, join_at: int) -> bool:
+        """Whether a prompt is to be computed now. Waiting sequences join once `join_at` places are free and
+        they fit, or when nothing else is left to do."""
+        if any(seq.leader is None and _missing(seq) > 1 for seq in self.running):
+            return True
         free = self.max_batch - len(self.running)
-        if self._waiting and free >= join_at and not self._is_full:
-            return []
-        ready = all(seq.leader is None and seq.num_tokens - seq.num_computed == 1 for seq in self.running)
-        return list(self.running) if ready else []
+        return bool(self._waiting) and not self._is_full and (free >= join_at or not self.running)
 
-    def reserve(self, count: int) -> list[tuple[int, int]]:
-        """Room for `count` more tokens of every running sequence, the youngest preempted if there is not
-        enough. Returns the block copies to make first."""
+    def schedule_prompts(self, *, may_preempt: bool) -> Batch | None:
+        """Plan a pass over prompts alone: those that only wait for their next token are left out. None when
+        somebody would have to be preempted and may not."""
+        prompts = [seq for seq in self.running if seq.leader is None and _missing(seq) > 1]
+        if not may_preempt:
+            budget, ends = self.prefill_chunk, []
+            for seq in prompts:
+                count = min(_missing(seq), budget)
+                budget -= count
+                ends.append(seq.num_computed + count)
+            if not self._all_fit(prompts, ends):
+                return None
+        return self._schedule(prompts)
+
+    def ready(self) -> list[Sequence]:
+        """Running sequences that wait for their next token and may have one."""
+        return [
+            seq
+            for seq in self.running
+            if seq.leader is None and _missing(seq) == 1 and seq.num_tokens + seq.num_pending < seq.limit
+        ]
+
+    def reserve(
+        self, sequences: list[Sequence], count: int, *, may_preempt: bool
+    ) -> list[tuple[int, int]] | None:
+        """Room for `count` more tokens of each of these, the youngest preempted if there is not enough. Returns
+        the block copies to make first; None when somebody would have to be preempted and may not."""
         batch = Batch()
-        for seq in list(self.running):
+        counts = [min(count, seq.limit - seq.num_computed) for seq in sequences]
+        if not may_preempt:
+            ends = [seq.num_computed + number for seq, number in zip(sequences, counts, strict=True)]
+            if not self._all_fit(sequences, ends):
+                return None
+        for seq, number in zip(sequences, counts, strict=True):
             if seq.is_running:
-                self._grow(seq, min(count, seq.limit - seq.num_computed), batch)
+                self._grow(seq, number, batch)
         return batch.copies
 
-    def extend(self, seq: Sequence, count: int) -> None:
-        """`count` tokens were drawn for it in a window: all but the last have keys and values now."""
-        seq.num_computed += count
-        self.cache.index(seq, seq.num_computed)
+    def taken(self, seq: Sequence) -> None:
+        """Tokens drawn in a window have been added to it: blocks that are full of known tokens can be shared."""
+        if not seq.num_pending:
+            seq.num_computed = seq.num_tokens - 1
+        self.cache.index(seq, seq.num_tokens - 1)
 
     def schedule(self) -> Batch:
         """Plan the next pass. Blocks are allocated here; `commit` must follow the pass."""
+        return self._schedule(list(self.running))
+
+    def _schedule(self, sequences: list[Sequence]) -> Batch:
         batch = Batch()
         budget = self.prefill_chunk
-        for seq in list(self.running):
+        for seq in sequences:
             if seq.leader is not None or not seq.is_running:
                 continue
-            missing = seq.num_tokens - seq.num_computed
+            missing = _missing(seq)
             count = 1 if missing == 1 else min(missing, budget)
             if count == 0 or not self._grow(seq, count, batch):
                 continue
@@ -211,6 +243,14 @@ class Scheduler:
         """Asked twice: dropping kept requests may end the sharing that a copy was counted for."""
         return any(self.cache.make_room(self._needed(seq, num_tokens) + spare) for _ in range(2))
 
+    def _all_fit(self, sequences: list[Sequence], ends: list[int]) -> bool:
+        """Whether all of them can grow to these numbers of tokens, with nobody preempted."""
+
+        def needed() -> int:
+            return sum(self._needed(seq, end) for seq, end in zip(sequences, ends, strict=True))
+
+        return any(self.cache.make_room(needed()) for _ in range(2))
+
     def _needed(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks to allocate before tokens up to `num_tokens` can be written."""
         pool = self.cache.pool
@@ -278,3 +318,8 @@ class Scheduler:
         self.cache.release(seq)
         seq.num_preempted += 1
         heapq.heappush(self._waiting, (seq.order, seq))
+
+
+def _missing(seq: Sequence) -> int:
+    """Tokens whose keys and values are not computed."""
+    return seq.num_tokens + seq.num_pending - seq.num_computed

@@ -10,7 +10,8 @@ from penstock.types import GenerateRequest
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens[:num_computed]` have keys and values in `blocks`; the rest waits for a forward pass."""
+    """`tokens[:num_computed]` have keys and values in `blocks`; the rest waits for a forward pass. What is
+    pending counts as computed, all but its newest token."""
 
     request: GenerateRequest
     arrival: int
@@ -35,6 +36,8 @@ class Sequence:
     followers: list["Sequence"] = field(default_factory=list)
     is_running: bool = False
     num_preempted: int = 0
+    num_pending: int = 0
+    """Tokens that a device has drawn, or is about to, and that have not been read yet."""
     num_sent: int = 0
     """Output tokens that have left in chunks."""
 

@@ -1,11 +1,14 @@
-"""Sample a token a row and give its logprob, without a sort and without writing probabilities.
+"""Draw a token a row and give its logprob, without a sort and without writing probabilities.
 
-Top-k, top-p of what top-k left, and min-p all keep the tokens above some score, so truncation is a threshold.
-It is found by bisection over the scores, a pass over the row each; equal scores are kept or cut together.
+Top-k, top-p of what top-k left, and min-p all keep the tokens above some score, so truncation is a threshold;
+equal scores are kept or cut together. It is found in two steps. `_narrow_kernel` reads a row and counts what
+lies above each of a few thresholds; that brackets the one looked for, and the tokens above the bracket, as a
+rule some hundred, are copied out as *candidates*. The threshold is then bisected among them alone. Where there
+are too many candidates, as in a flat distribution, it is bisected over the whole row, a pass each.
 
 The draw is a race in two stages: first among blocks of the vocabulary by their total weight, then among the
-tokens of the winning block. That is the distribution itself, and needs a random number for each block
-and for the tokens of one block, not for every token. Random numbers depend on the row's seed alone.
+tokens of the winning block. That is the distribution itself, and needs a random number for each block and
+for the tokens of one block, not for every token. Random numbers depend on the row's seed and place alone.
 """
 
 from dataclasses import dataclass
@@ -15,10 +18,17 @@ import triton
 import triton.language as tl
 
 BLOCK = 4096
+CANDIDATES = 2048
+"""Tokens of a row that are copied out at most."""
+NARROW_BLOCK = 1024
 STEPS = tl.constexpr(48)
 """Bisection steps at most: more than float32 has distinct midpoints in any range of scores."""
 NONE = tl.constexpr(-1e30)
 """Below every score: the threshold that cuts nothing."""
+LADDER = tl.constexpr(16)
+"""Thresholds that a row is held against at once: 1 to 16 nats below its highest score."""
+PLACE_STRIDE = tl.constexpr(0x632BE59BD9B4E019)
+WORD = 32
 
 
 @triton.jit
@@ -74,68 +84,233 @@ def _gumbel(seed, cell):
 
 
 @triton.jit
-def _sample_kernel(
-    logits, temperature, seeds, top_k, top_p, min_p, tokens, logprobs, thresholds, kept,
-    width, stride, TRUNCATES: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * stride
+def _inverse_heat(temperature, row):
     heat = tl.load(temperature + row)
-    greedy = heat <= 0
-    inverse = 1.0 / tl.where(greedy, 1.0, heat)
-    seed = tl.load(seeds + row)
-    lane = tl.arange(0, SIZE)
-    threshold = tl.full([], NONE, tl.float32)
-    if TRUNCATES:
-        highest = tl.full([SIZE], 2 * NONE, tl.float32)
-        lowest = tl.full([SIZE], -NONE, tl.float32)
+    return 1.0 / tl.where(heat <= 0, 1.0, heat)
+
+
+@triton.jit
+def _narrow_kernel(
+    logits, sources, temperature, top_k, top_p, min_p, scores, ids, counts, weights, width, stride,
+    SOURCES: tl.constexpr, SIZE: tl.constexpr, CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """Copy out the tokens of a row that truncation may keep, or say with a count of -1 that they are too many.
+
+    `counts` must come as zeros. `weights` is the weight of the whole row relative to its highest score."""
+    row = tl.program_id(0).to(tl.int64)
+    source = row
+    if SOURCES:
+        source = tl.load(sources + row).to(tl.int64)
+    logits += source * stride
+    inverse = _inverse_heat(temperature, row)
+    highest = tl.full([SIZE], 2 * NONE, tl.float32)
+    for base in range(0, width, SIZE):
+        highest = tl.maximum(highest, _scores(logits, base, width, inverse, SIZE))
+    top = tl.max(highest, 0)
+    rungs = top - 1.0 - tl.arange(0, LADDER).to(tl.float32)
+    rungs = tl.where(tl.arange(0, LADDER) == LADDER - 1, NONE, rungs)  # the last rung is under everything
+    count = tl.zeros([LADDER, SIZE], tl.float32)
+    weight = tl.zeros([LADDER, SIZE], tl.float32)
+    for base in range(0, width, SIZE):
+        score = _scores(logits, base, width, inverse, SIZE)
+        reached = score[None, :] >= rungs[:, None]
+        count += tl.where(reached, 1.0, 0.0)
+        weight += tl.where(reached, tl.exp(score - top)[None, :], 0.0)
+    counts_above, weights_above = tl.sum(count, 1), tl.sum(weight, 1)
+    total = tl.max(weights_above, 0)
+    most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+    low = tl.full([], NONE, tl.float32)
+    if (most > 0) & (most < width):
+        low = tl.max(tl.where(counts_above >= most.to(tl.float32), rungs, 2 * NONE), 0)
+    else:
+        if share < 1.0:
+            low = tl.max(tl.where(weights_above >= share * total, rungs, 2 * NONE), 0)
+        if least > 0.0:  # not after top-k: top-p is a share of all that top-k left
+            low = tl.maximum(low, top + tl.log(least))
+    bound = tl.min(tl.where(rungs <= low, counts_above, 1e30), 0)  # of the next rung at or under it
+    tl.store(weights + row, total)
+    cursor = counts + row
+    if bound > CANDIDATES:
+        tl.store(cursor, -1)
+    else:
         for base in range(0, width, SIZE):
             score = _scores(logits, base, width, inverse, SIZE)
-            highest = tl.maximum(highest, score)
-            lowest = tl.minimum(lowest, tl.where(score > NONE, score, -NONE))
-        top = tl.max(highest, 0)
-        bottom = tl.min(lowest, 0)
-        most = tl.load(top_k + row)
-        share = tl.load(top_p + row)
-        least = tl.load(min_p + row)
-        if (most > 0) & (most < width):
-            wanted = most.to(tl.float32)
-            threshold = _bisect(logits, width, inverse, bottom, width * 1.0, top, wanted, False, SIZE)
-        if share < 1.0:
-            count, weight = _above(logits, width, inverse, threshold, top, SIZE)
-            start = tl.maximum(threshold, bottom)
-            threshold = _bisect(logits, width, inverse, start, count, top, share * weight, True, SIZE)
-        if least > 0.0:
-            threshold = tl.maximum(threshold, top + tl.log(least))
-    best_score = tl.full([], 4 * NONE, tl.float32)
-    best_base = tl.zeros([], tl.int32)
-    running = tl.full([], NONE, tl.float32)
-    total = tl.zeros([], tl.float32)
-    number = tl.zeros([SIZE], tl.int32)
+            inside = (score >= low) & (score > NONE)
+            if tl.max(score, 0) >= low:
+                at = row * CANDIDATES + tl.atomic_add(cursor + tl.zeros([SIZE], tl.int32), 1, mask=inside)
+                tl.store(scores + at, score, mask=inside)
+                tl.store(ids + at, base + tl.arange(0, SIZE), mask=inside)
+
+
+@triton.jit
+def _threshold(logits, width, vocab, inverse, row, top_k, top_p, min_p, whole_weight, SIZE: tl.constexpr):
+    """The score under which everything is cut. `whole_weight` is the weight of the uncut row."""
+    highest = tl.full([SIZE], 2 * NONE, tl.float32)
+    lowest = tl.full([SIZE], -NONE, tl.float32)
+    for base in range(0, width, SIZE):
+        score = _scores(logits, base, width, inverse, SIZE)
+        highest = tl.maximum(highest, score)
+        lowest = tl.minimum(lowest, tl.where(score > NONE, score, -NONE))
+    top = tl.max(highest, 0)
+    bottom = tl.min(lowest, 0)
+    most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+    threshold = tl.full([], NONE, tl.float32)
+    by_number = (most > 0) & (most < vocab)
+    if by_number & (most < width):
+        wanted = most.to(tl.float32)
+        threshold = _bisect(logits, width, inverse, bottom, width * 1.0, top, wanted, False, SIZE)
+    if share < 1.0:
+        count, weight = _above(logits, width, inverse, threshold, top, SIZE)
+        weight = tl.where(by_number, weight, whole_weight)
+        start = tl.maximum(threshold, bottom)
+        threshold = _bisect(logits, width, inverse, start, count, top, share * weight, True, SIZE)
+    if least > 0.0:
+        threshold = tl.maximum(threshold, top + tl.log(least))
+    return tl.maximum(threshold, bottom)
+
+
+@triton.jit
+def _write_mask(
+    logits, ids, width, inverse, threshold, num_kept, vocab, row, step, steps, arena, cursor, sizes, places,
+    MAPPED: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """The kept ids of a row into the arena: as ids, or as a bit for each token where that is shorter."""
+    words = tl.cdiv(vocab, 32)
+    as_ids = num_kept <= words
+    if MAPPED:
+        as_ids = num_kept > 0
+    room = tl.where(as_ids, num_kept, words)
+    place = tl.atomic_add(cursor, room)
+    tl.store(sizes + row * steps + step, tl.where(as_ids, num_kept, -num_kept))
+    tl.store(places + row * steps + step, place)
+    arena += place
+    lane = tl.arange(0, SIZE)
+    before = tl.zeros([], tl.int32)
     for base in range(0, width, SIZE):
         score = _scores(logits, base, width, inverse, SIZE)
         inside = (score >= threshold) & (score > NONE)
-        number += tl.where(inside, 1, 0)
-        score = tl.where(inside, score, 2 * NONE)
-        top_here = tl.maximum(tl.max(score, 0), NONE)
-        weight_here = tl.sum(tl.exp(score - top_here), 0)
-        entry = top_here + tl.log(tl.maximum(weight_here, 1e-30)) + _gumbel(seed, width + base // SIZE)
-        entry = tl.where(greedy, top_here, entry)
-        wins = entry > best_score
-        best_score = tl.where(wins, entry, best_score)
-        best_base = tl.where(wins, base, best_base)
-        higher = tl.maximum(running, top_here)
-        total = total * tl.exp(running - higher) + weight_here * tl.exp(top_here - higher)
-        running = higher
-    score = _scores(logits, best_base, width, inverse, SIZE)
-    inside = (score >= threshold) & (score > NONE)
-    noise = tl.where(greedy, 0.0, _gumbel(seed, best_base + lane))
-    winner = tl.argmax(tl.where(inside, score + noise, 2 * NONE), 0)
-    chosen = tl.sum(tl.where(lane == winner, score, 0.0), 0)
-    tl.store(tokens + row, (best_base + winner).to(tl.int64))
-    tl.store(logprobs + row, chosen - (running + tl.log(total)))
-    tl.store(thresholds + row, threshold)
-    tl.store(kept + row, tl.sum(number, 0))
+        if as_ids:
+            names = base + lane
+            if MAPPED:
+                names = tl.load(ids + base + lane, mask=inside, other=0)
+            number = tl.cumsum(inside.to(tl.int32), 0)
+            tl.store(arena + before + number - 1, names, mask=inside)
+            before += tl.sum(inside.to(tl.int32), 0)
+        else:
+            if not MAPPED:
+                bits = tl.reshape(inside.to(tl.int32), [SIZE // 32, 32]) << tl.arange(0, 32)[None, :]
+                word = base // 32 + tl.arange(0, SIZE // 32)
+                tl.store(arena + word, tl.sum(bits, 1), mask=word < words)
+
+
+@triton.jit
+def _draw_kernel(
+    logits, sources, ids, counts, weights, temperature, seeds, places, top_k, top_p, min_p,
+    records, step_at, arena, cursor, sizes, mask_places,
+    tokens, logprobs, thresholds, kept, vocab, stride, steps,
+    SOURCES: tl.constexpr, TRUNCATES: tl.constexpr, MAPPED: tl.constexpr, RECORDS: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """`MAPPED`: the row is a list of candidates, of `ids`; rows with a count of -1 are left to the launch
+    over whole rows, and the others are left alone by that."""
+    row = tl.program_id(0).to(tl.int64)
+    width = vocab
+    mine = True
+    if TRUNCATES:
+        count = tl.load(counts + row)
+        mine = (count >= 0) == MAPPED
+        if MAPPED:
+            width = count
+    if mine:
+        source = row
+        if SOURCES:
+            source = tl.load(sources + row).to(tl.int64)
+        inverse = _inverse_heat(temperature, row)
+        if MAPPED:  # candidates are scores already
+            source = row
+            inverse = 1.0
+        data = logits + source * stride
+        named = ids + row * stride
+        greedy = tl.load(temperature + row) <= 0
+        seed = tl.load(seeds + row) + tl.load(places + row) * PLACE_STRIDE
+        lane = tl.arange(0, SIZE)
+        threshold = tl.full([], NONE, tl.float32)
+        if TRUNCATES:
+            weight = tl.load(weights + row)
+            threshold = _threshold(data, width, vocab, inverse, row, top_k, top_p, min_p, weight, SIZE)
+        best_score = tl.full([], 4 * NONE, tl.float32)
+        best_base = tl.zeros([], tl.int32)
+        running = tl.full([], NONE, tl.float32)
+        total = tl.zeros([], tl.float32)
+        number = tl.zeros([SIZE], tl.int32)
+        for base in range(0, width, SIZE):
+            score = _scores(data, base, width, inverse, SIZE)
+            inside = (score >= threshold) & (score > NONE)
+            if TRUNCATES:
+                number += tl.where(inside, 1, 0)
+            score = tl.where(inside, score, 2 * NONE)
+            top_here = tl.maximum(tl.max(score, 0), NONE)
+            weight_here = tl.sum(tl.exp(score - top_here), 0)
+            entry = top_here + tl.log(tl.maximum(weight_here, 1e-30)) + _gumbel(seed, vocab + base // SIZE)
+            entry = tl.where(greedy, top_here, entry)
+            wins = entry > best_score
+            best_score = tl.where(wins, entry, best_score)
+            best_base = tl.where(wins, base, best_base)
+            higher = tl.maximum(running, top_here)
+            total = total * tl.exp(running - higher) + weight_here * tl.exp(top_here - higher)
+            running = higher
+        score = _scores(data, best_base, width, inverse, SIZE)
+        inside = (score >= threshold) & (score > NONE)
+        names = best_base + lane
+        if MAPPED:
+            names = tl.load(named + best_base + lane, mask=inside, other=0)
+        noise = tl.where(greedy, 0.0, _gumbel(seed, names))
+        winner = tl.argmax(tl.where(inside, score + noise, 2 * NONE), 0)
+        chosen = tl.sum(tl.where(lane == winner, score, 0.0), 0)
+        tl.store(tokens + row, tl.sum(tl.where(lane == winner, names, 0), 0).to(tl.int64))
+        tl.store(logprobs + row, chosen - (running + tl.log(total)))
+        if TRUNCATES:
+            num_kept = tl.sum(number, 0)
+            tl.store(thresholds + row, threshold)
+            tl.store(kept + row, num_kept)
+            if RECORDS:
+                step = tl.load(step_at)
+                cuts = (tl.load(records + row) != 0) & (num_kept < vocab)
+                if cuts:
+                    _write_mask(
+                        data, named, width, inverse, threshold, num_kept, vocab, row, step, steps,
+                        arena, cursor, sizes, mask_places, MAPPED, SIZE,
+                    )  # fmt: skip
+                else:
+                    tl.store(sizes + row * steps + step, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Truncation, a value a row: `top_k` 0, `top_p` 1 and `min_p` 0 leave a row whole."""
+
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MaskArena:
+    """Where the kept ids of rows go that record them: column `step` of (rows, steps) tables says where.
+
+    A size of n are n ids, of -n a bitmask of n tokens, of 0 nothing at all: nothing was cut."""
+
+    records: torch.Tensor
+    step: torch.Tensor
+    words: torch.Tensor
+    cursor: torch.Tensor
+    sizes: torch.Tensor
+    places: torch.Tensor
+
+    @staticmethod
+    def words_per_row(vocab: int) -> int:
+        """The most that one row takes."""
+        return max(-(-vocab // WORD), min(CANDIDATES, vocab))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,33 +327,51 @@ def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     seeds: torch.Tensor,
+    places: torch.Tensor,
     *,
-    top_k: torch.Tensor | None = None,
-    top_p: torch.Tensor | None = None,
-    min_p: torch.Tensor | None = None,
+    sources: torch.Tensor | None = None,
+    cuts: Cuts | None = None,
+    arena: MaskArena | None = None,
 ) -> Sampled:
-    """Draw from each row of (rows, vocabulary) logits; all arguments are (rows,) tensors.
+    """Draw from rows of (rows, vocabulary) logits: a token for each element of `temperature`, drawn from the
+    row of the same number, or from row `sources[i]`.
 
-    Temperature 0 takes the likeliest token, with its logprob at temperature 1; give it no truncation. `top_k`
-    0, `top_p` 1 and `min_p` 0 leave a row whole; None leaves all rows whole and saves the passes.
-    Nothing waits for the device, so the launch can be captured in a CUDA graph."""
-    rows, width = logits.shape
+    Temperature 0 takes the likeliest token, with its logprob at temperature 1; give it no truncation. Nothing
+    waits for the device, so the launches can be captured in a CUDA graph."""
+    rows, vocab = len(temperature), logits.shape[1]
     device = logits.device
-    truncates = any(each is not None for each in (top_k, top_p, min_p))
-    if truncates:
-        top_k = torch.zeros(rows, dtype=torch.int32, device=device) if top_k is None else top_k
-        top_p = torch.ones(rows, device=device) if top_p is None else top_p
-        min_p = torch.zeros(rows, device=device) if min_p is None else min_p
     result = Sampled(
         tokens=torch.empty(rows, dtype=torch.int64, device=device),
         logprobs=torch.empty(rows, device=device),
         thresholds=torch.empty(rows, device=device),
         num_kept=torch.empty(rows, dtype=torch.int32, device=device),
     )
-    _sample_kernel[(rows,)](
-        logits, temperature, seeds,
-        *((top_k, top_p, min_p) if truncates else (temperature,) * 3),
-        result.tokens, result.logprobs, result.thresholds, result.num_kept,
-        width, logits.stride(0), TRUNCATES=truncates, SIZE=BLOCK, num_warps=8,
+    unused = result.num_kept
+    flags = {"SOURCES": sources is not None, "TRUNCATES": cuts is not None, "RECORDS": arena is not None}
+    limits = (unused,) * 3 if cuts is None else (cuts.top_k, cuts.top_p, cuts.min_p)
+    recording: tuple[torch.Tensor, ...] = (unused,) * 6
+    steps = 0
+    if arena is not None:
+        recording = (arena.records, arena.step, arena.words, arena.cursor, arena.sizes, arena.places)
+        steps = arena.sizes.shape[1]
+    given = unused if sources is None else sources
+    results = (result.tokens, result.logprobs, result.thresholds, result.num_kept)
+    counts = weights = unused
+    if cuts is not None:
+        scores = torch.empty(rows, CANDIDATES, device=device)
+        ids = torch.empty(rows, CANDIDATES, dtype=torch.int32, device=device)
+        counts = torch.zeros(rows, dtype=torch.int32, device=device)
+        weights = torch.empty(rows, device=device)
+        _narrow_kernel[(rows,)](
+            logits, given, temperature, *limits, scores, ids, counts, weights, vocab, logits.stride(0),
+            SOURCES=sources is not None, SIZE=NARROW_BLOCK, CANDIDATES=CANDIDATES, num_warps=8,
+        )  # fmt: skip
+        _draw_kernel[(rows,)](
+            scores, given, ids, counts, weights, temperature, seeds, places, *limits, *recording, *results,
+            vocab, CANDIDATES, steps, MAPPED=True, SIZE=CANDIDATES, num_warps=8, **flags,
+        )  # fmt: skip
+    _draw_kernel[(rows,)](
+        logits, given, unused, counts, weights, temperature, seeds, places, *limits, *recording, *results,
+        vocab, logits.stride(0), steps, MAPPED=False, SIZE=BLOCK, num_warps=8, **flags,
     )  # fmt: skip
     return result

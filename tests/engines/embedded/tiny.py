@@ -171,6 +171,23 @@ class Driver:
             self.chunks[request.id].append(chunk)
 
 
+def open_device_on_cpu(runner: Any, config: EngineConfig) -> Any:
+    """What `ModelRunner.open_device` does on a GPU; kernels run under Triton's interpreter."""
+    from penstock.engines.embedded.cuda.device import Device
+    from penstock.models.joined import join_projections
+
+    join_projections(runner.model)
+    return Device(
+        runner.model,
+        runner.cache,
+        vocab=runner.vocab_size,
+        max_batch=config.max_batch,
+        max_context=runner.max_context,
+        block_size=runner.block_size,
+        window=config.window,
+    )
+
+
 def make_engine(model: nn.Module, **options: Any) -> EmbeddedEngine:
     """An engine around `model`; options of `EngineConfig` and of the engine may be mixed."""
     own = {key: options.pop(key) for key in ("receiver", "tokenizer", "version") if key in options}

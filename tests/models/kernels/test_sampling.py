@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -5,10 +6,46 @@ from tests.models.kernels.device import DEVICE
 
 from penstock.models.kernels import sampling  # isort: skip
 
+CUTS = [
+    (0, 1.0, 0.0),
+    (5, 1.0, 0.0),
+    (1, 1.0, 0.0),
+    (0, 0.7, 0.0),
+    (40, 0.9, 0.0),
+    (0, 1.0, 0.1),
+    (30, 0.95, 0.02),
+    (0, 0.9, 0.3),
+    (30, 0.5, 0.3),
+    (5000, 0.8, 0.0),
+]
 
-def make(rows, width, seed=0):
-    logits = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)) * 2
+
+def make(rows, width, seed=0, scale=2.0):
+    logits = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)) * scale
     return logits.to(DEVICE), torch.arange(rows, device=DEVICE) + 100 * seed
+
+
+def draw(logits, temperature, seeds, **options):
+    return sampling.sample(logits, temperature, seeds, torch.zeros_like(seeds), **options)
+
+
+def cuts_of(rows):
+    top_k, top_p, min_p = (torch.tensor(column, device=DEVICE) for column in zip(*rows, strict=True))
+    return sampling.Cuts(top_k.int(), top_p.float(), min_p.float())
+
+
+def arena_of(rows, vocab, steps=1):
+    def zeros(*size):
+        return torch.zeros(size, dtype=torch.int32, device=DEVICE)
+
+    return sampling.MaskArena(
+        records=torch.ones(rows, dtype=torch.int32, device=DEVICE),
+        step=torch.zeros(1, dtype=torch.int64, device=DEVICE),
+        words=zeros(rows * steps * sampling.MaskArena.words_per_row(vocab)) - 7,
+        cursor=zeros(1),
+        sizes=zeros(rows, steps) - 7,
+        places=zeros(rows, steps) - 7,
+    )
 
 
 def kept_by_sorting(logits, temperature, top_k, top_p, min_p):
@@ -22,73 +59,108 @@ def kept_by_sorting(logits, temperature, top_k, top_p, min_p):
     return set(chosen[probs[chosen] >= min_p * probs.max()].tolist())
 
 
-CUTS = [
-    (0, 1.0, 0.0),
-    (5, 1.0, 0.0),
-    (1, 1.0, 0.0),
-    (0, 0.7, 0.0),
-    (40, 0.9, 0.0),
-    (0, 1.0, 0.1),
-    (30, 0.95, 0.02),
-]
+def recorded(arena, row, vocab):
+    """The ids that a row of the arena stands for; None when nothing was cut."""
+    size, place = int(arena.sizes[row, 0]), int(arena.places[row, 0])
+    if size == 0:
+        return None
+    words = arena.words.cpu().numpy()
+    if size > 0:
+        return set(words[place : place + size].tolist())
+    bits = np.unpackbits(words[place : place + -(-vocab // 32)].view(np.uint8), bitorder="little")
+    ids = np.flatnonzero(bits[:vocab])
+    assert len(ids) == -size
+    return set(ids.tolist())
 
 
-def test_truncation_keeps_what_sorting_keeps():
+@pytest.mark.parametrize("candidates", [2048, 64, 2], ids=["among few", "some rows whole", "over whole rows"])
+def test_truncation_keeps_what_sorting_keeps_and_writes_it_down(candidates, monkeypatch):
+    monkeypatch.setattr(sampling, "CANDIDATES", candidates)
+    monkeypatch.setattr(sampling, "BLOCK", 256)
     logits, seeds = make(len(CUTS), 700)
     temperature = torch.linspace(0.7, 1.5, len(CUTS)).to(DEVICE)
-    columns = [torch.tensor(column, device=DEVICE) for column in zip(*CUTS, strict=True)]
-    drawn = sampling.sample(
-        logits, temperature, seeds, top_k=columns[0].int(), top_p=columns[1], min_p=columns[2]
-    )
+    arena = arena_of(len(CUTS), 700)
+    drawn = draw(logits, temperature, seeds, cuts=cuts_of(CUTS), arena=arena)
     for row, cut in enumerate(CUTS):
         want = kept_by_sorting(logits[row], float(temperature[row]), *cut)
         scaled = logits[row] / temperature[row]
         assert set((scaled >= drawn.thresholds[row]).nonzero()[:, 0].tolist()) == want
         assert int(drawn.num_kept[row]) == len(want)
+        assert recorded(arena, row, 700) == (want if len(want) < 700 else None)
         token = int(drawn.tokens[row])
         assert token in want
         normaliser = scaled[sorted(want)].logsumexp(0)
         torch.testing.assert_close(drawn.logprobs[row], scaled[token] - normaliser, atol=1e-5, rtol=1e-5)
 
 
+def test_rows_that_record_nothing_leave_the_arena_alone():
+    logits, seeds = make(2, 300)
+    arena = arena_of(2, 300)
+    arena.records[0] = 0
+    draw(logits, torch.ones(2, device=DEVICE), seeds, cuts=cuts_of([(5, 1.0, 0.0)] * 2), arena=arena)
+    assert arena.sizes[:, 0].tolist() == [0, 5]
+    assert int(arena.cursor[0]) == 5
+
+
 def test_equal_scores_are_kept_together():
     logits = torch.zeros(1, 50, device=DEVICE)
     logits[0, 7:10] = 3.0
-    drawn = sampling.sample(
-        logits, torch.ones(1, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE),
-        top_k=torch.tensor([2], dtype=torch.int32, device=DEVICE),
-    )  # fmt: skip
+    zero = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    drawn = draw(logits, torch.ones(1, device=DEVICE), zero, cuts=cuts_of([(2, 1.0, 0.0)]))
     assert int(drawn.num_kept[0]) == 3
 
 
-def test_draws_follow_the_distribution_across_blocks(monkeypatch):
+@pytest.mark.parametrize("cut", [None, (0, 0.95, 0.0)])
+def test_draws_follow_the_distribution_across_blocks(cut, monkeypatch):
     monkeypatch.setattr(sampling, "BLOCK", 8)
     probs = torch.tensor([0.05, 0.2, 0.0, 0.1, 0.02, 0.08, 0.3, 0.05, 0.15, 0.05])
-    rows = 250
+    rows = 250 if cut is None else 100  # the interpreter is slow
     logits = probs.log().expand(rows, -1).contiguous().to(DEVICE)
     seeds = torch.arange(rows, device=DEVICE)
-    drawn = sampling.sample(logits, torch.ones(rows, device=DEVICE), seeds)
+    cuts = None if cut is None else cuts_of([cut] * rows)
+    drawn = draw(logits, torch.ones(rows, device=DEVICE), seeds, cuts=cuts)
+    if cut is not None:
+        probs[4] = 0.0  # the one that may go without breaking up equal ones
+        probs /= probs.sum()
     counts = torch.bincount(drawn.tokens.cpu(), minlength=10).double()
-    assert counts[2] == 0
+    assert counts[probs == 0].sum() == 0
     expected = probs.double() * rows
     chi_square = ((counts - expected) ** 2 / expected.clamp(min=1e-9))[probs > 0].sum()
     assert float(chi_square) < 26.1  # 8 degrees of freedom, one in a thousand
     torch.testing.assert_close(drawn.logprobs.cpu(), probs.log()[drawn.tokens.cpu()], atol=1e-5, rtol=1e-5)
 
 
-def test_a_seed_gives_the_same_draw_in_any_batch():
+def test_seed_and_place_give_the_same_draw_in_any_batch():
     logits, seeds = make(4, 300)
     temperature = torch.ones(4, device=DEVICE)
-    together = sampling.sample(logits, temperature, seeds)
-    alone = sampling.sample(logits[2:3], temperature[:1], seeds[2:3])
+    together = draw(logits, temperature, seeds)
+    alone = draw(logits[2:3], temperature[:1], seeds[2:3])
     assert int(alone.tokens[0]) == int(together.tokens[2])
-    other = [sampling.sample(logits[2:3], temperature[:1], seeds[2:3] + 1000 + i).tokens[0] for i in range(8)]
-    assert len({int(token) for token in other}) > 1
+    by_seed = {int(draw(logits[2:3], temperature[:1], seeds[2:3] + 1000 + i).tokens[0]) for i in range(8)}
+    places = torch.arange(8, device=DEVICE)
+    same = seeds[2:3].expand(8).contiguous()
+    by_place = sampling.sample(
+        logits[2:3].expand(8, -1).contiguous(), torch.ones(8, device=DEVICE), same, places
+    )
+    assert len(by_seed) > 1
+    assert len(set(by_place.tokens.tolist())) > 1
+
+
+def test_several_draws_come_from_one_row_of_logits():
+    logits, _ = make(2, 300)
+    seeds = torch.tensor([4, 5, 6], device=DEVICE)
+    sources = torch.tensor([1, 0, 1], dtype=torch.int32, device=DEVICE)
+    ones = torch.ones(3, device=DEVICE)
+    for cuts in (None, cuts_of([(20, 1.0, 0.0)] * 3)):
+        shared = draw(logits, ones, seeds, sources=sources, cuts=cuts)
+        copied = draw(logits[sources.long()].contiguous(), ones, seeds, cuts=cuts)
+        assert shared.tokens.tolist() == copied.tokens.tolist()
+        torch.testing.assert_close(shared.logprobs, copied.logprobs)
 
 
 @pytest.mark.parametrize("width", [10, 4096, 5000])
 def test_temperature_zero_takes_the_likeliest(width):
     logits, seeds = make(3, width)
-    drawn = sampling.sample(logits, torch.zeros(3, device=DEVICE), seeds)
+    drawn = draw(logits, torch.zeros(3, device=DEVICE), seeds)
     assert drawn.tokens.tolist() == logits.argmax(-1).tolist()
     torch.testing.assert_close(drawn.logprobs, logits.log_softmax(-1).max(-1).values, atol=1e-5, rtol=1e-5)

@@ -1,64 +1,160 @@
-"""The decode step's attention: one query per sequence, over static buffers that a graph can replay."""
+"""Attention on a GPU: one operator in front of the kernels, whatever kind of pass is run.
+
+Code that `torch.compile` made must serve prompts and decoding, batches of every size and layers of every
+number. So the operator's arguments are what the layer itself knows; where the tokens of the pass lie is
+looked up in `Pass.plan` when it runs. A layer's pool hangs on its attention module.
+"""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from penstock.engines.embedded.cuda.kernels import paged_decode
-from penstock.engines.embedded.paged import LayerShape
+from penstock.models.kernels.decode import attend_decode
+from penstock.models.kernels.prefill import QueryTiles, attend_packed
 
-HEAD_DIMS = (32, 64, 128, 256)
+
+class Plan(Protocol):
+    """Where the tokens of a pass lie."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pool: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor: ...
+
+
+class Pass:
+    """The pass that is being run, or captured."""
+
+    plan: Plan | None = None
 
 
 @dataclass(slots=True)
-class DecodeBuffers:
-    """What a decode step reads and moves on, a row per sequence; a graph of batch B uses the first B."""
+class DecodePlan:
+    """One token a sequence: row i of the buffers."""
 
-    tokens: torch.Tensor
-    positions: torch.Tensor
     tables: torch.Tensor
-    seeds: torch.Tensor
-    temperatures: torch.Tensor
-    output_tokens: torch.Tensor
-    """(rows, window): what was drawn since the window began."""
-    output_logprobs: torch.Tensor
-    step: torch.Tensor
-    """(1,): the column of the window that comes next."""
+    positions: torch.Tensor
+    splits: int = 1
 
-    @classmethod
-    def make(
-        cls, rows: int, num_table: int, window: int, scratch: int, device: torch.device
-    ) -> "DecodeBuffers":
-        def filled(*size: int, dtype: torch.dtype, value: float = 0) -> torch.Tensor:
-            return torch.full(size, value, dtype=dtype, device=device)
-
-        return cls(
-            tokens=filled(rows, dtype=torch.int64),
-            positions=filled(rows, dtype=torch.int64),
-            tables=filled(rows, num_table, dtype=torch.int32, value=scratch),
-            seeds=filled(rows, dtype=torch.int64),
-            temperatures=filled(rows, dtype=torch.float32, value=1.0),
-            output_tokens=filled(rows, window, dtype=torch.int64),
-            output_logprobs=filled(rows, window, dtype=torch.float32),
-            step=filled(1, dtype=torch.int64),
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pool: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return attend_decode(
+            query,
+            key,
+            value,
+            pool,
+            self.tables,
+            self.positions,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
+            splits=self.splits,
         )
 
 
-class DecodeAttention:
-    """An attention backend for rows of one token each."""
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """Some tokens of each sequence, side by side."""
 
-    def __init__(self, pools: dict[int, torch.Tensor]) -> None:
-        self._pools = pools
-        self.tables = torch.empty(0)
-        self.positions = torch.empty(0)
-        self.splits = 1
+    slots: torch.Tensor
+    """(tokens,): where each token's key and value go, in tokens from the start of the pool."""
+    tables: torch.Tensor
+    lengths: torch.Tensor
+    tiles: QueryTiles
 
-    @staticmethod
-    def serves(shapes: dict[int, LayerShape]) -> bool:
-        return all(
-            shape.key_dim == shape.value_dim and shape.key_dim in HEAD_DIMS for shape in shapes.values()
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pool: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        dim = query.shape[2]
+        pair = torch.cat([key, value], dim=-1).to(pool.dtype)
+        raw = torch.uint8 if pool.dtype.itemsize == 1 else pool.dtype  # not every copy knows 8-bit floats
+        pool.flatten(0, 1).view(raw).index_copy_(0, self.slots, pair.view(raw))
+        return attend_packed(
+            query,
+            pool[..., :dim],
+            pool[..., dim:],
+            self.tables,
+            self.lengths,
+            self.tiles,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
         )
+
+
+@torch.library.custom_op("penstock::attend_paged", mutates_args=("pool",))
+def attend_paged(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    sinks: torch.Tensor | None,
+    scaling: float,
+    softcap: float,
+    sliding_window: int,
+) -> torch.Tensor:
+    """Write keys and values (tokens, kv_heads, dim) into `pool` and attend, as `Pass.plan` says. 0 switches
+    `softcap` and `sliding_window` off."""
+    assert Pass.plan is not None
+    return Pass.plan.attend(
+        query,
+        key,
+        value,
+        pool,
+        scaling=scaling,
+        sliding_window=sliding_window or None,
+        softcap=softcap or None,
+        sinks=sinks,
+    )
+
+
+@attend_paged.register_fake
+def _(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    sinks: torch.Tensor | None,
+    scaling: float,
+    softcap: float,
+    sliding_window: int,
+) -> torch.Tensor:
+    return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+
+
+class DeviceAttention:
+    """The backend behind `penstock.models.attention` for all passes on a GPU."""
 
     def __call__(
         self,
@@ -72,18 +168,23 @@ class DecodeAttention:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        layer: int = module.layer_idx  # type: ignore[assignment]
-        mixed: torch.Tensor = paged_decode(
+        pool: torch.Tensor = module._penstock_pool  # type: ignore[assignment]
+        mixed: torch.Tensor = attend_paged(
             query[0].transpose(0, 1).contiguous(),
-            key[0].transpose(0, 1),
-            value[0].transpose(0, 1),
-            self._pools[layer],
-            self.tables,
-            self.positions,
+            key[0].transpose(0, 1).contiguous(),
+            value[0].transpose(0, 1).contiguous(),
+            pool,
             sinks,
-            scaling,
-            softcap or 0.0,
-            sliding_window or 0,
-            self.splits,
+            float(scaling),
+            float(softcap or 0.0),
+            int(sliding_window or 0),
         )
         return mixed[None]
+
+
+def hang_pools(model: nn.Module, pools: dict[int, torch.Tensor]) -> None:
+    """Give each attention module the pool of its layer."""
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if layer is not None:
+            object.__setattr__(module, "_penstock_pool", pools[int(layer)])

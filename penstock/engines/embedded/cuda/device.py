@@ -1,0 +1,362 @@
+"""A GPU that is never waited for: work is launched ahead, and what it drew is read when it is there.
+
+A *launch* is a pass over prompts, or a window of decode steps that are replayed without looking. The next
+launch is queued before the last is read, so the host's scheduling is hidden behind the device. All work is
+in one stream, so blocks that are given to somebody else are written by their old owner before, never after.
+A sequence that ends within a window draws a few tokens more, which are thrown away.
+"""
+
+import inspect
+from collections import deque
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from penstock.engines.embedded.cuda.attention import DeviceAttention, Pass, hang_pools
+from penstock.engines.embedded.cuda.buffers import (
+    MIN_P,
+    POSITION,
+    RECORDS,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    DecodeBuffers,
+    MaskRoom,
+)
+from penstock.engines.embedded.cuda.graphs import Kind, StepGraphs
+from penstock.engines.embedded.cuda.prompts import lay_out_prompts
+from penstock.engines.embedded.cuda.rows import ON_DEVICE, Rows, settings_of
+from penstock.engines.embedded.paged import PagedAttention
+from penstock.engines.embedded.scheduler import Batch
+from penstock.engines.embedded.sequence import Sequence
+from penstock.engines.embedded.transfer import download, upload
+from penstock.models import attention
+from penstock.models.kernels.decode import SPLIT_COUNTS, choose_splits
+from penstock.models.kernels.sampling import Cuts, sample
+
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a launch drew for one sequence."""
+
+    seq: Sequence
+    tokens: list[int]
+    logprobs: list[float]
+    masks: list[Ids] | None
+    """The ids that truncation left, per token; empty where nothing was cut."""
+
+
+@dataclass(slots=True)
+class _Masks:
+    sizes: torch.Tensor
+    places: torch.Tensor
+    end: torch.Tensor
+    start: int
+
+
+@dataclass(slots=True)
+class Launch:
+    """Work in flight: which sequences draw `steps` tokens each, under which weights."""
+
+    sequences: list[Sequence]
+    rows: list[int]
+    steps: int
+    version: int
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
+    lengths: torch.Tensor | None
+    masks: _Masks | None
+    event: Any
+
+    @property
+    def is_ready(self) -> bool:
+        return self.event is None or bool(self.event.query())
+
+
+class Device:
+    """Owns the buffers, the graphs and what is in flight."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cache: PagedAttention,
+        *,
+        vocab: int,
+        max_batch: int,
+        max_context: int,
+        block_size: int,
+        window: int,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._vocab = vocab
+        self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._block_size = block_size
+        self.window = window
+        self.join_at = max(1, max_batch // 32)
+        """Free places at which waiting sequences join: prompts are computed a few at a time."""
+        self._device = next(model.parameters()).device
+        pool = next(iter(cache.pools.values()))
+        self._kv_heads = pool.shape[2]
+        blocks = -(-(max_context + 2 * window) // block_size) + 1
+        self._buffers = DecodeBuffers.make(max_batch, blocks, window, cache.scratch, self._device)
+        self._rows = Rows(max_batch, blocks, cache.scratch, block_size, vocab)
+        self._rows.clear()
+        self.graphs = StepGraphs(self._decode, self._buffers, scratch=cache.scratch, vocab=vocab)
+        self._in_flight: deque[Launch] = deque()
+        self._side: Any = None
+        hang_pools(model, cache.pools)
+        self._attention = DeviceAttention()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `collect` would not have to wait."""
+        return bool(self._in_flight) and self._in_flight[0].is_ready
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Compute a batch of any kind; logits of the last token of every span that ends its sequence."""
+        self._cache.copy_blocks(batch.copies)
+        laid = lay_out_prompts(batch.spans, self._block_size, self._heads_of_key(), self._device)
+        Pass.plan = laid.plan
+        self._attach()
+        keep: dict[str, Any] = {"logits_to_keep": laid.ends} if self._selects_rows else {}
+        output = self._model(input_ids=laid.input_ids, position_ids=laid.positions, use_cache=False, **keep)
+        logits: torch.Tensor = output.logits[0]
+        return logits if self._selects_rows else logits.index_select(0, laid.ends)
+
+    @torch.inference_mode()
+    def draw(self, logits: torch.Tensor, sequences: list[Sequence]) -> tuple[list[int], list[float]]:
+        """Draw a token of each row at once, without truncation, as a launch would have."""
+        columns = [settings_of(seq, self._vocab) for seq in sequences]
+        ints = upload(np.array([ints for ints, _ in columns], dtype=np.int64).T, self._device)
+        floats = upload(np.array([floats for _, floats in columns], dtype=np.float32).T, self._device)
+        drawn = sample(logits, floats[TEMPERATURE], ints[SEED], ints[POSITION])
+        return drawn.tokens.tolist(), drawn.logprobs.tolist()
+
+    @torch.inference_mode()
+    def launch_prompts(
+        self, batch: Batch, drawn: list[tuple[int, Sequence]], rows_of: Many[int], version: int
+    ) -> None:
+        """Compute the batch, then draw a token for each sequence of `drawn`, from the row of logits of the same
+        place in `rows_of`."""
+        logits = self.forward(batch)
+        if not drawn:
+            return
+        sequences = [seq for _, seq in drawn]
+        columns = [settings_of(seq, self._vocab) for seq in sequences]
+        ints = upload(np.array([ints for ints, _ in columns], dtype=np.int64).T, self._device)
+        floats = upload(np.array([floats for _, floats in columns], dtype=np.float32).T, self._device)
+        truncates = any(_truncates(seq) for seq in sequences)
+        arena = segment = None
+        if truncates:
+            room = self.graphs.mask_room()
+            segment = room.next_segment()
+            arena = room.arena_of_one(ints[RECORDS])
+        result = sample(
+            logits,
+            floats[TEMPERATURE],
+            ints[SEED],
+            ints[POSITION],
+            sources=upload(np.array(rows_of, dtype=np.int32), self._device),
+            cuts=Cuts(ints[TOP_K], floats[TOP_P], floats[MIN_P]) if truncates else None,
+            arena=arena,
+        )
+        staying = [at for at, seq in enumerate(sequences) if seq.num_tokens + 1 < seq.limit]
+        self._rows.drop_ended()
+        if staying:
+            rows = np.array([self._rows.take(sequences[at], ON_DEVICE) for at in staying], dtype=np.int64)
+            chosen = result.tokens
+            if len(staying) < len(sequences):
+                chosen = chosen[upload(np.array(staying, dtype=np.int64), self._device)]
+            self._buffers.tokens.index_copy_(0, upload(rows, self._device), chosen)
+        for seq in sequences:
+            seq.num_pending += 1
+        masks = None
+        if arena is not None and segment is not None:
+            masks = _Masks(download(arena.sizes), download(arena.places), download(arena.cursor), segment)
+        self._put_in_flight(
+            sequences=sequences,
+            rows=list(range(len(sequences))),
+            steps=1,
+            version=version,
+            tokens=download(result.tokens[:, None]),
+            logprobs=download(result.logprobs[:, None]),
+            lengths=None,
+            masks=masks,
+        )
+
+    @torch.inference_mode()
+    def launch_window(
+        self, sequences: list[Sequence], steps: int, copies: list[tuple[int, int]], version: int
+    ) -> None:
+        """Draw `steps` tokens for each sequence, whose blocks must have room for them."""
+        self._rows.place(sequences)
+        bucket = self.graphs.bucket(self._rows.used)
+        if self.graphs.bucket(len(sequences)) < bucket:
+            bucket = self._compact()
+        longest = max(seq.num_tokens + seq.num_pending for seq in sequences) + steps
+        kind = Kind(
+            rows=bucket,
+            splits=choose_splits(bucket, self._kv_heads, longest),
+            truncates=any(_truncates(seq) for seq in sequences),
+        )
+        self._attach()
+        graph = self.graphs.get(kind)
+        self._cache.copy_blocks(copies)
+        self._fill(bucket, max(len(seq.blocks) for seq in sequences) + 1)
+        room = self.graphs.masks if kind.truncates else None
+        segment = room.next_segment() if room is not None else 0
+        for _ in range(steps):
+            graph.replay()
+        for seq in sequences:
+            seq.num_pending += steps
+            seq.num_computed += steps
+        self._rows.launched()
+        buffers = self._buffers
+        masks = self._read_masks(room, bucket, steps, segment) if room is not None else None
+        self._put_in_flight(
+            sequences=sequences,
+            rows=[self._rows.of[seq] for seq in sequences],
+            steps=steps,
+            version=version,
+            tokens=download(buffers.output_tokens[:bucket, :steps].contiguous()),
+            logprobs=download(buffers.output_logprobs[:bucket, :steps].contiguous()),
+            lengths=download(buffers.lengths[:bucket]),
+            masks=masks,
+        )
+
+    def collect(self) -> tuple[list[Drawn], int]:
+        """What the oldest launch drew, and under which version; waits for it."""
+        launch = self._in_flight.popleft()
+        if launch.event is not None:
+            launch.event.synchronize()
+        tokens, logprobs = launch.tokens.tolist(), launch.logprobs.tolist()
+        lengths = launch.lengths.tolist() if launch.lengths is not None else None
+        words = self._mask_words(launch.masks) if launch.masks is not None else None
+        result = []
+        for seq, row in zip(launch.sequences, launch.rows, strict=True):
+            seq.num_pending -= launch.steps
+            count = launch.steps if lengths is None else lengths[row]
+            masks = None
+            if words is not None and launch.masks is not None and seq.request.record_sampling_mask:
+                masks = self._masks_of(launch.masks, words, row, count)
+            elif seq.request.record_sampling_mask:
+                masks = [_NOTHING_CUT] * count
+            result.append(Drawn(seq, tokens[row][:count], logprobs[row][:count], masks))
+        return result, launch.version
+
+    def reset(self) -> None:
+        """Nothing is in flight: every sequence starts again from what the host knows of it."""
+        assert not self._in_flight
+        self._rows.clear()
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Capture the graphs of a full batch, for contexts of every length."""
+        assert not self._in_flight
+        self._attach()
+        rows = len(self._buffers.tokens)
+        longest = self._rows.tables.shape[1] * self._block_size
+        most = choose_splits(rows, self._kv_heads, longest)
+        for splits in [splits for splits in SPLIT_COUNTS if splits <= most]:
+            self.graphs.get(Kind(rows=rows, splits=splits, truncates=False))
+
+    def _put_in_flight(self, **facts: Any) -> None:
+        event: Any = None
+        if self._device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._device))
+        self._in_flight.append(Launch(event=event, **facts))
+
+    def _fill(self, bucket: int, used: int) -> None:
+        """Bring the rows' settings, places and new tokens to the device."""
+        rows, buffers = self._rows, self._buffers
+        used = min(used, rows.tables.shape[1])
+        buffers.ints[:, :bucket].copy_(upload(rows.ints[:, :bucket], self._device))
+        buffers.floats[:, :bucket].copy_(upload(rows.floats[:, :bucket], self._device))
+        buffers.tables[:bucket, :used].copy_(upload(rows.tables[:bucket, :used], self._device))
+        if rows.begins[:bucket].any():
+            news = upload(np.stack([rows.tokens[:bucket], rows.begins[:bucket]]), self._device)
+            tokens = buffers.tokens[:bucket]
+            tokens.copy_(torch.where(news[0] >= 0, news[0], tokens))
+            buffers.ended[:bucket].masked_fill_(news[1] > 0, 0)
+        buffers.lengths.zero_()
+        buffers.step.zero_()
+
+    def _compact(self) -> int:
+        order = upload(self._rows.compact(), self._device)
+        for column in (self._buffers.tokens, self._buffers.ended):
+            column[: len(order)] = column[order]
+        return self.graphs.bucket(len(order))
+
+    def _decode(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        output = self._model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _attach(self) -> None:
+        attention.attach(self._model, self._attention)
+
+    def _heads_of_key(self) -> int:
+        config = self._model.config.get_text_config()  # type: ignore[operator, union-attr]
+        return max(1, int(config.num_attention_heads) // self._kv_heads)
+
+    def _read_masks(self, room: MaskRoom, bucket: int, steps: int, segment: int) -> _Masks:
+        return _Masks(
+            download(room.sizes[:bucket, :steps].contiguous()),
+            download(room.places[:bucket, :steps].contiguous()),
+            download(room.cursor),
+            segment,
+        )
+
+    def _mask_words(self, masks: _Masks) -> npt.NDArray[np.int32]:
+        """The used part of the arena's segment: copied beside the work that is queued behind."""
+        room = self.graphs.masks
+        assert room is not None
+        part = room.words[masks.start : int(masks.end)]
+        if part.device.type == "cpu":
+            return part.numpy().copy()
+        side = self._side_stream()
+        with torch.cuda.stream(side):
+            words = download(part)
+        side.synchronize()
+        return words.numpy()
+
+    def _side_stream(self) -> Any:
+        if self._side is None:
+            self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return self._side
+
+    def _masks_of(self, masks: _Masks, words: npt.NDArray[np.int32], row: int, count: int) -> list[Ids]:
+        kept = []
+        for size, place in zip(
+            masks.sizes[row, :count].tolist(), masks.places[row, :count].tolist(), strict=True
+        ):
+            start = place - masks.start
+            if size >= 0:
+                kept.append(np.sort(words[start : start + size]) if size else _NOTHING_CUT)
+            else:
+                bits = words[start : start + -(-self._vocab // 32)].view(np.uint8)
+                flags = np.unpackbits(bits, bitorder="little")[: self._vocab]
+                kept.append(np.flatnonzero(flags).astype(np.int32))
+        return kept
+
+
+def _truncates(seq: Sequence) -> bool:
+    return seq.request.sampling.temperature > 0 and seq.request.sampling.truncates
+
+
+_NOTHING_CUT = np.zeros(0, dtype=np.int32)

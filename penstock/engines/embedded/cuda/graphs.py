@@ -1,0 +1,126 @@
+"""One decode step as a CUDA graph: forward, draw, logprob, stop tokens and the move to the next position."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from penstock.engines.embedded.cuda.attention import DecodePlan, Pass
+from penstock.engines.embedded.cuda.buffers import (
+    FIRST_STOP,
+    POSITION,
+    RECORDS,
+    SEED,
+    TEMPERATURE,
+    DecodeBuffers,
+    MaskRoom,
+)
+from penstock.engines.embedded.cuda.kernels import advance
+from penstock.models.kernels.sampling import sample
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Tokens and positions of one row of tokens in, logits out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a graph was captured for."""
+
+    rows: int
+    splits: int
+    truncates: bool
+
+
+class Replayable(Protocol):
+    def replay(self) -> None: ...
+
+
+class _Call:
+    """The step itself, where there are no graphs: on a CPU, for tests."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+
+    def replay(self) -> None:
+        self._step()
+
+
+class StepGraphs:
+    """Captures each kind of step when it is first needed."""
+
+    def __init__(self, forward: Forward, buffers: DecodeBuffers, *, scratch: int, vocab: int) -> None:
+        self._forward = forward
+        self._buffers = buffers
+        self._scratch = scratch
+        self._vocab = vocab
+        self._device = buffers.tokens.device
+        max_batch = len(buffers.tokens)
+        self.buckets = sorted({size for size in BUCKETS if size < max_batch} | {max_batch})
+        self._known: dict[Kind, Replayable] = {}
+        self._memory: Any = None
+        self.masks: MaskRoom | None = None
+        self.capture_s = 0.0
+
+    def bucket(self, rows: int) -> int:
+        """The batch size that serves this many rows."""
+        return next(size for size in self.buckets if size >= rows)
+
+    def get(self, kind: Kind) -> Replayable:
+        """The graph of this kind. Capturing one writes into the buffers: call it before they are filled."""
+        if kind not in self._known:
+            if kind.truncates:
+                self.mask_room()
+            on_gpu = self._device.type == "cuda"
+            self._known[kind] = self._capture(kind) if on_gpu else _Call(lambda: self._step(kind))
+        return self._known[kind]
+
+    def mask_room(self) -> MaskRoom:
+        if self.masks is None:
+            rows, window = self._buffers.output_tokens.shape
+            self.masks = MaskRoom(rows, window, self._vocab, self._device)
+        return self.masks
+
+    def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph:
+        """Record one step. Rehearsals write into a block that nobody owns; the newest tokens survive them."""
+        began = time.perf_counter()
+        buffers = self._buffers
+        kept = buffers.tokens.clone(), buffers.ended.clone()
+        buffers.tables.fill_(self._scratch)
+        buffers.ints[POSITION].zero_()
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                buffers.step.zero_()
+                self._step(kind)
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            self._step(kind)
+        self._memory = graph.pool()
+        buffers.tokens.copy_(kept[0])
+        buffers.ended.copy_(kept[1])
+        self.capture_s += time.perf_counter() - began
+        return graph
+
+    def _step(self, kind: Kind) -> None:
+        buffers, rows = self._buffers, kind.rows
+        tokens, positions = buffers.tokens[:rows], buffers.ints[POSITION, :rows]
+        Pass.plan = DecodePlan(buffers.tables, buffers.ints[POSITION], kind.splits)
+        logits = self._forward(tokens, positions)
+        arena = None
+        if kind.truncates:
+            assert self.masks is not None
+            arena = self.masks.arena(buffers.ints[RECORDS], buffers.step)
+        drawn = sample(
+            logits,
+            buffers.floats[TEMPERATURE, :rows],
+            buffers.ints[SEED],
+            positions,
+            cuts=buffers.cuts(rows) if kind.truncates else None,
+            arena=arena,
+        )
+        advance(drawn.tokens, drawn.logprobs, buffers=buffers, first_stop=FIRST_STOP)

@@ -1,0 +1,87 @@
+"""Products of the same input as one: query, key and value, and the gate and the width of an MLP.
+
+Small products leave most of a GPU idle, and each costs a launch. The weights of the projections become views
+of one matrix, under their own names: whoever copies into a parameter, as weight sync does, writes into the
+joined matrix. The first projection of a family multiplies for all, the others take their part. No model is
+known by name: a family is joined where all its members are plain linear layers of one module.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+FAMILIES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class Family:
+    """One matrix for several projections. `parts` are the products that have not been asked for yet."""
+
+    def __init__(self, members: list[nn.Linear]) -> None:
+        self.sizes = [member.out_features for member in members]
+        self.weight = torch.cat([member.weight.data for member in members])
+        self.bias: torch.Tensor | None = None
+        if members[0].bias is not None:
+            self.bias = torch.cat([member.bias.data for member in members])
+        self.parts: tuple[torch.Tensor, ...] | None = None
+        for fixed in (self.weight, self.bias):
+            if fixed is not None:
+                torch._dynamo.mark_static(fixed)  # as parameters are
+
+
+class JoinedLinear(nn.Linear):
+    """A member of a family, in the order of its calls. Its weight is a view of the family's."""
+
+    family: Any
+    number: int
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        family = self.family
+        if self.number == 0:
+            product = functional.linear(input, family.weight, family.bias)
+            family.parts = torch.split(product, family.sizes, dim=-1)
+        parts = family.parts
+        if parts is None:  # somebody asks for one projection alone
+            return functional.linear(input, self.weight, self.bias)
+        if self.number == len(family.sizes) - 1:
+            family.parts = None
+        part: torch.Tensor = parts[self.number]
+        return part
+
+
+def join_projections(model: nn.Module) -> int:
+    """Join every family of `model`, for inference; returns how many there were. Idempotent."""
+    count = 0
+    for module in list(model.modules()):
+        for names in FAMILIES:
+            members = [getattr(module, name, None) for name in names]
+            if _can_join(members):
+                _join([member for member in members if isinstance(member, nn.Linear)])
+                count += 1
+    return count
+
+
+def _can_join(members: list[nn.Module | None]) -> bool:
+    """Plain linear layers of the same input, all with a bias or none, and not joined yet."""
+    linear = [member for member in members if type(member) is nn.Linear]
+    return (
+        len(linear) == len(members)
+        and len({member.in_features for member in linear}) == 1
+        and len({member.bias is None for member in linear}) == 1
+        and len({member.weight.dtype for member in linear}) == 1
+    )
+
+
+def _join(members: list[nn.Linear]) -> None:
+    family = Family(members)
+    start = 0
+    for number, member in enumerate(members):
+        stop = start + member.out_features
+        member.weight.data = family.weight[start:stop]
+        if family.bias is not None:
+            member.bias.data = family.bias[start:stop]
+        start = stop
+        member.__class__ = JoinedLinear
+        object.__setattr__(member, "family", family)
+        object.__setattr__(member, "number", number)

@@ -1,0 +1,226 @@
+"""Paged attention of the decode step: one query a sequence, over static buffers that a CUDA graph can replay.
+
+The pool of a layer is (blocks, block_size, kv_heads, key_dim + value_dim): a token's key and value lie side
+by side. The newest key and value come with the query: they are written to the pool here and never read back.
+The query heads of one key head are rows of one tile, so no key is read twice.
+
+Lengths of sequences differ by orders of magnitude, and one program a sequence would leave the card waiting
+for the longest. So the keys of a sequence are cut into splits of equal size, a program each; programs past
+the end of their sequence end at once. A sequence of one split is finished by its program; the partial
+softmaxes of longer ones are joined by a second kernel.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+KEYS = 64
+"""Keys of one step of a program."""
+SPLIT_KEYS = 512
+"""Keys of one program, where sequences are split."""
+UNSPLIT_KEYS = 1024
+"""Longest sequence that is not worth a split when there are enough sequences to fill the card."""
+FULL = 264
+"""Programs that fill a card: two for each multiprocessor of a large GPU."""
+SPLIT_COUNTS = (1, 4, 16, 64)
+"""Few, since a graph is captured for each; a program without keys costs next to nothing."""
+MAX_SPLITS = SPLIT_COUNTS[-1]
+EMPTY = tl.constexpr(-1e30)
+"""The maximum of no scores: finite, so that differences never give NaN."""
+
+
+def choose_splits(rows: int, kv_heads: int, longest: int) -> int:
+    """How many programs share one sequence."""
+    unsplit = UNSPLIT_KEYS if rows * kv_heads >= FULL else SPLIT_KEYS
+    if longest <= unsplit:
+        return 1
+    wanted = -(-longest // SPLIT_KEYS)
+    return next((count for count in SPLIT_COUNTS if wanted <= count), MAX_SPLITS)
+
+
+@triton.jit
+def _capped(scores, softcap):
+    small = tl.exp(-2.0 * tl.abs(scores / softcap))
+    tanh = (1.0 - small) / (1.0 + small)
+    return softcap * tl.where(scores < 0, -tanh, tanh)
+
+
+@triton.jit
+def _with_sink(sink, top, total, mixed):  # a score that takes its share and gives no content
+    higher = tl.maximum(top, sink)
+    shrink = tl.exp(top - higher)
+    return total * shrink + tl.exp(sink - higher), mixed * shrink[:, None]
+
+
+@triton.jit
+def _decode_kernel(
+    query, key, value, pool, tables, positions, sinks, out, partial, scaling, softcap, window, split_keys,
+    query_row, query_head, key_row, key_head, value_row, value_head, out_row, out_head,
+    pool_token, pool_head, table_row,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DK: tl.constexpr, DK_PAD: tl.constexpr,
+    DV: tl.constexpr, DV_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    length = tl.load(positions + row).to(tl.int32)  # keys in the pool; the newest is not yet among them
+    first = 0
+    if WINDOW:
+        first = tl.maximum(0, length + 1 - window)
+    last = length
+    num_splits = 1
+    if SPLITS > 1:
+        num_splits = tl.maximum(1, tl.cdiv(length, split_keys))
+        first = tl.maximum(first, split * split_keys)
+        last = tl.minimum(length, (split + 1) * split_keys)
+    if split < num_splits:
+        member, dk, dv = tl.arange(0, GROUP_PAD), tl.arange(0, DK_PAD), tl.arange(0, DV_PAD)
+        heads = head * GROUP + member
+        real = member < GROUP
+        q = tl.load(
+            query + row * query_row + heads[:, None] * query_head + dk[None],
+            mask=real[:, None] & (dk[None] < DK),
+            other=0.0,
+        )
+        top = tl.full([GROUP_PAD], EMPTY, tl.float32)
+        total = tl.zeros([GROUP_PAD], tl.float32)
+        mixed = tl.zeros([GROUP_PAD, DV_PAD], tl.float32)
+        if split == 0:
+            new_key = tl.load(key + row * key_row + head * key_head + dk, mask=dk < DK, other=0.0)
+            new_value = tl.load(value + row * value_row + head * value_head + dv, mask=dv < DV, other=0.0)
+            block = tl.load(tables + row * table_row + length // BLOCK_SIZE).to(tl.int64)
+            at = pool + (block * BLOCK_SIZE + length % BLOCK_SIZE) * pool_token + head * pool_head
+            tl.store(at + dk, new_key.to(pool.dtype.element_ty), mask=dk < DK)
+            tl.store(at + DK + dv, new_value.to(pool.dtype.element_ty), mask=dv < DV)
+            top = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None], 1) * scaling
+            if SOFTCAP:
+                top = _capped(top, softcap)
+            total = tl.full([GROUP_PAD], 1.0, tl.float32)
+            mixed += new_value.to(tl.float32)[None]
+        keys = tl.arange(0, KEYS)
+        for start in range((first // KEYS) * KEYS, last, KEYS):
+            place = start + keys
+            seen = (place >= first) & (place < last)
+            block = tl.load(tables + row * table_row + place // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+            at = pool + (block * BLOCK_SIZE + place % BLOCK_SIZE) * pool_token + head * pool_head
+            k = tl.load(at[:, None] + dk[None], mask=seen[:, None] & (dk[None] < DK), other=0.0)
+            v = tl.load(at[:, None] + DK + dv[None], mask=seen[:, None] & (dv[None] < DV), other=0.0)
+            scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * scaling
+            if SOFTCAP:
+                scores = _capped(scores, softcap)
+            scores = tl.where(seen[None], scores, 2 * EMPTY)
+            higher = tl.maximum(top, tl.max(scores, 1))
+            shrink = tl.exp(top - higher)
+            weights = tl.exp(scores - higher[:, None])
+            total = total * shrink + tl.sum(weights, 1)
+            content = tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
+            mixed = mixed * shrink[:, None] + content
+            top = higher
+        if num_splits == 1:
+            if SINKS:
+                sink = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32)
+                total, mixed = _with_sink(sink, top, total, mixed)
+            tl.store(
+                out + row * out_row + heads[:, None] * out_head + dv[None],
+                (mixed / total[:, None]).to(out.dtype.element_ty),
+                mask=real[:, None] & (dv[None] < DV),
+            )
+        else:
+            cell = partial + (((row * tl.num_programs(1) + head) * SPLITS + split) * GROUP + member) * (
+                DV + 2
+            )
+            tl.store(cell[:, None] + dv[None], mixed, mask=real[:, None] & (dv[None] < DV))
+            tl.store(cell + DV, top, mask=real)
+            tl.store(cell + DV + 1, total, mask=real)
+
+
+@triton.jit
+def _join_kernel(
+    partial, positions, sinks, out, split_keys, out_row, out_head,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
+    SPLITS: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """The splits of one sequence and key head, joined by their maxima."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    num_splits = tl.cdiv(tl.load(positions + row).to(tl.int32), split_keys)
+    if num_splits > 1:
+        member, dv = tl.arange(0, GROUP_PAD), tl.arange(0, DV_PAD)
+        real = member < GROUP
+        wide = real[:, None] & (dv[None] < DV)
+        top = tl.full([GROUP_PAD], EMPTY, tl.float32)
+        total = tl.zeros([GROUP_PAD], tl.float32)
+        mixed = tl.zeros([GROUP_PAD, DV_PAD], tl.float32)
+        for split in range(num_splits):
+            cell = partial + (((row * tl.num_programs(1) + head) * SPLITS + split) * GROUP + member) * (
+                DV + 2
+            )
+            part_top = tl.load(cell + DV, mask=real, other=EMPTY)
+            part_total = tl.load(cell + DV + 1, mask=real, other=0.0)
+            part = tl.load(cell[:, None] + dv[None], mask=wide, other=0.0)
+            higher = tl.maximum(top, part_top)
+            old, new = tl.exp(top - higher), tl.exp(part_top - higher)
+            total = total * old + part_total * new
+            mixed = mixed * old[:, None] + part * new[:, None]
+            top = higher
+        heads = head * GROUP + member
+        if SINKS:
+            sink = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32)
+            total, mixed = _with_sink(sink, top, total, mixed)
+        total = tl.where(real, total, 1.0)
+        tl.store(
+            out + row * out_row + heads[:, None] * out_head + dv[None],
+            (mixed / total[:, None]).to(out.dtype.element_ty),
+            mask=wide,
+        )
+
+
+def attend_decode(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    tables: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    splits: int = 1,
+) -> torch.Tensor:
+    """(rows, heads, value_dim) of (rows, heads, key_dim): row i is the token at `positions[i]` of the sequence
+    whose blocks `tables[i]` lists. Both may have more rows than the batch. Nothing here depends on their
+    values, so the launches can be captured in a CUDA graph."""
+    rows, heads, dim = query.shape
+    block_size, kv_heads = pool.shape[1], pool.shape[2]
+    value_dim = pool.shape[3] - dim
+    group = heads // kv_heads
+    out = query.new_empty(rows, heads, value_dim)
+    partial = query.new_empty(
+        (rows * heads * splits if splits > 1 else 0, value_dim + 2), dtype=torch.float32
+    )
+    longest = tables.shape[1] * block_size
+    split_keys = max(SPLIT_KEYS, triton.cdiv(triton.cdiv(longest, MAX_SPLITS), KEYS) * KEYS)
+    held = out if sinks is None else sinks
+    shape = {
+        "GROUP": group,
+        "GROUP_PAD": max(16, triton.next_power_of_2(group)),
+        "DV": value_dim,
+        "DV_PAD": max(16, triton.next_power_of_2(value_dim)),
+        "SPLITS": splits,
+        "SINKS": sinks is not None,
+    }
+    _decode_kernel[(rows, kv_heads, splits)](
+        query, key, value, pool, tables, positions, held, out, partial,
+        scaling, softcap or 1.0, sliding_window or 0, split_keys,
+        query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        out.stride(0), out.stride(1), pool.stride(1), pool.stride(2), tables.stride(0),
+        DK=dim, DK_PAD=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size, KEYS=KEYS,
+        SOFTCAP=softcap is not None, WINDOW=sliding_window is not None,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3, **shape,
+    )  # fmt: skip
+    if splits > 1:
+        _join_kernel[(rows, kv_heads)](
+            partial, positions, held, out, split_keys, out.stride(0), out.stride(1), num_warps=4, **shape
+        )
+    return out

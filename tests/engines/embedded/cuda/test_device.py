@@ -1,0 +1,193 @@
+"""The engine's GPU path: launched ahead, read later, and exact. Without a GPU the same code runs its kernels
+under Triton's interpreter and calls the steps that it would capture."""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.models.kernels.device import DEVICE
+
+from penstock.engines.embedded.runner import ModelRunner  # isort: skip
+from penstock.interfaces import Engine
+from tests.engines.contract import EngineContract, ask, update_to
+from tests.engines.embedded.test_exact import check_against_plain_forwards, play_move
+from tests.engines.embedded.test_swaps import replay
+from tests.engines.embedded.tiny import (
+    Driver,
+    SeededWeights,
+    make_engine,
+    make_model,
+    open_device_on_cpu,
+    serve,
+)
+
+
+@pytest.fixture(autouse=True)
+def _device_path(monkeypatch):
+    if DEVICE == "cpu":
+        monkeypatch.setattr(ModelRunner, "open_device", open_device_on_cpu)
+
+
+class TestContract(EngineContract):
+    @asynccontextmanager
+    async def open_engine(self) -> AsyncIterator[Engine]:
+        async with serve(make_model().to(DEVICE), max_context=64, window=1) as engine:
+            yield engine
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt_oss", "gpt_neox"])
+@settings(
+    max_examples=4,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_schedule_equals_a_plain_forward(family, data):
+    """Arrivals, groups, forks, cancellations and a cache so small that it preempts, in windows."""
+    reference = make_model(family)
+
+    async def main():
+        engine = make_engine(
+            copy.deepcopy(reference).to(DEVICE),
+            kv_tokens=data.draw(st.sampled_from([64, 96, 400]), label="cache"),
+            block_size=data.draw(st.sampled_from([4, 16]), label="block"),
+            max_batch=data.draw(st.integers(1, 6), label="batch"),
+            prefill_chunk=data.draw(st.sampled_from([5, 64]), label="chunk"),
+            window=data.draw(st.sampled_from([1, 3, 8]), label="window"),
+            keep_finished=data.draw(st.integers(0, 4), label="kept"),
+        )
+        driver = Driver(engine)
+        for _ in range(data.draw(st.integers(1, 5), label="moves")):
+            await play_move(driver, data)
+        await driver.drain()
+        check_against_plain_forwards(driver, reference)
+        engine._drain()
+        engine.forget_cache()
+        assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rebuilt", [set(), {2}])
+def test_labels_explain_every_token_across_swaps(rebuilt):
+    weights = SeededWeights("llama")
+    prompts = [[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [1, 2, 3]]
+
+    async def main():
+        driver = Driver(make_engine(copy.deepcopy(weights.model(0)).to(DEVICE), receiver=weights, window=3))
+        for number, prompt in enumerate(prompts):
+            await driver.start(ask(str(number), prompt, max_tokens=24 + number, seed=number))
+        for version in (1, 2):
+            for _ in range(3):
+                await driver.step()
+            await driver.engine.update(update_to(version, recompute_kv=version in rebuilt))
+        await driver.drain()
+        for number, prompt in enumerate(prompts):
+            versions = driver.versions(str(number))
+            assert sorted(set(versions)) == [0, 1, 2]
+            output, recorded = driver.output(str(number)), driver.logprobs(str(number))
+            expected = replay(weights, prompt, output, versions, rebuilt)
+            torch.testing.assert_close(recorded, expected, atol=1e-4, rtol=0)
+            shifted = replay(weights, prompt, output, [versions[0], *versions[:-1]], rebuilt)
+            assert (recorded - shifted).abs().max() > 1e-2
+
+    asyncio.run(main())
+
+
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch():
+    reference = make_model()
+
+    async def outputs(company, special=False, **options):
+        driver = Driver(make_engine(copy.deepcopy(reference).to(DEVICE), **options))
+        for number in range(company):
+            penalty = {"repetition_penalty": 1.2} if special else {}
+            await driver.start(ask(f"x{number}", [number, 3, 5], max_tokens=4 + number, **penalty))
+        for number in range(3):
+            await driver.start(ask(f"s{number}", [8, number, 1], max_tokens=12, seed=number))
+            await driver.step()
+        await driver.drain()
+        return [driver.output(f"s{number}") for number in range(3)]
+
+    alone = asyncio.run(outputs(0))
+    assert alone == asyncio.run(outputs(5, window=3))
+    assert alone == asyncio.run(outputs(2, special=True))
+    assert alone == asyncio.run(outputs(3, kv_tokens=40, prefill_chunk=2))
+    assert len({tuple(tokens) for tokens in alone}) == 3
+
+
+def test_stop_tokens_end_a_sequence_within_a_window():
+    reference = make_model()
+
+    async def main():
+        driver = Driver(make_engine(copy.deepcopy(reference).to(DEVICE), window=8))
+        await driver.start(ask("free", [3, 1, 4], max_tokens=12, seed=1))
+        await driver.drain()
+        free = driver.output("free")
+        stop = next(token for at, token in enumerate(free) if at >= 3 and token not in free[:at])
+        await driver.start(ask("stopped", [3, 1, 4], max_tokens=12, seed=1, stop_token_ids=(stop,)))
+        await driver.drain()
+        assert driver.output("stopped") == free[: free.index(stop) + 1]
+        assert driver.chunks["stopped"][-1].finish_reason == "stop"
+
+    asyncio.run(main())
+
+
+def test_truncated_draws_record_what_was_kept_and_their_logprob():
+    reference = make_model()
+    cuts = [{"top_p": 0.6}, {"top_k": 5}, {"min_p": 0.2}, {"top_k": 20, "top_p": 0.8}, {}]
+
+    async def main():
+        driver = Driver(make_engine(copy.deepcopy(reference).to(DEVICE), window=3))
+        for number, cut in enumerate(cuts):
+            await driver.start(
+                ask(str(number), [7, number], max_tokens=7, seed=number, record_sampling_mask=True, **cut)
+            )
+        await driver.drain()
+        for number, cut in enumerate(cuts):
+            output = driver.output(str(number))
+            rows = [mask for chunk in driver.chunks[str(number)] for mask in rows_of(chunk.sampling_mask)]
+            with torch.no_grad():
+                table = reference(torch.tensor([[7, number, *output]])).logits[0, 1:-1]
+            for at, (token, kept) in enumerate(zip(output, rows, strict=True)):
+                if not cut:
+                    assert len(kept) == 0
+                    continue
+                assert token in kept
+                if cut == {"top_k": 5}:
+                    assert sorted(kept) == sorted(table[at].topk(5).indices.tolist())
+                scores = table[at][torch.tensor(kept).long()]
+                expected = float(table[at, token] - scores.logsumexp(0))
+                assert abs(float(driver.logprobs(str(number))[at]) - expected) < 1e-4
+
+    asyncio.run(main())
+
+
+def rows_of(mask):
+    return [
+        mask.token_ids[start:stop].tolist()
+        for start, stop in zip(mask.offsets[:-1], mask.offsets[1:], strict=True)
+    ]
+
+
+def test_rows_move_together_when_the_batch_shrinks():
+    """Seven sequences, of which one outlives the others: its row moves to the front, its tokens stay right."""
+    reference = make_model()
+
+    async def main():
+        driver = Driver(make_engine(copy.deepcopy(reference).to(DEVICE), window=2, max_batch=8))
+        for number in range(7):
+            await driver.start(ask(str(number), [number, 2], max_tokens=3 if number < 6 else 14, seed=number))
+        await driver.drain()
+        assert driver.engine._device.graphs.bucket(1) == 1
+        kinds = {kind.rows for kind in driver.engine._device.graphs._known}
+        assert {8, 1} <= kinds
+        check_against_plain_forwards(driver, reference)
+
+    asyncio.run(main())

@@ -1,0 +1,73 @@
+import pytest
+import torch
+
+from tests.models.kernels.device import DEVICE
+
+from penstock.models.kernels import decode  # isort: skip
+from penstock.models.kernels.reference import attend_paged  # isort: skip
+
+BLOCK = 16
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no bfloat16 products
+OPTIONS = {
+    "plain": {},
+    "window": {"sliding_window": 37},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": True},
+    "all": {"sliding_window": 70, "softcap": 2.0, "sinks": True},
+}
+
+
+def attend_and_check(
+    positions, *, heads, kv_heads, dim, value_dim, splits=1, dtype=torch.float32, tolerance=2e-5, **options
+):
+    """The newest keys are written, nothing else changes, and the answer is the reference's."""
+    generator = torch.Generator().manual_seed(0)
+    rows, needed = len(positions), max(positions) // BLOCK + 1
+    pool = torch.randn(rows * needed + 3, BLOCK, kv_heads, dim + value_dim, generator=generator).to(dtype)
+    tables = torch.randperm(len(pool), generator=generator)[: rows * needed].view(rows, needed).int()
+    query = torch.randn(rows, heads, dim, generator=generator).to(dtype)
+    key = torch.randn(rows, kv_heads, dim, generator=generator).to(dtype)
+    value = torch.randn(rows, kv_heads, value_dim, generator=generator).to(dtype)
+    if options.get("sinks"):
+        options["sinks"] = torch.randn(heads, generator=generator).to(DEVICE)
+    places = torch.tensor(positions)
+    expected = pool.clone()
+    expected[tables[torch.arange(rows), places // BLOCK].long(), places % BLOCK] = torch.cat([key, value], -1)
+    pool, tables = pool.to(DEVICE), tables.to(DEVICE)
+
+    got = decode.attend_decode(
+        query.to(DEVICE), key.to(DEVICE), value.to(DEVICE), pool, tables, places.to(DEVICE),
+        scaling=0.3, splits=splits, **options,
+    )  # fmt: skip
+
+    torch.testing.assert_close(pool.cpu(), expected, rtol=0, atol=0)
+    want = attend_paged(
+        query.to(DEVICE), pool[..., :dim], pool[..., dim:], tables, [place + 1 for place in positions],
+        [1] * rows, scaling=0.3, **options,
+    )  # fmt: skip
+    error = (got.float() - want.float()).norm() / want.float().norm()
+    assert float(error) < tolerance
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("splits", [1, 4])
+def test_decoding_equals_the_reference_and_writes_the_newest(options, splits, monkeypatch):
+    monkeypatch.setattr(decode, "SPLIT_KEYS", 64)
+    attend_and_check(
+        [0, 15, 64, 188, 129], heads=6, kv_heads=2, dim=24, value_dim=16, splits=splits, **options
+    )
+
+
+@pytest.mark.parametrize("dim", [64, 80])
+def test_half_precision_is_within_its_rounding(dim):
+    attend_and_check([39, 2], heads=4, kv_heads=4, dim=dim, value_dim=dim, dtype=HALF, tolerance=1e-2)
+
+
+def test_splits_follow_the_longest_sequence():
+    assert decode.choose_splits(rows=512, kv_heads=2, longest=1024) == 1
+    assert decode.choose_splits(rows=512, kv_heads=2, longest=1025) == 4
+    assert decode.choose_splits(rows=8, kv_heads=2, longest=600) == 4
+    assert decode.choose_splits(rows=8, kv_heads=2, longest=512) == 1
+    assert decode.choose_splits(rows=512, kv_heads=2, longest=8192) == 16
+    assert decode.choose_splits(rows=1, kv_heads=2, longest=32768) == 64
+    assert decode.choose_splits(rows=1, kv_heads=2, longest=1 << 20) == 64
