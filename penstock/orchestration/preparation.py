@@ -15,6 +15,7 @@ from penstock.errors import UserError
 from penstock.models.builtin import ensure_builtin_model
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
 from penstock.observe.writers import MetricsWriter, make_writers
+from penstock.orchestration.cards import Card
 from penstock.orchestration.config import PenstockConfig
 from penstock.scoring.functions import load_functions
 from penstock.tasks.sources import load_tasks
@@ -34,6 +35,8 @@ class Prepared:
     heldout: list[Task]
     folder: Path
     max_context: int
+    cards: tuple[Card, ...] = ()
+    """The GPUs of this machine, as they were before the run."""
 
 
 def prepare(
@@ -42,6 +45,7 @@ def prepare(
     tasks: Sequence[Task] | None = None,
     log: Callable[[str], None],
     cache: Path,
+    cards: tuple[Card, ...] = (),
 ) -> Prepared:
     """Load and check tasks, model name, tokenizer, prompts and rewards; then make the run folder."""
     train_tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
@@ -64,6 +68,7 @@ def prepare(
         heldout=heldout,
         folder=folder,
         max_context=max_context,
+        cards=cards,
     )
 
 

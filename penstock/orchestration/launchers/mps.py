@@ -68,17 +68,13 @@ def quit_orphan(environ: Mapping[str, str]) -> "subprocess.Popen[bytes] | None":
     command, folder = shutil.which(COMMAND, path=environ.get("PATH")), Path(environ.get(PIPES, "")).parent
     if command is None or not folder.name.startswith(PRIVATE_FOLDER_PREFIX) or not folder.is_dir():
         return None
-    with tempfile.TemporaryFile() as words:
-        words.write(b"quit\n")
-        words.seek(0)
-        return subprocess.Popen(
-            [command],
-            stdin=words,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=dict(environ),
-            start_new_session=True,
-        )
+    return subprocess.Popen(
+        ["/bin/sh", "-c", 'echo quit | "$0"; rm -rf "$1"', command, str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=dict(environ),
+        start_new_session=True,
+    )
 
 
 def _start(environ: Mapping[str, str], folder: Path) -> tuple[str, dict[str, str]]:

@@ -1,6 +1,8 @@
 """Our own daemon: started with our folders, stopped on every way out, and never another one's."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,4 +104,31 @@ def test_an_orphan_ends_its_controllers_daemon_and_no_other(tmp_path: Path) -> N
     assert fake.calls == [
         ["quit", str(tmp_path / "penstock-abc" / "pipe"), str(tmp_path / "penstock-abc" / "log")]
     ]
+    assert (tmp_path / "theirs").exists()
+    assert not (tmp_path / "penstock-abc").exists()
     assert quit_orphan(os.environ) is None
+
+
+def test_a_worker_of_a_killed_controller_ends_its_daemon(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, os, pathlib, sys\n"
+        "from penstock.orchestration.launchers.local import LocalLauncher\n"
+        "from penstock.orchestration.launchers.mps import mps\n"
+        "async def main():\n"
+        "    with mps(os.environ, print) as daemon:\n"
+        "        async with LocalLauncher(pathlib.Path(sys.argv[1])) as launcher:\n"
+        "            await launcher.launch('one', environment=daemon.environment())\n"
+        "            print('up', flush=True)\n"
+        "            await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    done = tmp_path / "done"
+    os.mkfifo(done)
+    fake = FakeMps(tmp_path, then=f'[ "$said" != quit ] || echo "$said" > {done}')
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(fake.environ)) as controller:
+        assert controller.stdout is not None
+        assert controller.stdout.readline() == b"up\n"
+        controller.kill()
+        assert done.read_text() == "quit\n"
+    assert fake.told == WHOLE_LIFE
