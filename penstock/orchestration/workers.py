@@ -74,12 +74,15 @@ async def _start_engine(
 ) -> tuple[LocalWorker, EngineClient]:
     worker = await launcher.launch(name, threads=threads, environment=environment)
     engine = EngineClient(worker.channel)
+    section = prepared.config.engine
+    if prepared.memory is not None:
+        section = section.model_copy(update={"memory_share": prepared.memory.memory_share})
     start = EngineStart(
         name=name,
         model=prepared.model,
         device=prepared.config.model.device,
         threads=threads,
-        config=prepared.config.engine.model_dump(mode="json"),
+        config=section.model_dump(mode="json"),
     )
     await _or_death(worker, engine.start(start))
     return worker, engine
