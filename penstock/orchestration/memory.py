@@ -71,7 +71,7 @@ def plan_memory(
             outline, config.trainer, longest=longest, with_reference=config.algorithm.needs_reference
         )
         published = published_bytes(config, outline)
-        _check_trainer(config, cards[trainer], needed, published)
+        _check_trainer(config, outline, cards[trainer], needed, published)
     if engines is None:
         return None
     if engines != trainer:
@@ -83,8 +83,6 @@ def trainer_bytes(outline: "Outline", config: TrainerConfig, *, longest: int, wi
     """What the trainer's process takes at its peak: weights, masters, gradients, AdamW's two states, what one
     micro-batch keeps for backward, and one chunk of logits. An estimate, a little on the large side."""
     item = BYTES[config.dtype]
-    states = 4 + 4 + 8 + (item if item != 4 else 0)  # masters, gradients, AdamW; and rounded weights
-    reference = 4 if with_reference else 0
     tokens = max(config.micro_batch_tokens, longest)
     per_hidden, per_intermediate = KEPT[config.checkpointing]
     layer = per_hidden * outline.hidden + per_intermediate * outline.intermediate
@@ -92,7 +90,14 @@ def trainer_bytes(outline: "Outline", config: TrainerConfig, *, longest: int, wi
     running = tokens * (16 * outline.hidden + 4 * outline.intermediate) * item  # one layer, computed again
     logits = 6 * min(config.logprob_chunk_tokens, tokens) * outline.vocabulary
     working = kept + max(running, logits)
-    return int(outline.num_parameters * (states + reference) + working) + CONTEXT_BYTES
+    return states_bytes(outline, config, with_reference=with_reference) + int(working) + CONTEXT_BYTES
+
+
+def states_bytes(outline: "Outline", config: TrainerConfig, *, with_reference: bool) -> int:
+    """What no batch size changes: float32 weights, gradients and AdamW's states, rounded weights beside them
+    where the model computes in less, and a frozen reference."""
+    rounded = BYTES[config.dtype] if config.dtype != "float32" else 0
+    return outline.num_parameters * (4 + 4 + 8 + rounded + (4 if with_reference else 0))
 
 
 def published_bytes(config: PenstockConfig, outline: "Outline") -> int:
@@ -102,13 +107,20 @@ def published_bytes(config: PenstockConfig, outline: "Outline") -> int:
     return config.sync.slots * outline.num_parameters * BYTES[config.engine.dtype]
 
 
-def _check_trainer(config: PenstockConfig, card: Card, trainer: int, published: int) -> None:
+def _check_trainer(
+    config: PenstockConfig, outline: "Outline", card: Card, trainer: int, published: int
+) -> None:
     room = _room(card)
-    if trainer + published > room:
-        raise UserError(
-            f"the trainer needs about {_gb(trainer)}{_and_published(published)}, and of the "
-            f"{_gb(card.total_bytes)} of {card.name} {_gb(room)} can be used; {_smaller_trainer(config)}"
-        )
+    if trainer + published <= room:
+        return
+    states = states_bytes(outline, config.trainer, with_reference=config.algorithm.needs_reference)
+    advice = _smaller_trainer(config)
+    if states + CONTEXT_BYTES > room:
+        advice = f"{_gb(states)} of it are weights, gradients and AdamW's states: take a smaller model"
+    raise UserError(
+        f"the trainer needs about {_gb(trainer)}{_and_published(published)}, and of the "
+        f"{_gb(card.total_bytes)} of {card.name} {_gb(room)} can be used; {advice}"
+    )
 
 
 def _share_out(

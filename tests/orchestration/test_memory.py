@@ -22,6 +22,7 @@ QWEN = Outline(
 )
 GB = 10**9
 H200 = Card(name="H200", total_bytes=150 * GB, free_bytes=149 * GB)
+MIDDLE = Card(name="middle", total_bytes=40 * GB, free_bytes=39 * GB)
 SMALL = Card(name="small", total_bytes=24 * GB, free_bytes=23 * GB)
 
 
@@ -96,7 +97,13 @@ def test_nothing_is_planned_without_a_card() -> None:
             (SMALL,),
             {},
             r"^the trainer needs about 3\d\.\d GB and published weights 6\.2 GB, and of the 24\.0 GB of small "
-            r"22\.3 GB can be used; set trainer\.checkpointing=full or trainer\.micro_batch_tokens below 8192 or "
+            r"22\.3 GB can be used; 27\.8 GB of it are weights, gradients and AdamW's states: take a smaller model$",
+        ),
+        (
+            (MIDDLE,),
+            {},
+            r"^the trainer needs about 3\d\.\d GB and published weights 6\.2 GB, and of the 40\.0 GB of middle "
+            r"37\.8 GB can be used; set trainer\.checkpointing=full or trainer\.micro_batch_tokens below 8192 or "
             r"sync\.slots=1$",
         ),
         (
