@@ -9,6 +9,7 @@ shares in which neither is starved.
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -26,7 +27,9 @@ from penstock.orchestration.launchers.mps import Mps, mps
 
 FLOOR = 0.2
 """A side below this share counts as starved."""
-SETTLE_S, MEASURE_S = 1.5, 5.0
+SETTLE_S, MEASURE_S = 1.0, 5.0
+ANSWER_S = 180.0
+"""The longest that a process may take to answer, its start included."""
 ROLES = ("engine", "trainer")
 
 
@@ -101,18 +104,25 @@ def run(
         pair.ask({role: {} for role in ROLES})
         alone = {role: pair.measure((role,), settle_s, measure_s)[role] for role in ROLES}
         arms = {"time slices": compare(pair.measure(ROLES, settle_s, measure_s), alone)}
+    failed: dict[str, str] = {}
     if settings:
         with mps(inherited, console.print) as daemon, Pair(work, inherited) as pair:
             for setting in settings if daemon else ():
                 assert daemon is not None
-                pair.ask(environments(daemon, setting))
-                arms[setting.name] = compare(pair.measure(ROLES, settle_s, measure_s), alone)
+                try:
+                    pair.ask(environments(daemon, setting))
+                    arms[setting.name] = compare(pair.measure(ROLES, settle_s, measure_s), alone)
+                except SideDied as error:  # what the other arms have shown stays
+                    failed[setting.name] = str(error)
+                    console.print(f"{setting.name}: {error}", highlight=False)
+                    pair.close()
     report = {
-        "headline": headline(arms),
+        "headline": {} if work.device == "cpu" else headline(arms),  # cores are not one card
         "hardware": hardware(work.device),
         "setting": msgspec.to_builtins(work),
         "alone": alone,
         "arms": arms,
+        "failed": failed,
     }
     console.print(table(report))
     return report
@@ -156,6 +166,9 @@ class Pair:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         for side in self.processes.values():
             side.close()
         self.processes.clear()
@@ -179,6 +192,8 @@ class Pair:
         """Rates of these roles while they, and only they, work."""
         sides = {role: self.processes[role] for role in roles}
         tell(sides, "work")
+        for side in sides.values():
+            side.read()
         time.sleep(settle_s)
         tell(sides, "mark")
         time.sleep(measure_s)
@@ -188,6 +203,10 @@ class Pair:
         for side in sides.values():
             side.read()
         return rates
+
+
+class SideDied(Exception):
+    """A process ended, or hangs."""
 
 
 class Side:
@@ -207,15 +226,20 @@ class Side:
         self.tell(msgspec.json.encode(work).decode())
 
     def tell(self, word: str) -> None:
+        """To a process that has died, nothing is told: reading its answer will say so."""
         assert self._process.stdin is not None
-        self._process.stdin.write(word.encode() + b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(word.encode() + b"\n")
+            self._process.stdin.flush()
 
     def read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
+            self._process.kill()
+            raise SideDied(f"the {self.role} process did not answer within {ANSWER_S:.0f} s")
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the {self.role} process ended with code {self._process.wait(timeout=60)}")
+            raise SideDied(f"the {self.role} process ended with code {self._process.wait(timeout=60)}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -1,8 +1,9 @@
 """One side of `penstock bench loop`'s shared card: an engine that decodes or a trainer that steps, without end.
 
-It is told what to do by lines on its input: `work` begins, `mark` sets the clock to the end of the present
-unit of work, `report` answers with the rate since then, `rest` stops; the end of the input ends it. A unit
-is one optimizer step, or what the engine does between two looks at its counters.
+It is told what to do by lines on its input: `work` begins and answers when work is in full swing, `mark` sets
+the clock to the end of the present unit of work, `report` answers with the rate since then, `rest` stops; the
+end of the input ends it. A unit is one optimizer step, or what the engine does between two looks at its
+counters.
 """
 
 import asyncio
@@ -82,6 +83,7 @@ class EngineSide:
             max_batch=work.batch,
             max_context=longest + 32,
             kv_tokens=work.batch * (longest + 32),
+            prefill_chunk=4096,
             prefix_cache=False,
             keep_finished=0,
             compile="on" if work.compiled else "off",
@@ -100,12 +102,14 @@ class EngineSide:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._engine.run())
             clients = self._begin(group)
-            await self._first_full_batch()
+            await self._full_swing()
             await self._rest(clients)
             say({"ready": True})
             while (line := await lines.get()) is not None:
                 if line == "work":
                     clients = self._begin(group)
+                    await self._full_swing()
+                    say({"works": True})
                 elif line == "mark":
                     marked = await self._end_of_unit()
                 elif line == "report":
@@ -140,9 +144,12 @@ class EngineSide:
                 pass
             new_tokens = self._work.new_tokens
 
-    async def _first_full_batch(self) -> None:
-        """Work until every place has drawn some tokens: kernels are compiled and graphs captured by then."""
-        await self._past(8 * self._work.batch)
+    async def _full_swing(self) -> None:
+        """Until the batch is full and has decoded for a while: kernels are compiled, graphs are captured."""
+        full = self._work.batch - self._work.batch // 8
+        while (await self._engine.report()).num_running < full:  # noqa: ASYNC110 as below
+            await asyncio.sleep(LOOK_S)
+        await self._past((await self._now()).tokens + 16 * self._work.batch)
 
     async def _end_of_unit(self) -> Moment:
         return await self._past((await self._now()).tokens)
@@ -197,7 +204,9 @@ class TrainerSide:
             self._step()
             steps += 1
             now = Moment(steps * self._tokens, steps, time.perf_counter())
-            if line == "mark":
+            if line == "work":
+                say({"works": True})
+            elif line == "mark":
                 marked = now
             elif line == "report":
                 say(rate(marked, now))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.colocated import Pair, Setting, compare, environments, headline, on_cpu, run
+from penstock.bench.colocated import Pair, Setting, SideDied, compare, environments, headline, on_cpu, run
 from penstock.bench.colocated_worker import Moment, rate
 from penstock.orchestration.launchers.mps import Mps
 from tests.orchestration.launchers.fake_mps import FakeMps
@@ -58,7 +58,18 @@ def test_two_processes_work_alone_together_and_under_a_daemon(tmp_path: Path) ->
 
 
 def test_a_process_that_dies_is_an_error_and_the_other_is_stopped() -> None:
-    gone = pytest.raises((RuntimeError, BrokenPipeError))
-    with Pair(on_cpu(), {"PYTHONHOME": "/nowhere"}) as pair, gone:
+    with (
+        Pair(on_cpu(), {"PYTHONHOME": "/nowhere"}) as pair,
+        pytest.raises(SideDied, match="ended with code 1"),
+    ):
         pair.ask({"engine": {}, "trainer": {}})
     assert pair.processes == {}
+
+
+def test_an_arm_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of a daemon that is not what it seems: here, one that takes their Python away."""
+    monkeypatch.setattr(Mps, "environment", lambda self, **limits: {"PYTHONHOME": "/nowhere"})
+    environ = FakeMps(tmp_path).environ
+    report = run(on_cpu(), settings=(Setting(100, 80),), settle_s=0, measure_s=0.1, environ=environ)
+    assert list(report["arms"]) == ["time slices"]
+    assert list(report["failed"]) == ["MPS 100/80"]
