@@ -13,6 +13,7 @@ from penstock.config.loader import build, read_yaml
 from penstock.errors import UserError
 from penstock.interfaces import Scorer
 from penstock.observe.views import View, make_view
+from penstock.orchestration.cards import find_cards
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preparation import prepare
 from penstock.orchestration.session import Session
@@ -68,7 +69,7 @@ def run(
     workflow: Workflow | None = None,
 ) -> Summary:
     """Prepare and run one session, also where an event loop already runs (a notebook)."""
-    prepared = prepare(config, tasks=tasks, log=view.log, cache=cache_folder())
+    prepared = prepare(config, tasks=tasks, log=view.log, cache=cache_folder(), cards=find_cards(os.environ))
     session = Session(prepared, view, scorer=scorer, workflow=workflow)
     try:
         asyncio.get_running_loop()

@@ -3,9 +3,14 @@
 from pathlib import Path
 
 import pytest
+from transformers import Qwen2Config
 
+from penstock.bench.shapes import SHAPES
 from penstock.config.loader import load_config
+from penstock.models.outline import outline
+from penstock.orchestration.cards import Card
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.memory import plan_memory
 from penstock.scoring.functions import load_functions, score_group
 from penstock.tasks.sources import load_tasks
 from tests.scoring.groups import a_group
@@ -48,3 +53,29 @@ def test_reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> None:
     train = {task.prompt for task in load_tasks(config.tasks)}
     assert len(train) == 2000
     assert train.isdisjoint(heldout_prompts(config))
+
+
+def test_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its config is valid, its tasks are scored, and its memory fits the cards that its README names."""
+    pytest.importorskip("reasoning_gym")
+    monkeypatch.chdir(EXAMPLES / "one_gpu")
+    config = load_config(PenstockConfig, Path("config.yaml"))
+    assert scores(config, "Well: <answer>{answer}</answer>", ("reasoning_gym",)) == {"reasoning_gym": 1.0}
+    train = {task.prompt for task in load_tasks(config.tasks)}
+    assert len(train) > 3900
+    assert train.isdisjoint(heldout_prompts(config))
+    for gib in (139.8, 79.6):
+        card = Card(name="a card", total_bytes=int(gib * 2**30), free_bytes=int((gib - 0.5) * 2**30))
+        plan = plan_memory(config, outline(Qwen2Config(**SHAPES["1.5b"])), (card,), longest=1024)
+        assert plan is not None
+        assert plan.cache // plan.kv_bytes_per_token > 512 * 1024
+    small = [
+        "engine.max_batch=256",
+        "trainer.checkpointing=full",
+        "trainer.micro_batch_tokens=4096",
+        "trainer.logprob_chunk_tokens=1024",
+        "sync.slots=1",
+    ]
+    config = load_config(PenstockConfig, Path("config.yaml"), small)
+    card = Card(name="a card", total_bytes=int(39.5 * 2**30), free_bytes=39 * 2**30)
+    assert plan_memory(config, outline(Qwen2Config(**SHAPES["1.5b"])), (card,), longest=1024) is not None

@@ -3,7 +3,8 @@
 Synchronous is `max_staleness=0`: one phase at a time, each free to use every core. Asynchronous is
 `max_staleness=4` with the same engines, the same seed and the same number of steps. In the long-tailed
 setting each rollout also waits on an environment whose latency is log-normal, with median 0.2 of the
-synchronous trainer's measured step and p90 five times the median.
+synchronous trainer's measured step and p90 five times the median. On a GPU, or when asked for, also what
+engine and trainer do on one card (`penstock.bench.colocated`).
 """
 
 import asyncio
@@ -12,15 +13,17 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from penstock.api import cache_folder
+from penstock.bench import colocated
 from penstock.bench.workload import EndlessTokenizer, make_model, make_tasks
 from penstock.config.loader import build
 from penstock.models.builtin import ensure_builtin_model
+from penstock.models.load import resolve_device
 from penstock.observe.views import SilentView
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preparation import Prepared
@@ -30,6 +33,7 @@ from penstock.rollout.runner import Agent, SingleTurn, Workflow
 from penstock.tasks.latency import LogNormalLatency
 from penstock.types import Episode, Task
 
+Part = Literal["settings", "colocated"]
 GROUPS, GROUP_SIZE, STALENESS = 8, 8, 4
 MEDIAN_OF_STEP, P90_OVER_MEDIAN = 0.2, 5.0
 
@@ -67,8 +71,36 @@ class SlowEnvironment:
         return episode
 
 
-def run(json_path: Path | None = None) -> dict[str, Any]:
+def run(
+    json_path: Path | None = None,
+    *,
+    only: Part | None = None,
+    shape: str | None = None,
+    compiled: bool = False,
+) -> dict[str, Any]:
+    """Both parts, or only one. `shape` and `compiled` are for engine and trainer on one card."""
     console = Console()
+    report: dict[str, Any] = {"headline": {}}
+    if only != "colocated":
+        results = run_settings(console)
+        console.print(table(results))
+        report["headline"] = {
+            "long_tail_speedup": results["long_tail"]["speedup"],
+            "long_tail_trainer_idle": results["long_tail"]["asynchronous"]["trainer_idle"],
+            "generation_bound_speedup": results["generation_bound"]["speedup"],
+        }
+        report |= results
+    has_gpu = resolve_device("auto") != "cpu"
+    if only == "colocated" or (only is None and has_gpu):
+        work = colocated.on_gpu(shape or "1.5b", compiled=compiled) if has_gpu else colocated.on_cpu()
+        report["colocated"] = colocated.run(work, console=console)
+        report["headline"] |= report["colocated"].pop("headline")
+    if json_path is not None:
+        json_path.write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def run_settings(console: Console) -> dict[str, Any]:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
         folder = Path(scratch)
@@ -77,16 +109,7 @@ def run(json_path: Path | None = None) -> dict[str, Any]:
             home = folder / setting.name
             model = make_model(home / "model", tokenizer, width=setting.width, layers=setting.layers)
             results[setting.name] = compare(setting, model, home, console)
-    headline = {
-        "long_tail_speedup": results["long_tail"]["speedup"],
-        "long_tail_trainer_idle": results["long_tail"]["asynchronous"]["trainer_idle"],
-        "generation_bound_speedup": results["generation_bound"]["speedup"],
-    }
-    report = {"headline": headline, **results}
-    console.print(table(results))
-    if json_path is not None:
-        json_path.write_text(json.dumps(report, indent=2) + "\n")
-    return report
+    return results
 
 
 def compare(setting: Setting, model: Path, folder: Path, console: Console) -> dict[str, Any]:

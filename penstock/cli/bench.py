@@ -1,5 +1,6 @@
 """`penstock bench …`: each runs its comparison within one process tree, prints a table and writes JSON."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,22 @@ Shape = Annotated[
 ]
 
 
+class LoopPart(StrEnum):
+    settings = "settings"
+    colocated = "colocated"
+
+
 @bench.command()
-def loop(json: Json = None) -> None:
-    """Synchronous against asynchronous training, generation-bound and long-tailed."""
+def loop(
+    json: Json = None,
+    shape: Shape = None,
+    only: Annotated[LoopPart | None, typer.Option(help="Run this part alone.")] = None,
+    compile: Annotated[bool, typer.Option(help="Engine and trainer on one card, both compiled.")] = False,
+) -> None:
+    """Synchronous against asynchronous training; on a GPU also engine and trainer on one card."""
     from penstock.bench.loop import run
 
-    run(json)
+    run(json, only=None if only is None else only.value, shape=shape, compiled=compile)
 
 
 @bench.command()

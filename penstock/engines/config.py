@@ -25,8 +25,12 @@ class EngineConfig(Section):
     kv_tokens: int = Field(default=0, ge=0)
     """Tokens that the cache holds over all sequences; 0 takes what max_batch full contexts need, within
     cache_gb."""
-    cache_gb: float = Field(default=2.0, gt=0)
-    """Upper bound of the cache in GB when kv_tokens is 0."""
+    cache_gb: float = Field(default=0.0, ge=0)
+    """Upper bound of the cache in GB when kv_tokens is 0. 0 is, on a GPU, what memory_share leaves beside
+    weights and workspace, and 2 on a CPU."""
+    memory_share: float = Field(default=0.0, ge=0, le=1)
+    """On a GPU: share of the card's memory that one engine may take in all, weights, cache and workspace. 0
+    chooses: 0.9 when engines have the card to themselves, and beside the trainer what its estimate leaves."""
     prefill_chunk: int = Field(default=512, ge=1)
     """Prompt tokens in one forward pass at most; longer prompts are spread over several."""
     max_context: int = Field(default=0, ge=0)

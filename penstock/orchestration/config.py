@@ -1,6 +1,7 @@
 """The root config: every room's section under one name. `penstock init` writes it out with comments."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -30,6 +31,23 @@ class RunConfig(Section):
     """Seed of the task order and of every sampled token."""
 
 
+class PlacementConfig(Section):
+    """How trainer and engines that are on the same GPU share it."""
+
+    share: Literal["auto", "mps", "time"] = "auto"
+    """`mps`: both run at the same time, through an MPS daemon that the run starts and stops. `time`: they take
+    turns, which gains nothing over running one after the other. `auto`: `mps` where trainer and engines share a
+    card and training is asynchronous; without `nvidia-cuda-mps-control` the log says so and they take turns."""
+    engine_share: int = Field(default=100, ge=1, le=100)
+    """Under MPS, the percentage of the card's multiprocessors that each engine may use at most; 100 is no
+    limit. Lower it when the trainer is the one that is always busy and steps take long beside generation."""
+    trainer_share: int = Field(default=100, ge=1, le=100)
+    """The same for the trainer. Lower it (80, then 60) when it waits for groups: its large kernels fill the
+    card and leave little to generation."""
+    first: Literal["engine", "trainer", "none"] = "none"
+    """Under MPS, whose kernels go first where both wait for room on the card; a hint to the driver."""
+
+
 class EvalConfig(Section):
     """Held-out evaluation, at the start, at the end and in between."""
 
@@ -55,6 +73,7 @@ class PenstockConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     sync: SyncConfig = SyncConfig()
+    placement: PlacementConfig = PlacementConfig()
     run: RunConfig = RunConfig()
     eval: EvalConfig = EvalConfig()
     observe: ObserveConfig = ObserveConfig()

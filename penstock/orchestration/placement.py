@@ -1,6 +1,16 @@
-"""How many threads each process gets, chosen on purpose: too many threads on few cores slow everything."""
+"""Which process runs where, and on how much: threads on a CPU, and who shares a card with whom.
 
-from dataclasses import dataclass
+Threads are chosen on purpose: too many on few cores slow everything. Two processes on one card take turns
+unless they are clients of MPS; then both run at once, and `placement` says how much of it each may have.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from penstock.orchestration.cards import Card
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.launchers.mps import mps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +32,59 @@ def place_threads(
         for_trainer = max(1, cores // 2)
         chosen = Threads(engine=max(1, (cores - for_trainer) // num_engines), trainer=for_trainer)
     return Threads(engine=engine or chosen.engine, trainer=trainer or chosen.trainer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environments:
+    """What the workers of each kind find in their environment beside what they inherit."""
+
+    engine: Mapping[str, str] = field(default_factory=dict)
+    trainer: Mapping[str, str] = field(default_factory=dict)
+
+
+def card_of(device: str, cards: Sequence[Card]) -> int | None:
+    """The number of the card that a torch device names; None on a CPU, or where it is not known."""
+    if device == "auto":
+        device = "cuda"
+    kind, _, number = device.partition(":")
+    index = int(number) if number.isdigit() else 0
+    return index if kind == "cuda" and index < len(cards) else None
+
+
+def trainer_card(config: PenstockConfig, cards: Sequence[Card]) -> int | None:
+    return card_of(config.model.device, cards)
+
+
+def engine_card(config: PenstockConfig, cards: Sequence[Card]) -> int | None:
+    wanted = config.engine.device
+    return card_of(config.model.device if wanted == "auto" else wanted, cards)
+
+
+def shares_a_card(config: PenstockConfig, cards: Sequence[Card]) -> bool:
+    """Whether trainer and engines run on the same card."""
+    card = trainer_card(config, cards)
+    return card is not None and card == engine_card(config, cards)
+
+
+@contextmanager
+def sharing(
+    config: PenstockConfig, cards: Sequence[Card], environ: Mapping[str, str], log: Callable[[str], None]
+) -> Iterator[Environments]:
+    """While the block runs, what lets engines and trainer share their card is there."""
+    placement = config.placement
+    shared = shares_a_card(config, cards)
+    if placement.share == "mps" and not shared:
+        log("placement.share=mps changes nothing: trainer and engines have no card in common")
+    # In synchronous training one side rests while the other works.
+    wanted = placement.share == "mps" or (placement.share == "auto" and config.staleness.max_staleness > 0)
+    if not (shared and wanted):
+        yield Environments()
+        return
+    with mps(environ, log) as daemon:
+        if daemon is None:
+            yield Environments()
+            return
+        yield Environments(
+            engine=daemon.environment(percent=placement.engine_share, yields=placement.first == "trainer"),
+            trainer=daemon.environment(percent=placement.trainer_share, yields=placement.first == "engine"),
+        )

@@ -15,7 +15,10 @@ from penstock.errors import UserError
 from penstock.models.builtin import ensure_builtin_model
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
 from penstock.observe.writers import MetricsWriter, make_writers
+from penstock.orchestration.cards import Card
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.memory import MemoryPlan, plan_memory
+from penstock.orchestration.placement import engine_card, trainer_card
 from penstock.scoring.functions import load_functions
 from penstock.tasks.sources import load_tasks
 from penstock.types import Task
@@ -34,6 +37,10 @@ class Prepared:
     heldout: list[Task]
     folder: Path
     max_context: int
+    cards: tuple[Card, ...] = ()
+    """The GPUs of this machine, as they were before the run."""
+    memory: MemoryPlan | None = None
+    """How the engines' card is shared out; None on a CPU."""
 
 
 def prepare(
@@ -42,6 +49,7 @@ def prepare(
     tasks: Sequence[Task] | None = None,
     log: Callable[[str], None],
     cache: Path,
+    cards: tuple[Card, ...] = (),
 ) -> Prepared:
     """Load and check tasks, model name, tokenizer, prompts and rewards; then make the run folder."""
     train_tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
@@ -53,8 +61,14 @@ def prepare(
         model = str(ensure_builtin_model(cache, log=log))
     max_context = min(config.engine.max_context or sys.maxsize, model_context(model))
     tokenizer = ChatTokenizer(model)
-    for some in (train_tasks, heldout):
-        check_prompts(some, tokenizer, max_context=max_context, max_new_tokens=config.rollout.max_new_tokens)
+    new_tokens = config.rollout.max_new_tokens
+    longest = max(
+        check_prompts(some, tokenizer, max_context=max_context, max_new_tokens=new_tokens)
+        for some in (train_tasks, heldout)
+    )
+    memory = _plan_memory(config, model, cards, longest + new_tokens)
+    if memory is not None:
+        log(str(memory))
     folder = new_run_folder(config)
     return Prepared(
         config=config,
@@ -64,7 +78,20 @@ def prepare(
         heldout=heldout,
         folder=folder,
         max_context=max_context,
+        cards=cards,
+        memory=memory,
     )
+
+
+def _plan_memory(
+    config: PenstockConfig, model: str, cards: tuple[Card, ...], longest: int
+) -> MemoryPlan | None:
+    """Only where there is a card: the sizes of a model need torch, which takes seconds to import."""
+    if engine_card(config, cards) is None and trainer_card(config, cards) is None:
+        return None
+    from penstock.models.outline import outline_of
+
+    return plan_memory(config, outline_of(model), cards, longest=longest)
 
 
 def new_run_folder(config: PenstockConfig) -> Path:

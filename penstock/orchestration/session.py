@@ -5,6 +5,7 @@ prepare ─► workers start ─► version 0 verified ─► evaluate ─► tr
 
 import asyncio
 import gc
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from penstock.orchestration.controller import Controller
 from penstock.orchestration.evaluation import Evaluator
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.monitor import RunMonitor
+from penstock.orchestration.placement import sharing
 from penstock.orchestration.preparation import Prepared, open_writers
 from penstock.orchestration.stepping import StepPlanner, TrainedStep
 from penstock.orchestration.summary import Summary
@@ -82,10 +84,11 @@ class Session:
             writers=writers,
         )
         try:
-            async with LocalLauncher(self._prepared.folder / "logs") as launcher:
-                workers = await _unwrapped(start_workers(launcher, self._prepared))
-                scorer = self._scorer or await self._start_scorers(launcher)
-                return await self._supervise(workers, scorer, monitor)
+            with sharing(self._config, self._prepared.cards, os.environ, self._view.log) as environments:
+                async with LocalLauncher(self._prepared.folder / "logs") as launcher:
+                    workers = await _unwrapped(start_workers(launcher, self._prepared, environments))
+                    scorer = self._scorer or await self._start_scorers(launcher)
+                    return await self._supervise(workers, scorer, monitor)
         finally:
             for writer in writers:
                 writer.close()

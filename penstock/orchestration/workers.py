@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from penstock.engines.client import EngineClient, EngineStart
 from penstock.errors import ChannelClosed, ScoringFailed, WorkerDied
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.launchers.local import LocalLauncher, LocalWorker
-from penstock.orchestration.placement import place_threads
+from penstock.orchestration.placement import Environments, place_threads
 from penstock.orchestration.preparation import Prepared
 from penstock.scoring.client import ScoringClient, ScoringStart
 from penstock.trainer.client import TrainerClient, TrainerStart
@@ -37,9 +37,12 @@ class Workers:
                 task.cancel()
 
 
-async def start_workers(launcher: LocalLauncher, prepared: Prepared) -> Workers:
+async def start_workers(
+    launcher: LocalLauncher, prepared: Prepared, environments: Environments | None = None
+) -> Workers:
     """All at once: the slowest to load decides how long it takes."""
     config = prepared.config
+    environments = environments or Environments()
     threads = place_threads(
         cores=os.cpu_count() or 1,
         num_engines=config.engine.count,
@@ -48,9 +51,13 @@ async def start_workers(launcher: LocalLauncher, prepared: Prepared) -> Workers:
         trainer=config.trainer.threads,
     )
     async with asyncio.TaskGroup() as starting:
-        training = starting.create_task(_start_trainer(launcher, prepared, threads.trainer))
+        training = starting.create_task(
+            _start_trainer(launcher, prepared, threads.trainer, environments.trainer)
+        )
         serving = [
-            starting.create_task(_start_engine(launcher, prepared, f"engine{index}", threads.engine))
+            starting.create_task(
+                _start_engine(launcher, prepared, f"engine{index}", threads.engine, environments.engine)
+            )
             for index in range(config.engine.count)
         ]
     trainer_worker, trainer = training.result()
@@ -63,26 +70,29 @@ async def start_workers(launcher: LocalLauncher, prepared: Prepared) -> Workers:
 
 
 async def _start_engine(
-    launcher: LocalLauncher, prepared: Prepared, name: str, threads: int
+    launcher: LocalLauncher, prepared: Prepared, name: str, threads: int, environment: Mapping[str, str]
 ) -> tuple[LocalWorker, EngineClient]:
-    worker = await launcher.launch(name, threads=threads)
+    worker = await launcher.launch(name, threads=threads, environment=environment)
     engine = EngineClient(worker.channel)
+    section = prepared.config.engine
+    if prepared.memory is not None:
+        section = section.model_copy(update={"memory_share": prepared.memory.memory_share})
     start = EngineStart(
         name=name,
         model=prepared.model,
         device=prepared.config.model.device,
         threads=threads,
-        config=prepared.config.engine.model_dump(mode="json"),
+        config=section.model_dump(mode="json"),
     )
     await _or_death(worker, engine.start(start))
     return worker, engine
 
 
 async def _start_trainer(
-    launcher: LocalLauncher, prepared: Prepared, threads: int
+    launcher: LocalLauncher, prepared: Prepared, threads: int, environment: Mapping[str, str]
 ) -> tuple[LocalWorker, TrainerClient]:
     config = prepared.config
-    worker = await launcher.launch("trainer", threads=threads)
+    worker = await launcher.launch("trainer", threads=threads, environment=environment)
     trainer = TrainerClient(worker.channel)
     start = TrainerStart(
         model=prepared.model,

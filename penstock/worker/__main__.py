@@ -15,6 +15,7 @@ from penstock.channel import Channel, Method
 from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Hello, connect
 from penstock.channel.connection import Req, Res
 from penstock.engines.client import START_ENGINE
+from penstock.orchestration.launchers.mps import quit_orphan
 from penstock.scoring.client import START_SCORING
 from penstock.trainer.client import START_TRAINER
 
@@ -25,9 +26,12 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides when workers stop
+    controller = os.getppid()
     code = asyncio.run(_serve(options.connect, options.name, os.environ.get("PENSTOCK_TOKEN", "")))
     sys.stdout.flush()
     sys.stderr.flush()
+    if os.getppid() != controller:  # killed, or it would have stopped its daemon itself
+        quit_orphan(os.environ)
     # A user's reward may hang in a thread and the trainer may be in mid-step: neither may keep an orphan.
     os._exit(code)
 

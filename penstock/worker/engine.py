@@ -1,7 +1,8 @@
 """An engine process: the embedded engine behind a channel."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 
 import torch
 
@@ -12,7 +13,8 @@ from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.models.load import load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.sync.transports import AnyReceiver
-from penstock.types import EngineReport
+from penstock.types import Chunk, EngineReport, GenerateRequest, UpdateReceipt, WeightUpdate
+from penstock.worker.memory import ENGINE, is_out_of_memory, naming_settings
 from penstock.worker.quiet import quieten
 
 
@@ -23,22 +25,36 @@ async def start(
     torch.set_num_threads(request.threads)
     config = EngineConfig.model_validate(request.config)
     device = resolve_device(request.device if config.device == "auto" else config.device)
-    model = await asyncio.to_thread(load_model, request.model, dtype=config.dtype, device=device)
-    engine = EmbeddedEngine(
-        model,
-        config=config,
-        receiver=AnyReceiver(),
-        tokenizer=ChatTokenizer(request.model),
-        name=request.name,
-        version=-1,  # nothing is served before the trainer's version 0 has arrived and is verified
-    )
-    channel.serve_stream(GENERATE, engine.generate)
-    channel.serve(UPDATE, engine.update)
+    with naming_settings(request.name, ENGINE):
+        model = await asyncio.to_thread(load_model, request.model, dtype=config.dtype, device=device)
+        engine = EmbeddedEngine(
+            model,
+            config=config,
+            receiver=AnyReceiver(),
+            tokenizer=ChatTokenizer(request.model),
+            name=request.name,
+            version=-1,  # nothing is served before the trainer's version 0 has arrived and is verified
+        )
+
+    async def generate(request: GenerateRequest) -> AsyncIterator[Chunk]:
+        with naming_settings(engine.name, ENGINE):
+            async with aclosing(engine.generate(request)) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    yield chunk
+
+    async def update(update: WeightUpdate) -> UpdateReceipt:
+        with naming_settings(engine.name, ENGINE):
+            return await engine.update(update)
+
+    channel.serve_stream(GENERATE, generate)
+    channel.serve(UPDATE, update)
     channel.serve(REPORT, lambda _: engine.report())
 
     def finished(task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None:
-            fail(task.exception())  # type: ignore[arg-type]
+        error = None if task.cancelled() else task.exception()
+        # Out of memory, every request answers with what to do; the process stays to deliver that.
+        if error is not None and not is_out_of_memory(error):
+            fail(error)
 
     running = asyncio.get_running_loop().create_task(engine.run())
     running.add_done_callback(finished)

@@ -18,6 +18,7 @@ from penstock.trainer.client import PUBLISH, RELEASE, SAVE, STEP, SaveRequest, T
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.trainer import PolicyTrainer
 from penstock.types import StepPlan, StepResult, WeightUpdate
+from penstock.worker.memory import TRAINER, naming_settings
 from penstock.worker.quiet import quieten
 
 
@@ -51,9 +52,10 @@ class TrainerService:
         await asyncio.get_running_loop().run_in_executor(self._stepping, self._save, Path(request.folder))
 
     def _step(self, plan: StepPlan) -> StepResult:
-        result = self._trainer.step(plan)
-        start = time.perf_counter()
-        self._publisher.snapshot(plan.version + 1, self._trainer.weights())
+        with naming_settings("the trainer", TRAINER):
+            result = self._trainer.step(plan)
+            start = time.perf_counter()
+            self._publisher.snapshot(plan.version + 1, self._trainer.weights())
         seconds = {**result.seconds, "snapshot": time.perf_counter() - start}
         return msgspec.structs.replace(result, seconds=seconds)
 
@@ -68,7 +70,8 @@ async def start(
     quieten()
     torch.set_num_threads(request.threads)
     torch.manual_seed(request.seed)
-    service = await asyncio.to_thread(_build, request)
+    with naming_settings("the trainer", TRAINER):
+        service = await asyncio.to_thread(_build, request)
     channel.serve(STEP, service.step)
     channel.serve(PUBLISH, service.publish)
     channel.serve(RELEASE, service.release)

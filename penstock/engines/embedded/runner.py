@@ -10,6 +10,7 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.layout import lay_out
 from penstock.engines.embedded.paged import LayerShape, PagedAttention, ShapeProbe
 from penstock.engines.embedded.scheduler import Batch
+from penstock.engines.embedded.sizing import count_blocks, device_memory
 from penstock.errors import UserError
 from penstock.models import attention
 from penstock.models.joined import join_projections
@@ -35,7 +36,13 @@ class ModelRunner:
         model.set_attn_implementation(attention.IMPLEMENTATION)  # type: ignore[operator]
         self.shapes = shapes = self._probe(text_config)
         dtype = next(model.parameters()).dtype
-        self.num_blocks = _num_blocks(config, shapes, self.max_context, dtype.itemsize)
+        self.num_blocks = count_blocks(
+            config,
+            bytes_per_token=dtype.itemsize * sum(shape.num_values for shape in shapes.values()),
+            max_context=self.max_context,
+            vocabulary=self.vocab_size,
+            memory=device_memory(self.device),
+        )
         self.cache = PagedAttention(
             shapes,
             num_blocks=self.num_blocks,
@@ -116,12 +123,3 @@ def _max_context(text_config: Any, wanted: int) -> int:
     if not (wanted or limit):
         raise UserError("the model states no longest context; set engine.max_context")
     return wanted or limit
-
-
-def _num_blocks(config: EngineConfig, shapes: dict[int, LayerShape], context: int, itemsize: int) -> int:
-    per_sequence = -(-context // config.block_size)
-    if config.kv_tokens:
-        return max(1, config.kv_tokens // config.block_size)
-    bytes_per_block = config.block_size * itemsize * sum(shape.num_values for shape in shapes.values())
-    affordable = int(config.cache_gb * 1e9) // bytes_per_block
-    return max(1, min(config.max_batch * per_sequence, affordable))

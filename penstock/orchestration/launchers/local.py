@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -89,8 +90,10 @@ class LocalLauncher:
         await self._listener.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def launch(self, name: str, *, threads: int = 1) -> LocalWorker:
-        """Start one worker and wait until it has connected."""
+    async def launch(
+        self, name: str, *, threads: int = 1, environment: Mapping[str, str] | None = None
+    ) -> LocalWorker:
+        """Start one worker and wait until it has connected. `environment` is added to what it inherits."""
         log = self._logs / f"{name}.log"
         arrival: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         self._arrivals[name] = arrival
@@ -102,7 +105,12 @@ class LocalLauncher:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads), "PENSTOCK_TOKEN": self._token},
+                env={
+                    **os.environ,
+                    **(environment or {}),
+                    "OMP_NUM_THREADS": str(threads),
+                    "PENSTOCK_TOKEN": self._token,
+                },
             )
         exited = asyncio.create_task(process.wait())
         both: set[asyncio.Future[Any]] = {exited, arrival}

@@ -1,13 +1,15 @@
 """`reasoning_gym:NAME`: procedural tasks, and their own verifiers as the reward `reasoning_gym`.
 
 The whole entry travels with the task as plain data, so that a scoring process can verify an answer from the
-task alone. Verifiers compare tuples with tuples, which JSON turns into lists: `pack` keeps the difference.
+task alone. Verifiers compare tuples with tuples, which JSON turns into lists: `pack` keeps the difference, and
+fractions, which JSON has none of.
 """
 
 import difflib
 import functools
 import json
 import re
+from fractions import Fraction
 from typing import Any
 
 from penstock.errors import MissingExtraError, TaskError
@@ -19,7 +21,7 @@ COLUMN = "reasoning_gym"
 """The column that holds the dataset's name, its arguments and the packed entry."""
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_TUPLE, _MAP = "__tuple__", "__map__"
+_TUPLE, _MAP, _FRACTION = "__tuple__", "__map__", "__fraction__"
 
 
 def make_rows(name: str, arguments: dict[str, Any], *, prompt: str = "prompt") -> list[dict[str, Any]]:
@@ -54,9 +56,11 @@ def entry_of(task: Task) -> Any:
 
 
 def pack(value: Any) -> Any:
-    """The value as JSON data, with tuples and with keys that are not strings marked."""
+    """The value as JSON data, with tuples, fractions and keys that are not strings marked."""
     if isinstance(value, tuple):
         return {_TUPLE: [pack(item) for item in value]}
+    if isinstance(value, Fraction):
+        return {_FRACTION: [value.numerator, value.denominator]}
     if isinstance(value, list):
         return [pack(item) for item in value]
     if isinstance(value, dict):
@@ -72,6 +76,8 @@ def unpack(value: Any) -> Any:
     if isinstance(value, dict):
         if value.keys() == {_TUPLE}:
             return tuple(unpack(item) for item in value[_TUPLE])
+        if value.keys() == {_FRACTION}:
+            return Fraction(*value[_FRACTION])
         if value.keys() == {_MAP}:
             return {unpack(key): unpack(item) for key, item in value[_MAP]}
         return {key: unpack(item) for key, item in value.items()}

@@ -1,6 +1,7 @@
 """reasoning_gym's tasks, and their verifiers run from the task alone."""
 
 import sys
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -41,6 +42,12 @@ def test_the_verifier_needs_nothing_but_the_task(name: str) -> None:
     answer = str(task.columns["answer"])
     assert gym.reward(task, answer) == 1.0
     assert gym.reward(task, "certainly not") < 0.5
+
+
+def test_fractions_travel() -> None:
+    entry = gym.entry_of(travelled(tasks_of("gsm_symbolic", seed=1, size=51)[50]))
+    assert entry["metadata"]["variables"]["serving_fraction"] == Fraction(6, 1)
+    assert isinstance(entry["metadata"]["variables"]["serving_fraction"], Fraction)
 
 
 def test_the_last_tagged_answer_counts() -> None:

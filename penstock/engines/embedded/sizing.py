@@ -1,0 +1,79 @@
+"""How many blocks the cache gets: what full batches need, within the memory that the engine may take.
+
+Pure functions of numbers; only `device_memory` asks the device.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from penstock.engines.config import EngineConfig
+from penstock.errors import UserError
+
+CPU_CACHE_BYTES = int(2e9)
+ALONE = 0.9
+"""Share of a card's memory that an engine takes when nothing else is said."""
+SMALLEST_CACHE_TOKENS = 2048
+FIXED_WORKSPACE_BYTES = int(1.5e9)
+"""CUDA's own context, graphs and the libraries' buffers."""
+BYTES_PER_LOGIT = 24
+"""Of the full batch: logits in two formats, and a sort of them with its indices where top-p needs one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """A GPU as a process sees it. `used_bytes` is what this process holds already, its weights above all."""
+
+    total_bytes: int
+    free_bytes: int
+    used_bytes: int
+
+
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """None on a CPU, whose memory is nobody's to share out."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total_bytes=total, free_bytes=free, used_bytes=torch.cuda.memory_reserved(device))
+
+
+def workspace_bytes(max_batch: int, vocabulary: int) -> int:
+    """What an engine needs beside weights and cache."""
+    return FIXED_WORKSPACE_BYTES + BYTES_PER_LOGIT * max_batch * vocabulary
+
+
+def cache_bytes(config: EngineConfig, memory: DeviceMemory | None, vocabulary: int) -> int:
+    """The most that the cache may take when its tokens are not given."""
+    if config.cache_gb:
+        return int(config.cache_gb * 1e9)
+    if memory is None:
+        return CPU_CACHE_BYTES
+    budget = int((config.memory_share or ALONE) * memory.total_bytes) - memory.used_bytes
+    return min(budget, memory.free_bytes) - workspace_bytes(config.max_batch, vocabulary)
+
+
+def count_blocks(
+    config: EngineConfig,
+    *,
+    bytes_per_token: int,
+    max_context: int,
+    vocabulary: int,
+    memory: DeviceMemory | None,
+) -> int:
+    """Blocks for as many full contexts as a batch has places, or as many as there is room for."""
+    size = config.block_size
+    if config.kv_tokens:
+        return max(1, config.kv_tokens // size)
+    wanted = config.max_batch * -(-max_context // size)
+    allowed = cache_bytes(config, memory, vocabulary)
+    smallest = min(max_context, SMALLEST_CACHE_TOKENS) * bytes_per_token
+    if memory is not None and not config.cache_gb and allowed < smallest:
+        raise UserError(
+            f"{max(0, allowed) / 1e9:.1f} GB are left for the engine's cache, which needs at least "
+            f"{smallest / 1e9:.1f}: of the card's {memory.total_bytes / 1e9:.1f} GB "
+            f"{memory.free_bytes / 1e9:.1f} are free and the engine may take "
+            f"{config.memory_share or ALONE:.0%}, of which it holds {memory.used_bytes / 1e9:.1f} already; "
+            "raise engine.memory_share, lower engine.max_batch, or make the trainer smaller "
+            "(trainer.checkpointing=full, trainer.micro_batch_tokens)"
+        )
+    return max(1, min(wanted, allowed // (size * bytes_per_token)))

@@ -1,0 +1,35 @@
+"""Running out of GPU memory, said as a sentence that names the settings to turn."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from penstock.errors import UserError
+
+ENGINE = "lower engine.memory_share or engine.max_batch"
+TRAINER = (
+    "set trainer.checkpointing=full, lower trainer.micro_batch_tokens or trainer.logprob_chunk_tokens, or "
+    "leave the trainer more of the card with a smaller engine.memory_share"
+)
+
+
+@contextmanager
+def naming_settings(who: str, settings: str) -> Iterator[None]:
+    """Turn running out of memory into a `UserError`; other errors pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        first = str(error).strip().split(". ")
+        tried = next((part for part in first if "Tried to allocate" in part), "")
+        wanted = f" ({tried[0].lower()}{tried[1:]})" if tried else ""
+        raise UserError(f"{who} ran out of GPU memory{wanted}: {settings}") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch's own error, and the driver's, which comes as a plain one."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error)
+    )

@@ -1,0 +1,184 @@
+"""Threads, and who shares a card with whom."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.config.loader import build
+from penstock.errors import WorkerDied
+from penstock.models.tokenizer import ChatTokenizer
+from penstock.observe.views import SilentView
+from penstock.orchestration.cards import Card
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.launchers.local import LocalLauncher
+from penstock.orchestration.placement import Threads, place_threads, shares_a_card, sharing
+from penstock.orchestration.preparation import Prepared
+from penstock.orchestration.session import Session
+from penstock.orchestration.workers import Workers, start_workers
+from penstock.types import Task
+from tests.orchestration.launchers.fake_mps import FakeMps
+
+CARD = Card(name="a card", total_bytes=140 << 30, free_bytes=139 << 30)
+TOLD = ["-d", "get_server_list", "quit"]
+
+
+def config_of(**sections: Any) -> PenstockConfig:
+    return build(PenstockConfig, sections)
+
+
+def test_threads_are_shared_out() -> None:
+    assert place_threads(cores=8, num_engines=2, max_staleness=4) == Threads(engine=2, trainer=4)
+    assert place_threads(cores=8, num_engines=2, max_staleness=0) == Threads(engine=4, trainer=8)
+    assert place_threads(cores=8, num_engines=1, max_staleness=4, engine=3) == Threads(engine=3, trainer=4)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "num_cards", "shared"),
+    [
+        ("auto", "auto", 1, True),
+        ("auto", "auto", 0, False),
+        ("cpu", "auto", 1, False),
+        ("cuda", "cuda:0", 2, True),
+        ("cuda:1", "auto", 2, True),
+        ("cuda:1", "cuda:0", 2, False),
+        ("auto", "cpu", 1, False),
+        ("cuda:3", "cuda:3", 2, False),
+    ],
+)
+def test_who_shares_a_card(model: str, engine: str, num_cards: int, shared: bool) -> None:
+    config = config_of(model={"device": model}, engine={"device": engine})
+    assert shares_a_card(config, (CARD,) * num_cards) is shared
+
+
+def test_limits_and_precedence_reach_the_environments(tmp_path: Path) -> None:
+    fake, lines = FakeMps(tmp_path), []
+    config = config_of(placement={"engine_share": 90, "trainer_share": 60, "first": "engine"})
+    with sharing(config, (CARD,), fake.environ, lines.append) as environments:
+        for environment, percent, priority in (
+            (environments.engine, "90", "0"),
+            (environments.trainer, "60", "1"),
+        ):
+            assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percent
+            assert environment["CUDA_MPS_CLIENT_PRIORITY"] == priority
+            assert [environment["CUDA_MPS_PIPE_DIRECTORY"], environment["CUDA_MPS_LOG_DIRECTORY"]] == (
+                fake.calls[0][1:]
+            )
+    assert fake.told == TOLD
+    assert lines == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "cards", "line"),
+    [
+        ({"placement": {"share": "time"}}, (CARD,), None),
+        ({"staleness": {"max_staleness": 0}}, (CARD,), None),
+        ({}, (), None),
+        (
+            {"placement": {"share": "mps"}},
+            (),
+            "placement.share=mps changes nothing: trainer and engines have no card in common",
+        ),
+    ],
+)
+def test_no_daemon_where_none_helps(
+    tmp_path: Path, sections: dict[str, Any], cards: tuple[Card, ...], line: str | None
+) -> None:
+    fake, lines = FakeMps(tmp_path), []
+    with sharing(config_of(**sections), cards, fake.environ, lines.append) as environments:
+        assert (environments.engine, environments.trainer) == ({}, {})
+    assert fake.calls == []
+    assert lines == ([] if line is None else [line])
+
+
+def test_without_the_program_workers_take_turns(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with sharing(config_of(), (CARD,), {"PATH": str(tmp_path)}, lines.append) as environments:
+        assert (environments.engine, environments.trainer) == ({}, {})
+    assert len(lines) == 1
+    assert lines[0].startswith("the card is shared in time slices")
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, tiny_model: Path) -> Prepared:
+    """A run whose controller believes in a card that the workers, on this CPU, do not find."""
+    config = config_of(
+        model={"name": str(tiny_model)},
+        reward={"functions": ["penstock.bench.workload:reward"]},
+        rollout={"max_new_tokens": 4, "groups_per_step": 1, "group_size": 2},
+        placement={"trainer_share": 70},
+        run={"steps": 1},
+    )
+    return Prepared(
+        config=config,
+        model=str(tiny_model),
+        tokenizer=ChatTokenizer(str(tiny_model)),
+        tasks=[Task(id=str(number), prompt=f"{number}+1=") for number in range(4)],
+        heldout=[],
+        folder=tmp_path,
+        max_context=64,
+        cards=(CARD,),
+    )
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMps:
+    """A daemon's program on the PATH of the session itself."""
+    fake = FakeMps(tmp_path)
+    monkeypatch.setenv("PATH", fake.environ["PATH"])
+    return fake
+
+
+def test_both_workers_are_clients_of_the_runs_daemon(prepared: Prepared, fake: FakeMps) -> None:
+    async def main() -> dict[str, dict[str, str]]:
+        with sharing(prepared.config, prepared.cards, os.environ, print) as environments:
+            async with LocalLauncher(prepared.folder / "logs") as launcher:
+                workers: Workers = await start_workers(launcher, prepared, environments)
+                return {worker.name: psutil.Process(worker.pid).environ() for worker in workers.essential}
+
+    found = asyncio.run(main())
+    assert {name: each["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for name, each in found.items()} == {
+        "trainer": "70",
+        "engine0": "100",
+    }
+    assert {each["CUDA_MPS_PIPE_DIRECTORY"] for each in found.values()} == {fake.calls[0][1]}
+    assert fake.told == TOLD
+
+
+def test_a_run_that_ends_stops_its_daemon(prepared: Prepared, fake: FakeMps) -> None:
+    summary = asyncio.run(Session(prepared, SilentView()).run())
+    assert summary.steps == 1
+    assert fake.told == TOLD
+
+
+def test_a_run_that_is_stopped_at_once_stops_its_daemon(prepared: Prepared, fake: FakeMps) -> None:
+    """The second Ctrl-C cancels the task that the session runs in."""
+
+    class Impatient(SilentView):
+        def update(self, status: Any) -> None:
+            running.cancel()
+
+    async def main() -> None:
+        nonlocal running
+        running = asyncio.ensure_future(Session(prepared, Impatient()).run())
+        await running
+
+    running: asyncio.Future[Any]
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    assert fake.told == TOLD
+
+
+def test_a_run_whose_worker_dies_stops_its_daemon(prepared: Prepared, fake: FakeMps) -> None:
+    class Killer(SilentView):
+        def update(self, status: Any) -> None:
+            for child in psutil.Process().children(recursive=True):
+                if "trainer" in child.cmdline():
+                    child.kill()
+
+    with pytest.raises(WorkerDied, match="worker trainer"):
+        asyncio.run(Session(prepared, Killer()).run())
+    assert fake.told == TOLD

@@ -1,0 +1,139 @@
+"""Why no controller splits the card: the staleness gate does.
+
+Alone, the engine needs G seconds for a step's worth of groups and the trainer T for a step. While both work
+they run at shares g and t of that. Whoever is ahead is stopped by the gate (the engine) or by an empty buffer
+(the trainer), and the other then has the card to itself. So a step takes G + T less what overlaps: with
+g + t ≥ 1, never longer than taking turns, and each side gets at least the share that turns would give it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock.buffer.gate import StalenessGate
+from penstock.buffer.queue import Chosen, RolloutBuffer
+from penstock.orchestration.controller import Controller
+from penstock.orchestration.simulation import (
+    SimulatedEngine,
+    SimulatedScorer,
+    SimulatedTokenizer,
+    SimulatedTrainer,
+)
+from penstock.orchestration.stepping import StepPlanner
+from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.rollout.runner import RolloutRunner
+from penstock.types import Chunk, GenerateRequest, SamplingParams, StepPlan, StepResult, Task
+
+GROUPS, GROUP_SIZE, TOKENS, STEPS = 4, 2, 4, 40
+PIECES = 16
+"""Of a step, between which the trainer notices that the engine came or went."""
+
+
+class SharedCard:
+    """Runs a side at full speed while the other rests, else at that side's share."""
+
+    def __init__(self, shares: dict[str, float]) -> None:
+        self._shares = shares
+        self.users = dict.fromkeys(shares, 0)
+        self.done_s = dict.fromkeys(shares, 0.0)
+
+    async def work(self, side: str, seconds: float) -> None:
+        contended = all(self.users.values())
+        await asyncio.sleep(seconds / (self._shares[side] if contended else 1.0))
+        self.done_s[side] += seconds
+
+
+class CardEngine(SimulatedEngine):
+    """One token at a time: what it makes a second does not depend on how many ask."""
+
+    def __init__(self, card: SharedCard, token_s: float) -> None:
+        super().__init__(num_tokens=lambda: TOKENS, token_s=lambda: 0.0, update_s=lambda: 0.0)
+        self._card, self._alone_s = card, token_s
+        self._turn = asyncio.Lock()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        self._card.users["engine"] += 1
+        try:
+            async for chunk in super().generate(request):
+                async with self._turn:
+                    await self._card.work("engine", self._alone_s)
+                yield chunk
+        finally:
+            self._card.users["engine"] -= 1
+
+
+class CardTrainer(SimulatedTrainer):
+    def __init__(self, card: SharedCard, step_s: float) -> None:
+        super().__init__(step_s=lambda: 0.0, publish_s=lambda: 0.0)
+        self._card, self._alone_s = card, step_s
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        self._card.users["trainer"] += 1
+        for _ in range(PIECES):
+            await self._card.work("trainer", self._alone_s / PIECES)
+        self._card.users["trainer"] -= 1
+        return await super().step(plan)
+
+
+class Tasks:
+    def next(self) -> Task:
+        return Task(id="t", prompt="p")
+
+    def put_back(self, task: Task) -> None:
+        raise AssertionError("nothing is dropped here")
+
+
+def shares_of(generation_s: float, training_s: float, shares: dict[str, float]) -> dict[str, float]:
+    """What each side did of what it does alone, over a run."""
+    card = SharedCard(shares)
+
+    async def run() -> float:
+        engine = CardEngine(card, generation_s / (GROUPS * GROUP_SIZE * TOKENS))
+        gate = StalenessGate(
+            groups_per_step=GROUPS, max_staleness=2, late="correct", num_groups=STEPS * GROUPS
+        )
+        controller = Controller(
+            engine=engine,
+            trainers=[CardTrainer(card, training_s)],
+            scorer=SimulatedScorer(score_s=lambda: 0.0, value=lambda group, index: float(index)),
+            runner=RolloutRunner(
+                engine, SimulatedTokenizer(), sampling=SamplingParams(max_tokens=64), group_size=GROUP_SIZE
+            ),
+            tasks=Tasks(),
+            buffer=RolloutBuffer(gate, select=Chosen, max_filtered_in_a_row=9, on_drop=lambda dropped: None),
+            planner=StepPlanner(ranks=1, micro_batch_tokens=64),
+            steps=STEPS,
+        )
+        await controller.start()
+        began = asyncio.get_running_loop().time()
+        await controller.run()
+        return asyncio.get_running_loop().time() - began
+
+    took_s = run_in_virtual_time(run())
+    return {side: done_s / took_s for side, done_s in card.done_s.items()}
+
+
+@pytest.mark.parametrize("generation_s", [0.125, 0.5, 1.0, 2.0, 8.0])
+@pytest.mark.parametrize(
+    ("engine", "trainer"),
+    [(0.44, 0.58), (0.29, 0.92), (0.7, 0.5)],  # time slices, MPS as measured, MPS with a limited trainer
+)
+def test_each_side_gets_at_least_what_taking_turns_would_give_it(
+    generation_s: float, engine: float, trainer: float
+) -> None:
+    found = shares_of(generation_s, 1.0, {"engine": engine, "trainer": trainer})
+    in_turns = generation_s / (generation_s + 1.0)
+    slack = 0.95  # the first step's groups are made before there is anything to train on
+    assert found["engine"] >= slack * in_turns
+    assert found["trainer"] >= slack * (1 - in_turns)
+
+
+@pytest.mark.parametrize("generation_s", [0.5, 1.0, 2.0])
+def test_what_sharing_gains_is_what_overlaps(generation_s: float) -> None:
+    """The side that needs less of the shared time sets the overlap; outside it the other runs at full speed."""
+    g, t = 0.29, 0.92
+    found = shares_of(generation_s, 1.0, {"engine": g, "trainer": t})
+    overlap = min(generation_s / g, 1.0 / t)
+    cycle_s = generation_s + 1.0 - (g + t - 1) * overlap
+    assert found["engine"] + found["trainer"] == pytest.approx((generation_s + 1.0) / cycle_s, rel=0.05)
