@@ -30,6 +30,8 @@ class TrainerConfig(Section):
     """What the model computes in; bfloat16 keeps float32 master weights."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Tokens packed into one forward and backward pass; a longer sequence gets its own."""
+    shared_prompts: bool = True
+    """Run what the sequences of a group begin with once per micro-batch instead of once per sequence."""
     passes: int = Field(default=1, ge=1)
     """Optimizer updates per step, each over all of its samples; more than one needs clipping."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
