@@ -360,8 +360,9 @@ def test_reference_kl_is_zero_at_the_reference_and_pulls_back():
         trainer_for(model, algorithm=algorithm)
 
 
-def test_saved_model_loads_and_gives_the_same_logits(tmp_path):
-    trainer = trainer_for(tiny_model("qwen3"), learning_rate=1e-2)
+@pytest.mark.parametrize("states", ["float32", "8bit", "cpu"])
+def test_saved_model_loads_and_gives_the_same_logits(tmp_path, states):
+    trainer = trainer_for(tiny_model("qwen3"), learning_rate=1e-2, optimizer_states=states)
     (plan,) = plan_step(1, 0, make_groups(12), micro_batch_tokens=1000)
     trainer.step(plan)
     trainer.save(tmp_path)
@@ -371,9 +372,17 @@ def test_saved_model_loads_and_gives_the_same_logits(tmp_path):
         torch.testing.assert_close(parameter, trainer.weights()[name])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_resumed_trainer_goes_on_as_if_never_stopped(dtype):
-    options = {"dtype": dtype, "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2}
+@pytest.mark.parametrize(
+    ("dtype", "states"), [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "cpu")]
+)
+def test_a_resumed_trainer_goes_on_as_if_never_stopped(dtype, states):
+    options = {
+        "dtype": dtype,
+        "optimizer_states": states,
+        "learning_rate": 1e-3,
+        "schedule": "cosine",
+        "warmup_steps": 2,
+    }
     (plan,) = plan_step(1, 0, make_groups(13), micro_batch_tokens=1000)
     first = trainer_for(tiny_model("llama"), **options)
     for step in (1, 2, 3):
