@@ -61,13 +61,16 @@ class SharedPrefixes:
 
     def repeat(self, row: torch.Tensor) -> torch.Tensor:
         """(tokens, …) to (repeated tokens, …), differentiably."""
-        return _Repeat.apply(row, self.to_repeated)  # type: ignore[no-any-return, no-untyped-call]
+        return gather(row, self.to_repeated)
 
 
-class _Repeat(torch.autograd.Function):
-    """A gather whose gradient is summed in float32: a prompt's keys collect from all of its completions, and
-    a GPU would round after each of them."""
+def gather(row: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Tokens of a (tokens, …) row, some of them several times. Their gradients are summed in float32: a prompt
+    collects from all of its completions, and a GPU would round after each of them."""
+    return _Gather.apply(row, index)  # type: ignore[no-any-return, no-untyped-call]
 
+
+class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, row: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(index)

@@ -11,6 +11,7 @@ from torch import nn
 from penstock.models import attention
 from penstock.models.head import TokenHead, states_dtype
 from penstock.models.packed import PackedAttention
+from penstock.models.prefix import gather
 from penstock.models.recompute import Checkpointing, compile_layers, enable_checkpointing
 from penstock.trainer.batch import PackedRow
 from penstock.trainer.values import ValueHead
@@ -69,7 +70,7 @@ class PackedModel:
 
     def __call__(self, row: PackedRow) -> TokenOutputs:
         states = self._states(row.input_ids, row.position_ids, row.lengths, row.members)
-        states = states.index_select(0, row.rows)
+        states = gather(states, row.rows) if row.num_shared_tokens else states.index_select(0, row.rows)
         logprobs, entropy = self._head(states, row.targets, row.temperature, row.kept)
         values = self._value_head(states) if self._value_head is not None else None
         return TokenOutputs(logprobs=logprobs, entropy=entropy, values=values)
