@@ -43,7 +43,8 @@ class TrainerConfig(Section):
     """What the backward pass computes again instead of keeping it: nothing, what is cheap or wide, or whole
     layers."""
     compile: bool = False
-    """Fuse each layer with `torch.compile`: faster on a GPU, after about a minute at the start."""
+    """Fuse each layer, and 8-bit updates, with `torch.compile`: faster on a GPU, after about a minute at the
+    start."""
     logprob_gap_warning: float = Field(default=0.05, gt=0)
     """Warn when the engine's and the trainer's logprobs of the same weights differ by more on average."""
     threads: int = Field(default=0, ge=0)

@@ -1,6 +1,6 @@
 """AdamW with its two moments in 8 bits a value: 2 bytes a parameter instead of 8, on the same device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ class EightBitAdamW:
         rest = [master for master, is_coded in zip(masters, coded, strict=True) if not is_coded]
         self._rest = Float32AdamW(rest, config) if rest else None
         devices = {moments.master.device for moments in self._coded}
+        # Dozens of operations over every value, or one kernel.
+        self._move = torch.compile(_move, dynamic=True) if config.compile else _move
         self._noise = {device: torch.Generator(device).manual_seed(0) for device in devices}
 
     @torch.no_grad()
@@ -35,7 +37,8 @@ class EightBitAdamW:
             self._rest.step(learning_rate)
         for moments in self._coded:
             if moments.master.grad is not None:
-                moments.update(learning_rate, self._config, self._noise[moments.master.device])
+                noise = self._noise[moments.master.device]
+                moments.update(learning_rate, self._config, noise, self._move)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -69,42 +72,34 @@ class _Moments:
             "second_scale": torch.zeros(blocks, device=device),
         }
 
-    def update(self, learning_rate: float, config: TrainerConfig, noise: torch.Generator) -> None:
+    def update(
+        self,
+        learning_rate: float,
+        config: TrainerConfig,
+        noise: torch.Generator,
+        move: Callable[..., torch.Tensor],
+    ) -> None:
         assert self.master.grad is not None
         self._num_updates += 1
         weights, gradients = self.master.view(-1), self.master.grad.reshape(-1)
         beta1, beta2 = config.betas
         step_size = learning_rate / (1 - beta1**self._num_updates)
-        correction = (1 - beta2**self._num_updates) ** 0.5
+        # A tensor: as a number it would be compiled anew for every update.
+        correction = torch.tensor((1 - beta2**self._num_updates) ** 0.5, device=weights.device)
         decay = learning_rate * decay_of(self.master, config)
         if decay:
             weights.mul_(1 - decay)
         for start in range(0, len(weights), CHUNK_VALUES):
             part = weights[start : start + CHUNK_VALUES]
+            blocks = slice(start // BLOCK, start // BLOCK + num_blocks(len(part)))
             gradient = gradients[start : start + CHUNK_VALUES]
-            first, second = self._moved(start, gradient, config.betas, noise)
-            scale = second.view(-1)[: len(part)].sqrt_().div_(correction).add_(config.eps)
-            part.addcdiv_(first.view(-1)[: len(part)], scale, value=-step_size)
-
-    def _moved(
-        self, start: int, gradient: torch.Tensor, betas: tuple[float, float], noise: torch.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The moments of one chunk after this gradient, in float32, with their codes brought up to date."""
-        first_block = start // BLOCK
-        blocks = slice(first_block, first_block + num_blocks(len(gradient)))
-        padding = (blocks.stop - blocks.start) * BLOCK - len(gradient)
-        gradient = (F.pad(gradient, (0, padding)) if padding else gradient).view(-1, BLOCK)
-        tensors = {name: tensor[blocks] for name, tensor in self._tensors.items()}
-        first = FIRST_MOMENT.decode(tensors["first"], tensors["first_scale"])
-        first.lerp_(gradient, 1 - betas[0])
-        second = SECOND_MOMENT.decode(tensors["second"], tensors["second_scale"])
-        second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
-        for name, grid, values in (("first", FIRST_MOMENT, first), ("second", SECOND_MOMENT, second)):
-            uniform = torch.rand(values.shape, generator=noise, device=values.device)
-            codes, scales = grid.encode(values, uniform)
-            tensors[name].copy_(codes)
-            tensors[f"{name}_scale"].copy_(scales)
-        return first, second
+            if len(part) % BLOCK:
+                gradient = F.pad(gradient, (0, BLOCK - len(part) % BLOCK))
+            gradient = gradient.view(-1, BLOCK)
+            uniform = torch.rand(2, *gradient.shape, generator=noise, device=gradient.device)
+            coded = (tensor[blocks] for tensor in self._tensors.values())
+            direction = move(gradient, *coded, uniform[0], uniform[1], correction, beta1, beta2, config.eps)
+            part.sub_(direction.view(-1)[: len(part)], alpha=step_size)
 
     def state_dict(self) -> dict[str, Any]:
         return {"num_updates": self._num_updates, **self._tensors}
@@ -113,3 +108,29 @@ class _Moments:
         self._num_updates = state["num_updates"]
         for name, tensor in self._tensors.items():
             tensor.copy_(state[name])
+
+
+def _move(
+    gradient: torch.Tensor,
+    first_codes: torch.Tensor,
+    first_scale: torch.Tensor,
+    second_codes: torch.Tensor,
+    second_scale: torch.Tensor,
+    first_noise: torch.Tensor,
+    second_noise: torch.Tensor,
+    correction: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> torch.Tensor:
+    """Bring the moments of some blocks up to date, and say where their weights go."""
+    first = torch.lerp(FIRST_MOMENT.decode(first_codes, first_scale), gradient, 1 - beta1)
+    second = beta2 * SECOND_MOMENT.decode(second_codes, second_scale) + (1 - beta2) * gradient * gradient
+    for grid, values, noise, codes, scale in (
+        (FIRST_MOMENT, first, first_noise, first_codes, first_scale),
+        (SECOND_MOMENT, second, second_noise, second_codes, second_scale),
+    ):
+        new_codes, new_scale = grid.encode(values, noise)
+        codes.copy_(new_codes)
+        scale.copy_(new_scale)
+    return first / (second.sqrt() / correction + eps)

@@ -3,7 +3,7 @@ import torch
 
 from penstock.trainer.codes import SECOND_MOMENT
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.eightbit import MIN_VALUES, EightBitAdamW
+from penstock.trainer.eightbit import MIN_VALUES, EightBitAdamW, _move
 
 
 def parameter(count, seed=0):
@@ -64,3 +64,26 @@ def test_small_tensors_keep_float32():
     rule = EightBitAdamW([parameter(MIN_VALUES - 1), parameter(MIN_VALUES)], TrainerConfig())
     assert len(rule._coded) == 1
     assert rule._rest is not None
+
+
+def test_a_compiled_update_is_the_same():
+    """Sizes and the number of the update change, and nothing is compiled for each of them."""
+    results, graphs = [], []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    for compiled in (False, True):
+        masters = [parameter(5000), parameter(6400, seed=1), parameter(9000, seed=2)]
+        rule = EightBitAdamW(masters, TrainerConfig())
+        if compiled:
+            rule._move = torch.compile(_move, dynamic=True, backend=count)
+        torch.manual_seed(3)
+        for _ in range(4):
+            for master in masters:
+                master.grad = torch.randn_like(master)
+            rule.step(0.01)
+        results.append(torch.cat([master.detach() for master in masters]))
+    assert torch.equal(*results)
+    assert len(graphs) <= 3
