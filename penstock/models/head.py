@@ -158,9 +158,10 @@ class _Logprobs(torch.autograd.Function):
             chosen = shape.apply(raw.gather(1, targets[part, None]))[:, 0] / temperature[part]
             logits, lse[part], entropy[part] = _normalise(raw, temperature[part], kept, shape, part, fused)
             logprobs[part] = chosen - lse[part]
-        ctx.save_for_backward(
-            states, weight, bias, targets, temperature, lse, entropy, logits if rows <= chunk else None
-        )
+            # Else a chunk would live on while the next one is made.
+            del raw
+            logits = logits if rows <= chunk else None
+        ctx.save_for_backward(states, weight, bias, targets, temperature, lse, entropy, logits)
         ctx.kept, ctx.shape, ctx.chunk, ctx.fused = kept, shape, chunk, fused
         ctx.set_materialize_grads(False)
         return logprobs, entropy
@@ -179,8 +180,14 @@ class _Logprobs(torch.autograd.Function):
             part = slice(start, min(start + ctx.chunk, rows))
             logits = saved
             if logits is None:
-                raw = _project(states[part], weight, bias)
-                logits = _prepare(raw, temperature[part], ctx.kept, ctx.shape, part, ctx.fused)
+                logits = _prepare(
+                    _project(states[part], weight, bias),
+                    temperature[part],
+                    ctx.kept,
+                    ctx.shape,
+                    part,
+                    ctx.fused,
+                )
             from_entropy = None if grad_entropy is None else grad_entropy[part]
             gradient = _fused_gradient if ctx.fused else _gradient
             grad = gradient(
@@ -203,6 +210,7 @@ class _Logprobs(torch.autograd.Function):
             _add_product(grad_weight, grad.T, states[part])
             if grad_bias is not None:
                 grad_bias += grad.sum(dim=0, dtype=torch.float32)
+            del grad
         return (
             grad_states,
             None if grad_weight is None else grad_weight.to(weight.dtype),

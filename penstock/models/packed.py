@@ -4,6 +4,7 @@ The model itself never sees padding. On a GPU in half precision, torch's variabl
 the row as it is. Elsewhere, and for what that kernel lacks (soft-caps, sinks), sequences are gathered inside
 attention into a few buckets of like length, right-padded: under a causal mask right padding needs no mask,
 since no real query looks to its right, so each bucket is one call to `scaled_dot_product_attention`.
+Sequences may share a prefix (`penstock.models.prefix`).
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from penstock.models.prefix import SharedPrefixes
 from penstock.models.varlen import Boundaries, VarlenFunction, attend, find_varlen, fits
 
 BUCKET_RATIO = 0.7
@@ -79,26 +81,32 @@ class PackedAttention:
         self._varlen = varlen
         self._looks = varlen is None
         self._lengths: tuple[int, ...] = ()
+        self._shared: SharedPrefixes | None = None
         self._device: torch.device | str = "cpu"
         self._boundaries: Boundaries | None = None
         self._layout: Layout | None = None
         self._num_tokens: int | None = 0
 
-    def set_lengths(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
-        """The row holds sequences of these lengths, in this order. Holds until the next call, so a
-        recomputed (checkpointed) forward pass sees the same packing as the first."""
+    def set_lengths(
+        self, lengths: Sequence[int], device: torch.device | str = "cpu", members: Sequence[int] = ()
+    ) -> None:
+        """The row holds sequences of these lengths, in this order; with `members` (rests of each prefix),
+        segments as `SharedPrefixes` knows them. Holds until the next call, so a recomputed (checkpointed)
+        forward pass sees the same packing as the first."""
         if not lengths or min(lengths) < 1:
             raise ValueError(f"lengths must be one or more numbers >= 1, got {list(lengths)}")
         if self._looks:
             self._varlen = find_varlen(device)
         self._lengths, self._device = tuple(lengths), device
-        self._boundaries = Boundaries.of(lengths, device) if self._varlen is not None else None
+        self._shared = SharedPrefixes.of(lengths, members, device) if members else None
+        key_lengths = self._shared.lengths if self._shared is not None else None
+        self._boundaries = Boundaries.of(lengths, device, key_lengths) if self._varlen is not None else None
         self._layout = None
         self._num_tokens = sum(lengths)
 
     def set_single(self) -> None:
         """Every row is one sequence, whatever its length: no packing until the next `set_lengths`."""
-        self._lengths, self._boundaries, self._layout = (), None, None
+        self._lengths, self._shared, self._boundaries, self._layout = (), None, None, None
         self._num_tokens = None
 
     def __call__(
@@ -129,19 +137,25 @@ class PackedAttention:
                 f"packed attention expects one row of {self._num_tokens} tokens, got {tuple(query.shape)}; "
                 "call set_lengths with the lengths of the sequences in the row"
             )
+        flat_query, flat_key, flat_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        if self._shared is not None:
+            flat_key, flat_value = self._shared.repeat(flat_key), self._shared.repeat(flat_value)
         if self._varlen is not None and self._boundaries is not None and fits(query, value, softcap, sinks):
-            return attend(
+            out = attend(
                 self._varlen,
                 self._boundaries,
-                query,
-                key,
-                value,
+                flat_query,
+                flat_key,
+                flat_value,
                 scaling=scaling,
                 sliding_window=sliding_window,
             )
-        return self._attend_in_buckets(  # type: ignore[no-any-return]
-            query, key, value, scaling=scaling, sliding_window=sliding_window, softcap=softcap, sinks=sinks
-        )
+            return out[None]
+        options = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap, "sinks": sinks}
+        if self._shared is None:
+            return self._attend_in_buckets(flat_query, flat_key, flat_value, **options)[None]  # type: ignore[no-any-return]
+        repeated = self._attend_in_buckets(self._shared.repeat(flat_query), flat_key, flat_value, **options)
+        return repeated.index_select(0, self._shared.to_row)[None]  # type: ignore[no-any-return]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attend_in_buckets(
@@ -149,9 +163,10 @@ class PackedAttention:
     ) -> torch.Tensor:
         """Not compiled: how sequences fall into buckets changes with every row."""
         if self._layout is None:
-            self._layout = Layout.of(self._lengths, self._device)
+            lengths = self._lengths if self._shared is None else self._shared.lengths
+            self._layout = Layout.of(lengths, self._device)
         layout = self._layout
-        padded = [_to_padded(tensor[0].transpose(0, 1), layout) for tensor in (query, key, value)]
+        padded = [_to_padded(tensor, layout) for tensor in (query, key, value)]
         outputs = []
         for bucket in layout.buckets:
             stop = bucket.start + bucket.rows * bucket.length
@@ -163,7 +178,7 @@ class PackedAttention:
             )
             outputs.append(causal_attention(q, k, v, **options).transpose(1, 2).flatten(0, 1))
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return _to_packed(joined, layout).unsqueeze(0)
+        return _to_packed(joined, layout)
 
 
 def causal_attention(

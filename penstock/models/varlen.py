@@ -14,17 +14,36 @@ HALF_TYPES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundaries:
-    """Where the sequences of a packed row begin and end."""
+    """Where the sequences of a packed row begin and end, those of its queries and those of its keys."""
 
-    offsets: torch.Tensor
+    queries: torch.Tensor
     """(sequences + 1,), int32, on the row's device."""
-    longest: int
+    keys: torch.Tensor
+    longest_query: int
+    longest_key: int
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device | str) -> "Boundaries":
-        offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-        offsets[1:] = torch.tensor(lengths).cumsum(0)
-        return cls(offsets=offsets.to(device), longest=max(lengths))
+    def of(
+        cls,
+        lengths: Sequence[int],
+        device: torch.device | str,
+        key_lengths: Sequence[int] | None = None,
+    ) -> "Boundaries":
+        """Where a sequence has more keys than queries, the queries are its last tokens."""
+        queries = _offsets(lengths).to(device)
+        keys = queries if key_lengths is None else _offsets(key_lengths).to(device)
+        return cls(
+            queries=queries,
+            keys=keys,
+            longest_query=max(lengths),
+            longest_key=max(lengths if key_lengths is None else key_lengths),
+        )
+
+
+def _offsets(lengths: Sequence[int]) -> torch.Tensor:
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    offsets[1:] = torch.tensor(lengths).cumsum(0)
+    return offsets
 
 
 def find_varlen(device: torch.device | str) -> VarlenFunction | None:
@@ -67,10 +86,17 @@ def attend(
     scaling: float,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """Causal attention of (1, heads, tokens, dim) rows; (1, tokens, heads, dim)."""
-    offsets, longest = boundaries.offsets, boundaries.longest
+    """Causal attention of (tokens, heads, dim) rows."""
     # The kernel counts the keys to the left of a query; a window counts the query's own too.
     left = -1 if sliding_window is None else sliding_window - 1
-    flat = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    out = function(*flat, offsets, offsets, longest, longest, scale=scaling, window_size=(left, 0))
-    return out[None]
+    return function(
+        query,
+        key,
+        value,
+        boundaries.queries,
+        boundaries.keys,
+        boundaries.longest_query,
+        boundaries.longest_key,
+        scale=scaling,
+        window_size=(left, 0),
+    )

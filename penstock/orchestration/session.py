@@ -214,7 +214,11 @@ class Session:
             ),
             tasks=TaskStream(self._prepared.tasks, seed=config.run.seed, shuffle=config.tasks.shuffle),
             buffer=buffer,
-            planner=StepPlanner(ranks=1, micro_batch_tokens=config.trainer.micro_batch_tokens),
+            planner=StepPlanner(
+                ranks=1,
+                micro_batch_tokens=config.trainer.micro_batch_tokens,
+                shared_prompts=config.trainer.shared_prompts,
+            ),
             steps=config.run.steps,
             recompute_kv=config.sync.interrupt == "inflight_recompute",
             on_step=on_step,

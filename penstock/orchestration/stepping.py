@@ -26,6 +26,7 @@ class StepPlanner:
 
     ranks: int
     micro_batch_tokens: int
+    shared_prompts: bool = True
 
     def plan(self, number: int, selection: Selection) -> tuple[StepPlan, ...]:
         return plan_step(
@@ -34,5 +35,6 @@ class StepPlanner:
             [group.scored for group in selection.groups],
             ranks=self.ranks,
             micro_batch_tokens=self.micro_batch_tokens,
+            shared_prompts=self.shared_prompts,
             samples_of=lambda group, episode, _: selection.groups[group].samples[episode],
         )

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from penstock.models.head import KeptIds
-from penstock.trainer.packing import loss_positions
+from penstock.trainer.sharing import RowLayout, loss_positions
 from penstock.types import NOT_SAMPLED, IntArray, Sample, SamplingMask, TrainSequence
 
 
@@ -15,12 +15,14 @@ from penstock.types import NOT_SAMPLED, IntArray, Sample, SamplingMask, TrainSeq
 class PackedRow:
     """Sequences side by side in a (1, tokens) row, and the loss tokens that it predicts.
 
-    A sequence is cut after the last position that predicts a loss token: what follows can't matter."""
+    A sequence is cut after the last position that predicts a loss token: what follows can't matter. What the
+    sequences of a group begin with may be laid once; its last token then predicts the first of each."""
 
     sequences: tuple[TrainSequence, ...]
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     lengths: tuple[int, ...]
+    """Of the segments that attention keeps apart: whole sequences, or shared prefixes and their rests."""
     rows: torch.Tensor
     """(loss tokens,): the place in the row whose hidden state predicts each."""
     targets: torch.Tensor
@@ -33,13 +35,23 @@ class PackedRow:
     positions: tuple[IntArray, ...]
     """Where they are in each sample."""
     kept: KeptIds | None
+    members: tuple[int, ...] = ()
+    """Rests of each shared prefix, as `penstock.models.prefix` reads them."""
+    num_shared_tokens: int = 0
+    """Tokens that sharing left out of the row."""
 
     @property
     def num_loss_tokens(self) -> int:
         return int(self.targets.shape[0])
 
     @classmethod
-    def of(cls, sequences: Sequence[TrainSequence], device: torch.device | str = "cpu") -> "PackedRow | None":
+    def of(
+        cls,
+        sequences: Sequence[TrainSequence],
+        device: torch.device | str = "cpu",
+        *,
+        shared_prompts: bool = False,
+    ) -> "PackedRow | None":
         """None when no sequence has a loss token."""
         positions_of = [loss_positions(sequence.sample) for sequence in sequences]
         chosen = [index for index, positions in enumerate(positions_of) if positions.size]
@@ -52,8 +64,7 @@ class PackedRow:
                 raise ValueError(
                     "a sample drawn at temperature 0 has no distribution to train on; use a temperature > 0"
                 )
-        lengths = [int(positions[-1]) for positions in positions_of]
-        starts = np.cumsum([0, *lengths[:-1]])
+        layout = RowLayout.of([sequences[index] for index in chosen], shared=shared_prompts)
         counts = [len(positions) for positions in positions_of]
 
         def column(parts: list[np.ndarray], dtype: torch.dtype) -> torch.Tensor:
@@ -62,12 +73,17 @@ class PackedRow:
         picked = list(zip(samples, positions_of, strict=True))
         return cls(
             sequences=tuple(sequences[index] for index in chosen),
-            input_ids=column([s.token_ids[:n] for s, n in zip(samples, lengths, strict=True)], torch.long)[
+            input_ids=column(
+                [samples[part.sequence].token_ids[part.start : part.stop] for part in layout.segments],
+                torch.long,
+            )[None],
+            position_ids=column([np.arange(part.start, part.stop) for part in layout.segments], torch.long)[
                 None
             ],
-            position_ids=column([np.arange(n) for n in lengths], torch.long)[None],
-            lengths=tuple(lengths),
-            rows=column([p - 1 + start for p, start in zip(positions_of, starts, strict=True)], torch.long),
+            lengths=tuple(part.stop - part.start for part in layout.segments),
+            rows=column(
+                [place[p - 1] for p, place in zip(positions_of, layout.places, strict=True)], torch.long
+            ),
             targets=column([s.token_ids[p] for s, p in picked], torch.long),
             temperature=column([np.full(len(p), s.sampling.temperature) for s, p in picked], torch.float32),
             behaviour_logprobs=column([s.logprobs[p] for s, p in picked], torch.float32),
@@ -76,6 +92,8 @@ class PackedRow:
             counts=tuple(counts),
             positions=tuple(positions_of),
             kept=_kept(picked, device),
+            members=layout.members,
+            num_shared_tokens=layout.num_shared_tokens,
         )
 
 

@@ -28,8 +28,13 @@ class TrainerConfig(Section):
     """Gradients with a larger norm are scaled down to it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in; bfloat16 keeps float32 master weights."""
+    optimizer_states: Literal["float32", "8bit", "cpu"] = "float32"
+    """AdamW's two averages: 8 bytes a parameter, 2 bytes, or in host memory together with the master weights, which
+    costs time in every update."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Tokens packed into one forward and backward pass; a longer sequence gets its own."""
+    shared_prompts: bool = True
+    """Run what the sequences of a group begin with once per micro-batch instead of once per sequence."""
     passes: int = Field(default=1, ge=1)
     """Optimizer updates per step, each over all of its samples; more than one needs clipping."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
@@ -38,7 +43,8 @@ class TrainerConfig(Section):
     """What the backward pass computes again instead of keeping it: nothing, what is cheap or wide, or whole
     layers."""
     compile: bool = False
-    """Fuse each layer with `torch.compile`: faster on a GPU, after about a minute at the start."""
+    """Fuse each layer, and 8-bit updates, with `torch.compile`: faster on a GPU, after about a minute at the
+    start."""
     logprob_gap_warning: float = Field(default=0.05, gt=0)
     """Warn when the engine's and the trainer's logprobs of the same weights differ by more on average."""
     threads: int = Field(default=0, ge=0)

@@ -9,30 +9,11 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from penstock.types import (
-    NOT_SAMPLED,
-    Episode,
-    IntArray,
-    Sample,
-    ScoredGroup,
-    StepPlan,
-    TrainSequence,
-)
+from penstock.trainer.sharing import find_families, loss_positions
+from penstock.types import NOT_SAMPLED, Episode, Sample, ScoredGroup, StepPlan, TrainSequence
 
 SamplesOf = Callable[[int, int, Episode], Sequence[Sample]]
 """(group index, episode index, episode) to its samples, one per turn, as `Episode.samples` gives them."""
-
-
-def loss_positions(sample: Sample) -> IntArray:
-    """Where the loss tokens are. A first token has no context to be predicted from, so it never counts."""
-    positions = np.flatnonzero(sample.loss_mask).astype(np.int32)
-    return positions[1:] if positions.size and positions[0] == 0 else positions
-
-
-def forward_length(sample: Sample) -> int:
-    """Tokens that must run through the model: all before the last one in the loss; 0 without any."""
-    positions = loss_positions(sample)
-    return int(positions[-1]) if positions.size else 0
 
 
 def plan_step(
@@ -42,14 +23,16 @@ def plan_step(
     *,
     ranks: int = 1,
     micro_batch_tokens: int,
+    shared_prompts: bool = False,
     samples_of: SamplesOf | None = None,
 ) -> tuple[StepPlan, ...]:
     """One plan per rank. `samples_of` replaces an episode's samples, for instance with its late tokens
-    masked; sequences that are left without a loss token are not planned at all."""
+    masked; sequences that are left without a loss token are not planned at all. With shared prompts a group
+    stays together where it can, and its prompt counts once in every micro-batch that it is in."""
     sequences = _sequences(groups, samples_of)
-    costs = [forward_length(sequence.sample) for sequence in sequences]
+    pieces, costs = _pieces(sequences, micro_batch_tokens, ranks, shared_prompts)
     bins = pack(costs, micro_batch_tokens, multiple_of=ranks)
-    shares = share_out([sum(costs[index] for index in members) for members in bins], ranks)
+    shares = share_out([sum(costs[piece] for piece in members) for members in bins], ranks)
     scores = tuple(group.scores for group in groups)
     num_tokens = tuple(
         tuple(episode.num_output_tokens for episode in group.group.episodes) for group in groups
@@ -59,7 +42,10 @@ def plan_step(
             step=step,
             version=version,
             scores=scores,
-            micro_batches=tuple(tuple(sequences[index] for index in bins[chosen]) for chosen in share),
+            micro_batches=tuple(
+                tuple(sequences[index] for piece in bins[chosen] for index in pieces[piece])
+                for chosen in share
+            ),
             num_loss_tokens=sum(len(loss_positions(sequence.sample)) for sequence in sequences),
             num_sequences=len(sequences),
             num_tokens=num_tokens,
@@ -114,6 +100,25 @@ def _sequences(groups: Sequence[ScoredGroup], samples_of: SamplesOf | None) -> l
                     )
                 )
     return sequences
+
+
+def _pieces(
+    sequences: Sequence[TrainSequence], budget: int, ranks: int, shared: bool
+) -> tuple[list[list[int]], list[int]]:
+    """What is packed as one, by index, and its tokens: single sequences, or as much of a group as fits, and
+    no more than a rank's share."""
+    families = find_families(sequences, shared=shared)
+    total = sum(family.prefix + sum(family.rests) for family in families)
+    limit = min(budget, -(-total // ranks))
+    pieces, costs = [], []
+    for family in families:
+        rests = family.rests
+        # What the longest member needs by itself is needed in any case.
+        room = max(1, limit - family.prefix, *rests)
+        for part in pack(rests, room):
+            pieces.append([family.members[place] for place in part])
+            costs.append(family.prefix + sum(rests[place] for place in part))
+    return pieces, costs
 
 
 def _count_bins(costs: Sequence[int], budget: int) -> int:

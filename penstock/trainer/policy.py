@@ -11,6 +11,7 @@ from torch import nn
 from penstock.models import attention
 from penstock.models.head import TokenHead, states_dtype
 from penstock.models.packed import PackedAttention
+from penstock.models.prefix import gather
 from penstock.models.recompute import Checkpointing, compile_layers, enable_checkpointing
 from penstock.trainer.batch import PackedRow
 from penstock.trainer.values import ValueHead
@@ -52,6 +53,7 @@ class PackedModel:
         self._head = TokenHead(model, chunk_tokens=chunk_tokens)
         self._device = next(model.parameters()).device
         self._packs = True
+        self._shares = True
         self._verify(type(model).__name__, causal_lm.get_input_embeddings().num_embeddings)
         if value_head is not None and self._head.uses_full_logits:
             raise ValueError(
@@ -61,40 +63,68 @@ class PackedModel:
         if compiled:
             compile_layers(model)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether rows may lay a prefix once for several sequences."""
+        return self._shares
+
     def __call__(self, row: PackedRow) -> TokenOutputs:
-        states = self._states(row.input_ids, row.position_ids, row.lengths).index_select(0, row.rows)
+        states = self._states(row.input_ids, row.position_ids, row.lengths, row.members)
+        states = gather(states, row.rows) if row.num_shared_tokens else states.index_select(0, row.rows)
         logprobs, entropy = self._head(states, row.targets, row.temperature, row.kept)
         values = self._value_head(states) if self._value_head is not None else None
         return TokenOutputs(logprobs=logprobs, entropy=entropy, values=values)
 
     def _states(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, lengths: Sequence[int]
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        lengths: Sequence[int],
+        members: Sequence[int] = (),
     ) -> torch.Tensor:
         if self._packs:
-            self._attention.set_lengths(lengths, self._device)
+            self._attention.set_lengths(lengths, self._device, members)
             return self._head.states(input_ids, position_ids)
+        assert not members
         self._attention.set_single()
         ids, positions = (torch.split(row, list(lengths), dim=1) for row in (input_ids, position_ids))
         return torch.cat([self._head.states(*piece) for piece in zip(ids, positions, strict=True)])
 
     @torch.no_grad()
     def _verify(self, name: str, vocabulary: int) -> None:
-        """Check on a few tokens that the head gives the model's logits, and that packed sequences do not
-        see each other. Layers with a state of their own (convolutions, state-space models) and attention that
-        is not behind transformers' interface do: then sequences go through the model one at a time."""
+        """Check on a few tokens that the head gives the model's logits, that packed sequences do not see each
+        other, and that a sequence is the same behind a shared prefix. Layers with a state of their own
+        (convolutions, state-space models) and attention that is not behind transformers' interface fail: then
+        sequences go through the model one at a time."""
         ids = torch.arange(7, device=self._device)[None] % vocabulary
         positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]], device=self._device)
         self._attention.set_single()
         self._head.verify(ids[:, 3:], positions[:, 3:])
         alone = self._head.states(ids[:, 3:], positions[:, 3:]).float()
         packed = self._states(ids, positions, [3, 4])[3:].float()
-        worst = float((packed - alone).abs().max())
-        tolerance = 1e-4 if states_dtype(self._head.model) == torch.float32 else 5e-2
-        if not worst <= tolerance * max(1.0, float(alone.abs().max())):
-            self._packs = False
+        self._packs = self._agree(packed, alone)
+        if not self._packs:
+            self._shares = False
             log.warning(
                 "%s can't be packed (a sequence changes its neighbour by %.3g): sequences run one at a time, "
                 "which is slower",
                 name,
-                worst,
+                float((packed - alone).abs().max()),
             )
+            return
+        # Tokens 3 and 4 as a prefix, then 0 1 behind it as one rest and 5 6 as another.
+        order, places = [3, 4, 0, 1, 5, 6], [0, 1, 2, 3, 2, 3]
+        shared = self._states(
+            ids[:, order], torch.tensor([places], device=self._device), [2, 2, 2], members=[2]
+        ).float()
+        self._shares = self._agree(torch.cat([shared[:2], shared[4:]]), alone)
+        if not self._shares:
+            log.warning(
+                "%s can't share prompts (a sequence changes by %.3g): every sequence runs with its own",
+                name,
+                float((torch.cat([shared[:2], shared[4:]]) - alone).abs().max()),
+            )
+
+    def _agree(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+        tolerance = 1e-4 if states_dtype(self._head.model) == torch.float32 else 5e-2
+        return bool((ours - theirs).abs().max() <= tolerance * max(1.0, float(theirs.abs().max())))

@@ -15,8 +15,11 @@ from penstock.algorithms.losses import STATISTICS
 from penstock.algorithms.returns import TOKEN_ADVANTAGES, SequenceTokens, TokenAdvantages, TokenFacts
 from penstock.algorithms.tokens import LossTokens
 from penstock.trainer.batch import PackedRow
+from penstock.trainer.config import TrainerConfig
+from penstock.trainer.packing import pack
 from penstock.trainer.policy import PackedModel, TokenOutputs
-from penstock.types import StepPlan
+from penstock.trainer.sharing import forward_length
+from penstock.types import StepPlan, TrainSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,20 +68,26 @@ class Preparation:
         reference: PackedModel | None,
         algorithm: AlgorithmConfig,
         *,
-        passes: int,
+        config: TrainerConfig,
         device: str,
     ) -> None:
         self._policy, self._reference, self._algorithm = policy, reference, algorithm
-        self._device = device
+        self._device, self._config = device, config
+        can_share = policy.shares_prefixes and (reference is None or reference.shares_prefixes)
+        self._lays_once = config.shared_prompts and can_share
         self._needs_start = (
             algorithm.needs_values
             or algorithm.loss in STATISTICS
-            or (passes > 1 and algorithm.effective_proximal == "start")
+            or (config.passes > 1 and algorithm.effective_proximal == "start")
         )
 
     @torch.no_grad()
     def __call__(self, plan: StepPlan) -> list[PreparedRow]:
-        packed = [PackedRow.of(sequences, self._device) for sequences in plan.micro_batches]
+        packed = [
+            PackedRow.of(sequences, self._device, shared_prompts=self._lays_once)
+            for micro_batch in plan.micro_batches
+            for sequences in self._cut(micro_batch)
+        ]
         rows = [row for row in packed if row is not None]
         start = [self._policy(row) if self._needs_start else None for row in rows]
         advantages, returns = self._advantages(plan, rows, start)
@@ -96,6 +105,14 @@ class Preparation:
         ]
         statistic = self._statistic(prepared)
         return [replace(row, statistic=statistic) for row in prepared]
+
+    def _cut(self, sequences: tuple[TrainSequence, ...]) -> list[list[TrainSequence]]:
+        """A plan counts shared prompts once; where the model can't share them, the row may be too long."""
+        if self._lays_once or not self._config.shared_prompts:
+            return [list(sequences)]
+        lengths = [forward_length(sequence.sample) for sequence in sequences]
+        bins = pack(lengths, self._config.micro_batch_tokens)
+        return [[sequences[index] for index in members] for members in bins]
 
     def _advantages(
         self, plan: StepPlan, rows: list[PackedRow], start: list[TokenOutputs | None]

@@ -71,7 +71,7 @@ class PolicyTrainer:
         if reference is not None:
             reference.to(device=device).requires_grad_(False)
             frozen = PackedModel(reference, chunk_tokens=config.logprob_chunk_tokens)
-        self._prepare = Preparation(policy, frozen, algorithm, passes=config.passes, device=device)
+        self._prepare = Preparation(policy, frozen, algorithm, config=config, device=device)
         self._objective = Objective(policy, algorithm)
         self._num_updates = 0
         self._num_skipped = 0
@@ -91,6 +91,8 @@ class PolicyTrainer:
             if index == 0:
                 with self._timed("metrics"):
                     metrics = summarise(record, plan)
+                    shared = sum(row.row.num_shared_tokens for row in rows)
+                    metrics["prompt_tokens_shared"] = float(shared)
                 self._watch_gap(metrics, plan.step)
             metrics |= update
         return StepResult(step=plan.step, metrics=metrics, seconds=dict(self._seconds))

@@ -20,12 +20,12 @@ CONFIG = LlamaConfig(
 IDS, POSITIONS = torch.tensor([[3, 14, 15, 9, 2, 6, 5]]), torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
 
 
-def make():
+def make(lengths=(3, 4), members=()):
     torch.manual_seed(0)
     attention.register()
     model = AutoModelForCausalLM.from_config(CONFIG, attn_implementation="penstock").eval()
     backend = PackedAttention()
-    backend.set_lengths([3, 4])
+    backend.set_lengths(lengths, members=members)
     attention.attach(model, backend)
     return model
 
@@ -95,9 +95,10 @@ def test_a_mode_touches_only_its_own_model():
 # Dynamo looks at the .grad of what it traces, leaf or not.
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("mode", ["off", "full"])
-def test_compiled_layers_give_the_same(mode):
-    plain, _, want = run(make())
-    model = make()
+@pytest.mark.parametrize("packing", [{}, {"lengths": (3, 2, 2), "members": (2,)}], ids=["plain", "shared"])
+def test_compiled_layers_give_the_same(mode, packing):
+    plain, _, want = run(make(**packing))
+    model = make(**packing)
     enable_checkpointing(model, mode)
     compile_layers(model, backend="aot_eager")
     states, _, gradients = run(model)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.trainer.packing import forward_length, loss_positions, pack, plan_step, share_out
+from penstock.trainer.packing import pack, plan_step, share_out
+from penstock.trainer.sharing import forward_length, loss_positions
 from tests.trainer.builders import make_groups
 
 COSTS = st.lists(st.integers(1, 60), max_size=60)

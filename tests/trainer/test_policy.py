@@ -9,6 +9,7 @@ from transformers import (
     GPTNeoXConfig,
     GptOssConfig,
     Lfm2Config,
+    Qwen2Config,
     Qwen3MoeConfig,
 )
 
@@ -23,6 +24,7 @@ CONFIGS = {
     "neox": GPTNeoXConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
     ),
+    "qwen2": Qwen2Config(**SMALL),
     "gpt2": GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0),
     "gpt-oss, with sinks": GptOssConfig(
         **SMALL,
@@ -71,6 +73,7 @@ def test_any_causal_lm_gives_the_logprobs_and_gradients_of_plain_forwards(name, 
     with caplog.at_level(logging.WARNING, logger="penstock"):
         policy = PackedModel(model, chunk_tokens=16, checkpointing=checkpointing)
     assert ("one at a time" in caplog.text) == (name in ONE_AT_A_TIME)
+    assert policy.shares_prefixes == (name not in ONE_AT_A_TIME)
     got = policy(row).logprobs
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
     ours = torch.autograd.grad((got * direction).sum(), list(model.parameters()))

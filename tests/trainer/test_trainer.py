@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from penstock.algorithms.config import AlgorithmConfig
+from penstock.trainer.batch import PackedRow
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.packing import plan_step
+from penstock.trainer.sharing import forward_length
 from penstock.trainer.trainer import PolicyTrainer
 from penstock.types import Sample, SamplingMask, StepPlan, TrainSequence
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
+from tests.trainer.test_policy import make_model
 
 LEARNING_RATE = 0.1
 CLIP = {"loss": "clip", "corrections": {}}
@@ -182,6 +185,43 @@ def test_memory_options_do_not_change_gradients(options):
     assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("budget", [24, 10_000])
+def test_shared_prompts_change_neither_loss_nor_gradients(name, budget):
+    model = tiny_model(name)
+    groups = make_groups(3, shape=(3, 4))
+    loss, theirs = reference_loop(model, groups)
+    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=budget, shared_prompts=True)
+    metrics, ours = gradients_of(copy.deepcopy(model), plan, shared_prompts=True)
+    assert_same(ours, theirs)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
+    prompts = [len(group.group.episodes[0].turns[0].prompt_ids) for group in groups]
+    if budget == 10_000:
+        assert metrics["prompt_tokens_shared"] == 2 * prompts[0] + 3 * prompts[1]
+    else:
+        assert len(plan.micro_batches) > 2
+        assert 0 < metrics["prompt_tokens_shared"] < 2 * prompts[0] + 3 * prompts[1]
+    apart, _ = gradients_of(copy.deepcopy(model), plan, shared_prompts=False)
+    assert apart["prompt_tokens_shared"] == 0
+    assert apart["loss"] == pytest.approx(loss, abs=1e-5)
+
+
+def test_a_model_that_cannot_share_keeps_the_budget():
+    """The plan counted the prompt once; each row is cut again to what really runs."""
+    model = make_model("bloom, not behind the interface")
+    groups = make_groups(3, shape=(3, 4))
+    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=10_000, shared_prompts=True)
+    tokens = PackedRow.of(plan.micro_batches[0], shared_prompts=True).input_ids.shape[1]
+    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=tokens, shared_prompts=True)
+    assert len(plan.micro_batches) == 1
+    trainer = trainer_for(model, micro_batch_tokens=tokens)
+    rows = [row.row.input_ids.shape[1] for row in trainer._prepare(plan)]
+    assert len(rows) == 2
+    assert max(rows) <= tokens
+    assert sum(rows) == sum(forward_length(s.sample) for s in plan.micro_batches[0])
+    assert trainer.step(plan).metrics["prompt_tokens_shared"] == 0
+
+
 def test_perturbed_engine_logprobs_change_the_loss():
     model = tiny_model("llama")
     groups = on_policy(model, make_groups(4))
@@ -320,8 +360,9 @@ def test_reference_kl_is_zero_at_the_reference_and_pulls_back():
         trainer_for(model, algorithm=algorithm)
 
 
-def test_saved_model_loads_and_gives_the_same_logits(tmp_path):
-    trainer = trainer_for(tiny_model("qwen3"), learning_rate=1e-2)
+@pytest.mark.parametrize("states", ["float32", "8bit", "cpu"])
+def test_saved_model_loads_and_gives_the_same_logits(tmp_path, states):
+    trainer = trainer_for(tiny_model("qwen3"), learning_rate=1e-2, optimizer_states=states)
     (plan,) = plan_step(1, 0, make_groups(12), micro_batch_tokens=1000)
     trainer.step(plan)
     trainer.save(tmp_path)
@@ -331,9 +372,17 @@ def test_saved_model_loads_and_gives_the_same_logits(tmp_path):
         torch.testing.assert_close(parameter, trainer.weights()[name])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_resumed_trainer_goes_on_as_if_never_stopped(dtype):
-    options = {"dtype": dtype, "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2}
+@pytest.mark.parametrize(
+    ("dtype", "states"), [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "cpu")]
+)
+def test_a_resumed_trainer_goes_on_as_if_never_stopped(dtype, states):
+    options = {
+        "dtype": dtype,
+        "optimizer_states": states,
+        "learning_rate": 1e-3,
+        "schedule": "cosine",
+        "warmup_steps": 2,
+    }
     (plan,) = plan_step(1, 0, make_groups(13), micro_batch_tokens=1000)
     first = trainer_for(tiny_model("llama"), **options)
     for step in (1, 2, 3):

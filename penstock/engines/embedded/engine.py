@@ -202,9 +202,7 @@ class EmbeddedEngine:
                 started = time.perf_counter()
                 await self._until_due()
                 self.step()
-                elapsed = time.perf_counter() - started
-                self._counters["busy_s"] += elapsed
-                await self._let_others_run(elapsed)
+                await self._let_others_run(time.perf_counter() - started)
         except asyncio.CancelledError:
             self._fail(PenstockError(f"{self.name} was stopped"))
             raise
@@ -222,14 +220,16 @@ class EmbeddedEngine:
         """One forward pass, and one token for every sequence that it brought up to date. On a GPU: take what
         was launched two steps ago and launch what comes next. A request that only the host can draw for makes
         every pass wait for the host."""
+        started = time.perf_counter()
         device = self._device
         if device is None or self._needs_host:
             self._drain()
             self._pass()
-            return
-        if self._must_take(device):
-            self._take(device)
-        self._has_launched = self._launch(device)
+        else:
+            if self._must_take(device):
+                self._take(device)
+            self._has_launched = self._launch(device)
+        self._counters["busy_s"] += time.perf_counter() - started
 
     def _pass(self) -> None:
         batch = self._scheduler.schedule()
@@ -243,12 +243,13 @@ class EmbeddedEngine:
         return device.num_in_flight >= MAX_IN_FLIGHT or (device.num_in_flight > 0 and not self._has_launched)
 
     async def _until_due(self) -> None:
-        """Let others run until what the next step must read is there."""
-        device = self._device
+        """Let others run until what the next step must read is there; the device is busy meanwhile."""
+        started, device = time.perf_counter(), self._device
         while (  # noqa: ASYNC110  (nothing wakes us when a GPU is done)
             device is not None and self._must_take(device) and not (device.is_ready or self._closed)
         ):
             await asyncio.sleep(LOOK_AGAIN_S)
+        self._counters["busy_s"] += time.perf_counter() - started
 
     def _launch(self, device: "Device") -> bool:
         """Queue a pass over prompts or a window of decode steps. False when there is nothing to do before what
