@@ -27,7 +27,7 @@ from penstock.orchestration.launchers.mps import Mps, mps
 
 FLOOR = 0.2
 """A side below this share counts as starved."""
-SETTLE_S, MEASURE_S = 1.0, 5.0
+SETTLE_S, MEASURE_S = 1.0, 4.0
 ANSWER_S = 180.0
 """The longest that a process may take to answer, its start included."""
 ROLES = ("engine", "trainer")
@@ -50,11 +50,9 @@ class Setting:
 SETTINGS = (
     # In this order each setting but one shares a process with the one before, which need not start again.
     Setting(100, 60),
-    Setting(100, 80),
     Setting(100, 100),
     Setting(100, 100, yields="trainer"),
     Setting(60, 100),
-    Setting(40, 100),
 )
 
 

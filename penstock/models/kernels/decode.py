@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-KEYS = 64
+KEYS = 32
 """Keys of one step of a program."""
+WARPS, STAGES = 2, 2
 SPLIT_KEYS = 512
 """Keys of one program, where sequences are split."""
 UNSPLIT_KEYS = 1024
@@ -217,7 +218,7 @@ def attend_decode(
         out.stride(0), out.stride(1), pool.stride(1), pool.stride(2), tables.stride(0),
         DK=dim, DK_PAD=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size, KEYS=KEYS,
         SOFTCAP=softcap is not None, WINDOW=sliding_window is not None,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3, **shape,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32", num_warps=WARPS, num_stages=STAGES, **shape,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(rows, kv_heads)](
