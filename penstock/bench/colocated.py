@@ -2,8 +2,8 @@
 
 Two processes (`penstock.bench.colocated_worker`): a real engine that decodes a full batch without end, and the
 trainer's forward, backward and update on a packed row. First each alone and both in time slices; then under
-MPS with several limits on the multiprocessors that each may use. The headline is the largest sum of the two
-shares in which neither is starved.
+MPS, with one side yielding or neither. The headline is the largest sum of the two shares in which neither is
+starved.
 """
 
 import contextlib
@@ -35,25 +35,17 @@ ROLES = ("engine", "trainer")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What each side may use under MPS, in percent of the multiprocessors, and who yields."""
+    """Under MPS: who yields where kernels of both wait for room on the card."""
 
-    engine: int
-    trainer: int
     yields: str | None = None
 
     @property
     def name(self) -> str:
-        behind = f", {self.yields} yields" if self.yields else ""
-        return f"MPS {self.engine}/{self.trainer}{behind}"
+        return f"MPS, {self.yields} yields" if self.yields else "MPS"
 
 
-SETTINGS = (
-    # In this order each setting but one shares a process with the one before, which need not start again.
-    Setting(100, 60),
-    Setting(100, 100),
-    Setting(100, 100, yields="trainer"),
-    Setting(60, 100),
-)
+# In this order each setting shares a process with the one before, which need not start again.
+SETTINGS = (Setting("trainer"), Setting(), Setting("engine"))
 
 
 def on_cpu() -> Work:
@@ -128,8 +120,8 @@ def run(
 
 def environments(daemon: Mps, setting: Setting) -> dict[str, dict[str, str]]:
     return {
-        "engine": daemon.environment(percent=setting.engine, yields=setting.yields == "engine"),
-        "trainer": daemon.environment(percent=setting.trainer, yields=setting.yields == "trainer"),
+        "engine": daemon.environment(yields=setting.yields == "engine"),
+        "trainer": daemon.environment(yields=setting.yields == "trainer"),
     }
 
 

@@ -1,6 +1,6 @@
 """`penstock bench sync`: what an update costs an engine, over shared memory and over CUDA IPC.
 
-Two real processes. This one publishes, as a trainer does; the other (`penstock.bench.sync_engine`) runs
+Two real processes. One publishes, as a trainer does; the other (`penstock.bench.sync_engine`) runs
 forward passes of the same model one after another and takes updates between two of them. The stall is the
 time between two passes that an update takes, its verification included. An update is fresh when the first
 pass on the new weights has ended, counted from the beginning of its publication: that holds the rest of the
@@ -8,6 +8,7 @@ pass that was running and a whole pass after it, so it depends on the engine's b
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from rich.table import Table
 
 from penstock.bench.shapes import hardware, make_shape
 from penstock.models.load import resolve_device
+from penstock.orchestration.launchers.mps import mps
 from penstock.sync.cuda_ipc import CudaIpcPublisher
 from penstock.sync.shared_memory import SharedMemoryPublisher
 
@@ -33,33 +35,95 @@ Publisher = SharedMemoryPublisher | CudaIpcPublisher
 WARMUP = 3
 
 
+class Setting(msgspec.Struct, frozen=True):
+    """One arm: how weights travel, to an engine of which batch, and what the trainer does meanwhile."""
+
+    transport: str
+    batch: int
+    busy: bool = False
+    how: str = ""
+
+    @property
+    def name(self) -> str:
+        parts = [self.transport.replace("_", " "), f"batch {self.batch}", self.how]
+        return ", ".join([part for part in parts if part] + ["trainer busy"] * self.busy)
+
+
+SLICED = [
+    Setting("shared_memory", 64, how="time slices"),
+    Setting("cuda_ipc", 512, how="time slices"),
+    Setting("cuda_ipc", 512, busy=True, how="time slices"),
+]
+UNDER_MPS = [
+    Setting("cuda_ipc", 64, how="MPS"),
+    Setting("cuda_ipc", 512, how="MPS"),
+    Setting("cuda_ipc", 512, busy=True, how="MPS"),
+]
+
+
 def run(json_path: Path | None = None, *, shape: str | None = None, updates: int = 10) -> dict[str, Any]:
+    """On a GPU in time slices and under MPS, which is how a run shares a card; on a CPU in this process."""
     device = resolve_device("auto")
     shape = shape or ("tiny" if device == "cpu" else "1.5b")
-    settings = [("shared_memory", False, 64)]
-    if device != "cpu":
-        settings += [("cuda_ipc", False, 64), ("cuda_ipc", False, 512), ("cuda_ipc", True, 512)]
-    model = make_shape(shape, device, torch.float32 if device == "cpu" else torch.bfloat16)
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    num_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
-    arms = {}
-    for transport, busy, batch in settings:
-        name = f"{transport}, batch {batch}" + (", trainer busy" if busy else "")
-        arms[name] = measure(transport, busy, batch, weights, shape, device, updates)
-    headline = {}
-    if device != "cpu":
-        idle = arms["cuda_ipc, batch 512"]  # the batch of `bench engine`
-        headline = {"ipc_stall_ms": idle["stall_ms"], "ipc_fresh_ms": idle["fresh_ms"]}
+    console = Console()
+    if device == "cpu":
+        arms = measure_all([Setting("shared_memory", 64)], shape, device, updates)
+    else:
+        arms = in_child(SLICED, shape, updates, {})
+        with mps(os.environ, console.print) as daemon:
+            if daemon is not None:
+                arms |= in_child(UNDER_MPS, shape, updates, daemon.environment())
     report = {
-        "headline": headline,
+        "headline": headline(arms),
         "hardware": hardware(device),
-        "setting": {"shape": shape, "gb": num_bytes / 1e9, "updates": updates},
+        "setting": {"shape": shape, "gb": arms_gb(arms), "updates": updates},
         "arms": arms,
     }
-    Console().print(table(report))
+    console.print(table(report))
     if json_path is not None:
         json_path.write_text(json.dumps(report, indent=2) + "\n")
     return report
+
+
+def headline(arms: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """At the batch of `bench engine` with the trainer idle: under MPS, or in time slices where there is none."""
+    for how in ("MPS", "time slices"):
+        idle = arms.get(Setting("cuda_ipc", 512, how=how).name)
+        if idle is not None:
+            return {"ipc_stall_ms": idle["stall_ms"], "ipc_fresh_ms": idle["fresh_ms"]}
+    return {}
+
+
+def arms_gb(arms: dict[str, dict[str, Any]]) -> float:
+    return float(next(iter(arms.values()))["gb"])
+
+
+def in_child(
+    settings: "list[Setting]", shape: str, updates: int, environ: dict[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Measure in a process of its own: whether a process is a client of MPS is settled when it starts."""
+    words = [shape, str(updates), msgspec.json.encode(settings).decode()]
+    child = subprocess.run(
+        [sys.executable, "-m", "penstock.bench.sync", *words],
+        stdout=subprocess.PIPE,
+        env={**os.environ, **environ},
+        check=True,
+    )
+    arms: dict[str, dict[str, Any]] = json.loads(child.stdout.splitlines()[-1])
+    return arms
+
+
+def measure_all(
+    settings: "list[Setting]", shape: str, device: str, updates: int
+) -> dict[str, dict[str, Any]]:
+    model = make_shape(shape, device, torch.float32 if device == "cpu" else torch.bfloat16)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    gb = sum(weight.numel() * weight.element_size() for weight in weights.values()) / 1e9
+    return {
+        each.name: {"gb": gb}
+        | measure(each.transport, each.busy, each.batch, weights, shape, device, updates)
+        for each in settings
+    }
 
 
 def measure(
@@ -185,3 +249,8 @@ def table(report: dict[str, Any]) -> Table:
     for name, arm in report["arms"].items():
         shown.add_row(name, *(f"{arm[column]:.2f}" for column in columns))
     return shown
+
+
+if __name__ == "__main__":
+    asked = msgspec.json.decode(sys.argv[3].encode(), type=list[Setting])
+    print(json.dumps(measure_all(asked, sys.argv[1], resolve_device("auto"), int(sys.argv[2]))))

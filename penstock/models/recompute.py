@@ -69,6 +69,8 @@ class _Selective:
 
 
 def _selective_class(kind: type[nn.Module]) -> type[nn.Module]:
+    if issubclass(kind, _Selective):
+        return kind
     known = kind.__dict__.get("_penstock_selective")
     if known is None:
         known = type(kind.__name__, (_Selective, kind), {"__module__": kind.__module__})

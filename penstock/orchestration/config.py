@@ -36,16 +36,12 @@ class PlacementConfig(Section):
 
     share: Literal["auto", "mps", "time"] = "auto"
     """`mps`: both run at the same time, through an MPS daemon that the run starts and stops. `time`: they take
-    turns, which gains nothing over running one after the other. `auto`: `mps` where trainer and engines share a
-    card and training is asynchronous; without `nvidia-cuda-mps-control` the log says so and they take turns."""
-    engine_share: int = Field(default=100, ge=1, le=100)
-    """Under MPS, the percentage of the card's multiprocessors that each engine may use at most; 100 is no
-    limit. Lower it when the trainer is the one that is always busy and steps take long beside generation."""
-    trainer_share: int = Field(default=100, ge=1, le=100)
-    """The same for the trainer. Lower it (80, then 60) when it waits for groups: its large kernels fill the
-    card and leave little to generation."""
-    first: Literal["engine", "trainer", "none"] = "none"
-    """Under MPS, whose kernels go first where both wait for room on the card; a hint to the driver."""
+    turns, which gains little over running one after the other. `auto`: `mps` where trainer and engines share a
+    card and training is asynchronous, but not with sync.transport=cuda_ipc, of which it has not been seen yet
+    that it works under MPS; without `nvidia-cuda-mps-control` the log says so and they take turns."""
+    first: Literal["engine", "trainer", "none"] = "engine"
+    """Under MPS, whose kernels go first where both wait for room on the card. `engine`: generation keeps about
+    half of its speed beside training, and the sum of both is largest. `trainer`, `none`: it keeps a third."""
 
 
 class EvalConfig(Section):

@@ -76,7 +76,8 @@ def sharing(
     if placement.share == "mps" and not shared:
         log("placement.share=mps changes nothing: trainer and engines have no card in common")
     # In synchronous training one side rests while the other works.
-    wanted = placement.share == "mps" or (placement.share == "auto" and config.staleness.max_staleness > 0)
+    asynchronous = config.staleness.max_staleness > 0 and config.sync.transport != "cuda_ipc"
+    wanted = placement.share == "mps" or (placement.share == "auto" and asynchronous)
     if not (shared and wanted):
         yield Environments()
         return
@@ -85,6 +86,6 @@ def sharing(
             yield Environments()
             return
         yield Environments(
-            engine=daemon.environment(percent=placement.engine_share, yields=placement.first == "trainer"),
-            trainer=daemon.environment(percent=placement.trainer_share, yields=placement.first == "engine"),
+            engine=daemon.environment(yields=placement.first == "trainer"),
+            trainer=daemon.environment(yields=placement.first == "engine"),
         )

@@ -37,21 +37,21 @@ def test_a_rate_is_between_two_ends_of_units() -> None:
 
 
 def test_settings_become_environments() -> None:
-    both = environments(Mps({"FOLDER": "/f"}), Setting(100, 80, yields="trainer"))
+    both = environments(Mps({"FOLDER": "/f"}), Setting("trainer"))
     assert both["engine"] == {
         "FOLDER": "/f",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100",
         "CUDA_MPS_CLIENT_PRIORITY": "0",
     }
-    assert both["trainer"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "80"
+    assert both["trainer"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "100"
     assert both["trainer"]["CUDA_MPS_CLIENT_PRIORITY"] == "1"
 
 
 def test_two_processes_work_alone_together_and_under_a_daemon(tmp_path: Path) -> None:
     fake = FakeMps(tmp_path)
-    report = run(on_cpu(), settings=(Setting(100, 80),), settle_s=0.05, measure_s=0.2, environ=fake.environ)
+    report = run(on_cpu(), settings=(Setting(),), settle_s=0.05, measure_s=0.2, environ=fake.environ)
     assert fake.told == ["-d", "get_server_list", "quit"]
-    assert list(report["arms"]) == ["time slices", "MPS 100/80"]
+    assert list(report["arms"]) == ["time slices", "MPS"]
     for measured in report["arms"].values():
         assert measured["sum"] == measured["generation_share"] + measured["training_share"] > 0
         assert measured["engine"]["tokens_per_s"] > 0 < measured["trainer"]["step_ms"]
@@ -70,6 +70,6 @@ def test_an_arm_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     """Clients of a daemon that is not what it seems: here, one that takes their Python away."""
     monkeypatch.setattr(Mps, "environment", lambda self, **limits: {"PYTHONHOME": "/nowhere"})
     environ = FakeMps(tmp_path).environ
-    report = run(on_cpu(), settings=(Setting(100, 80),), settle_s=0, measure_s=0.1, environ=environ)
+    report = run(on_cpu(), settings=(Setting(),), settle_s=0, measure_s=0.1, environ=environ)
     assert list(report["arms"]) == ["time slices"]
-    assert list(report["failed"]) == ["MPS 100/80"]
+    assert list(report["failed"]) == ["MPS"]

@@ -54,13 +54,13 @@ def test_who_shares_a_card(model: str, engine: str, num_cards: int, shared: bool
     assert shares_a_card(config, (CARD,) * num_cards) is shared
 
 
-def test_limits_and_precedence_reach_the_environments(tmp_path: Path) -> None:
+def test_precedence_reaches_the_environments(tmp_path: Path) -> None:
     fake, lines = FakeMps(tmp_path), []
-    config = config_of(placement={"engine_share": 90, "trainer_share": 60, "first": "engine"})
+    config = config_of(placement={"first": "engine"})
     with sharing(config, (CARD,), fake.environ, lines.append) as environments:
         for environment, percent, priority in (
-            (environments.engine, "90", "0"),
-            (environments.trainer, "60", "1"),
+            (environments.engine, "100", "0"),
+            (environments.trainer, "100", "1"),
         ):
             assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percent
             assert environment["CUDA_MPS_CLIENT_PRIORITY"] == priority
@@ -76,6 +76,7 @@ def test_limits_and_precedence_reach_the_environments(tmp_path: Path) -> None:
     [
         ({"placement": {"share": "time"}}, (CARD,), None),
         ({"staleness": {"max_staleness": 0}}, (CARD,), None),
+        ({"sync": {"transport": "cuda_ipc"}}, (CARD,), None),
         ({}, (), None),
         (
             {"placement": {"share": "mps"}},
@@ -109,7 +110,6 @@ def prepared(tmp_path: Path, tiny_model: Path) -> Prepared:
         model={"name": str(tiny_model)},
         reward={"functions": ["penstock.bench.workload:reward"]},
         rollout={"max_new_tokens": 4, "groups_per_step": 1, "group_size": 2},
-        placement={"trainer_share": 70},
         run={"steps": 1},
     )
     return Prepared(
@@ -141,7 +141,7 @@ def test_both_workers_are_clients_of_the_runs_daemon(prepared: Prepared, fake: F
 
     found = asyncio.run(main())
     assert {name: each["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for name, each in found.items()} == {
-        "trainer": "70",
+        "trainer": "100",
         "engine0": "100",
     }
     assert {each["CUDA_MPS_PIPE_DIRECTORY"] for each in found.values()} == {fake.calls[0][1]}

@@ -33,10 +33,11 @@ class Mps:
 
     folders: Mapping[str, str]
 
-    def environment(self, *, percent: int = 100, yields: bool = False) -> dict[str, str]:
-        """What a client is started with: at most `percent` of the multiprocessors, and behind the others
-        where kernels wait for room if it `yields`."""
-        return {**self.folders, PERCENTAGE: str(percent), PRIORITY: "1" if yields else "0"}
+    def environment(self, *, yields: bool = False) -> dict[str, str]:
+        """What a client is started with; it `yields` to others where kernels wait for room on the card.
+
+        It always has all multiprocessors: with fewer, matrix products came out wrong (docs/performance.md)."""
+        return {**self.folders, PERCENTAGE: "100", PRIORITY: "1" if yields else "0"}
 
 
 @contextmanager

@@ -19,10 +19,10 @@ def test_a_daemon_of_our_own_lives_as_long_as_the_block(tmp_path: Path) -> None:
     with mps(fake.environ, lines.append) as daemon:
         assert daemon is not None
         assert fake.told == WHOLE_LIFE[:2]
-        environment = daemon.environment(percent=60, yields=True)
+        environment = daemon.environment(yields=True)
         folders = [environment["CUDA_MPS_PIPE_DIRECTORY"], environment["CUDA_MPS_LOG_DIRECTORY"]]
         assert all(Path(folder).is_dir() and len(folder) < 60 for folder in folders)
-        assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60"
+        assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "100"
         assert environment["CUDA_MPS_CLIENT_PRIORITY"] == "1"
         assert daemon.environment()["CUDA_MPS_CLIENT_PRIORITY"] == "0"
     assert fake.calls == [[told, *folders] for told in WHOLE_LIFE]
@@ -80,8 +80,8 @@ def test_a_daemon_that_the_environment_names_is_used_and_left_alone(tmp_path: Pa
     environ = {**fake.environ, "CUDA_MPS_PIPE_DIRECTORY": "/run/theirs"}
     with mps(environ, lines.append) as daemon:
         assert daemon is not None
-        assert daemon.environment(percent=40) == {
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40",
+        assert daemon.environment() == {
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100",
             "CUDA_MPS_CLIENT_PRIORITY": "0",
         }
     assert fake.calls == []

@@ -1,5 +1,6 @@
 """One decode step as a CUDA graph: forward, draw, logprob, stop tokens and the move to the next position."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from penstock.engines.embedded.cuda.buffers import (
 )
 from penstock.engines.embedded.cuda.kernels import advance
 from penstock.models.kernels.sampling import sample
+
+log = logging.getLogger(__name__)
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -61,6 +64,7 @@ class StepGraphs:
         self.buckets = sorted({size for size in BUCKETS if size < max_batch} | {max_batch})
         self._known: dict[Kind, Replayable] = {}
         self._memory: Any = None
+        self._captures = self._device.type == "cuda"
         self.masks: MaskRoom | None = None
         self.capture_s = 0.0
 
@@ -73,8 +77,8 @@ class StepGraphs:
         if kind not in self._known:
             if kind.truncates:
                 self.mask_room()
-            on_gpu = self._device.type == "cuda"
-            self._known[kind] = self._capture(kind) if on_gpu else _Call(lambda: self._step(kind))
+            graph = self._capture(kind) if self._captures else None
+            self._known[kind] = graph or _Call(lambda: self._step(kind))
         return self._known[kind]
 
     def mask_room(self) -> MaskRoom:
@@ -83,8 +87,9 @@ class StepGraphs:
             self.masks = MaskRoom(rows, window, self._vocab, self._device)
         return self.masks
 
-    def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph:
-        """Record one step. Rehearsals write into a block that nobody owns; the newest tokens survive them."""
+    def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph | None:
+        """Record one step; None where the model does what a graph can't hold, as some mixtures of experts do.
+        Rehearsals write into a block that nobody owns; the newest tokens survive them."""
         began = time.perf_counter()
         buffers = self._buffers
         kept = buffers.tokens.clone(), buffers.ended.clone()
@@ -97,13 +102,25 @@ class StepGraphs:
                 buffers.step.zero_()
                 self._step(kind)
         torch.cuda.current_stream(self._device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            self._step(kind)
-        self._memory = graph.pool()
+        graph = self._record(kind)
         buffers.tokens.copy_(kept[0])
         buffers.ended.copy_(kept[1])
         self.capture_s += time.perf_counter() - began
+        return graph
+
+    def _record(self, kind: Kind) -> torch.cuda.CUDAGraph | None:
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream(self._device)
+        try:
+            with torch.cuda.graph(graph, pool=self._memory):
+                self._step(kind)
+        except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # a failed capture does not give it back
+            torch.cuda.synchronize(self._device)
+            log.warning("decode steps are run one by one, which is slower than a CUDA graph: %s", error)
+            self._captures = False
+            return None
+        self._memory = graph.pool()
         return graph
 
     def _step(self, kind: Kind) -> None:
