@@ -107,11 +107,31 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
 
 
 class SamplingMask(Record, frozen=True, kw_only=True):
-    """The ids that truncation left, per sampled token, in CSR form: token i kept
-    `token_ids[offsets[i]:offsets[i+1]]`; an empty row means that nothing was cut."""
+    """The ids that truncation left, per sampled token; `penstock.masks` packs and reads them.
 
-    offsets: IntArray
-    token_ids: IntArray
+    `words` holds token after token: its ids, ascending, or, where that takes fewer words, a little-endian
+    bitmask of the vocabulary: bit b of word w stands for id 32 w + b."""
+
+    counts: IntArray
+    """Kept ids of each token; 0 means that nothing was cut."""
+    words: IntArray
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        if len(self.words) != int(self.sizes.sum()):
+            raise ValueError(
+                f"SamplingMask: its counts are of {self.sizes.sum()} words, got {len(self.words)}; "
+                "make it with pack_mask"
+            )
+
+    @property
+    def sizes(self) -> IntArray:
+        """Words of each token. Where they are fewer than its ids, they are a bitmask."""
+        return np.minimum(self.counts, self.bitmask_words(self.vocab_size))
+
+    @staticmethod
+    def bitmask_words(vocab_size: int) -> int:
+        return -(-vocab_size // 32)
 
 
 class Chunk(Record, frozen=True, kw_only=True):

@@ -1,5 +1,7 @@
 """What several tests share: a tiny random model with a character tokenizer, made once."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A two-layer Llama over digits; id 0 ends a sequence; there is no pad token and no chat template."""
+    """A two-layer Llama over digits; id 0 ends a sequence; it pads with the end; there is no chat template."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -20,7 +22,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>").save_pretrained(
+        folder
+    )
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(vocabulary),
@@ -34,4 +38,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         bos_token_id=None,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def padless_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """The same model, its tokenizer without a pad token."""
+    folder = shutil.copytree(tiny_model, tmp_path / "padless_model")
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    del settings["pad_token"]
+    path.write_text(json.dumps(settings))
     return folder

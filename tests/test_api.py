@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.orchestration.summary import Summary
 
 ROWS = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(20)]
 SMALL = {
@@ -29,7 +30,7 @@ def test_a_lambda_is_scored_in_this_process_also_inside_a_running_loop(
     """As in a notebook: a loop is running already, and the reward has no name."""
     seen: list[str] = []
 
-    async def cell() -> penstock.api.Summary:  # type: ignore[name-defined]
+    async def cell() -> Summary:
         return penstock.train(
             model=str(tiny_model),
             tasks=ROWS,

@@ -109,6 +109,14 @@ def check_saved_model(folder: Path, start: Path) -> None:
     assert len(moved) == len(before)
 
 
+def test_a_pad_token_is_saved_with_the_model(project: Path, padless_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    train(f"model.name={padless_model}", "model.pad_token=<eos>", "run.steps=1")
+    tokenizer = AutoTokenizer.from_pretrained("runs/run/model")
+    assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("<eos>", 0)
+
+
 def test_rewards_that_raise_hang_or_give_nan_cost_their_groups(project: Path) -> None:
     summary = train("reward.functions=rewards.py:sometimes_broken", "reward.timeout_s=0.5", "run.steps=4")
     assert summary["steps"] == 4
@@ -228,10 +236,15 @@ def complain(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("eval.tasks.source=tasks.jsonl", "40 prompts are both in tasks and in eval.tasks"),
         ("staleness.max_stalenes=1", "did you mean 'max_staleness'?"),
         ("algorithm.loss=klip", "unknown loss 'klip'"),
+        (
+            "model.name=padless_model",
+            "has no pad token: set model.pad_token to one of its tokens, for example '<eos>'",
+        ),
+        ("model.pad_token=<end>", "; its nearest special token is '<eos>'"),
     ],
 )
 def test_bad_input_is_one_sentence(
-    project: Path, capsys: pytest.CaptureFixture[str], word: str, sentence: str
+    project: Path, padless_model: Path, capsys: pytest.CaptureFixture[str], word: str, sentence: str
 ) -> None:
     (project / "bad.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": \n')
     (project / "empty.jsonl").write_text("\n")

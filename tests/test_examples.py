@@ -74,8 +74,13 @@ def test_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "trainer.checkpointing=full",
         "trainer.micro_batch_tokens=4096",
         "trainer.logprob_chunk_tokens=1024",
+        "trainer.optimizer_states=8bit",
         "sync.slots=1",
     ]
-    config = load_config(PenstockConfig, Path("config.yaml"), small)
-    card = Card(name="a card", total_bytes=int(39.5 * 2**30), free_bytes=39 * 2**30)
-    assert plan_memory(config, outline(Qwen2Config(**SHAPES["1.5b"])), (card,), longest=1024) is not None
+    smaller = [*small, "engine.max_batch=128", "trainer.optimizer_states=cpu"]
+    for gib, settings, sequences in ((39.5, small, 256), (23.6, smaller, 64)):
+        config = load_config(PenstockConfig, Path("config.yaml"), settings)
+        card = Card(name="a card", total_bytes=int(gib * 2**30), free_bytes=int((gib - 0.5) * 2**30))
+        plan = plan_memory(config, outline(Qwen2Config(**SHAPES["1.5b"])), (card,), longest=1024)
+        assert plan is not None
+        assert plan.cache // plan.kv_bytes_per_token > sequences * 1024

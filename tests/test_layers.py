@@ -10,6 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "penstock"
 LAYERS = {
     "types": 0,
+    "masks": 0,
     "errors": 0,
     "usercode": 0,
     "interfaces": 0,

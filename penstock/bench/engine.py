@@ -167,8 +167,8 @@ def measure_masks(
         plain.append(run_engine(model, workload, **options).seconds)
         recorded.append(run_engine(model, workload, record_masks=True, **options))
     masks = recorded[0].masks
-    num_bytes = sum(mask.token_ids.nbytes + mask.offsets.nbytes for mask in masks)
-    kept = sum(len(mask.token_ids) for mask in masks)
+    num_bytes = sum(mask.words.nbytes + mask.counts.nbytes for mask in masks)
+    kept = sum(int(mask.counts.sum()) for mask in masks)
     return {
         "mask_cost": min(each.seconds for each in recorded) / min(plain) - 1,
         "mask_bytes_per_token": num_bytes / recorded[0].num_tokens,

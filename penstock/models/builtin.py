@@ -27,8 +27,8 @@ MANIFEST = "penstock.json"
 class Recipe:
     """All that decides which model comes out: shape, problems, teacher, schedule."""
 
-    revision: int = 1
-    """Raise it when the training code changes what comes out of the same numbers."""
+    revision: int = 2
+    """Raise it when the code changes what comes out of the same numbers."""
     hidden_size: int = 128
     num_layers: int = 2
     num_heads: int = 4

@@ -65,7 +65,7 @@ def _save(model: Any, recipe: Recipe, folder: Path) -> None:
 
 
 def make_tokenizer(recipe: Recipe) -> Any:
-    """One token a character; no bos and no pad token."""
+    """One token a character; no bos token; padded with what no prompt and no answer holds."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -77,6 +77,7 @@ def make_tokenizer(recipe: Recipe) -> Any:
         tokenizer_object=tokenizer,
         eos_token=EOS,
         unk_token=UNKNOWN,
+        pad_token=UNKNOWN,
         model_max_length=recipe.max_context,
         clean_up_tokenization_spaces=False,
     )

@@ -16,11 +16,18 @@ class Outline:
     num_parameters: int
     num_layers: int
     hidden: int
+    queries: int
+    """Width of all query heads together."""
+    keys: int
+    """Width of all key heads together."""
     intermediate: int
     """Width of the MLP that a token goes through; of all its experts together where there are several."""
     vocabulary: int
-    kv_per_token: int
-    """Keys and values of all layers that one token leaves in a cache."""
+
+    @property
+    def kv_per_token(self) -> int:
+        """Keys and values of all layers that one token leaves in a cache."""
+        return 2 * self.num_layers * self.keys
 
 
 def outline_of(name_or_path: str) -> Outline:
@@ -39,13 +46,19 @@ def outline(config: Any) -> Outline:
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_layers=int(text.num_hidden_layers),
         hidden=int(text.hidden_size),
+        queries=heads * head_dim,
+        keys=kv_heads * head_dim,
         intermediate=_intermediate(text),
         vocabulary=int(text.vocab_size),
-        kv_per_token=2 * int(text.num_hidden_layers) * kv_heads * head_dim,
     )
 
 
 def _intermediate(text: Any) -> int:
-    experts = int(getattr(text, "num_experts_per_tok", None) or 0)
-    each = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
-    return int(each or 4 * text.hidden_size) * max(1, experts)
+    """Of a mixture: the experts that a token goes through, and those that all go through."""
+    chosen = getattr(text, "num_experts_per_tok", None)
+    of_expert = getattr(text, "moe_intermediate_size", None)
+    if chosen and of_expert:
+        shared = getattr(text, "shared_expert_intermediate_size", None) or 0
+        return int(chosen * of_expert + shared)
+    width = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * text.hidden_size
+    return int(width * (chosen or 1))

@@ -1,9 +1,11 @@
 """The model's tokenizer as rollouts need it: prompts to ids, ids to text, and the ids that stop.
 
-Sequences are packed, never padded, so a tokenizer without a pad token is as good as any other, and none is
-made up for it. This module imports without torch and, until a tokenizer is loaded, without transformers.
+Sequences are packed, never padded: nothing here uses a pad token. Whoever loads the trained model may, and would
+get a made-up one where the tokenizer has none, so a run asks for it before it starts. This module imports without
+torch and, until a tokenizer is loaded, without transformers.
 """
 
+import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +21,13 @@ class ChatTokenizer:
 
     A string prompt is tokenised as the tokenizer does by itself, with a bos token if it adds one; an eos
     token that it appends is taken off, since nothing follows an end. Chat messages go through the chat
-    template, opened for the assistant's answer."""
+    template, opened for the assistant's answer. `pad_token` only matters when it is saved."""
 
-    def __init__(self, name_or_path: str) -> None:
+    def __init__(self, name_or_path: str, *, pad_token: str | None = None) -> None:
         from transformers import AutoTokenizer
 
         self.name = name_or_path
+        self._pad_token = pad_token
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path)
         except Exception as error:
@@ -53,8 +56,25 @@ class ChatTokenizer:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
+    def check_pad_token(self) -> None:
+        """Refuse to be without a pad token, and one that is not in the vocabulary."""
+        if self._pad_token is None and self._tokenizer.pad_token is None:
+            end = self._tokenizer.eos_token
+            example = f", for example {end!r}, its end of text" if end is not None else ""
+            raise UserError(
+                f"the tokenizer of {self.name!r} has no pad token: set model.pad_token to one of its "
+                f"tokens{example}"
+            )
+        if self._pad_token is not None and self._pad_token not in self._tokenizer.get_vocab():
+            special = {*self._tokenizer.all_special_tokens, *self._tokenizer.get_added_vocab()}
+            near = difflib.get_close_matches(self._pad_token, sorted(special), n=1, cutoff=0)
+            hint = f"; its nearest special token is {near[0]!r}" if near else ""
+            raise UserError(f"model.pad_token {self._pad_token!r} is not a token of {self.name!r}{hint}")
+
     def save(self, folder: Path) -> None:
-        """Write the tokenizer beside a model, as `from_pretrained` reads it."""
+        """Write the tokenizer beside a model, as `from_pretrained` reads it, with its pad token."""
+        if self._pad_token is not None:
+            self._tokenizer.pad_token = self._pad_token
         self._tokenizer.save_pretrained(folder)
 
     def _encode_text(self, text: str) -> list[int]:

@@ -2,7 +2,7 @@
 
     free ─ margin ─► trainer ─► published weights ─► engines: weights, workspace, and the rest is cache
 
-The trainer's part is an estimate (`trainer_bytes`); what it leaves is the engines'. What can't fit is a
+The trainer's part is an estimate (`penstock.trainer.memory`); what it leaves is the engines'. What can't fit is a
 `UserError` that names the numbers and the settings that change them.
 """
 
@@ -14,10 +14,10 @@ from penstock.errors import UserError
 from penstock.orchestration.cards import Card
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.placement import engine_card, trainer_card
-from penstock.trainer.config import TrainerConfig
 
 if TYPE_CHECKING:
     from penstock.models.outline import Outline
+    from penstock.trainer.memory import MemoryEstimate
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CONTEXT_BYTES = int(0.6e9)
@@ -25,9 +25,8 @@ CONTEXT_BYTES = int(0.6e9)
 MARGIN = 0.03
 """Of the card: what allocators leave unused between their blocks."""
 ENGINE_ALONE = 0.9
-KEPT = {"off": (16.0, 4.0), "selective": (3.3, 1.0), "full": (1.0, 0.0)}
-"""Activations that a layer keeps for backward, per token: times the hidden and times the MLP's width.
-`selective` and `full` are checked against measured peaks (docs/performance.md), `off` is counted by hand."""
+SMALLER_STATES = {"float32": ("8bit", "cpu"), "8bit": ("cpu",), "cpu": ()}
+"""Settings of `trainer.optimizer_states` that take less of the card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +66,9 @@ def plan_memory(
     engines, trainer = engine_card(config, cards), trainer_card(config, cards)
     needed, published = 0, 0
     if trainer is not None:
-        needed = trainer_bytes(
-            outline, config.trainer, longest=longest, with_reference=config.algorithm.needs_reference
-        )
+        needed = CONTEXT_BYTES + estimate_trainer(config, outline, longest=longest).total
         published = published_bytes(config, outline)
-        _check_trainer(config, outline, cards[trainer], needed, published)
+        _check_trainer(config, outline, cards[trainer], needed, published, longest)
     if engines is None:
         return None
     if engines != trainer:
@@ -79,25 +76,17 @@ def plan_memory(
     return _share_out(config, outline, cards[engines], needed, published, longest)
 
 
-def trainer_bytes(outline: "Outline", config: TrainerConfig, *, longest: int, with_reference: bool) -> int:
-    """What the trainer's process takes at its peak: weights, masters, gradients, AdamW's two states, what one
-    micro-batch keeps for backward, and one chunk of logits. An estimate, a little on the large side."""
-    item = BYTES[config.dtype]
-    tokens = max(config.micro_batch_tokens, longest)
-    per_hidden, per_intermediate = KEPT[config.checkpointing]
-    layer = per_hidden * outline.hidden + per_intermediate * outline.intermediate
-    kept = tokens * outline.num_layers * layer * item
-    running = tokens * (16 * outline.hidden + 4 * outline.intermediate) * item  # one layer, computed again
-    logits = 6 * min(config.logprob_chunk_tokens, tokens) * outline.vocabulary
-    working = kept + max(running, logits)
-    return states_bytes(outline, config, with_reference=with_reference) + int(working) + CONTEXT_BYTES
+def estimate_trainer(
+    config: PenstockConfig, outline: "Outline", *, longest: int, states: str | None = None
+) -> "MemoryEstimate":
+    """What the trainer takes besides `CONTEXT_BYTES`, as it is configured or with other optimizer states."""
+    from penstock.trainer.memory import estimate_bytes
 
-
-def states_bytes(outline: "Outline", config: TrainerConfig, *, with_reference: bool) -> int:
-    """What no batch size changes: float32 weights, gradients and AdamW's states, rounded weights beside them
-    where the model computes in less, and a frozen reference."""
-    rounded = BYTES[config.dtype] if config.dtype != "float32" else 0
-    return outline.num_parameters * (4 + 4 + 8 + rounded + (4 if with_reference else 0))
+    section = config.trainer
+    if states is not None:
+        section = section.model_copy(update={"optimizer_states": states})
+    tokens = max(section.micro_batch_tokens, longest)
+    return estimate_bytes(outline, section, tokens=tokens, reference=config.algorithm.needs_reference)
 
 
 def published_bytes(config: PenstockConfig, outline: "Outline") -> int:
@@ -108,15 +97,24 @@ def published_bytes(config: PenstockConfig, outline: "Outline") -> int:
 
 
 def _check_trainer(
-    config: PenstockConfig, outline: "Outline", card: Card, trainer: int, published: int
+    config: PenstockConfig, outline: "Outline", card: Card, trainer: int, published: int, longest: int
 ) -> None:
     room = _room(card)
     if trainer + published <= room:
         return
-    states = states_bytes(outline, config.trainer, with_reference=config.algorithm.needs_reference)
+    states = estimate_trainer(config, outline, longest=longest).resident
     advice = _smaller_trainer(config)
     if states + CONTEXT_BYTES > room:
-        advice = f"{_gb(states)} of it are weights, gradients and AdamW's states: take a smaller model"
+        modes = [
+            mode
+            for mode in SMALLER_STATES[config.trainer.optimizer_states]
+            if estimate_trainer(config, outline, longest=longest, states=mode).resident + CONTEXT_BYTES
+            <= room
+        ]
+        way_out = f"set trainer.optimizer_states={' or '.join(modes)}, or " if modes else ""
+        advice = (
+            f"{_gb(states)} of it are weights, gradients and AdamW's states: {way_out}take a smaller model"
+        )
     raise UserError(
         f"the trainer needs about {_gb(trainer)}{_and_published(published)}, and of the "
         f"{_gb(card.total_bytes)} of {card.name} {_gb(room)} can be used; {advice}"
@@ -175,6 +173,8 @@ def _smaller_trainer(config: PenstockConfig) -> str:
     knobs = []
     if config.trainer.dtype == "float32":
         knobs.append("trainer.dtype=bfloat16")
+    if modes := SMALLER_STATES[config.trainer.optimizer_states]:
+        knobs.append(f"trainer.optimizer_states={' or '.join(modes)}")
     if config.trainer.checkpointing != "full":
         stronger = "selective" if config.trainer.checkpointing == "off" else "full"
         knobs.append(f"trainer.checkpointing={stronger}")

@@ -60,7 +60,8 @@ def prepare(
     if model == BUILTIN:
         model = str(ensure_builtin_model(cache, log=log))
     max_context = min(config.engine.max_context or sys.maxsize, model_context(model))
-    tokenizer = ChatTokenizer(model)
+    tokenizer = ChatTokenizer(model, pad_token=config.model.pad_token)
+    tokenizer.check_pad_token()
     new_tokens = config.rollout.max_new_tokens
     longest = max(
         check_prompts(some, tokenizer, max_context=max_context, max_new_tokens=new_tokens)

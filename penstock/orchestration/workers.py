@@ -96,6 +96,7 @@ async def _start_trainer(
     trainer = TrainerClient(worker.channel)
     start = TrainerStart(
         model=prepared.model,
+        pad_token=config.model.pad_token,
         device=config.model.device,
         threads=threads,
         total_steps=config.run.steps,

@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 
 from penstock.interfaces import Engine, Tokenizer
+from penstock.masks import join_masks
 from penstock.types import (
     Chunk,
     Episode,
     FinishReason,
     GenerateRequest,
     Group,
-    SamplingMask,
     SamplingParams,
     Task,
     Turn,
@@ -135,22 +135,6 @@ class EngineAgent:
             text=self._tokenizer.decode(output_ids.tolist()),
             sampling_mask=join_masks(chunks),
         )
-
-
-def join_masks(chunks: Sequence[Chunk]) -> SamplingMask | None:
-    """The masks of a turn's chunks as one. A chunk without one cut nothing: its rows are empty."""
-    if all(chunk.sampling_mask is None for chunk in chunks):
-        return None
-    offsets: list[np.ndarray] = [np.zeros(1, dtype=np.int32)]
-    kept: list[np.ndarray] = []
-    for chunk in chunks:
-        mask = chunk.sampling_mask
-        if mask is None:
-            offsets.append(np.full(len(chunk.token_ids), offsets[-1][-1], dtype=np.int32))
-        else:
-            offsets.append(offsets[-1][-1] + mask.offsets[1:])
-            kept.append(mask.token_ids)
-    return SamplingMask(offsets=np.concatenate(offsets), token_ids=np.concatenate(kept))
 
 
 def _finish_reason(chunks: Sequence[Chunk]) -> FinishReason:

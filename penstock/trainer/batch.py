@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from penstock.masks import kept_ids
 from penstock.models.head import KeptIds
 from penstock.trainer.sharing import RowLayout, loss_positions
-from penstock.types import NOT_SAMPLED, IntArray, Sample, SamplingMask, TrainSequence
+from penstock.types import NOT_SAMPLED, IntArray, Sample, TrainSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,26 +102,18 @@ def _kept(picked: list[tuple[Sample, IntArray]], device: torch.device | str) -> 
     """The recorded sampling masks of the loss tokens, joined; rows of samples without one are empty."""
     if all(sample.sampling_mask is None for sample, _ in picked):
         return None
-    counts, ids = [], []
+    counts: list[IntArray] = []
+    ids: list[IntArray] = []
     for sample, positions in picked:
         if sample.sampling_mask is None:
-            counts.append(np.zeros(len(positions), dtype=np.int64))
+            counts.append(np.zeros(len(positions), dtype=np.int32))
             continue
-        row_of = np.cumsum(sample.versions != NOT_SAMPLED) - 1
-        row_counts, row_ids = select_rows(sample.sampling_mask, row_of[positions])
-        counts.append(row_counts)
-        ids.append(row_ids)
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+        number_of = np.cumsum(sample.versions != NOT_SAMPLED) - 1
+        sample_counts, sample_ids = kept_ids(sample.sampling_mask, number_of[positions])
+        counts.append(sample_counts)
+        ids.append(sample_ids)
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
     return KeptIds(
         offsets=torch.from_numpy(offsets).to(device),
         ids=torch.from_numpy(np.concatenate(ids).astype(np.int64)).to(device),
     )
-
-
-def select_rows(mask: SamplingMask, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes and joined ids of some rows of a mask."""
-    offsets = mask.offsets.astype(np.int64)
-    counts = offsets[rows + 1] - offsets[rows]
-    firsts = np.cumsum(counts) - counts
-    within = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
-    return counts, mask.token_ids[np.repeat(offsets[rows], counts) + within]

@@ -12,6 +12,8 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     """The first message of a trainer worker."""
 
     model: str
+    pad_token: str | None = None
+    """What the saved tokenizer pads with; None: its own."""
     device: str
     threads: int
     total_steps: int

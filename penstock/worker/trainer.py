@@ -103,4 +103,5 @@ def _build(request: TrainerStart) -> TrainerService:
         slots=request.slots,
         dtype=DTYPES[request.engine_dtype],
     )
-    return TrainerService(trainer, publisher, ChatTokenizer(request.model))
+    tokenizer = ChatTokenizer(request.model, pad_token=request.pad_token)
+    return TrainerService(trainer, publisher, tokenizer)

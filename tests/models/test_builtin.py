@@ -46,7 +46,7 @@ def test_it_loads_as_any_model_does(made: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(made)
     assert tokenizer("214+387=")["input_ids"] == [2, 1, 4, 10, 3, 8, 7, 11]
     assert tokenizer.decode([6, 0, 1, 12], skip_special_tokens=True) == "601"
-    assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (12, None, None)
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (12, 13, None)
     assert model.config.eos_token_id == model.generation_config.eos_token_id == 12
     assert model.config.vocab_size == len(tokenizer) == 14
 

@@ -51,6 +51,44 @@ def test_text_is_tokenised_as_it_is(tiny_model: Path) -> None:
     assert tokenizer.stop_token_ids == (0,)
 
 
+def refusal(folder: Path, pad_token: str | None = None) -> str:
+    with pytest.raises(UserError) as refused:
+        ChatTokenizer(str(folder), pad_token=pad_token).check_pad_token()
+    return str(refused.value)
+
+
+def test_a_tokenizer_without_a_pad_token_is_refused_until_one_is_named(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path)
+    assert refusal(folder) == (
+        f"the tokenizer of '{folder}' has no pad token: set model.pad_token to one of its tokens, for example "
+        "'<eos>', its end of text"
+    )
+    ChatTokenizer(str(folder), pad_token="<end>").check_pad_token()
+
+
+def test_without_an_end_of_text_there_is_no_example(tmp_path: Path) -> None:
+    assert refusal(save_tokenizer(tmp_path, eos=False)).endswith("set model.pad_token to one of its tokens")
+
+
+def test_a_pad_token_that_is_no_token_is_refused(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path, pad_token="<end>")
+    assert refusal(folder, "<ends>") == (
+        f"model.pad_token '<ends>' is not a token of '{folder}'; its nearest special token is '<end>'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "saved"), [(None, "<eos>", 0), ("<end>", None, 2), ("<end>", "<bos>", 1)]
+)
+def test_the_pad_token_is_saved(tmp_path: Path, own: str | None, wanted: str | None, saved: int) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = ChatTokenizer(str(save_tokenizer(tmp_path / "own", pad_token=own)), pad_token=wanted)
+    tokenizer.check_pad_token()
+    tokenizer.save(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").pad_token_id == saved
+
+
 def test_a_bos_token_that_the_tokenizer_adds_is_kept(tmp_path: Path) -> None:
     assert ChatTokenizer(str(save_tokenizer(tmp_path, bos=True))).encode_prompt("1") == [1, 4]
 

@@ -12,8 +12,9 @@ from penstock.algorithms.advantages import ADVANTAGES
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.losses import LOSSES
+from penstock.masks import pack_mask
 from penstock.trainer.packing import plan_step
-from penstock.types import SamplingMask, SamplingParams, StepScore
+from penstock.types import SamplingParams, StepScore
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 from tests.trainer.test_trainer import assert_same, gradients_of, on_policy, trainer_for
 
@@ -81,7 +82,9 @@ def truncated_rollouts(model, *, top_p, temperature, seed=0):
                 keep = order[: int((ranked.cumsum(0) < top_p).sum()) + 1]
                 choice = keep[torch.multinomial(probs[keep], 1, generator=generator)]
                 logprobs.append(float((probs[choice] / probs[keep].sum()).log()))
-                kept.append(keep.numpy().astype(np.int32) if len(keep) < VOCAB else np.zeros(0, np.int32))
+                kept.append(
+                    np.sort(keep.numpy()).astype(np.int32) if len(keep) < VOCAB else np.zeros(0, np.int32)
+                )
                 ids = torch.cat([ids, choice])
             turn = msgspec.structs.replace(
                 episode.turns[0],
@@ -89,9 +92,7 @@ def truncated_rollouts(model, *, top_p, temperature, seed=0):
                 logprobs=np.array(logprobs, dtype=np.float32),
                 versions=np.zeros(12, dtype=np.int32),
                 sampling=params,
-                sampling_mask=SamplingMask(
-                    offsets=np.cumsum([0, *map(len, kept)]).astype(np.int32), token_ids=np.concatenate(kept)
-                ),
+                sampling_mask=pack_mask(kept, VOCAB),
             )
             episodes.append(msgspec.structs.replace(episode, turns=(turn,)))
         group = msgspec.structs.replace(scored.group, episodes=tuple(episodes))
@@ -99,12 +100,23 @@ def truncated_rollouts(model, *, top_p, temperature, seed=0):
     return fresh
 
 
+def forms_of(groups):
+    """How the groups' masks are stored."""
+    masks = [episode.turns[0].sampling_mask for scored in groups for episode in scored.group.episodes]
+    is_bitmask = np.concatenate([(mask.counts > mask.sizes)[mask.counts > 0] for mask in masks])
+    return {"bitmask" if each else "ids" for each in is_bitmask}
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_replayed_sampling_masks_make_every_ratio_one(name, temperature):
+@pytest.mark.parametrize(
+    ("top_p", "temperature", "stored"),
+    [(0.99, 1.0, {"bitmask"}), (0.8, 1.0, {"bitmask"}), (0.6, 0.6, {"ids", "bitmask"})],
+)
+def test_replayed_sampling_masks_make_every_ratio_one(name, top_p, temperature, stored):
     """Same weights: within 1e-4 with the mask, at least ten times further off without it."""
     model = tiny_model(name)
-    groups = truncated_rollouts(model, top_p=0.8, temperature=temperature)
+    groups = truncated_rollouts(model, top_p=top_p, temperature=temperature)
+    assert forms_of(groups) == stored
     (plan,) = plan_step(1, 0, groups, micro_batch_tokens=40)
     replayed, _ = gradients_of(copy.deepcopy(model), plan)
     bare = tuple(

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from penstock.algorithms.config import AlgorithmConfig
+from penstock.masks import pack_mask
 from penstock.trainer.batch import PackedRow
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.packing import plan_step
 from penstock.trainer.sharing import forward_length
 from penstock.trainer.trainer import PolicyTrainer
-from penstock.types import Sample, SamplingMask, StepPlan, TrainSequence
+from penstock.types import Sample, StepPlan, TrainSequence
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 from tests.trainer.test_policy import make_model
 
@@ -422,10 +423,7 @@ def test_sampling_mask_rows_follow_the_loss_tokens():
         logprobs=logprobs,
         versions=np.array([-1, -1, -1, 2, 2, 2, 2, 2], dtype=np.int32),
         sampling=make_groups(0)[0].group.episodes[0].turns[0].sampling,
-        sampling_mask=SamplingMask(
-            offsets=np.cumsum([0, *[len(keep) for keep in kept]]).astype(np.int32),
-            token_ids=np.concatenate(kept),
-        ),
+        sampling_mask=pack_mask(kept, VOCAB),
     )
     plan = StepPlan(
         step=1,

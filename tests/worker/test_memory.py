@@ -20,7 +20,10 @@ def test_running_out_is_a_sentence_that_names_the_settings() -> None:
 
 def test_the_drivers_own_error_counts_too() -> None:
     with (
-        pytest.raises(UserError, match=r"the trainer ran out of GPU memory: set trainer\.checkpointing=full"),
+        pytest.raises(
+            UserError,
+            match=r"the trainer ran out of GPU memory: set trainer\.checkpointing=full or trainer\.optimizer_states=8bit",
+        ),
         naming_settings("the trainer", TRAINER),
     ):
         raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronous")

@@ -15,8 +15,8 @@ def dppo_tv(tokens: LossTokens, *, threshold: float = 0.15, ratio_cap: float = 2
 
     L = −M r A, with M = 0 where |π − π_old| > threshold (the binary total variation at the sampled token) and
     the update would move further out (A > 0 and r > 1, or A < 0 and r < 1). Source: Qi et al. 2026,
-    Rethinking the trust region in LLM RL (arXiv:2602.04879), threshold 0.15; r is truncated at `ratio_cap`,
-    as in the authors' code."""
+    Rethinking the trust region in LLM RL (arXiv:2602.04879), threshold 0.15. r is truncated at `ratio_cap`,
+    as in a third party's fork; whether the authors do so is not known here."""
     ratio = truncated(tokens.log_ratio().exp(), ratio_cap)
     moved = (tokens.logprobs.detach().exp() - tokens.old_logprobs.exp()).abs()
     cut = _outward(tokens) & (moved > threshold)

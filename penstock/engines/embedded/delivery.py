@@ -7,7 +7,8 @@ import numpy as np
 
 from penstock.engines.embedded.sequence import Sequence
 from penstock.interfaces import Tokenizer
-from penstock.types import Chunk, FinishReason, SamplingMask
+from penstock.masks import pack_mask
+from penstock.types import Chunk, FinishReason
 
 
 class Stream:
@@ -68,10 +69,10 @@ def end_within(
         del seq.tokens[start:]
 
 
-def cut_chunk(seq: Sequence, reason: FinishReason | None) -> Chunk:
+def cut_chunk(seq: Sequence, reason: FinishReason | None, *, vocab_size: int) -> Chunk:
     """What has been drawn since the last chunk."""
     start, seq.num_sent = seq.num_sent, seq.num_output
-    mask = _mask_of(seq.masks[start:]) if seq.request.record_sampling_mask else None
+    mask = pack_mask(seq.masks[start:], vocab_size) if seq.request.record_sampling_mask else None
     return Chunk(
         token_ids=np.array(seq.tokens[seq.num_prompt + start :], dtype=np.int32),
         logprobs=np.array(seq.logprobs[start:], dtype=np.float32),
@@ -79,13 +80,6 @@ def cut_chunk(seq: Sequence, reason: FinishReason | None) -> Chunk:
         finish_reason=reason,
         sampling_mask=mask,
     )
-
-
-def _mask_of(rows: list[np.ndarray]) -> SamplingMask:
-    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    token_ids = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int32)
-    return SamplingMask(offsets=offsets, token_ids=token_ids)
 
 
 def _completes(seq: Sequence, stops: tuple[str, ...], tokenizer: Tokenizer) -> bool:

@@ -298,7 +298,7 @@ class EmbeddedEngine:
             if reason is not None:
                 self._end(seq, reason)
             elif seq.num_output - seq.num_sent >= seq.request.chunk_tokens:
-                self._streams[seq.request.id].put(cut_chunk(seq, None))
+                self._send(seq, None)
 
     def _drain(self) -> None:
         """Take everything that is in flight: from here the host knows all there is."""
@@ -349,7 +349,7 @@ class EmbeddedEngine:
             if reason is not None:
                 self._end(seq, reason)
             elif seq.num_output - seq.num_sent >= seq.request.chunk_tokens:
-                self._streams[seq.request.id].put(cut_chunk(seq, None))
+                self._send(seq, None)
 
     def _draw_on_device(
         self, device: "Device", logits: torch.Tensor, sequences: list[Sequence], result: Drawn
@@ -366,8 +366,12 @@ class EmbeddedEngine:
             for row, token, logprob in zip(rows, *drawn, strict=True):
                 result.tokens[row], result.logprobs[row] = token, logprob
 
+    def _send(self, seq: Sequence, reason: FinishReason | None) -> None:
+        chunk = cut_chunk(seq, reason, vocab_size=self._runner.vocab_size)
+        self._streams[seq.request.id].put(chunk)
+
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
-        self._streams[seq.request.id].put(cut_chunk(seq, reason))
+        self._send(seq, reason)
         if reason == "cancelled":
             self._scheduler.cancel(seq)
         else:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.errors import MissingExtraError
+from penstock.errors import MissingExtraError, UserError
 
 
 class WandbWriter:
@@ -11,10 +11,21 @@ class WandbWriter:
             import wandb
         except ImportError as error:
             raise MissingExtraError("observe.wandb needs wandb: pip install 'penstock[wandb]'") from error
-        self._run = wandb.init(project=project, name=name, dir=str(folder))
+        try:
+            self._run = wandb.init(project=project, name=name, dir=str(folder))
+        except wandb.Error as error:
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            raise UserError(
+                f"observe.wandb could not start: {reason}; or set WANDB_MODE=offline, which writes into the run "
+                "folder alone"
+            ) from error
+        # wandb's own step only rises, and it ignores what comes later for an earlier one, as evaluations do: they
+        # run beside training. A metric of ours may have any order.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        self._run.log(metrics, step=step)
+        self._run.log({"step": step, **metrics})
 
     def close(self) -> None:
         self._run.finish()

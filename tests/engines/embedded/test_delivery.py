@@ -64,17 +64,18 @@ def test_chunks_carry_what_is_new_and_masks_in_rows() -> None:
     seq.logprobs, seq.versions = [-1.0, -2.0, -3.0], [0, 0, 1]
     seq.masks = [np.array(ids, dtype=np.int32) for ids in ([4, 9], [], [6])]
     seq.num_sent = 1
-    chunk = cut_chunk(seq, "stop")
+    chunk = cut_chunk(seq, "stop", vocab_size=64)
     assert chunk.token_ids.tolist() == [5, 6]
     assert chunk.logprobs.tolist() == [-2.0, -3.0]
     assert chunk.versions.tolist() == [0, 1]
     assert chunk.sampling_mask is not None
-    assert chunk.sampling_mask.offsets.tolist() == [0, 0, 1]
-    assert chunk.sampling_mask.token_ids.tolist() == [6]
-    empty = cut_chunk(seq, "cancelled")
+    assert chunk.sampling_mask.counts.tolist() == [0, 1]
+    assert chunk.sampling_mask.words.tolist() == [6]
+    assert chunk.sampling_mask.vocab_size == 64
+    empty = cut_chunk(seq, "cancelled", vocab_size=64)
     assert len(empty.token_ids) == 0
     assert empty.sampling_mask is not None
-    assert empty.sampling_mask.offsets.tolist() == [0]
+    assert empty.sampling_mask.counts.tolist() == []
 
 
 def test_a_stream_gives_its_chunks_before_its_error() -> None:
@@ -82,7 +83,7 @@ def test_a_stream_gives_its_chunks_before_its_error() -> None:
         stream = Stream()
         waiting = asyncio.create_task(stream.next())
         await asyncio.sleep(0)
-        chunk = cut_chunk(row(), None)
+        chunk = cut_chunk(row(), None, vocab_size=64)
         stream.put(chunk)
         assert await waiting is chunk
         stream.put(chunk)

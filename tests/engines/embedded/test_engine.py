@@ -2,7 +2,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,7 +9,7 @@ from penstock.errors import PenstockError, RequestRefused
 from penstock.interfaces import Engine
 from tests.engines.contract import EngineContract, ask, collect, joined
 from tests.engines.embedded.test_delivery import Letters
-from tests.engines.embedded.tiny import VOCAB, Driver, make_engine, make_model, serve
+from tests.engines.embedded.tiny import VOCAB, Driver, kept_rows, make_engine, make_model, serve
 
 
 class TestContract(EngineContract):
@@ -129,19 +128,18 @@ def test_recorded_masks_explain_the_logprobs() -> None:
         for chunk in driver.chunks["a"]:
             mask = chunk.sampling_mask
             assert mask is not None
-            assert len(mask.offsets) == len(chunk.token_ids) + 1
-            rows += np.split(mask.token_ids, mask.offsets[1:-1])
+            assert len(mask.counts) == len(chunk.token_ids)
+            assert mask.vocab_size == VOCAB
+            rows += kept_rows(mask)
         output = driver.output("a")
         with torch.no_grad():
             logits = reference(torch.tensor([[4, 5, 6, *output]])).logits[0, 2:-1] / 0.9
         for number, (token, kept) in enumerate(zip(output, rows, strict=True)):
             assert token in kept
             assert 0 < len(kept) < VOCAB
-            share = torch.softmax(logits[number], dim=-1)[torch.from_numpy(kept).long()].sum()
+            share = torch.softmax(logits[number], dim=-1)[torch.tensor(kept)].sum()
             assert share >= 0.8 - 1e-5
-            expected = logits[number, token] - torch.logsumexp(
-                logits[number, torch.from_numpy(kept).long()], 0
-            )
+            expected = logits[number, token] - torch.logsumexp(logits[number, torch.tensor(kept)], 0)
             assert abs(float(expected) - float(driver.logprobs("a")[number])) < 1e-4
 
     asyncio.run(main())

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import (
@@ -26,7 +27,8 @@ from transformers import (
 
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded import EmbeddedEngine
-from penstock.types import Chunk, GenerateRequest, WeightUpdate
+from penstock.masks import kept_ids
+from penstock.types import Chunk, GenerateRequest, SamplingMask, WeightUpdate
 
 VOCAB = 61
 _SHAPE: dict[str, Any] = {
@@ -75,6 +77,12 @@ def make_model(family: str = "llama", seed: int = 0) -> nn.Module:
     config = config_class(**options, attn_implementation="eager")
     model: nn.Module = model_class(config).eval()
     return model
+
+
+def kept_rows(mask: SamplingMask) -> list[list[int]]:
+    """The kept ids of every token of a mask."""
+    counts, ids = kept_ids(mask, np.arange(len(mask.counts)))
+    return [row.tolist() for row in np.split(ids, np.cumsum(counts)[:-1])]
 
 
 class NoWeights:

@@ -21,6 +21,7 @@ from tests.engines.embedded.test_swaps import replay
 from tests.engines.embedded.tiny import (
     Driver,
     SeededWeights,
+    kept_rows,
     make_engine,
     make_model,
     open_device_on_cpu,
@@ -152,7 +153,7 @@ def test_truncated_draws_record_what_was_kept_and_their_logprob():
         await driver.drain()
         for number, cut in enumerate(cuts):
             output = driver.output(str(number))
-            rows = [mask for chunk in driver.chunks[str(number)] for mask in rows_of(chunk.sampling_mask)]
+            rows = [mask for chunk in driver.chunks[str(number)] for mask in kept_rows(chunk.sampling_mask)]
             with torch.no_grad():
                 table = reference(torch.tensor([[7, number, *output]])).logits[0, 1:-1]
             for at, (token, kept) in enumerate(zip(output, rows, strict=True)):
@@ -167,13 +168,6 @@ def test_truncated_draws_record_what_was_kept_and_their_logprob():
                 assert abs(float(driver.logprobs(str(number))[at]) - expected) < 1e-4
 
     asyncio.run(main())
-
-
-def rows_of(mask):
-    return [
-        mask.token_ids[start:stop].tolist()
-        for start, stop in zip(mask.offsets[:-1], mask.offsets[1:], strict=True)
-    ]
 
 
 def test_rows_move_together_when_the_batch_shrinks():
