@@ -1,10 +1,15 @@
-"""What several tests share: a tiny random model with a character tokenizer, made once."""
+"""What several tests share: a tiny random model with a character tokenizer, made once. And where there is no
+GPU, kernels run under Triton's interpreter, which Triton wants to know before it is imported."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

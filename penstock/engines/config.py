@@ -16,6 +16,10 @@ class EngineConfig(Section):
     """Torch threads of each engine process; 0 lets the launcher share out the cores."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the weights and of the cache."""
+    kv_dtype: Literal["auto", "float8"] = "auto"
+    """Number format of the cache; `auto` is that of the weights. `float8` (e4m3, on a GPU only) halves the cache
+    and what attention reads, and rounds keys and values to two or three digits: logprobs differ more from the
+    trainer's, which the step metrics show."""
     device: str = "auto"
     """Torch device that the engine runs on; `auto` takes `model.device`."""
     max_batch: int = Field(default=64, ge=1)

@@ -128,7 +128,7 @@ def _share_out(
 
     section = config.engine
     item = BYTES[section.dtype]
-    per_token = outline.kv_per_token * item
+    per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item)
     fixed = outline.num_parameters * item + workspace_bytes(section.max_batch, outline.vocabulary)
     if section.kv_tokens:
         least, cache_words = section.kv_tokens * per_token, "the cache that engine.kv_tokens asks for"

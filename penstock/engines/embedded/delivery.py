@@ -72,7 +72,8 @@ def end_within(
 def cut_chunk(seq: Sequence, reason: FinishReason | None, *, vocab_size: int) -> Chunk:
     """What has been drawn since the last chunk."""
     start, seq.num_sent = seq.num_sent, seq.num_output
-    mask = pack_mask(seq.masks[start:], vocab_size) if seq.request.record_sampling_mask else None
+    mask = pack_mask(seq.masks, vocab_size) if seq.request.record_sampling_mask else None
+    seq.masks = []
     return Chunk(
         token_ids=np.array(seq.tokens[seq.num_prompt + start :], dtype=np.int32),
         logprobs=np.array(seq.logprobs[start:], dtype=np.float32),

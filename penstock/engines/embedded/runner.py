@@ -35,7 +35,7 @@ class ModelRunner:
         attention.register()
         model.set_attn_implementation(attention.IMPLEMENTATION)  # type: ignore[operator]
         self.shapes = shapes = self._probe(text_config)
-        dtype = next(model.parameters()).dtype
+        dtype = self._cache_dtype(config)
         self.num_blocks = count_blocks(
             config,
             bytes_per_token=dtype.itemsize * sum(shape.num_values for shape in shapes.values()),
@@ -51,6 +51,13 @@ class ModelRunner:
             device=self.device,
         )
         attention.attach(model, self.cache)
+
+    def _cache_dtype(self, config: EngineConfig) -> torch.dtype:
+        if config.kv_dtype == "auto":
+            return next(self.model.parameters()).dtype
+        if self.device.type != "cuda":
+            raise UserError(f"engine.kv_dtype=float8 needs a GPU, and the engine runs on {self.device.type}")
+        return torch.float8_e4m3fn
 
     def open_device(self, config: EngineConfig) -> "Device | None":
         """On a GPU: its kernels behind the model, launched ahead of the host."""

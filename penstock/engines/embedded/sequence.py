@@ -23,6 +23,7 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     masks: list[np.ndarray] = field(default_factory=list)
+    """Kept ids of the output tokens that have not left yet: a flat distribution keeps many."""
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     node: int = ROOT

@@ -36,3 +36,8 @@ def test_learned_positions_work_too() -> None:
     config = GPT2Config(vocab_size=20, n_embd=16, n_layer=2, n_head=2, n_positions=32)
     runner = ModelRunner(GPT2LMHeadModel(config), EngineConfig())
     assert runner.max_context == 32
+
+
+def test_an_8_bit_cache_needs_a_gpu() -> None:
+    with pytest.raises(UserError, match="engine.kv_dtype=float8 needs a GPU, and the engine runs on cpu"):
+        ModelRunner(make_model(), EngineConfig(kv_dtype="float8"))

@@ -410,3 +410,73 @@ def test_rebuilding_caches_forgets_finished_requests() -> None:
     world.scheduler.new_version(2, recompute_kv=True)
     world.add("g", parent.tokens[:12], parent=Parent(id="p", keep=12))
     assert world.step().num_cached == 0
+
+
+def pass_over_prompts(scheduler: Scheduler) -> list[str]:
+    """As a device does it: the pass is planned and committed, its draws are pending."""
+    batch = scheduler.schedule_prompts(may_preempt=False)
+    assert batch is not None
+    drawn = [seq for _, seq in scheduler.commit(batch)]
+    for seq in drawn:
+        seq.num_pending += 1
+    return [seq.request.id for seq in drawn]
+
+
+def test_launched_ahead_prompts_are_planned_apart_from_sequences_that_decode() -> None:
+    world = World(max_batch=3, prefill_chunk=8)
+    scheduler = world.scheduler
+    first = world.add("a", [1, 2, 3], max_tokens=9)
+    world.add("long", list(range(20, 31)), max_tokens=2)
+    assert scheduler.wants_prompts(join_at=3)
+    assert pass_over_prompts(scheduler) == ["a"]  # five of eleven prompt tokens of the other
+    assert scheduler.ready() == [first]
+    assert scheduler.wants_prompts(join_at=3)
+    assert pass_over_prompts(scheduler) == ["long"]
+    assert [seq.request.id for seq in scheduler.ready()] == ["a", "long"]
+    world.add("late", [7], max_tokens=2)
+    assert not scheduler.wants_prompts(join_at=2)
+    assert scheduler.wants_prompts(join_at=1)
+
+
+def test_a_sequence_that_has_all_its_tokens_in_flight_is_not_ready() -> None:
+    world = World()
+    seq = world.add("a", [1, 2, 3], max_tokens=3)
+    pass_over_prompts(world.scheduler)
+    assert world.scheduler.reserve([seq], 2, may_preempt=False) == []
+    seq.num_pending += 2
+    seq.num_computed += 2
+    assert world.scheduler.ready() == []
+
+
+def test_room_that_only_a_preemption_would_give_is_refused_while_work_is_in_flight() -> None:
+    world = World(num_blocks=4, block_size=4, prefix_cache=False, keep_finished=0)
+    scheduler = world.scheduler
+    sequences = [world.add(name, [number] * 4, max_tokens=12) for number, name in enumerate("ab")]
+    pass_over_prompts(scheduler)
+    free = world.pool.num_free
+    assert scheduler.reserve(sequences, 8, may_preempt=False) is None
+    assert (world.pool.num_free, [seq.is_running for seq in sequences]) == (free, [True, True])
+    for seq in sequences:
+        seq.tokens.append(9)
+        seq.num_pending = 0
+    assert scheduler.reserve(sequences, 8, may_preempt=True) == []
+    assert [seq.is_running for seq in sequences] == [True, False]
+    assert len(sequences[0].blocks) == 3
+
+
+def test_only_blocks_full_of_known_tokens_are_shared() -> None:
+    world = World(block_size=4)
+    seq = world.add("a", [1, 2, 3], max_tokens=12)
+    pass_over_prompts(world.scheduler)
+    world.scheduler.reserve([seq], 6, may_preempt=False)
+    seq.num_pending, seq.num_computed = 7, 9
+    world.scheduler.taken(seq)
+    assert seq.num_indexed == 0
+    seq.tokens.extend([4, 5, 6])
+    seq.num_pending = 4
+    world.scheduler.taken(seq)
+    assert (seq.num_indexed, seq.num_computed) == (1, 9)
+    seq.tokens.extend([7, 8, 9, 10])
+    seq.num_pending = 0
+    world.scheduler.taken(seq)
+    assert (seq.num_indexed, seq.num_computed) == (2, 9)

@@ -15,6 +15,9 @@ from penstock.models.kernels.decode import attend_decode
 from penstock.models.kernels.prefill import QueryTiles, attend_packed
 
 
+FLOAT8_MAX = 448.0
+
+
 class Plan(Protocol):
     """Where the tokens of a pass lie."""
 
@@ -96,8 +99,10 @@ class PromptPlan:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         dim = query.shape[2]
-        pair = torch.cat([key, value], dim=-1).to(pool.dtype)
-        raw = torch.uint8 if pool.dtype.itemsize == 1 else pool.dtype  # not every copy knows 8-bit floats
+        pair, raw = torch.cat([key, value], dim=-1), pool.dtype
+        if pool.dtype == torch.float8_e4m3fn:
+            pair = pair.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(pool.dtype)  # what is larger would be NaN
+            raw = torch.uint8  # not every copy knows 8-bit floats
         pool.flatten(0, 1).view(raw).index_copy_(0, self.slots, pair.view(raw))
         return attend_packed(
             query,

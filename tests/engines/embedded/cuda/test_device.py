@@ -42,9 +42,9 @@ class TestContract(EngineContract):
             yield engine
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt_oss", "gpt_neox"])
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt_oss"])
 @settings(
-    max_examples=4,
+    max_examples=2 if DEVICE == "cpu" else 6,  # the interpreter is slow
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -76,7 +76,7 @@ def test_any_schedule_equals_a_plain_forward(family, data):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("rebuilt", [set(), {2}])
+@pytest.mark.parametrize("rebuilt", [set(), {2}], ids=["kept", "rebuilt"])
 def test_labels_explain_every_token_across_swaps(rebuilt):
     weights = SeededWeights("llama")
     prompts = [[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [1, 2, 3]]
@@ -185,3 +185,31 @@ def test_rows_move_together_when_the_batch_shrinks():
         check_against_plain_forwards(driver, reference)
 
     asyncio.run(main())
+
+
+def logprobs_with_cache(dtype, model, monkeypatch):
+    """Of two requests, one of which goes on where the other's prompt was computed."""
+    monkeypatch.setattr(ModelRunner, "_cache_dtype", lambda runner, config: dtype)
+
+    async def main():
+        driver = Driver(make_engine(copy.deepcopy(model).to(DEVICE), window=3, prefill_chunk=5))
+        assert next(iter(driver.engine._runner.cache.pools.values())).dtype == dtype
+        for number in range(2):
+            await driver.start(ask(str(number), [2, 3, 4, 5, 6, 7, 8, number], max_tokens=5, seed=number))
+        await driver.drain()
+        return torch.stack([driver.logprobs(str(number)) for number in range(2)])
+
+    return asyncio.run(main())
+
+
+def test_an_8_bit_cache_is_close(monkeypatch):
+    exact = logprobs_with_cache(torch.float32, make_model(), monkeypatch)
+    close = logprobs_with_cache(torch.float8_e4m3fn, make_model(), monkeypatch)
+    assert 1e-5 < float((exact[:, 0] - close[:, 0]).abs().max()) < 0.3
+
+
+def test_keys_and_values_too_large_for_8_bits_are_clipped(monkeypatch):
+    model = make_model()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[0] *= 2000
+    assert torch.isfinite(logprobs_with_cache(torch.float8_e4m3fn, model, monkeypatch)).all()
