@@ -14,7 +14,6 @@ from torch import nn
 from penstock.models.kernels.decode import attend_decode
 from penstock.models.kernels.prefill import QueryTiles, attend_packed
 
-
 FLOAT8_MAX = 448.0
 
 
@@ -101,7 +100,9 @@ class PromptPlan:
         dim = query.shape[2]
         pair, raw = torch.cat([key, value], dim=-1), pool.dtype
         if pool.dtype == torch.float8_e4m3fn:
-            pair = pair.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(pool.dtype)  # what is larger would be NaN
+            pair = pair.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(
+                pool.dtype
+            )  # some versions of torch make NaN of more
             raw = torch.uint8  # not every copy knows 8-bit floats
         pool.flatten(0, 1).view(raw).index_copy_(0, self.slots, pair.view(raw))
         return attend_packed(
