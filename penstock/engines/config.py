@@ -35,8 +35,9 @@ class EngineConfig(Section):
     memory_share: float = Field(default=0.0, ge=0, le=1)
     """On a GPU: share of the card's memory that one engine may take in all, weights, cache and workspace. 0
     chooses: 0.9 when engines have the card to themselves, and beside the trainer what its estimate leaves."""
-    prefill_chunk: int = Field(default=512, ge=1)
-    """Prompt tokens in one forward pass at most; longer prompts are spread over several."""
+    prefill_chunk: int = Field(default=0, ge=0)
+    """Prompt tokens in one forward pass at most; longer prompts are spread over several. 0 takes 512 on a CPU and
+    8192 on a GPU."""
     max_context: int = Field(default=0, ge=0)
     """Longest sequence, prompt and output together; 0 takes the model's own limit."""
     compile: Literal["off", "on"] = "off"

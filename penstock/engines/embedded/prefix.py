@@ -7,6 +7,7 @@ the cache. Both give way when room is needed.
 """
 
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,15 +41,16 @@ class PrefixCache:
             self._drop(next(iter(self._kept)))
         return self.pool.num_free >= num_blocks
 
-    def attach(self, seq: Sequence, parent: Sequence | None) -> None:
+    def attach(self, seq: Sequence, parent: Sequence | None, fresh: Container[int] = ()) -> None:
         """Give a sequence that has nothing the blocks that it can share, and mark them computed.
 
         At least one token is left to compute: its logits are needed. `parent` is the live sequence it
-        forks from, if there is one."""
+        forks from, if there is one. `fresh` blocks are filled by the very pass that is being planned: they
+        can be shared whole, but not copied, since copies come before the pass."""
         if seq.request.parent is not None:
             kept = _snapshot(parent) if parent is not None else self._kept.get(seq.request.parent.id)
             if kept is not None:
-                self._fork(seq, kept, seq.request.parent.keep)
+                self._fork(seq, kept, seq.request.parent.keep, fresh)
         if not seq.blocks:
             seq.kv_version = self.version
             self._match(seq)
@@ -104,11 +106,13 @@ class PrefixCache:
         for block in reversed(self._kept.pop(key).blocks):
             self.pool.release(block)
 
-    def _fork(self, seq: Sequence, kept: Kept, keep: int) -> None:
+    def _fork(self, seq: Sequence, kept: Kept, keep: int, fresh: Container[int]) -> None:
+        size = self.pool.block_size
         usable = min(keep, len(kept.tokens), seq.num_tokens - 1)
+        if usable % size and kept.blocks[usable // size] in fresh:
+            usable -= usable % size
         if usable <= 0 or kept.tokens[:usable] != seq.tokens[:usable]:
             return
-        size = self.pool.block_size
         seq.blocks = list(kept.blocks[: -(-usable // size)])
         for block in seq.blocks:
             self.pool.share(block)

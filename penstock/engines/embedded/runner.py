@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from penstock.engines.embedded.cuda.device import Device
 
 
+PREFILL_CHUNK = {"cpu": 512, "cuda": 8192}
+"""Prompt tokens of a pass that keep a device busy, where the config names none."""
+
+
 class ModelRunner:
     """Owns the cache tensors of `model`, which must be a Hugging Face causal LM.
 
@@ -31,6 +35,7 @@ class ModelRunner:
         self.vocab_size = int(text_config.vocab_size)
         self.max_context = _max_context(text_config, config.max_context)
         self.block_size = config.block_size
+        self.prefill_chunk = PREFILL_CHUNK.get(self.device.type, PREFILL_CHUNK["cpu"])
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         attention.register()
         model.set_attn_implementation(attention.IMPLEMENTATION)  # type: ignore[operator]

@@ -31,6 +31,8 @@ class Batch:
     written, so `from` is never a block that is itself copied to."""
     origins: dict[int, int] = field(default_factory=dict)
     """The same by target."""
+    fresh: set[int] = field(default_factory=set)
+    """Blocks that this pass fills and that are shared from now on."""
     num_prefill: int = 0
     """Tokens of prompts, and of sequences that are computed again."""
     num_cached: int = 0
@@ -153,10 +155,11 @@ class Scheduler:
                 self._grow(seq, number, batch)
         return batch.copies
 
-    def taken(self, seq: Sequence) -> None:
-        """Tokens drawn in a window have been added to it: blocks that are full of known tokens can be shared."""
-        if not seq.num_pending:
-            seq.num_computed = seq.num_tokens - 1
+    def taken(self, seq: Sequence, *, has_ended: bool = False) -> None:
+        """Tokens that a device drew have been added to it: blocks that are full of known tokens can be shared. Of
+        a sequence that has ended, nothing that is still in flight counts."""
+        if has_ended or not seq.num_pending:
+            seq.num_computed = min(seq.num_computed, seq.num_tokens - 1)
         self.cache.index(seq, seq.num_tokens - 1)
 
     def schedule(self) -> Batch:
@@ -201,7 +204,9 @@ class Scheduler:
     def _plan(self, seq: Sequence, count: int, batch: Batch) -> None:
         batch.spans.append((seq, seq.num_computed, count))
         # All writes of a layer come before its reads, so this pass itself may already share the blocks.
+        known = seq.num_indexed
         self.cache.index(seq, seq.num_computed + count)
+        batch.fresh.update(seq.blocks[known : seq.num_indexed])
 
     def _admit(self, budget: int, batch: Batch) -> None:
         while self._waiting and len(self.running) < self.max_batch:
@@ -215,7 +220,7 @@ class Scheduler:
                 continue
             if budget == 0:
                 return
-            if not self._try_start(seq):
+            if not self._try_start(seq, batch):
                 self._is_full = True
                 return
             self._enter(seq)
@@ -229,11 +234,11 @@ class Scheduler:
                 self._prefilling.setdefault(seq.prompt_key, seq)
             self._plan(seq, count, batch)
 
-    def _try_start(self, seq: Sequence) -> bool:
+    def _try_start(self, seq: Sequence, batch: Batch) -> bool:
         """Attach shared blocks if everything the sequence needs now fits beside them, with one block to
         spare for every running sequence, so that it isn't preempted in the next step."""
         parent = self._live.get(seq.request.parent.id) if seq.request.parent is not None else None
-        self.cache.attach(seq, parent)
+        self.cache.attach(seq, parent, batch.fresh)
         if self._fits(seq, seq.num_tokens, spare=len(self.running)):
             return True
         self.cache.release(seq)

@@ -137,3 +137,19 @@ def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch() -> None:
     assert alone == asyncio.run(outputs(13))
     assert alone == asyncio.run(outputs(5, kv_tokens=48, prefill_chunk=2))
     assert len({tuple(tokens) for tokens in alone}) == 4
+
+
+def test_a_fork_of_a_prefix_that_is_being_computed_copies_nothing_too_early() -> None:
+    """Three requests of one pass: the second shares a block that the first fills in it, and the third wants half
+    of that block, which is not there yet when blocks are copied."""
+    reference, prompt = make_model(), [(5 * n) % VOCAB for n in range(10)]
+
+    async def main() -> None:
+        driver = Driver(make_engine(copy.deepcopy(reference), block_size=4))
+        await driver.start(ask("a", prompt, max_tokens=2))
+        await driver.start(ask("b", [*prompt[:7], 9, 9], max_tokens=4, parent=Parent(id="a", keep=7)))
+        await driver.start(ask("c", [*prompt[:2], 9, 9], max_tokens=4, parent=Parent(id="b", keep=2)))
+        await driver.drain()
+        check_against_plain_forwards(driver, reference)
+
+    asyncio.run(main())

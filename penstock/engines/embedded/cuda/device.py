@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -27,20 +26,19 @@ from penstock.engines.embedded.cuda.buffers import (
     TOP_K,
     TOP_P,
     DecodeBuffers,
-    MaskRoom,
 )
 from penstock.engines.embedded.cuda.graphs import Kind, StepGraphs
+from penstock.engines.embedded.cuda.masks import Recorded
 from penstock.engines.embedded.cuda.prompts import lay_out_prompts
 from penstock.engines.embedded.cuda.rows import ON_DEVICE, Rows, settings_of
+from penstock.engines.embedded.outbox import NOTHING_CUT, Ids
 from penstock.engines.embedded.paged import PagedAttention
 from penstock.engines.embedded.scheduler import Batch
 from penstock.engines.embedded.sequence import Sequence
 from penstock.engines.embedded.transfer import download, upload
 from penstock.models import attention
 from penstock.models.kernels.decode import SPLIT_COUNTS, choose_splits
-from penstock.models.kernels.sampling import Cuts, sample
-
-Ids = npt.NDArray[np.int32]
+from penstock.models.kernels.sampling import Cuts, Sampled, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +53,6 @@ class Drawn:
 
 
 @dataclass(slots=True)
-class _Masks:
-    sizes: torch.Tensor
-    places: torch.Tensor
-    end: torch.Tensor
-    start: int
-
-
-@dataclass(slots=True)
 class Launch:
     """Work in flight: which sequences draw `steps` tokens each, under which weights."""
 
@@ -73,7 +63,7 @@ class Launch:
     tokens: torch.Tensor
     logprobs: torch.Tensor
     lengths: torch.Tensor | None
-    masks: _Masks | None
+    masks: Recorded | None
     event: Any
 
     @property
@@ -112,7 +102,6 @@ class Device:
         self._rows.clear()
         self.graphs = StepGraphs(self._decode, self._buffers, scratch=cache.scratch, vocab=vocab)
         self._in_flight: deque[Launch] = deque()
-        self._side: Any = None
         hang_pools(model, cache.pools)
         self._attention = DeviceAttention()
 
@@ -138,65 +127,31 @@ class Device:
         return logits if self._selects_rows else logits.index_select(0, laid.ends)
 
     @torch.inference_mode()
-    def draw(self, logits: torch.Tensor, sequences: list[Sequence]) -> tuple[list[int], list[float]]:
-        """Draw a token of each row at once, without truncation, as a launch would have."""
-        columns = [settings_of(seq, self._vocab) for seq in sequences]
-        ints = upload(np.array([ints for ints, _ in columns], dtype=np.int64).T, self._device)
-        floats = upload(np.array([floats for _, floats in columns], dtype=np.float32).T, self._device)
-        drawn = sample(logits, floats[TEMPERATURE], ints[SEED], ints[POSITION])
-        return drawn.tokens.tolist(), drawn.logprobs.tolist()
+    def draw(self, logits: torch.Tensor, sequences: list[Sequence], sources: Many[int]) -> list[Drawn]:
+        """Draw a token of each sequence from the row of `logits` that `sources` names, and wait for it."""
+        result, masks = self._sample(logits, sequences, sources)
+        return self._read(self._launched(sequences, result, masks, version=0))
 
     @torch.inference_mode()
     def launch_prompts(
-        self, batch: Batch, drawn: list[tuple[int, Sequence]], rows_of: Many[int], version: int
+        self, batch: Batch, sequences: list[Sequence], sources: Many[int], version: int
     ) -> None:
-        """Compute the batch, then draw a token for each sequence of `drawn`, from the row of logits of the same
-        place in `rows_of`."""
+        """Compute the batch, then draw a token of each of `sequences`, as `draw` does, without waiting."""
         logits = self.forward(batch)
-        if not drawn:
+        if not sequences:
             return
-        sequences = [seq for _, seq in drawn]
-        columns = [settings_of(seq, self._vocab) for seq in sequences]
-        ints = upload(np.array([ints for ints, _ in columns], dtype=np.int64).T, self._device)
-        floats = upload(np.array([floats for _, floats in columns], dtype=np.float32).T, self._device)
-        truncates = any(_truncates(seq) for seq in sequences)
-        arena = segment = None
-        if truncates:
-            room = self.graphs.mask_room()
-            segment = room.next_segment()
-            arena = room.arena_of_one(ints[RECORDS])
-        result = sample(
-            logits,
-            floats[TEMPERATURE],
-            ints[SEED],
-            ints[POSITION],
-            sources=upload(np.array(rows_of, dtype=np.int32), self._device),
-            cuts=Cuts(ints[TOP_K], floats[TOP_P], floats[MIN_P]) if truncates else None,
-            arena=arena,
-        )
-        staying = [at for at, seq in enumerate(sequences) if seq.num_tokens + 1 < seq.limit]
+        result, masks = self._sample(logits, sequences, sources)
         self._rows.drop_ended()
+        staying = [at for at, seq in enumerate(sequences) if seq.num_tokens + 1 < seq.limit]
         if staying:
             rows = np.array([self._rows.take(sequences[at], ON_DEVICE) for at in staying], dtype=np.int64)
-            chosen = result.tokens
+            tokens = result.tokens
             if len(staying) < len(sequences):
-                chosen = chosen[upload(np.array(staying, dtype=np.int64), self._device)]
-            self._buffers.tokens.index_copy_(0, upload(rows, self._device), chosen)
+                tokens = tokens[upload(np.array(staying, dtype=np.int64), self._device)]
+            self._buffers.tokens.index_copy_(0, upload(rows, self._device), tokens)
         for seq in sequences:
             seq.num_pending += 1
-        masks = None
-        if arena is not None and segment is not None:
-            masks = _Masks(download(arena.sizes), download(arena.places), download(arena.cursor), segment)
-        self._put_in_flight(
-            sequences=sequences,
-            rows=list(range(len(sequences))),
-            steps=1,
-            version=version,
-            tokens=download(result.tokens[:, None]),
-            logprobs=download(result.logprobs[:, None]),
-            lengths=None,
-            masks=masks,
-        )
+        self._in_flight.append(self._launched(sequences, result, masks, version))
 
     @torch.inference_mode()
     def launch_window(
@@ -216,7 +171,9 @@ class Device:
         self._attach()
         graph = self.graphs.get(kind)
         self._cache.copy_blocks(copies)
-        self._fill(bucket, max(len(seq.blocks) for seq in sequences) + 1)
+        # A sequence that may end within the window draws on past its blocks: into what nobody owns.
+        beyond = -(-self.window // self._block_size) + 1
+        self._fill(bucket, max(len(seq.blocks) for seq in sequences) + beyond)
         room = self.graphs.masks if kind.truncates else None
         segment = room.next_segment() if room is not None else 0
         for _ in range(steps):
@@ -226,37 +183,30 @@ class Device:
             seq.num_computed += steps
         self._rows.launched()
         buffers = self._buffers
-        masks = self._read_masks(room, bucket, steps, segment) if room is not None else None
-        self._put_in_flight(
-            sequences=sequences,
-            rows=[self._rows.of[seq] for seq in sequences],
-            steps=steps,
-            version=version,
-            tokens=download(buffers.output_tokens[:bucket, :steps].contiguous()),
-            logprobs=download(buffers.output_logprobs[:bucket, :steps].contiguous()),
-            lengths=download(buffers.lengths[:bucket]),
-            masks=masks,
+        masks = None
+        if room is not None:
+            arena = room.arena(buffers.ints[RECORDS], buffers.step)
+            masks = room.recorded(arena, bucket, steps, segment)
+        self._in_flight.append(
+            Launch(
+                sequences=sequences,
+                rows=[self._rows.of[seq] for seq in sequences],
+                steps=steps,
+                version=version,
+                tokens=download(buffers.output_tokens[:bucket, :steps].contiguous()),
+                logprobs=download(buffers.output_logprobs[:bucket, :steps].contiguous()),
+                lengths=download(buffers.lengths[:bucket]),
+                masks=masks,
+                event=self._event(),
+            )
         )
 
     def collect(self) -> tuple[list[Drawn], int]:
         """What the oldest launch drew, and under which version; waits for it."""
         launch = self._in_flight.popleft()
-        if launch.event is not None:
-            launch.event.synchronize()
-        tokens, logprobs = launch.tokens.tolist(), launch.logprobs.tolist()
-        lengths = launch.lengths.tolist() if launch.lengths is not None else None
-        words = self._mask_words(launch.masks) if launch.masks is not None else None
-        result = []
-        for seq, row in zip(launch.sequences, launch.rows, strict=True):
+        for seq in launch.sequences:
             seq.num_pending -= launch.steps
-            count = launch.steps if lengths is None else lengths[row]
-            masks = None
-            if words is not None and launch.masks is not None and seq.request.record_sampling_mask:
-                masks = self._masks_of(launch.masks, words, row, count)
-            elif seq.request.record_sampling_mask:
-                masks = [_NOTHING_CUT] * count
-            result.append(Drawn(seq, tokens[row][:count], logprobs[row][:count], masks))
-        return result, launch.version
+        return self._read(launch), launch.version
 
     def reset(self) -> None:
         """Nothing is in flight: every sequence starts again from what the host knows of it."""
@@ -274,12 +224,69 @@ class Device:
         for splits in [splits for splits in SPLIT_COUNTS if splits <= most]:
             self.graphs.get(Kind(rows=rows, splits=splits, truncates=False))
 
-    def _put_in_flight(self, **facts: Any) -> None:
-        event: Any = None
-        if self._device.type == "cuda":
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(self._device))
-        self._in_flight.append(Launch(event=event, **facts))
+    def _sample(
+        self, logits: torch.Tensor, sequences: list[Sequence], sources: Many[int]
+    ) -> tuple[Sampled, Recorded | None]:
+        """One draw of each sequence, and what truncation left of it."""
+        columns = [settings_of(seq, self._vocab) for seq in sequences]
+        ints = upload(np.array([ints for ints, _ in columns], dtype=np.int64).T, self._device)
+        floats = upload(np.array([floats for _, floats in columns], dtype=np.float32).T, self._device)
+        arena, segment, cuts = None, 0, None
+        if any(_truncates(seq) for seq in sequences):
+            room = self.graphs.mask_room()
+            segment, arena = room.next_segment(), room.arena_of_one(ints[RECORDS])
+            cuts = Cuts(ints[TOP_K], floats[TOP_P], floats[MIN_P])
+        result = sample(
+            logits,
+            floats[TEMPERATURE],
+            ints[SEED],
+            ints[POSITION],
+            sources=upload(np.array(sources, dtype=np.int32), self._device),
+            cuts=cuts,
+            arena=arena,
+        )
+        if arena is None:
+            return result, None
+        return result, self.graphs.mask_room().recorded(arena, len(sequences), 1, segment)
+
+    def _launched(
+        self, sequences: list[Sequence], result: Sampled, masks: Recorded | None, version: int
+    ) -> Launch:
+        return Launch(
+            sequences=sequences,
+            rows=list(range(len(sequences))),
+            steps=1,
+            version=version,
+            tokens=download(result.tokens[:, None]),
+            logprobs=download(result.logprobs[:, None]),
+            lengths=None,
+            masks=masks,
+            event=self._event(),
+        )
+
+    def _read(self, launch: Launch) -> list[Drawn]:
+        if launch.event is not None:
+            launch.event.synchronize()
+        tokens, logprobs = launch.tokens.tolist(), launch.logprobs.tolist()
+        lengths = launch.lengths.tolist() if launch.lengths is not None else None
+        words = self.graphs.mask_room().read(launch.masks) if launch.masks is not None else None
+        drawn = []
+        for seq, row in zip(launch.sequences, launch.rows, strict=True):
+            count = launch.steps if lengths is None else lengths[row]
+            masks = None
+            if seq.request.record_sampling_mask:
+                masks = [NOTHING_CUT] * count
+                if words is not None and launch.masks is not None:
+                    masks = self.graphs.mask_room().kept(launch.masks, words, row, count)
+            drawn.append(Drawn(seq, tokens[row][:count], logprobs[row][:count], masks))
+        return drawn
+
+    def _event(self) -> Any:
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
     def _fill(self, bucket: int, used: int) -> None:
         """Bring the rows' settings, places and new tokens to the device."""
@@ -314,49 +321,6 @@ class Device:
         config = self._model.config.get_text_config()  # type: ignore[operator, union-attr]
         return max(1, int(config.num_attention_heads) // self._kv_heads)
 
-    def _read_masks(self, room: MaskRoom, bucket: int, steps: int, segment: int) -> _Masks:
-        return _Masks(
-            download(room.sizes[:bucket, :steps].contiguous()),
-            download(room.places[:bucket, :steps].contiguous()),
-            download(room.cursor),
-            segment,
-        )
-
-    def _mask_words(self, masks: _Masks) -> npt.NDArray[np.int32]:
-        """The used part of the arena's segment: copied beside the work that is queued behind."""
-        room = self.graphs.masks
-        assert room is not None
-        part = room.words[masks.start : int(masks.end)]
-        if part.device.type == "cpu":
-            return part.numpy().copy()
-        side = self._side_stream()
-        with torch.cuda.stream(side):
-            words = download(part)
-        side.synchronize()
-        return words.numpy()
-
-    def _side_stream(self) -> Any:
-        if self._side is None:
-            self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return self._side
-
-    def _masks_of(self, masks: _Masks, words: npt.NDArray[np.int32], row: int, count: int) -> list[Ids]:
-        kept = []
-        for size, place in zip(
-            masks.sizes[row, :count].tolist(), masks.places[row, :count].tolist(), strict=True
-        ):
-            start = place - masks.start
-            if size >= 0:
-                kept.append(np.sort(words[start : start + size]) if size else _NOTHING_CUT)
-            else:
-                bits = words[start : start + -(-self._vocab // 32)].view(np.uint8)
-                flags = np.unpackbits(bits, bitorder="little")[: self._vocab]
-                kept.append(np.flatnonzero(flags).astype(np.int32))
-        return kept
-
 
 def _truncates(seq: Sequence) -> bool:
     return seq.request.sampling.temperature > 0 and seq.request.sampling.truncates
-
-
-_NOTHING_CUT = np.zeros(0, dtype=np.int32)

@@ -16,9 +16,9 @@ from penstock.engines.embedded.cuda.buffers import (
     SEED,
     TEMPERATURE,
     DecodeBuffers,
-    MaskRoom,
 )
 from penstock.engines.embedded.cuda.kernels import advance
+from penstock.engines.embedded.cuda.masks import MaskRoom
 from penstock.models.kernels.sampling import sample
 
 log = logging.getLogger(__name__)

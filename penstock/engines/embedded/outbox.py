@@ -1,0 +1,66 @@
+"""Where drawn tokens go: onto their sequence, and out in chunks to whoever asked for them."""
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engines.embedded.delivery import Stream, cut_chunk, end_within
+from penstock.engines.embedded.scheduler import Scheduler
+from penstock.engines.embedded.sequence import Sequence
+from penstock.interfaces import Tokenizer
+from penstock.types import FinishReason
+
+Ids = npt.NDArray[np.int32]
+NOTHING_CUT: Ids = np.zeros(0, dtype=np.int32)
+"""Instead of kept ids, where truncation left everything."""
+
+
+class Outbox:
+    """The streams of all requests, by id."""
+
+    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self.streams: dict[str, Stream] = {}
+        self.num_tokens = 0
+
+    def take(
+        self,
+        seq: Sequence,
+        tokens: list[int],
+        logprobs: list[float],
+        version: int,
+        masks: Many[Ids] | None = None,
+    ) -> FinishReason | None:
+        """Add what was drawn for a sequence under `version`, up to where it ends; says why, if it does."""
+        count, reason = end_within(seq, tokens, self._tokenizer)
+        seq.tokens.extend(tokens[:count])
+        seq.logprobs.extend(logprobs[:count])
+        seq.versions.extend([version] * count)
+        if masks is not None:
+            seq.masks.extend(masks[:count])
+        self.num_tokens += count
+        return reason
+
+    def send_due(self, seq: Sequence, reason: FinishReason | None) -> None:
+        """A chunk, if the sequence has ended or has enough tokens for one."""
+        if reason is not None:
+            self.end(seq, reason)
+        elif seq.num_output - seq.num_sent >= seq.request.chunk_tokens:
+            self._send(seq, None)
+
+    def end(self, seq: Sequence, reason: FinishReason) -> None:
+        self._send(seq, reason)
+        if reason == "cancelled":
+            self._scheduler.cancel(seq)
+        else:
+            self._scheduler.finish(seq)
+
+    def fail(self, error: BaseException) -> None:
+        for stream in self.streams.values():
+            stream.fail(error)
+
+    def _send(self, seq: Sequence, reason: FinishReason | None) -> None:
+        self.streams[seq.request.id].put(cut_chunk(seq, reason, vocab_size=self._vocab_size))
