@@ -17,8 +17,9 @@ export OMP_NUM_THREADS ?= 1
 demo: $(VENV)/.installed
 	$(BIN)/penstock train
 
+# Two workers, of which only one runs the tests that start processes.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

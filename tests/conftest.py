@@ -11,6 +11,15 @@ import pytest
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+WITH_PROCESSES = ("bench", "cli", "orchestration", "test_api.py", "test_end_to_end.py", "test_examples.py")
+"""Tests that start processes of their own: two test workers must not do that at once on two cores."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(item.path).relative_to(Path(__file__).parent).parts[0] in WITH_PROCESSES:
+            item.add_marker(pytest.mark.xdist_group("processes"))
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -79,12 +79,12 @@ def test_any_schedule_equals_a_plain_forward(family, data):
 @pytest.mark.parametrize("rebuilt", [set(), {2}], ids=["kept", "rebuilt"])
 def test_labels_explain_every_token_across_swaps(rebuilt):
     weights = SeededWeights("llama")
-    prompts = [[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [1, 2, 3]]
+    prompts = [[5, 6, 7, 8, 9], [1, 2, 3]]
 
     async def main():
-        driver = Driver(make_engine(copy.deepcopy(weights.model(0)).to(DEVICE), receiver=weights, window=3))
+        driver = Driver(make_engine(copy.deepcopy(weights.model(0)).to(DEVICE), receiver=weights, window=2))
         for number, prompt in enumerate(prompts):
-            await driver.start(ask(str(number), prompt, max_tokens=24 + number, seed=number))
+            await driver.start(ask(str(number), prompt, max_tokens=14 + number, seed=number))
         for version in (1, 2):
             for _ in range(3):
                 await driver.step()
@@ -110,19 +110,18 @@ def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(cut):
         driver = Driver(make_engine(copy.deepcopy(reference).to(DEVICE), **options))
         for number in range(company):
             penalty = {"repetition_penalty": 1.2} if special else {}
-            await driver.start(ask(f"x{number}", [number, 3, 5], max_tokens=4 + number, **penalty))
-        for number in range(3):
-            await driver.start(ask(f"s{number}", [8, number, 1], max_tokens=9, seed=number, **cut))
+            await driver.start(ask(f"x{number}", [number, 3, 5], max_tokens=2 + number, **penalty))
+        for number in range(2):
+            await driver.start(ask(f"s{number}", [8, number, 1], max_tokens=6, seed=number, **cut))
             await driver.step()
         await driver.drain()
-        return [driver.output(f"s{number}") for number in range(3)]
+        return [driver.output(f"s{number}") for number in range(2)]
 
     alone = asyncio.run(outputs(0))
-    assert alone == asyncio.run(outputs(2, special=True))
+    assert alone == asyncio.run(outputs(2, special=True, window=3))
     if not cut:
-        assert alone == asyncio.run(outputs(5, window=3))
-        assert alone == asyncio.run(outputs(3, kv_tokens=40, prefill_chunk=2))
-    assert len({tuple(tokens) for tokens in alone}) == 3
+        assert alone == asyncio.run(outputs(3, kv_tokens=32, prefill_chunk=2))
+    assert alone[0] != alone[1]
 
 
 def test_stop_tokens_end_a_sequence_within_a_window():
@@ -150,7 +149,7 @@ def test_truncated_draws_record_what_was_kept_and_their_logprob():
         driver = Driver(make_engine(copy.deepcopy(reference).to(DEVICE), window=3))
         for number, cut in enumerate(cuts):
             await driver.start(
-                ask(str(number), [7, number], max_tokens=7, seed=number, record_sampling_mask=True, **cut)
+                ask(str(number), [7, number], max_tokens=4, seed=number, record_sampling_mask=True, **cut)
             )
         await driver.drain()
         for number, cut in enumerate(cuts):
