@@ -12,7 +12,7 @@ from penstock.engines.embedded.paged import LayerShape, PagedAttention, ShapePro
 from penstock.engines.embedded.scheduler import Batch
 from penstock.engines.embedded.sizing import count_blocks, device_memory
 from penstock.errors import UserError
-from penstock.models import attention
+from penstock.models import attention, kernels
 from penstock.models.joined import join_projections
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class ModelRunner:
         """On a GPU: its kernels behind the model, launched ahead of the host."""
         if self.device.type != "cuda":
             return None
+        if not kernels.available():
+            raise UserError("an engine on a GPU needs triton: pip install 'penstock[gpu]'")
         from penstock.engines.embedded.cuda.device import Device
 
         join_projections(self.model)

@@ -1,4 +1,5 @@
 import pytest
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
 from penstock.engines.config import EngineConfig
@@ -41,3 +42,11 @@ def test_learned_positions_work_too() -> None:
 def test_an_8_bit_cache_needs_a_gpu() -> None:
     with pytest.raises(UserError, match="engine.kv_dtype=float8 needs a GPU, and the engine runs on cpu"):
         ModelRunner(make_model(), EngineConfig(kv_dtype="float8"))
+
+
+def test_a_gpu_without_triton_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ModelRunner(make_model(), EngineConfig())
+    runner.device = torch.device("cuda")
+    monkeypatch.setattr("penstock.models.kernels.available", lambda: False)
+    with pytest.raises(UserError, match=r"needs triton: pip install 'penstock\[gpu\]'"):
+        runner.open_device(EngineConfig())
