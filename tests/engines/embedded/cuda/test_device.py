@@ -16,7 +16,7 @@ from tests.models.kernels.device import DEVICE
 from penstock.engines.embedded.runner import ModelRunner  # isort: skip
 from penstock.interfaces import Engine
 from tests.engines.contract import EngineContract, ask, update_to
-from tests.engines.embedded.test_exact import check_against_plain_forwards, play_move
+from tests.engines.embedded.test_exact import check_against_plain_forwards, plain_table, play_move
 from tests.engines.embedded.test_swaps import replay
 from tests.engines.embedded.tiny import (
     Driver,
@@ -214,3 +214,27 @@ def test_keys_and_values_too_large_for_8_bits_are_clipped(monkeypatch):
     with torch.no_grad():
         model.model.layers[1].self_attn.v_proj.weight[0] *= 2000
     assert torch.isfinite(logprobs_with_cache(torch.float8_e4m3fn, model, monkeypatch)).all()
+
+
+def test_after_many_swaps_logprobs_are_those_of_the_last_weights():
+    """In bf16 on a GPU, within its rounding; under the interpreter fewer swaps, in float32."""
+    swaps, dtype, tolerance = (100, torch.bfloat16, 0.15) if DEVICE == "cuda" else (8, torch.float32, 1e-4)
+    weights = SeededWeights("qwen2")
+
+    async def main():
+        model = copy.deepcopy(weights.model(0)).to(DEVICE, dtype)
+        driver = Driver(make_engine(model, receiver=weights, window=2))
+        for version in range(1, swaps + 1):
+            weights.models[version] = weights.model(version % 3)
+            await driver.start(ask(str(version), [version % 61, 2, 3], max_tokens=2, seed=version))
+            await driver.step()
+            await driver.engine.update(update_to(version))
+        await driver.start(ask("last", [4, 5, 6, 7], max_tokens=8, seed=1))
+        await driver.drain()
+        assert set(driver.versions("last")) == {swaps}
+        output = driver.output("last")
+        table = plain_table(weights.model(swaps), [4, 5, 6, 7], output)
+        expected = table.gather(1, torch.tensor(output)[:, None])[:, 0]
+        torch.testing.assert_close(driver.logprobs("last"), expected, atol=tolerance, rtol=0)
+
+    asyncio.run(main())
