@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,9 +16,11 @@ from penstock.channel import Channel, Method
 from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Hello, connect
 from penstock.channel.connection import Req, Res
 from penstock.engines.client import START_ENGINE
-from penstock.orchestration.launchers.mps import quit_orphan
+from penstock.orchestration.launchers.mps import has_own_daemon, quit_orphan
 from penstock.scoring.client import START_SCORING
 from penstock.trainer.client import START_TRAINER
+
+LOOKS, LOOK_AGAIN_S = 20, 0.05
 
 
 def main() -> None:
@@ -30,10 +33,19 @@ def main() -> None:
     code = asyncio.run(_serve(options.connect, options.name, os.environ.get("PENSTOCK_TOKEN", "")))
     sys.stdout.flush()
     sys.stderr.flush()
-    if os.getppid() != controller:  # killed, or it would have stopped its daemon itself
+    if has_own_daemon(os.environ) and _outlives(controller):  # or it would have stopped its daemon itself
         quit_orphan(os.environ)
     # A user's reward may hang in a thread and the trainer may be in mid-step: neither may keep an orphan.
     os._exit(code)
+
+
+def _outlives(controller: int) -> bool:
+    """Whether the controller was killed. Its end of the channel closes a little before it is gone."""
+    for _ in range(LOOKS):
+        if os.getppid() != controller:
+            return True
+        time.sleep(LOOK_AGAIN_S)
+    return False
 
 
 async def _serve(address: str, name: str, token: str) -> int:

@@ -63,6 +63,11 @@ def mps(environ: Mapping[str, str], log: Callable[[str], None]) -> Iterator[Mps 
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def has_own_daemon(environ: Mapping[str, str]) -> bool:
+    """Whether this process is a client of a daemon that a run started for itself."""
+    return Path(environ.get(PIPES, "")).parent.name.startswith(PRIVATE_FOLDER_PREFIX)
+
+
 def quit_orphan(environ: Mapping[str, str]) -> "subprocess.Popen[bytes] | None":
     """For a worker whose controller was killed: tell the controller's daemon, if it has one, to end. It does
     when its last client has, the caller among them, so nobody should wait for it."""
