@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from penstock.models.kernels import varlen
 from penstock.models.kernels.decode import attend_decode
 from penstock.models.kernels.prefill import QueryTiles, attend_packed
 
@@ -84,6 +85,8 @@ class PromptPlan:
     tables: torch.Tensor
     lengths: torch.Tensor
     tiles: QueryTiles
+    most_queries: int
+    most_keys: int
 
     def attend(
         self,
@@ -105,6 +108,18 @@ class PromptPlan:
             )  # some versions of torch make NaN of more
             raw = torch.uint8  # not every copy knows 8-bit floats
         pool.flatten(0, 1).view(raw).index_copy_(0, self.slots, pair.view(raw))
+        if varlen.serves(query, pool, sliding_window, softcap, sinks):
+            return varlen.attend_varlen(
+                query,
+                pool,
+                self.tables,
+                self.lengths,
+                self.tiles.query_starts,
+                most_queries=self.most_queries,
+                most_keys=self.most_keys,
+                scaling=scaling,
+                sliding_window=sliding_window,
+            )
         return attend_packed(
             query,
             pool[..., :dim],
@@ -178,7 +193,7 @@ class DeviceAttention:
         mixed: torch.Tensor = attend_paged(
             query[0].transpose(0, 1).contiguous(),
             key[0].transpose(0, 1).contiguous(),
-            value[0].transpose(0, 1).contiguous(),
+            value[0].transpose(0, 1),  # a part of the joined product: only its last dimension must be dense
             pool,
             sinks,
             float(scaling),

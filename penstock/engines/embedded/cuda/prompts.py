@@ -53,5 +53,7 @@ def lay_out_prompts(spans: list[Span], block_size: int, group: int, device: torc
                 starts=upload(tiles[:, 1], device),
                 queries=queries,
             ),
+            most_queries=int(counts.max()),
+            most_keys=int((firsts + counts).max()),
         ),
     )
