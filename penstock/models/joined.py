@@ -6,11 +6,14 @@ joined matrix. The first projection of a family multiplies for all, the others t
 known by name: a family is joined where all its members are plain linear layers of one module.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 FAMILIES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -25,9 +28,14 @@ class Family:
         if members[0].bias is not None:
             self.bias = torch.cat([member.bias.data for member in members])
         self.parts: tuple[torch.Tensor, ...] | None = None
+        self.multiply: Multiply = functional.linear
         for fixed in (self.weight, self.bias):
             if fixed is not None:
                 torch._dynamo.mark_static(fixed)  # as parameters are
+
+    def use(self, multiply: Multiply) -> None:
+        """Multiply another way from now on."""
+        self.multiply = multiply
 
 
 class JoinedLinear(nn.Linear):
@@ -39,7 +47,7 @@ class JoinedLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         family = self.family
         if self.number == 0:
-            product = functional.linear(input, family.weight, family.bias)
+            product = family.multiply(input, family.weight, family.bias)
             family.parts = torch.split(product, family.sizes, dim=-1)
         parts = family.parts
         if parts is None:  # somebody asks for one projection alone

@@ -71,9 +71,12 @@ class ModelRunner:
         if not kernels.available():
             raise UserError("an engine on a GPU needs triton: pip install 'penstock[gpu]'")
         from penstock.engines.embedded.cuda.device import Device
+        from penstock.engines.embedded.cuda.graphs import batch_sizes
+        from penstock.engines.embedded.cuda.products import choose_products
 
         join_projections(self.model)
         if config.compile == "on":
+            choose_products(self.model, batch_sizes(config.max_batch))
             compile_layers(self.model, len(self.shapes))
         return Device(
             self.model,
@@ -122,12 +125,16 @@ class ModelRunner:
 
 
 def compile_layers(model: nn.Module, count: int) -> None:
-    """Fuse what lies between the products of each layer. All layers share one compiled graph, so this costs
-    what one layer costs, and code that was compiled before is found in torch's cache."""
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            for layer in module:
-                layer.compile(dynamic=True)
+    """Fuse what lies between the products of each layer, and the small modules beside the layers: rotary
+    embedding and last norm. All layers share one compiled graph, so this costs what one layer costs, and code
+    that was compiled before is found in torch's cache."""
+    for parent in list(model.modules()):
+        children = list(parent.children())
+        stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == count]
+        if stacks:
+            small = [child for child in children if not isinstance(child, nn.ModuleList | nn.Embedding)]
+            for module in [*small, *(layer for stack in stacks for layer in stack)]:
+                module.compile(dynamic=True, options={"combo_kernels": True})  # neighbours as one launch
 
 
 def _max_context(text_config: Any, wanted: int) -> int:

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 4096
+BLOCK = 2048
 CANDIDATES = 2048
 """Tokens of a row that are copied out at most."""
 NARROW_BLOCK = 1024
@@ -243,7 +243,7 @@ def _draw_kernel(
         running = tl.full([], NONE, tl.float32)
         total = tl.zeros([], tl.float32)
         number = tl.zeros([SIZE], tl.int32)
-        for base in range(0, width, SIZE):
+        for base in tl.range(0, width, SIZE, num_stages=4):
             score = _scores(data, base, width, inverse, SIZE)
             inside = (score >= threshold) & (score > NONE)
             if TRUNCATES:
@@ -372,6 +372,6 @@ def sample(
         )  # fmt: skip
     _draw_kernel[(rows,)](
         logits, given, unused, counts, weights, temperature, seeds, places, *limits, *recording, *results,
-        vocab, logits.stride(0), steps, MAPPED=False, SIZE=BLOCK, num_warps=8, **flags,
+        vocab, logits.stride(0), steps, MAPPED=False, SIZE=BLOCK, num_warps=4, **flags,
     )  # fmt: skip
     return result

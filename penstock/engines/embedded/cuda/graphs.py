@@ -28,6 +28,11 @@ Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Tokens and positions of one row of tokens in, logits out."""
 
 
+def batch_sizes(max_batch: int) -> list[int]:
+    """Those that graphs are captured for."""
+    return sorted({size for size in BUCKETS if size < max_batch} | {max_batch})
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What a graph was captured for."""
@@ -56,12 +61,12 @@ class StepGraphs:
 
     def __init__(self, forward: Forward, buffers: DecodeBuffers, *, scratch: int, vocab: int) -> None:
         self._forward = forward
-        self._buffers = buffers
+        self.buffers = buffers
         self._scratch = scratch
         self._vocab = vocab
         self._device = buffers.tokens.device
         max_batch = len(buffers.tokens)
-        self.buckets = sorted({size for size in BUCKETS if size < max_batch} | {max_batch})
+        self.buckets = batch_sizes(max_batch)
         self._known: dict[Kind, Replayable] = {}
         self._memory: Any = None
         self._captures = self._device.type == "cuda"
@@ -83,7 +88,7 @@ class StepGraphs:
 
     def mask_room(self) -> MaskRoom:
         if self.masks is None:
-            rows, window = self._buffers.output_tokens.shape
+            rows, window = self.buffers.output_tokens.shape
             self.masks = MaskRoom(rows, window, self._vocab, self._device)
         return self.masks
 
@@ -91,7 +96,7 @@ class StepGraphs:
         """Record one step; None where the model does what a graph can't hold, as some mixtures of experts do.
         Rehearsals write into a block that nobody owns; the newest tokens survive them."""
         began = time.perf_counter()
-        buffers = self._buffers
+        buffers = self.buffers
         kept = buffers.tokens.clone(), buffers.ended.clone()
         buffers.tables.fill_(self._scratch)
         buffers.ints[POSITION].zero_()
@@ -124,7 +129,7 @@ class StepGraphs:
         return graph
 
     def _step(self, kind: Kind) -> None:
-        buffers, rows = self._buffers, kind.rows
+        buffers, rows = self.buffers, kind.rows
         tokens, positions = buffers.tokens[:rows], buffers.ints[POSITION, :rows]
         Pass.plan = DecodePlan(buffers.tables, buffers.ints[POSITION], kind.splits)
         logits = self._forward(tokens, positions)

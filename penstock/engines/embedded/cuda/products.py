@@ -1,0 +1,197 @@
+"""Matrix products of a decode step, each by the algorithm that was fastest for its size when it was tried.
+
+For 512 rows the library's first choice is not always its best: of a 7B model's widest product another one takes
+5 % less. So the sizes a decode step has are tried before its graphs are captured, against torch's own choice,
+and only what wins clearly is used. Sizes that nobody tried are left to torch.
+"""
+
+import logging
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from penstock.engines.embedded.cuda.cublas import TYPES, Algorithm, CublasError, Handle, Product, library
+from penstock.models.joined import JoinedLinear
+
+log = logging.getLogger(__name__)
+
+MIN_ROWS = 64
+"""Smaller products read their weights and little else: there is nothing to win."""
+ROUNDS = 5
+MOST_WEIGHTS = 6
+"""Weights that a trial goes through, so that none of them lies in the cache."""
+WORTH = 0.99
+"""A choice must take less than this share of torch's time."""
+TOLERANCE = 0.01
+
+Size = tuple[torch.dtype, int, int, int, bool]
+"""Type, rows, outer and inner size, and whether there is a bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How products of one size are made."""
+
+    product: Product
+    algorithm: Algorithm
+
+
+class Choices:
+    """What was found to be faster than torch, for all engines of this process."""
+
+    known: ClassVar[dict[Size, Choice]] = {}
+    handle: ClassVar[Handle | None] = None
+
+
+@torch.library.custom_op("penstock::product", mutates_args=())
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`functional.linear`, by the chosen algorithm where there is one for this size."""
+    outer, inner = weight.shape
+    choice = Choices.known.get((x.dtype, x.numel() // inner, outer, inner, bias is not None))
+    if choice is None or not (x.is_contiguous() and weight.is_contiguous()):
+        return functional.linear(x, weight, bias)
+    out = x.new_empty(*x.shape[:-1], outer)
+    choice.product.run(choice.algorithm, x, weight, bias, out)
+    return out
+
+
+@product.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+class ChosenLinear(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = product(input, self.weight, self.bias)
+        return result
+
+
+@torch.no_grad()
+def choose_products(model: nn.Module, rows: Iterable[int]) -> int:
+    """Try the products of `model` for batches of so many rows; returns how many sizes have a better way.
+
+    Modules that gain are switched to it. To be called after projections are joined and before layers are
+    compiled."""
+    device = next(model.parameters()).device
+    groups = _by_size(model)
+    if not groups or device.type != "cuda" or library() is None:
+        return 0
+    try:
+        Choices.handle = Choices.handle or Handle(device, library())
+        return sum(_choose(sites, list(rows), Choices.handle) for sites in groups.values())
+    except CublasError as error:
+        log.warning("matrix products are left to torch: %s", error)
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a product is made, and how to switch it."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    switch: Callable[[], None]
+
+
+def _by_size(model: nn.Module) -> dict[tuple[torch.Size, bool], list[Site]]:
+    """Linear layers of 16 bits and joined families, by the size of their weights."""
+    groups: dict[tuple[torch.Size, bool], list[Site]] = {}
+    for module in model.modules():
+        site = _site(module)
+        if site is not None and site.weight.dtype in TYPES:
+            groups.setdefault((site.weight.shape, site.bias is not None), []).append(site)
+    return groups
+
+
+def _site(module: nn.Module) -> Site | None:
+    if isinstance(module, JoinedLinear):
+        if module.number > 0:  # the first of a family multiplies for all
+            return None
+        return Site(module.family.weight, module.family.bias, partial(module.family.use, product))
+    if type(module) not in (nn.Linear, ChosenLinear):
+        return None
+    assert isinstance(module, nn.Linear)
+    return Site(module.weight.data, module.bias, partial(setattr, module, "__class__", ChosenLinear))
+
+
+def _choose(sites: list[Site], rows: list[int], handle: Handle) -> int:
+    """Try one size of weight with each number of rows."""
+    found = 0
+    for count in rows:
+        if count < MIN_ROWS:
+            continue
+        weight = sites[0].weight
+        size = (weight.dtype, count, weight.shape[0], weight.shape[1], sites[0].bias is not None)
+        if size not in Choices.known:
+            choice = _fastest(sites[:MOST_WEIGHTS], count, handle)
+            if choice is None:
+                continue
+            Choices.known[size] = choice
+        found += 1
+    if found:
+        for site in sites:
+            site.switch()
+    return found
+
+
+def _fastest(sites: list[Site], rows: int, handle: Handle) -> Choice | None:
+    """The algorithm that beats torch's choice, if one does and gives the same numbers."""
+    weight, bias = sites[0].weight, sites[0].bias
+    outer, inner = weight.shape
+    made = Product(handle, rows=rows, outer=outer, inner=inner, dtype=weight.dtype, bias=bias is not None)
+    x = torch.randn(rows, inner, dtype=weight.dtype, device=weight.device)
+    out = torch.empty(rows, outer, dtype=weight.dtype, device=weight.device)
+    expected = functional.linear(x, weight, bias).float()
+    ways: list[Callable[[Site], object]] = [lambda site: functional.linear(x, site.weight, site.bias)]
+    algorithms: list[Algorithm] = []
+    for algorithm in made.algorithms():
+        out.fill_(float("nan"))
+        made.run(algorithm, x, weight, bias, out)
+        if float((out.float() - expected).norm()) <= TOLERANCE * float(expected.norm()):
+            algorithms.append(algorithm)
+            ways.append(partial(_run, made, algorithm, x, out))
+    best = quickest([_timer(way, sites) for way in ways])
+    return Choice(made, algorithms[best - 1]) if best else None
+
+
+def _run(made: Product, algorithm: Algorithm, x: torch.Tensor, out: torch.Tensor, site: Site) -> None:
+    made.run(algorithm, x, site.weight, site.bias, out)
+
+
+def quickest(timers: list[Callable[[], float]]) -> int:
+    """Which of several ways is clearly quicker than the first, which is number 0. They take turns, so that all
+    see the same clocks."""
+    times: list[list[float]] = [[] for _ in timers]
+    for _ in range(ROUNDS):
+        for number, timer in enumerate(timers):
+            times[number].append(timer())
+    medians = [statistics.median(each) for each in times]
+    best = min(range(len(medians)), key=medians.__getitem__)
+    return best if medians[best] < WORTH * medians[0] else 0
+
+
+def _timer(way: Callable[[Site], object], sites: list[Site]) -> Callable[[], float]:
+    """Milliseconds of one way through all weights: as a graph, since launching takes longer than a product."""
+    way(sites[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for site in sites:
+            way(site)
+
+    def milliseconds() -> float:
+        event: Any = torch.cuda.Event
+        events = [event(enable_timing=True) for _ in range(2)]
+        events[0].record()
+        graph.replay()
+        events[1].record()
+        events[1].synchronize()
+        return float(events[0].elapsed_time(events[1]))
+
+    return milliseconds
