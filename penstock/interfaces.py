@@ -4,7 +4,7 @@
 must import without torch.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
 from penstock.types import (
@@ -58,12 +58,18 @@ class Trainer(Protocol):
     async def save(self, folder: str) -> None: ...
 
 
-class WeightReceiver(Protocol):
-    """The engine's side of a transport: copies a publication into live parameters, then computes the
-    fingerprint of those live parameters and raises `FingerprintMismatch` unless it is the trainer's.
-    Synchronous: the engine calls it between two forward passes. Returns the seconds spent verifying."""
+Verification = Callable[[], float]
+"""Raises `FingerprintMismatch` unless an engine has the trainer's weights; returns the seconds it took."""
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> float: ...
+
+class WeightReceiver(Protocol):
+    """The engine's side of a transport: copies a publication into live parameters between two forward passes.
+
+    On a GPU the copies may only have been queued when `receive` returns. What it returns waits for them and
+    holds the fingerprint of what was written against the trainer's; until that was called, nothing computed
+    with the new weights may leave the engine."""
+
+    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> Verification: ...
 
     def close(self) -> None: ...
 

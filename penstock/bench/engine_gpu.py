@@ -154,6 +154,8 @@ class Bench:
             began = time.perf_counter()
             self.engine.warm_up()
             await self.job([8] * self.sizes.batch)
+            gc.collect()
+            gc.freeze()  # as a worker does when it has started
             start_s = self._made_s + time.perf_counter() - began
             self.console.print(f"started in {start_s:.1f} s")
             uniform = await self.uniform(self.sizes.answer)

@@ -33,6 +33,8 @@ from penstock.sync.shared_memory import SharedMemoryPublisher
 
 Publisher = SharedMemoryPublisher | CudaIpcPublisher
 WARMUP = 3
+PAUSES_S = (0.05, 0.053, 0.0512, 0.0547)
+"""Between updates the engine goes on for a few passes, as between two real ones; not always as far into one."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -42,10 +44,13 @@ class Setting(msgspec.Struct, frozen=True):
     batch: int
     busy: bool = False
     how: str = ""
+    window: int = 0
+    """Not 0: the embedded engine itself, which launches so many steps at once."""
 
     @property
     def name(self) -> str:
         parts = [self.transport.replace("_", " "), f"batch {self.batch}", self.how]
+        parts += [f"embedded engine, window {self.window}"] * (self.window > 0)
         return ", ".join([part for part in parts if part] + ["trainer busy"] * self.busy)
 
 
@@ -58,6 +63,8 @@ UNDER_MPS = [
     Setting("cuda_ipc", 64, how="MPS"),
     Setting("cuda_ipc", 512, how="MPS"),
     Setting("cuda_ipc", 512, busy=True, how="MPS"),
+    Setting("cuda_ipc", 512, how="MPS", window=8),
+    Setting("cuda_ipc", 512, how="MPS", window=2),
 ]
 
 
@@ -119,33 +126,23 @@ def measure_all(
     model = make_shape(shape, device, torch.float32 if device == "cpu" else torch.bfloat16)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     gb = sum(weight.numel() * weight.element_size() for weight in weights.values()) / 1e9
-    return {
-        each.name: {"gb": gb}
-        | measure(each.transport, each.busy, each.batch, weights, shape, device, updates)
-        for each in settings
-    }
+    return {each.name: {"gb": gb} | measure(each, weights, shape, device, updates) for each in settings}
 
 
 def measure(
-    transport: str,
-    busy: bool,
-    batch: int,
-    weights: dict[str, torch.Tensor],
-    shape: str,
-    device: str,
-    updates: int,
+    setting: Setting, weights: dict[str, torch.Tensor], shape: str, device: str, updates: int
 ) -> dict[str, Any]:
     """Medians over updates, after a few that open buckets and warm caches."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        publisher = make_publisher(transport, weights, Path(folder))
-        engine = Engine(transport, shape, device, batch)
+        publisher = make_publisher(setting.transport, weights, Path(folder))
+        engine = Engine(setting, shape, device)
         records = []
         try:
-            with working(busy):
+            with working(setting.busy):
                 for version in range(WARMUP + updates):
                     next(iter(weights.values())).view(-1)[version] = float(version)
                     records.append(publish(publisher, engine, version, weights, device))
-                    time.sleep(0.05)  # the engine goes on for a few passes, as between two real updates
+                    time.sleep(PAUSES_S[version % len(PAUSES_S)])
         finally:
             engine.close()
             publisher.close()
@@ -189,9 +186,14 @@ def make_publisher(transport: str, weights: dict[str, torch.Tensor], folder: Pat
 class Engine:
     """The other process: one line in for an update, one line out when the first pass on it has ended."""
 
-    def __init__(self, transport: str, shape: str, device: str, batch: int) -> None:
-        command = [sys.executable, "-m", "penstock.bench.sync_engine", transport, shape, device, str(batch)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, setting: Setting, shape: str, device: str) -> None:
+        words = [setting.transport, shape, device, str(setting.batch)]
+        module = "penstock.bench.sync_engine"
+        if setting.window:
+            module, words = "penstock.bench.sync_embedded", [*words, str(setting.window)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         self._read()
 
     def update(self, encoded: bytes) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The engine's side of `penstock bench sync`: forward passes without end, and updates between two of them.
 
-A pass is one token for each sequence of a batch, without a past; on a GPU it is one CUDA graph. So the
-weights are read and used as in decoding.
+A pass is one token for each sequence of a batch, without a past; on a GPU it is the embedded engine's own decode
+step, compiled and captured, one replay at a time. So weights are read and used as in decoding.
 """
 
 import json
@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 
 from penstock.bench.shapes import make_shape
-from penstock.models import attention
-from penstock.models.packed import PackedAttention
+from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.runner import ModelRunner
 from penstock.sync.cuda_ipc import CudaIpcReceiver
 from penstock.sync.shared_memory import SharedMemoryReceiver
 from penstock.types import WeightUpdate
@@ -25,17 +26,10 @@ from penstock.types import WeightUpdate
 
 def main(transport: str, shape: str, device: str, batch: str) -> None:
     """Serve until the input ends."""
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    attention.register()
-    model: Any = make_shape(shape, device, dtype, attention.IMPLEMENTATION)
-    backend = PackedAttention()
-    backend.set_single()
-    attention.attach(model, backend)
-    run_pass = make_pass(model, device, int(batch))
+    model, run_pass = make_pass(shape, device, int(batch))
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     receiver = CudaIpcReceiver() if transport == "cuda_ipc" else SharedMemoryReceiver()
-    updates: queue.SimpleQueue[WeightUpdate | None] = queue.SimpleQueue()
-    threading.Thread(target=read, args=(updates,), daemon=True).start()
+    updates = reading()
     say({"ready": True})
     while True:
         run_pass()
@@ -46,7 +40,7 @@ def main(transport: str, shape: str, device: str, batch: str) -> None:
         if update is None:
             break
         begin = time.monotonic()
-        verify_s = receiver.receive(update, parameters)
+        verify_s = receiver.receive(update, parameters)()
         swapped = time.monotonic()
         run_pass()
         fresh_at = time.monotonic()
@@ -61,44 +55,44 @@ def main(transport: str, shape: str, device: str, batch: str) -> None:
     receiver.close()
 
 
-def make_pass(model: Any, device: str, batch: int) -> Callable[[], object]:
-    """One forward pass and the sampled tokens on the host, as an engine needs them."""
-    ids = torch.randint(0, model.config.vocab_size, (batch, 1), device=device)
-    positions = torch.zeros_like(ids)
-
-    @torch.no_grad()
-    def forward() -> torch.Tensor:
-        states = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, 0]
-        chosen: torch.Tensor = states.argmax(-1)
-        return chosen
-
+def make_pass(shape: str, device: str, batch: int) -> tuple[nn.Module, Callable[[], object]]:
+    """A model, and one forward pass of it with the sampled tokens on the host, as an engine needs them."""
     if device == "cpu":
-        return lambda: forward().tolist()
-    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            forward()
-    side.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tokens = forward()
+        model: Any = make_shape(shape, device, torch.float32)
+        ids = torch.arange(batch)[:, None] % model.config.vocab_size
+        return model, torch.no_grad()(lambda: model(input_ids=ids).logits[:, 0].argmax(-1).tolist())
+    from penstock.engines.embedded.cuda.buffers import POSITION
+    from penstock.engines.embedded.cuda.graphs import Kind
 
-    def replay() -> list[Any]:
+    model = make_shape(shape, device, torch.bfloat16)
+    config = EngineConfig(max_batch=batch, max_context=512, kv_tokens=batch * 16, compile="on", window=1)
+    opened = ModelRunner(model, config).open_device(config)
+    assert opened is not None
+    opened.warm_up()
+    graph, buffers = opened.graphs.get(Kind(rows=batch, splits=1, truncates=False)), opened.graphs.buffers
+
+    def replay() -> list[int]:
+        buffers.ints[POSITION].zero_()  # the first token of every sequence again
+        buffers.step.zero_()
         graph.replay()
-        return [
-            ids.data_ptr(),
-            positions.data_ptr(),
-            tokens.tolist(),
-        ]  # the graph reads them: keep them alive
+        drawn: list[int] = buffers.tokens.tolist()
+        return drawn
 
-    return replay
+    return model, torch.inference_mode()(replay)
 
 
-def read(updates: "queue.SimpleQueue[WeightUpdate | None]") -> None:
-    decoder = msgspec.json.Decoder(WeightUpdate)
-    for line in sys.stdin.buffer:
-        updates.put(decoder.decode(line))
-    updates.put(None)
+def reading() -> "queue.SimpleQueue[WeightUpdate | None]":
+    """Updates as they come in, a line each; None when the input has ended."""
+    updates: queue.SimpleQueue[WeightUpdate | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        decoder = msgspec.json.Decoder(WeightUpdate)
+        for line in sys.stdin.buffer:
+            updates.put(decoder.decode(line))
+        updates.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    return updates
 
 
 def say(answer: dict[str, Any]) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from penstock.errors import FingerprintMismatch
-from penstock.sync.fingerprint import GOLDEN, MIX, Fingerprinter, finish
+from penstock.interfaces import Verification
+from penstock.sync.fingerprint import GOLDEN, MIX, Fingerprinter, compare, finish
 from penstock.sync.layout import lay_out, view
 from penstock.sync.ring import SlotRing
 from penstock.types import DEFAULT_POLICY, TensorSpec, WeightUpdate
@@ -206,7 +207,10 @@ class CudaIpcPublisher:
 
 
 class CudaIpcReceiver:
-    """The engine's side. Buckets are opened once; later updates are copies and one pass to verify them."""
+    """The engine's side. Buckets are opened once; later updates are one pass that copies and adds up.
+
+    The first update from a bucket is verified by reading the live parameters again, so that copies that end
+    up elsewhere, or on top of each other, can't go unseen; after that what was written is what was added up."""
 
     def __init__(self) -> None:
         self._opened: dict[str, torch.Tensor] = {}
@@ -214,20 +218,32 @@ class CudaIpcReceiver:
         self._copies = Copies()
         self._fingerprints = Fingerprinter()
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> float:
+    def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> Verification:
         if len(update.tensors) != len(parameters) or update.fingerprint.keys() != parameters.keys():
             differing = {spec.name for spec in update.tensors} ^ set(parameters)
             raise FingerprintMismatch(
                 f"version {update.version}: trainer and engine differ in {len(differing)} tensors, "
                 f"{', '.join(sorted(differing)[:3])} among them; both must load the same model"
             )
-        if update.buckets not in self._views:
+        is_first = update.buckets not in self._views
+        if is_first:
             self._open(update.buckets, update.tensors, next(iter(parameters.values())).device)
         with torch.no_grad():
-            self._copies.run(parameters, self._views[update.buckets])
-        start = time.perf_counter()
-        self._fingerprints.verify(update.fingerprint, parameters, update.version)
-        return time.perf_counter() - start
+            sums = self._copies.run(parameters, self._views[update.buckets], sums=True)
+        copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+
+        def verify() -> float:
+            copied.synchronize()
+            start = time.perf_counter()
+            if is_first or sums is None:
+                self._fingerprints.verify(update.fingerprint, parameters, update.version)
+            else:
+                found = dict(zip(parameters, finish(sums.tolist()), strict=True))
+                compare(update.fingerprint, found, update.version)
+            return time.perf_counter() - start
+
+        return verify
 
     def close(self) -> None:
         self._views.clear()

@@ -46,6 +46,17 @@ def finish(sums: Iterable[int]) -> list[int]:
     return [total * GOLDEN & _MASK for total in sums]
 
 
+def compare(expected: Mapping[str, int], found: Mapping[str, int], version: int) -> None:
+    """Raise an error that names tensors whose fingerprints differ."""
+    wrong = [name for name, value in expected.items() if found[name] != value]
+    if wrong:
+        named = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        raise FingerprintMismatch(
+            f"version {version}: {len(wrong)} of {len(expected)} tensors of the engine are not the "
+            f"trainer's ({named}); sampling would go on with wrong weights, so the run stops"
+        )
+
+
 class Fingerprinter:
     """Fingerprints of the same tensors again and again: on a GPU, where they lie is looked up only once."""
 
@@ -71,14 +82,7 @@ class Fingerprinter:
     def verify(self, expected: Mapping[str, int], live: Mapping[str, torch.Tensor], version: int) -> None:
         """Compare live parameters with what the trainer published; a difference is an error, never a
         warning."""
-        found = self({name: live[name] for name in expected})
-        wrong = [name for name, value in expected.items() if found[name] != value]
-        if wrong:
-            named = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-            raise FingerprintMismatch(
-                f"version {version}: {len(wrong)} of {len(expected)} tensors of the engine are not the "
-                f"trainer's ({named}); sampling would go on with wrong weights, so the run stops"
-            )
+        compare(expected, self({name: live[name] for name in expected}), version)
 
     def _takes(self, tensor: torch.Tensor) -> bool:
         fused = tensor.is_cuda and self._has_triton if self._fused is None else self._fused

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from penstock.errors import FingerprintMismatch
+from penstock.interfaces import Verification
 from penstock.sync.fingerprint import Fingerprinter
 from penstock.sync.layout import lay_out, view
 from penstock.sync.ring import SlotRing
@@ -105,7 +106,7 @@ class SharedMemoryReceiver:
         self._mapped: dict[str, torch.Tensor] = {}
         self._fingerprints = Fingerprinter()
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> float:
+    def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> Verification:
         differing = {spec.name for spec in update.tensors} ^ set(parameters)
         if differing:
             raise FingerprintMismatch(
@@ -116,9 +117,13 @@ class SharedMemoryReceiver:
         with torch.no_grad():
             for spec in update.tensors:
                 self._load(spec.name, parameters[spec.name], view(buckets[spec.bucket], spec))
-        start = time.perf_counter()
-        self._fingerprints.verify(update.fingerprint, parameters, update.version)
-        return time.perf_counter() - start
+
+        def verify() -> float:
+            start = time.perf_counter()
+            self._fingerprints.verify(update.fingerprint, parameters, update.version)
+            return time.perf_counter() - start
+
+        return verify
 
     def close(self) -> None:
         self._mapped.clear()

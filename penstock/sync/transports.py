@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from penstock.interfaces import Verification
 from penstock.sync import cuda_ipc, shared_memory
 from penstock.types import WeightUpdate
 
@@ -38,7 +39,7 @@ class AnyReceiver:
     def __init__(self) -> None:
         self._receivers: dict[str, Receiver] = {}
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> float:
+    def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> Verification:
         if update.transport not in RECEIVERS:
             raise ValueError(f"transport must be one of {', '.join(RECEIVERS)}, got {update.transport!r}")
         if update.transport not in self._receivers:

@@ -35,6 +35,7 @@ async def start(
             name=request.name,
             version=-1,  # nothing is served before the trainer's version 0 has arrived and is verified
         )
+        await asyncio.to_thread(engine.warm_up)
 
     async def generate(request: GenerateRequest) -> AsyncIterator[Chunk]:
         with naming_settings(engine.name, ENGINE):

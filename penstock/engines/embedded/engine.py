@@ -6,8 +6,8 @@
 
 Everything happens on one thread. `run` executes one step at a time and yields to the event loop in
 between, so whatever another task does, an update of the weights among it, falls between two forward passes.
-On a GPU a step is launched ahead and read later (`embedded.cuda.stepping`); an update first takes all that is
-in flight.
+On a GPU a step is launched ahead and read later (`embedded.cuda.stepping`); an update is queued behind what is in
+flight, and the next launch behind the update.
 """
 
 import asyncio
@@ -129,8 +129,9 @@ class EmbeddedEngine:
                 self._scheduler.cancel(seq)
 
     async def update(self, update: WeightUpdate) -> UpdateReceipt:
-        """Take new weights, here and now: no forward pass can be under way.
+        """Take new weights, here and now, between two forward passes.
 
+        Sequences go on with the keys and values they have, unless the update asks to compute them again.
         When the receiver raises, live parameters may be half old and half new: requests fail with that
         error until a later update succeeds."""
         if update.policy != self.policy:
@@ -141,18 +142,26 @@ class EmbeddedEngine:
             raise PenstockError(
                 f"{self.name} serves version {self.version}, got an update to {update.version}"
             )
-        self._stepper.drain()
-        started = time.perf_counter()
+        if update.recompute_kv:
+            self._stepper.drain()
+        self._scheduler.new_version(update.version, recompute_kv=update.recompute_kv)
         try:
-            verify_s = self._receiver.receive(update, self._parameters)
+            swapped = self._stepper.swap(
+                lambda: self._receiver.receive(update, self._parameters), update.version
+            )
         except BaseException as error:
             self._fail(error)
+            self._stepper.drain()
+            self.forget_cache()
             raise
         self._failure = None
         self.version = update.version
-        self._scheduler.new_version(update.version, recompute_kv=update.recompute_kv)
-        stall_s = time.perf_counter() - started
-        return UpdateReceipt(policy=self.policy, version=self.version, stall_s=stall_s, verify_s=verify_s)
+        return UpdateReceipt(
+            policy=self.policy,
+            version=self.version,
+            stall_s=swapped.stall_s,
+            verify_s=swapped.verify_s,
+        )
 
     async def report(self) -> EngineReport:
         scheduler = self._scheduler

@@ -12,7 +12,7 @@ import torch
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.errors import PenstockError
-from penstock.interfaces import Engine, Tokenizer
+from penstock.interfaces import Engine, Tokenizer, Verification
 from penstock.models.load import load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.types import GenerateRequest, Message, SamplingParams, WeightUpdate
@@ -88,7 +88,7 @@ async def stream_text(
 class FixedWeights:
     """The receiver of an engine that nobody trains."""
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> float:
+    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> Verification:
         raise PenstockError("this engine serves fixed weights and takes no updates")
 
     def close(self) -> None:

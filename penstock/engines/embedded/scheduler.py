@@ -151,7 +151,7 @@ class Scheduler:
             if not self._all_fit(sequences, ends):
                 return None
         for seq, number in zip(sequences, counts, strict=True):
-            if seq.is_running:
+            if seq.is_running and (not may_preempt or self._make_fit(seq, number, batch)):
                 self._grow(seq, number, batch)
         return batch.copies
 
@@ -174,8 +174,9 @@ class Scheduler:
                 continue
             missing = _missing(seq)
             count = 1 if missing == 1 else min(missing, budget)
-            if count == 0 or not self._grow(seq, count, batch):
+            if count == 0 or not self._make_fit(seq, count, batch):
                 continue
+            self._grow(seq, count, batch)
             if missing > 1:
                 budget -= count
                 batch.num_prefill += count
@@ -225,8 +226,7 @@ class Scheduler:
                 return
             self._enter(seq)
             count = min(seq.num_tokens - seq.num_computed, budget)
-            grown = self._grow(seq, count, batch)
-            assert grown, "admission checks that a new sequence fits"
+            self._grow(seq, count, batch)  # `_try_start` has made room
             budget -= count
             batch.num_prefill += count
             batch.num_cached += seq.num_computed
@@ -246,7 +246,10 @@ class Scheduler:
 
     def _fits(self, seq: Sequence, num_tokens: int, spare: int = 0) -> bool:
         """Asked twice: dropping kept requests may end the sharing that a copy was counted for."""
-        return any(self.cache.make_room(self._needed(seq, num_tokens) + spare) for _ in range(2))
+        make_room = self.cache.make_room
+        return make_room(self._needed(seq, num_tokens) + spare) or make_room(
+            self._needed(seq, num_tokens) + spare
+        )
 
     def _all_fit(self, sequences: list[Sequence], ends: list[int]) -> bool:
         """Whether all of them can grow to these numbers of tokens, with nobody preempted."""
@@ -259,20 +262,26 @@ class Scheduler:
     def _needed(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks to allocate before tokens up to `num_tokens` can be written."""
         pool = self.cache.pool
-        new = -(-num_tokens // pool.block_size) - len(seq.blocks)
-        first = seq.num_computed // pool.block_size
-        return new + sum(pool.owners(block) > 1 for block in seq.blocks[first:])
+        needed = -(-num_tokens // pool.block_size) - len(seq.blocks)
+        for block in seq.blocks[seq.num_computed // pool.block_size :]:
+            if pool.owners(block) > 1:
+                needed += 1
+        return needed
 
-    def _grow(self, seq: Sequence, count: int, batch: Batch) -> bool:
-        """Give it blocks of its own to write `count` tokens into, preempting the youngest if need be."""
-        pool = self.cache.pool
-        end = seq.num_computed + count
-        while not self._fits(seq, end):
+    def _make_fit(self, seq: Sequence, count: int, batch: Batch) -> bool:
+        """Room for `count` more tokens, the youngest preempted if need be; False when that is `seq` itself."""
+        while not self._fits(seq, seq.num_computed + count):
             victim = self.running[-1]
             self._preempt(victim)
             batch.num_preempted += 1
             if victim is seq:
                 return False
+        return True
+
+    def _grow(self, seq: Sequence, count: int, batch: Batch) -> None:
+        """Give it blocks of its own to write `count` tokens into, for which there is room."""
+        pool = self.cache.pool
+        end = seq.num_computed + count
         for number in range(seq.num_computed // pool.block_size, len(seq.blocks)):
             block = seq.blocks[number]
             if pool.owners(block) == 1:
@@ -283,7 +292,6 @@ class Scheduler:
                 pool.release(block)
         while len(seq.blocks) * pool.block_size < end:
             seq.blocks.append(pool.allocate())
-        return True
 
     def _part(self, leader: Sequence, follower: Sequence) -> None:
         """The shared prompt is computed: the follower owns it too from here on."""

@@ -69,6 +69,6 @@ def sequence_of(request: GenerateRequest, *, arrival: int, max_context: int, see
         arrival=arrival,
         limit=min(num_prompt + request.sampling.max_tokens, max_context),
         seed=seed,
-        tokens=[int(token) for token in request.token_ids],
+        tokens=request.token_ids.tolist(),
         num_prompt=num_prompt,
     )

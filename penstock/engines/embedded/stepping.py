@@ -1,5 +1,8 @@
 """One step of an engine: from the scheduler's plan to tokens in the outbox."""
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.engines.embedded.outbox import NOTHING_CUT, Outbox
@@ -7,8 +10,17 @@ from penstock.engines.embedded.runner import ModelRunner
 from penstock.engines.embedded.sampler import draw
 from penstock.engines.embedded.scheduler import Batch, Scheduler
 from penstock.engines.embedded.sequence import Sequence
+from penstock.interfaces import Verification
 
 COUNTED = ("steps", "prefill_tokens", "cached_tokens", "preemptions")
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """New weights are in place. `stall_s` is how long nothing was computed for them."""
+
+    stall_s: float
+    verify_s: float
 
 
 class Stepper(Protocol):
@@ -31,6 +43,9 @@ class Stepper(Protocol):
 
     def drain(self) -> None:
         """Finish what is under way: afterwards the sequences have all tokens that were drawn."""
+
+    def swap(self, receive: Callable[[], Verification], version: int) -> Swapped:
+        """Let new weights, of `version`, in between two passes."""
 
     def warm_up(self) -> None:
         """Do beforehand what the first requests would have to wait for."""
@@ -55,6 +70,11 @@ class HostStepper:
 
     def drain(self) -> None:
         pass
+
+    def swap(self, receive: Callable[[], Verification], version: int) -> Swapped:
+        started = time.perf_counter()
+        verify_s = receive()()
+        return Swapped(time.perf_counter() - started, verify_s)
 
     def warm_up(self) -> None:
         pass

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.scheduler import Batch
+from penstock.interfaces import Verification
 from tests.engines.contract import ask, update_to
 from tests.engines.embedded.test_exact import play_move
 from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine
@@ -154,10 +155,10 @@ def test_a_failed_update_reaches_its_caller_and_every_request() -> None:
     class Torn:
         fails = True
 
-        def receive(self, update: Any, parameters: Any) -> float:
+        def receive(self, update: Any, parameters: Any) -> Verification:
             if self.fails:
                 raise OSError("the bucket is gone")
-            return 0.25
+            return lambda: 0.25
 
         def close(self) -> None:
             pass

@@ -27,6 +27,7 @@ from transformers import (
 
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded import EmbeddedEngine
+from penstock.interfaces import Verification
 from penstock.masks import kept_ids
 from penstock.types import Chunk, GenerateRequest, SamplingMask, WeightUpdate
 
@@ -88,8 +89,8 @@ def kept_rows(mask: SamplingMask) -> list[list[int]]:
 class NoWeights:
     """A receiver that changes nothing."""
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> float:
-        return 0.0
+    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> Verification:
+        return lambda: 0.0
 
     def close(self) -> None:
         pass
@@ -119,11 +120,11 @@ class SeededWeights:
             self.models[version] = make_model(self.family, seed=version)
         return self.models[version]
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> float:
+    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> Verification:
         with torch.no_grad():
             for name, value in self.model(update.version).named_parameters():
                 parameters[name].copy_(value)
-        return 0.0
+        return lambda: 0.0
 
     def close(self) -> None:
         pass

@@ -7,6 +7,7 @@ A sequence that ends within a window draws a few tokens more, which are thrown a
 """
 
 import inspect
+import time
 from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -71,6 +72,31 @@ class Launch:
         return self.event is None or bool(self.event.query())
 
 
+class Stopwatch:
+    """Seconds of the device's own time between two places of its queue; on a CPU those of the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks = [self._mark()]
+
+    def stop(self) -> None:
+        self._marks.append(self._mark())
+
+    def seconds(self) -> float:
+        start, end = self._marks
+        if self._device.type != "cuda":
+            return float(end - start)
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
 class Device:
     """Owns the buffers, the graphs and what is in flight."""
 
@@ -108,6 +134,10 @@ class Device:
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
+
+    def stopwatch(self) -> Stopwatch:
+        """One that runs from what has been queued so far."""
+        return Stopwatch(self._device)
 
     @property
     def is_ready(self) -> bool:

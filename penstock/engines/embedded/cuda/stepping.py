@@ -4,15 +4,18 @@ A request that only the host can draw for (penalties, logit bias) makes every pa
 it is there; all others are drawn by the device even then, so that a seed gives the same tokens in any company.
 """
 
+from collections.abc import Callable
+
 from penstock.engines.embedded.cuda.device import Device
 from penstock.engines.embedded.outbox import NOTHING_CUT, Outbox
 from penstock.engines.embedded.sampler import draw, draws_on_device
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence
-from penstock.engines.embedded.stepping import COUNTED, count, logit_rows
+from penstock.engines.embedded.stepping import COUNTED, Swapped, count, logit_rows
+from penstock.interfaces import Verification
 
 MAX_IN_FLIGHT = 2
-"""Launches: one that runs, and one behind it."""
+"""Launches: one that runs, and one behind it; new weights let in one more."""
 MAX_PROMPTS_IN_A_ROW = 4
 """Passes over prompts before sequences that decode have their turn."""
 
@@ -53,6 +56,17 @@ class DeviceStepper:
         while self.device.num_in_flight:
             self._take()
         self.device.reset()
+
+    def swap(self, receive: Callable[[], Verification], version: int) -> Swapped:
+        """New weights are queued behind what is in flight, and the next launch behind them: the device goes on
+        while the host waits for the fingerprint, and nobody sees what was drawn before that was right."""
+        stall = self.device.stopwatch()
+        verify = receive()
+        stall.stop()
+        if not self._num_for_host:
+            self._has_launched = self._launch(version)
+        verify_s = verify()
+        return Swapped(stall.seconds(), verify_s)
 
     def warm_up(self) -> None:
         self.device.warm_up()

@@ -1,0 +1,119 @@
+"""The engine's side of `penstock bench sync` with the embedded engine itself: sequences that decode without end.
+
+What is reported differs from `sync_engine` where the real thing does: an update waits for the launches that are in
+flight, and it is fresh when a token drawn with it is in the hands of a caller.
+"""
+
+import asyncio
+import gc
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.bench.shapes import make_shape
+from penstock.bench.sync_engine import reading, say
+from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.interfaces import WeightReceiver
+from penstock.sync.cuda_ipc import CudaIpcReceiver
+from penstock.sync.shared_memory import SharedMemoryReceiver
+from penstock.types import GenerateRequest, SamplingParams, WeightUpdate
+
+PROMPT, CONTEXT = 16, 2048
+SMALL_CONTEXT = 96
+"""On a CPU, where only the logic is looked at."""
+
+
+class Watched:
+    """One of the sequences, whose tokens are looked at one by one: since when is there one of which version."""
+
+    def __init__(self) -> None:
+        self.since: dict[int, float] = {}
+        self.changed = asyncio.Event()
+
+    def saw(self, version: int) -> None:
+        if version not in self.since:
+            self.since[version] = time.monotonic()
+            self.changed.set()
+
+    async def until(self, version: int) -> float:
+        while version not in self.since:
+            self.changed.clear()
+            await self.changed.wait()
+        return self.since[version]
+
+
+async def serve(transport: str, shape: str, device: str, batch: int, window: int) -> None:
+    """Answer updates until the input ends."""
+    on_gpu = device != "cpu"
+    context = CONTEXT if on_gpu else SMALL_CONTEXT
+    model: Any = make_shape(shape, device, torch.bfloat16 if on_gpu else torch.float32)
+    config = EngineConfig(
+        max_batch=batch,
+        max_context=context,
+        kv_tokens=batch * context,
+        prefix_cache=False,
+        keep_finished=0,
+        compile="on" if on_gpu else "off",
+        window=window,
+        device=device,
+        dtype="bfloat16" if on_gpu else "float32",
+    )
+    receiver: WeightReceiver = CudaIpcReceiver() if transport == "cuda_ipc" else SharedMemoryReceiver()
+    engine = EmbeddedEngine(model, config=config, receiver=receiver, version=-1)
+    engine.warm_up()
+    watched = Watched()
+    vocabulary = int(model.config.vocab_size)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(engine.run())]
+        tasks += [
+            group.create_task(decode(engine, number, vocabulary, context, watched)) for number in range(batch)
+        ]
+        await watched.until(-1)
+        gc.collect()
+        gc.freeze()  # as a worker does when it has started
+        say({"ready": True})
+        updates = reading()
+        while (update := await asyncio.to_thread(updates.get)) is not None:
+            say(await take(engine, update, watched))
+        for task in tasks:
+            task.cancel()
+
+
+async def take(engine: EmbeddedEngine, update: WeightUpdate, watched: Watched) -> dict[str, float]:
+    receipt = await engine.update(update)
+    swapped = time.monotonic()
+    fresh_at = await watched.until(update.version)
+    return {
+        "stall_ms": receipt.stall_s * 1e3,
+        "verify_ms": receipt.verify_s * 1e3,
+        "pass_ms": (fresh_at - swapped) * 1e3,
+        "fresh_at": fresh_at,
+    }
+
+
+async def decode(
+    engine: EmbeddedEngine, number: int, vocabulary: int, context: int, watched: Watched
+) -> None:
+    """One sequence after another, for as long as this is let."""
+    prompt = np.arange(number, number + PROMPT, dtype=np.int32) % vocabulary
+    is_watched = number == 0
+    with suppress(asyncio.CancelledError):
+        for turn in range(sys.maxsize):
+            request = GenerateRequest(
+                id=f"{number}-{turn}",
+                token_ids=prompt,
+                sampling=SamplingParams(max_tokens=context - PROMPT, seed=turn),
+                chunk_tokens=1 if is_watched else 64,
+            )
+            async for chunk in engine.generate(request):
+                if is_watched and len(chunk.versions):
+                    watched.saw(int(chunk.versions[-1]))
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))
