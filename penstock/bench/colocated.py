@@ -62,7 +62,8 @@ def on_cpu() -> Work:
 
 
 def on_gpu(shape: str = "1.5b", *, compiled: bool = False) -> Work:
-    """The engine as in `bench engine`, the trainer on half of the row of `bench train`."""
+    """The engine as in `bench engine`, with room for longer sequences; the trainer on half of the row of `bench
+    train`."""
     return Work(
         shape=shape,
         device="cuda",
@@ -72,6 +73,7 @@ def on_gpu(shape: str = "1.5b", *, compiled: bool = False) -> Work:
         train_tokens=8192,
         train_length=1024,
         compiled=compiled,
+        room_tokens=4096 if shape == "1.5b" else 0,
     )
 
 
@@ -115,7 +117,19 @@ def run(
         "failed": failed,
     }
     console.print(table(report))
+    for name, arm in arms.items():
+        if "card_gb" in arm["engine"]:
+            console.print(f"{name}: {memory_line(arm)}", highlight=False)
     return report
+
+
+def memory_line(arm: Mapping[str, Any]) -> str:
+    engine, trainer = arm["engine"], arm["trainer"]
+    used = max(engine["card_used_gb"], trainer["card_used_gb"])
+    return (
+        f"engine {engine['peak_gb']:.1f} GB, trainer {trainer['peak_gb']:.1f} GB, "
+        f"{used:.1f} of the card's {engine['card_gb']:.1f} GB taken"
+    )
 
 
 def environments(daemon: Mps, setting: Setting) -> dict[str, dict[str, str]]:

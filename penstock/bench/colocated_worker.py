@@ -26,6 +26,7 @@ from penstock.bench.train import make_row
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.once import FixedWeights
+from penstock.sync.cuda_ipc import CudaIpcPublisher
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.optimizer import MasterAdamW
 from penstock.trainer.policy import PackedModel
@@ -48,6 +49,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one optimizer step, packed from sequences of `train_length`."""
     train_length: int
     compiled: bool = False
+    room_tokens: int = 0
+    """Longest sequence that the engine's cache has room for, in every place of its batch at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +80,12 @@ class EngineSide:
     def __init__(self, work: Work) -> None:
         on_gpu = work.device != "cpu"
         model = make_shape(work.shape, work.device, torch.bfloat16 if on_gpu else torch.float32)
-        longest = work.prompt_tokens + work.new_tokens
+        longest = max(work.prompt_tokens + work.new_tokens + 32, work.room_tokens)
         config = EngineConfig(
             device=work.device,
             max_batch=work.batch,
-            max_context=longest + 32,
-            kv_tokens=work.batch * (longest + 32),
+            max_context=longest,
+            kv_tokens=work.batch * longest,
             prefill_chunk=4096,
             prefix_cache=False,
             keep_finished=0,
@@ -113,7 +116,7 @@ class EngineSide:
                 elif line == "mark":
                     marked = await self._end_of_unit()
                 elif line == "report":
-                    say(rate(marked, await self._end_of_unit()))
+                    say(rate(marked, await self._end_of_unit()) | memory(self._work.device))
                 elif line == "rest":
                     await self._rest(clients)
                     say({"rests": True})
@@ -176,6 +179,7 @@ class TrainerSide:
         )
         model: Any = make_shape(work.shape, work.device, torch.float32)
         self._tokens = work.train_tokens
+        self._device = work.device
         self._optimizer = MasterAdamW(model, config)
         self._policy = PackedModel(
             model,
@@ -183,6 +187,8 @@ class TrainerSide:
             checkpointing=config.checkpointing,
             compiled=work.compiled,
         )
+        if on_gpu:  # as in a run, what is published to the engine lies beside it
+            self._publisher = CudaIpcPublisher(dict(model.named_parameters()))
         self._row = make_row(model.config.vocab_size, work.train_tokens, work.train_length, work.device)
         self._directions = torch.randn(work.train_tokens, device=work.device) / work.train_tokens
 
@@ -209,7 +215,7 @@ class TrainerSide:
             elif line == "mark":
                 marked = now
             elif line == "report":
-                say(rate(marked, now))
+                say(rate(marked, now) | memory(self._device))
 
     def _step(self) -> None:
         (self._policy(self._row).logprobs * self._directions).sum().backward()  # type: ignore[no-untyped-call]
@@ -223,6 +229,18 @@ def rate(begin: Moment, end: Moment) -> dict[str, float]:
         "tokens_per_s": (end.tokens - begin.tokens) / seconds,
         "step_ms": seconds / units * 1e3 if units else 0.0,
         "seconds": seconds,
+    }
+
+
+def memory(device: str) -> dict[str, float]:
+    """GB that this process has taken at most, and that are taken on the whole card."""
+    if device == "cpu":
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "peak_gb": torch.cuda.max_memory_reserved() / 1e9,
+        "card_used_gb": (total - free) / 1e9,
+        "card_gb": total / 1e9,
     }
 
 

@@ -10,9 +10,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -21,12 +23,16 @@ from penstock.bench.shapes import hardware, make_shape, num_matrix_parameters
 from penstock.models.load import resolve_device
 from penstock.models.recompute import Checkpointing
 from penstock.trainer.batch import PackedRow
-from penstock.trainer.config import TrainerConfig
+from penstock.trainer.config import OptimizerStates, TrainerConfig
 from penstock.trainer.optimizer import MasterAdamW
 from penstock.trainer.policy import PackedModel
+from penstock.types import Sample, SamplingParams, TrainSequence
 
 GB = 1e9
 WARMUP = 3
+OPTIMIZER_STATES: tuple[OptimizerStates, ...] = ("float32", "8bit", "cpu")
+GROUPS, MEMBERS = 2, 8
+"""Of the comparison with prompts that are run once."""
 
 
 def run(
@@ -50,6 +56,7 @@ def run(
     arms["penstock"] = packed_arm(shape, device, tokens, length, checkpointing, False, steps)
     if on_gpu:
         arms["penstock, compiled"] = packed_arm(shape, device, tokens, length, checkpointing, True, steps)
+    states = {name: states_arm(shape, device, length, name) for name in OPTIMIZER_STATES}
     best = arms[max((name for name in arms if name != "transformers"), key=lambda name: arms[name]["tflops"])]
     report = {
         "headline": {"tflops": best["tflops"], "peak_gb": best["peak_gb"]},
@@ -57,8 +64,11 @@ def run(
         "setting": {"shape": shape, "tokens": tokens, "length": length, "checkpointing": checkpointing},
         "matrix_product_tflops": matrix_ceiling(device),
         "arms": arms,
+        "groups": groups_arm(shape, device, length // 2, compiled=on_gpu, steps=steps),
+        "optimizer_states": states,
     }
     console.print(table(report))
+    console.print(more(report))
     if json_path is not None:
         json_path.write_text(json.dumps(report, indent=2) + "\n")
     return report
@@ -103,6 +113,72 @@ def packed_arm(
     result["peak_gb"] = max(0.0, result["peak_gb"] - states / GB)
     result["optimizer_gb"] = states / GB
     return result
+
+
+def states_arm(shape: str, device: str, length: int, states: OptimizerStates) -> dict[str, float]:
+    """One update with the optimizer's states held in this way, and what the device then holds."""
+    clean(device)
+    on_gpu = device != "cpu"
+    config = TrainerConfig(dtype="bfloat16" if on_gpu else "float32", optimizer_states=states)
+    model: Any = make_shape(shape, device, torch.float32)
+    optimizer = MasterAdamW(model, config)
+    policy = PackedModel(model, chunk_tokens=length, checkpointing="selective")
+    row = make_row(model.config.vocab_size, length, length, device)
+
+    step = partial(_backward, policy, row)
+
+    def update() -> None:
+        optimizer.update(1e-6, optimizer.gradient_norm())
+
+    times = [timed(update, device, before=step) for _ in range(4)]
+    held = torch.cuda.memory_allocated() if on_gpu else 0
+    return {"ms": statistics.median(times[1:]), "held_gb": held / GB}
+
+
+def groups_arm(shape: str, device: str, length: int, *, compiled: bool, steps: int) -> dict[str, float]:
+    """Forward and backward of groups whose members share a prompt as long as their answers: every sequence on its
+    own, and each prompt once."""
+    clean(device)
+    config = TrainerConfig(dtype="bfloat16" if device != "cpu" else "float32")
+    model: Any = make_shape(shape, device, torch.float32)
+    optimizer = MasterAdamW(model, config)
+    policy = PackedModel(model, chunk_tokens=4096, checkpointing="selective", compiled=compiled)
+    sequences = make_groups(model.config.vocab_size, length)
+    result, logprobs = {}, []
+    for name, shared in (("separate", False), ("shared", True)):
+        row = PackedRow.of(sequences, torch.device(device), shared_prompts=shared)
+        assert row is not None  # every sequence has an answer
+
+        step = partial(_backward, policy, row)
+        measured = measure(model, step, optimizer.forget, device, row.input_ids.shape[1], length, steps)
+        with torch.no_grad():
+            logprobs.append(policy(row).logprobs)
+        result |= {f"{name}_ms": measured["ms"], f"{name}_tokens": float(row.input_ids.shape[1])}
+    return {**result, "largest_difference": float((logprobs[0] - logprobs[1]).abs().max())}
+
+
+def _backward(policy: PackedModel, row: PackedRow) -> None:
+    policy(row).logprobs.mean().backward()  # type: ignore[no-untyped-call]
+
+
+def make_groups(vocabulary: int, length: int) -> list[TrainSequence]:
+    """Prompts and answers of `length` random tokens; members of a group share the prompt."""
+    draw = np.random.default_rng(0)
+    sequences = []
+    for group in range(GROUPS):
+        prompt = draw.integers(0, vocabulary, length)
+        for episode in range(MEMBERS):
+            ids = np.concatenate([prompt, draw.integers(0, vocabulary, length)]).astype(np.int32)
+            is_output = np.arange(2 * length) >= length
+            sample = Sample(
+                token_ids=ids,
+                loss_mask=is_output,
+                logprobs=np.zeros(2 * length, dtype=np.float32),
+                versions=np.where(is_output, 0, -1).astype(np.int32),
+                sampling=SamplingParams(temperature=1.0),
+            )
+            sequences.append(TrainSequence(sample=sample, group=group, episode=episode))
+    return sequences
 
 
 def plain_arm(shape: str, device: str, tokens: int, length: int, steps: int) -> dict[str, Any]:
@@ -244,4 +320,18 @@ def table(report: dict[str, Any]) -> Table:
             f"{arm['peak_gb']:.1f}",
             f"{arm['peak_with_optimizer_gb']:.1f}" if "peak_with_optimizer_gb" in arm else "",
         )
+    return shown
+
+
+def more(report: dict[str, Any]) -> Table:
+    """What else is worth a number: prompts that are run once, and where the optimizer's states are."""
+    groups = report["groups"]
+    shown = Table("", "ms", "", title="shared prompts, and one optimizer update")
+    for name in ("separate", "shared"):
+        prompts = (
+            f"{GROUPS} groups of {MEMBERS}, prompts {'once' if name == 'shared' else 'with every answer'}"
+        )
+        shown.add_row(prompts, f"{groups[f'{name}_ms']:.1f}", f"{groups[f'{name}_tokens']:,.0f} tokens")
+    for name, arm in report["optimizer_states"].items():
+        shown.add_row(f"update, states {name}", f"{arm['ms']:.1f}", f"{arm['held_gb']:.1f} GB held")
     return shown

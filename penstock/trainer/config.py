@@ -6,6 +6,8 @@ from pydantic import Field
 
 from penstock.config import Section
 
+OptimizerStates = Literal["float32", "8bit", "cpu"]
+
 
 class TrainerConfig(Section):
     """How steps are computed. What they optimise is in the `algorithm` section."""
@@ -28,7 +30,7 @@ class TrainerConfig(Section):
     """Gradients with a larger norm are scaled down to it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in; bfloat16 keeps float32 master weights."""
-    optimizer_states: Literal["float32", "8bit", "cpu"] = "float32"
+    optimizer_states: OptimizerStates = "float32"
     """AdamW's two averages: 8 bytes a parameter, 2 bytes, or in host memory together with the master weights, which
     costs time in every update."""
     micro_batch_tokens: int = Field(default=4096, ge=1)

@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.colocated import Pair, Setting, SideDied, compare, environments, headline, on_cpu, run
+from penstock.bench.colocated import (
+    Pair,
+    Setting,
+    SideDied,
+    compare,
+    environments,
+    headline,
+    memory_line,
+    on_cpu,
+    run,
+)
 from penstock.bench.colocated_worker import Moment, rate
 from penstock.orchestration.launchers.mps import Mps
 from tests.orchestration.launchers.fake_mps import FakeMps
@@ -73,3 +83,10 @@ def test_an_arm_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     report = run(on_cpu(), settings=(Setting(),), settle_s=0, measure_s=0.1, environ=environ)
     assert list(report["arms"]) == ["time slices"]
     assert list(report["failed"]) == ["MPS"]
+
+
+def test_memory_is_told_in_one_line() -> None:
+    engine = {"peak_gb": 60.04, "card_used_gb": 110.0, "card_gb": 141.0}
+    trainer = {"peak_gb": 47.5, "card_used_gb": 111.5, "card_gb": 141.0}
+    told = memory_line({"engine": engine, "trainer": trainer})
+    assert told == "engine 60.0 GB, trainer 47.5 GB, 111.5 of the card's 141.0 GB taken"

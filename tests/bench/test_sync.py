@@ -1,7 +1,14 @@
-from penstock.bench.sync import run
+from penstock.bench.sync import Setting, measure_all, run
 
 
 def test_two_processes_exchange_weights() -> None:
     report = run(shape="tiny", updates=1)
     arm = report["arms"]["shared memory, batch 64"]
+    assert arm["fresh_ms"] > arm["stall_ms"] >= arm["verify_ms"] > 0
+
+
+def test_the_embedded_engine_takes_updates_while_it_decodes() -> None:
+    setting = Setting("shared_memory", 3, window=2)
+    (arm,) = measure_all([setting], "tiny", "cpu", 2).values()
+    assert setting.name == "shared memory, batch 3, embedded engine, window 2"
     assert arm["fresh_ms"] > arm["stall_ms"] >= arm["verify_ms"] > 0
