@@ -144,7 +144,8 @@ def groups_arm(shape: str, device: str, length: int, *, compiled: bool, steps: i
     optimizer = MasterAdamW(model, config)
     policy = PackedModel(model, chunk_tokens=4096, checkpointing="selective", compiled=compiled)
     sequences = make_groups(model.config.vocab_size, length)
-    result, logprobs = {}, []
+    result: dict[str, float] = {}
+    logprobs = []
     for name, shared in (("separate", False), ("shared", True)):
         row = PackedRow.of(sequences, torch.device(device), shared_prompts=shared)
         assert row is not None  # every sequence has an answer

@@ -76,7 +76,7 @@ def sharing(
     if placement.share == "mps" and not shared:
         log("placement.share=mps changes nothing: trainer and engines have no card in common")
     # In synchronous training one side rests while the other works.
-    asynchronous = config.staleness.max_staleness > 0 and config.sync.transport != "cuda_ipc"
+    asynchronous = config.staleness.max_staleness > 0
     wanted = placement.share == "mps" or (placement.share == "auto" and asynchronous)
     if not (shared and wanted):
         yield Environments()

@@ -76,7 +76,6 @@ def test_precedence_reaches_the_environments(tmp_path: Path) -> None:
     [
         ({"placement": {"share": "time"}}, (CARD,), None),
         ({"staleness": {"max_staleness": 0}}, (CARD,), None),
-        ({"sync": {"transport": "cuda_ipc"}}, (CARD,), None),
         ({}, (), None),
         (
             {"placement": {"share": "mps"}},
