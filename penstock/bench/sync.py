@@ -7,6 +7,7 @@ pass on the new weights has ended, counted from the beginning of its publication
 pass that was running and a whole pass after it, so it depends on the engine's batch.
 """
 
+import itertools
 import json
 import os
 import statistics
@@ -60,11 +61,9 @@ SLICED = [
     Setting("cuda_ipc", 512, busy=True, how="time slices"),
 ]
 UNDER_MPS = [
-    Setting("cuda_ipc", 64, how="MPS"),
     Setting("cuda_ipc", 512, how="MPS"),
     Setting("cuda_ipc", 512, busy=True, how="MPS"),
     Setting("cuda_ipc", 512, how="MPS", window=8),
-    Setting("cuda_ipc", 512, how="MPS", window=2),
 ]
 
 
@@ -123,29 +122,36 @@ def in_child(
 def measure_all(
     settings: "list[Setting]", shape: str, device: str, updates: int
 ) -> dict[str, dict[str, Any]]:
+    """One engine process serves settings that follow each other and differ only in what the trainer does."""
     model = make_shape(shape, device, torch.float32 if device == "cpu" else torch.bfloat16)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     gb = sum(weight.numel() * weight.element_size() for weight in weights.values()) / 1e9
-    return {each.name: {"gb": gb} | measure(each, weights, shape, device, updates) for each in settings}
+    arms = {}
+    for _, alike in itertools.groupby(settings, key=lambda each: (each.transport, each.batch, each.window)):
+        group = list(alike)
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            publisher = make_publisher(group[0].transport, weights, Path(folder))
+            engine = Engine(group[0], shape, device)
+            try:
+                for number, setting in enumerate(group):
+                    versions = range(number * (WARMUP + updates), (number + 1) * (WARMUP + updates))
+                    with working(setting.busy):
+                        arms[setting.name] = {"gb": gb} | measure(publisher, engine, versions, weights)
+            finally:
+                engine.close()
+                publisher.close()
+    return arms
 
 
 def measure(
-    setting: Setting, weights: dict[str, torch.Tensor], shape: str, device: str, updates: int
+    publisher: Publisher, engine: "Engine", versions: range, weights: dict[str, torch.Tensor]
 ) -> dict[str, Any]:
     """Medians over updates, after a few that open buckets and warm caches."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        publisher = make_publisher(setting.transport, weights, Path(folder))
-        engine = Engine(setting, shape, device)
-        records = []
-        try:
-            with working(setting.busy):
-                for version in range(WARMUP + updates):
-                    next(iter(weights.values())).view(-1)[version] = float(version)
-                    records.append(publish(publisher, engine, version, weights, device))
-                    time.sleep(PAUSES_S[version % len(PAUSES_S)])
-        finally:
-            engine.close()
-            publisher.close()
+    records = []
+    for version in versions:
+        next(iter(weights.values())).view(-1)[version] = float(version)
+        records.append(publish(publisher, engine, version, weights))
+        time.sleep(PAUSES_S[version % len(PAUSES_S)])
     kept = records[WARMUP:]
     return {key: statistics.median(record[key] for record in kept) for key in kept[0]} | {
         "stall_ms_max": max(record["stall_ms"] for record in kept)
@@ -153,14 +159,15 @@ def measure(
 
 
 def publish(
-    publisher: Publisher, engine: "Engine", version: int, weights: dict[str, torch.Tensor], device: str
+    publisher: Publisher, engine: "Engine", version: int, weights: dict[str, torch.Tensor]
 ) -> dict[str, float]:
     """One update, from its beginning to the end of the first pass on it."""
-    if device != "cpu":
+    on_gpu = next(iter(weights.values())).is_cuda
+    if on_gpu:
         torch.cuda.current_stream().synchronize()
     begin = time.monotonic()
     publisher.snapshot(version, weights)
-    if device != "cpu":
+    if on_gpu:
         torch.cuda.current_stream().synchronize()
     copied = time.monotonic()
     update = publisher.describe(version)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -119,7 +119,8 @@ def states_arm(shape: str, device: str, length: int, states: OptimizerStates) ->
     """One update with the optimizer's states held in this way, and what the device then holds."""
     clean(device)
     on_gpu = device != "cpu"
-    config = TrainerConfig(dtype="bfloat16" if on_gpu else "float32", optimizer_states=states)
+    dtype: Literal["bfloat16", "float32"] = "bfloat16" if on_gpu else "float32"
+    config = TrainerConfig(dtype=dtype, optimizer_states=states, compile=on_gpu)
     model: Any = make_shape(shape, device, torch.float32)
     optimizer = MasterAdamW(model, config)
     policy = PackedModel(model, chunk_tokens=length, checkpointing="selective")

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 MIN_ROWS = 64
 """Smaller products read their weights and little else: there is nothing to win."""
 ROUNDS = 5
-MOST_WEIGHTS = 6
+MOST_WEIGHTS = 4
 """Weights that a trial goes through, so that none of them lies in the cache."""
 WORTH = 0.99
 """A choice must take less than this share of torch's time."""
