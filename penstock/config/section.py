@@ -1,9 +1,9 @@
 """The base of every config section: frozen, and strict about names."""
 
 import difflib
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
 from penstock.errors import ConfigError
 
@@ -23,6 +23,16 @@ class Section(BaseModel):
                 if key not in cls.model_fields:
                     raise ConfigError(unknown_key_message(str(key), list(cls.model_fields), cls.__name__))
         return data
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _understand_on_and_off(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML reads a bare on or off as a truth value; where those words are choices, they are meant."""
+        if isinstance(value, bool) and info.field_name is not None:
+            word = "on" if value else "off"
+            if word in get_args(cls.model_fields[info.field_name].annotation):
+                return word
+        return value
 
 
 def unknown_key_message(key: str, known: list[str], where: str) -> str:

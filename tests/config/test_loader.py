@@ -72,3 +72,19 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
 def test_a_section_made_in_python_refuses_unknown_keys_too() -> None:
     with pytest.raises(ConfigError, match="did you mean 'max_staleness'"):
         Gate(max_stalenes=1)  # type: ignore[call-arg]
+
+
+def test_a_bare_on_or_off_is_the_word_where_the_word_is_a_choice(tmp_path: Path) -> None:
+    """YAML reads both as truth values."""
+
+    class Engine(Section):
+        compile: Literal["off", "on"] = "off"
+        checks: Literal["off", "full"] = "full"
+        cache: bool = True
+
+    text = "compile: on\nchecks: off\ncache: off\n"
+    config = load_config(Engine, write(tmp_path, text), [])
+    assert (config.compile, config.checks, config.cache) == ("on", "off", False)
+    assert load_config(Engine, write(tmp_path, text), ["compile=off"]).compile == "off"
+    with pytest.raises(ConfigError, match="checks"):
+        load_config(Engine, write(tmp_path, text), ["checks=on"])
