@@ -84,24 +84,35 @@ class Shadow:
 
     def forward(self, batch: Batch) -> torch.Tensor:
         logits = self._forward(batch)
-        size = self.engine.config.block_size
-        before = dict(self.memory)
-        for source, target in batch.copies:
-            for offset in range(size):
-                if (source, offset) in before:
-                    self.memory[target, offset] = before[source, offset]
+        self.check(batch, logits, self.engine.version)
+        return logits
+
+    def check(self, batch: Batch, logits: torch.Tensor, version: int) -> None:
+        self.copy(batch.copies)
         row = 0
         for seq, first, count in batch.spans:
-            slots = [(seq.blocks[place // size], place % size) for place in range(first + count)]
-            expected = self._compute(seq.tokens[first : first + count], slots, first)
+            expected = self.compute(seq.blocks, seq.tokens[first : first + count], first, version)
             if first + count == seq.num_tokens:
                 actual = torch.log_softmax(logits[row], dim=-1)
                 torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
                 row += 1
-        return logits
 
-    def _compute(self, tokens: list[int], slots: list[tuple[int, int]], first: int) -> torch.Tensor:
-        model = self.weights.model(self.engine.version)
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        before = dict(self.memory)
+        for source, target in copies:
+            for offset in range(self.engine.config.block_size):
+                if (source, offset) in before:
+                    self.memory[target, offset] = before[source, offset]
+
+    def compute(self, blocks: list[int], tokens: list[int], first: int, version: int) -> torch.Tensor:
+        """Logprobs after `tokens`, which stand at `first` and after it, in a sequence of these blocks."""
+        size = self.engine.config.block_size
+        slots = [(blocks[place // size], place % size) for place in range(first + len(tokens))]
+        return self._compute(tokens, slots, first, self.weights.model(version))
+
+    def _compute(
+        self, tokens: list[int], slots: list[tuple[int, int]], first: int, model: nn.Module
+    ) -> torch.Tensor:
         cache = DynamicCache()
         if first:
             past = [self.memory[slot] for slot in slots[:first]]

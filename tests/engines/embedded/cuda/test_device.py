@@ -18,7 +18,7 @@ from penstock.errors import FingerprintMismatch
 from penstock.interfaces import Engine
 from tests.engines.contract import EngineContract, ask, update_to
 from tests.engines.embedded.test_exact import check_against_plain_forwards, plain_table, play_move
-from tests.engines.embedded.test_swaps import replay
+from tests.engines.embedded.test_swaps import Shadow, replay
 from tests.engines.embedded.tiny import (
     Driver,
     SeededWeights,
@@ -251,6 +251,99 @@ def test_after_many_swaps_an_engine_is_one_that_began_with_the_last_weights():
         bound = 1e-4 + 2 * (torch.log_softmax(logits.float().cpu(), dim=-1) - table).abs().max()
         expected = table.gather(1, torch.tensor(output)[:, None])[:, 0]
         torch.testing.assert_close(logprobs, expected, atol=float(bound), rtol=0)
+
+    asyncio.run(main())
+
+
+class DeviceShadow(Shadow):
+    """Computes every launch a second time, each with the weights that it is labelled with. For a CPU, where a
+    launch is done when it returns."""
+
+    def __init__(self, engine, weights):
+        super().__init__(engine, weights)
+        self.device = engine._stepper.device
+        self.newest = {}
+        """The last token that was drawn for a sequence, which the host may not know yet."""
+        self.num_windows = 0
+        self._launch_prompts, self._launch_window = self.device.launch_prompts, self.device.launch_window
+        self._forward_on_device = self.device.forward
+        self.device.launch_prompts = self.launch_prompts
+        self.device.launch_window = self.launch_window
+        self.device.forward = self.forward_on_device
+        self.version = None
+
+    def forward_on_device(self, batch):
+        logits = self._forward_on_device(batch)
+        self.check(batch, logits, self.engine.version if self.version is None else self.version)
+        return logits
+
+    def launch_prompts(self, batch, sequences, sources, version):
+        self.version = version
+        self._launch_prompts(batch, sequences, sources, version)
+        self.version = None
+        if sequences:
+            launch = self.device._in_flight[-1]
+            self.newest |= {seq: int(launch.tokens[row, 0]) for row, seq in enumerate(sequences)}
+
+    def launch_window(self, sequences, steps, copies, version):
+        self.copy(copies)
+        begins = {
+            seq: (
+                seq.num_tokens + seq.num_pending - 1,
+                self.newest[seq] if seq.num_pending else seq.tokens[-1],
+            )
+            for seq in sequences
+        }
+        self._launch_window(sequences, steps, copies, version)
+        self.num_windows += 1
+        launch = self.device._in_flight[-1]
+        for seq, row in zip(launch.sequences, launch.rows, strict=True):
+            place, token = begins[seq]
+            for step in range(min(int(launch.lengths[row]), seq.limit - 1 - place)):
+                expected = self.compute(seq.blocks, [token], place + step, version)
+                token = int(launch.tokens[row, step])
+                torch.testing.assert_close(
+                    launch.logprobs[row, step].cpu(), expected[token], atol=1e-4, rtol=0
+                )
+            self.newest[seq] = token
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU is not done when a launch returns")
+@settings(
+    max_examples=4,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_schedule_with_swaps_equals_a_replay(data):
+    """Swaps behind launches that are in flight, with prompts half computed and sequences preempted."""
+    weights = SeededWeights("llama")
+
+    async def main():
+        engine = make_engine(
+            copy.deepcopy(weights.model(0)),
+            receiver=weights,
+            kv_tokens=data.draw(st.sampled_from([64, 400]), label="cache"),
+            max_batch=data.draw(st.integers(1, 6), label="batch"),
+            prefill_chunk=data.draw(st.sampled_from([5, 64]), label="chunk"),
+            keep_finished=data.draw(st.integers(0, 4), label="kept"),
+            window=data.draw(st.sampled_from([1, 2, 5]), label="window"),
+        )
+        DeviceShadow(engine, weights)
+        driver = Driver(engine)
+        for _ in range(data.draw(st.integers(1, 6), label="moves")):
+            await play_move(driver, data)
+            if data.draw(st.booleans(), label="swap"):
+                rebuild = data.draw(st.booleans(), label="rebuild")
+                await engine.update(update_to(engine.version + 1, recompute_kv=rebuild))
+        await driver.drain()
+        for name in driver.finished():
+            versions = driver.versions(name)
+            assert versions == sorted(versions)
+        engine._stepper.drain()
+        engine.forget_cache()
+        assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
 
     asyncio.run(main())
 
