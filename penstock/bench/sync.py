@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,10 @@ class Setting(msgspec.Struct, frozen=True):
     how: str = ""
     window: int = 0
     """Not 0: the embedded engine itself, which launches so many steps at once."""
+
+    def engine(self) -> tuple[str, int, int]:
+        """What the engine's process must know."""
+        return self.transport, self.batch, self.window
 
     @property
     def name(self) -> str:
@@ -122,25 +126,46 @@ def in_child(
 def measure_all(
     settings: "list[Setting]", shape: str, device: str, updates: int
 ) -> dict[str, dict[str, Any]]:
-    """One engine process serves settings that follow each other and differ only in what the trainer does."""
-    model = make_shape(shape, device, torch.float32 if device == "cpu" else torch.bfloat16)
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    gb = sum(weight.numel() * weight.element_size() for weight in weights.values()) / 1e9
+    """One engine process serves settings that follow each other and differ only in what the trainer does. All
+    start at once, which takes longest, and rest until it is their turn."""
+    groups = [list(alike) for _, alike in itertools.groupby(settings, key=Setting.engine)]
+    engines = [Engine(group[0], shape, device) for group in groups]
     arms = {}
-    for _, alike in itertools.groupby(settings, key=lambda each: (each.transport, each.batch, each.window)):
-        group = list(alike)
-        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            publisher = make_publisher(group[0].transport, weights, Path(folder))
-            engine = Engine(group[0], shape, device)
-            try:
-                for number, setting in enumerate(group):
-                    versions = range(number * (WARMUP + updates), (number + 1) * (WARMUP + updates))
-                    with working(setting.busy):
-                        arms[setting.name] = {"gb": gb} | measure(publisher, engine, versions, weights)
-            finally:
-                engine.close()
-                publisher.close()
+    try:
+        model = make_shape(shape, device, torch.float32 if device == "cpu" else torch.bfloat16)
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        gb = sum(weight.numel() * weight.element_size() for weight in weights.values()) / 1e9
+        for engine in engines:
+            engine.until_ready()
+        for group, engine in zip(groups, engines, strict=True):
+            for name, arm in measure_group(group, engine, weights, updates):
+                arms[name] = {"gb": gb} | arm
+                print(f"{name}: {told(arm)}", file=sys.stderr, flush=True)
+            engine.close()
+    finally:
+        for engine in engines:
+            engine.close()
     return arms
+
+
+def measure_group(
+    group: "list[Setting]", engine: "Engine", weights: dict[str, torch.Tensor], updates: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        publisher = make_publisher(group[0].transport, weights, Path(folder))
+        engine.begin()
+        try:
+            for number, setting in enumerate(group):
+                versions = range(number * (WARMUP + updates), (number + 1) * (WARMUP + updates))
+                with working(setting.busy):
+                    arm = measure(publisher, engine, versions, weights)
+                yield setting.name, arm
+        finally:
+            publisher.close()
+
+
+def told(arm: dict[str, Any]) -> str:
+    return f"stall {arm['stall_ms']:.2f} ms, fresh {arm['fresh_ms']:.2f} ms"
 
 
 def measure(
@@ -201,19 +226,30 @@ class Engine:
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+
+    def until_ready(self) -> None:
         self._read()
 
+    def begin(self) -> None:
+        """Passes begin, and do not end."""
+        self._ask(b"go")
+
     def update(self, encoded: bytes) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(encoded + b"\n")
-        self._process.stdin.flush()
-        return self._read()
+        return self._ask(encoded)
 
     def close(self) -> None:
+        """Idempotent."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # it may be gone already
+            self._process.stdin.close()
         self._process.wait(timeout=60)
         self._process.stdout.close()
+
+    def _ask(self, line: bytes) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + b"\n")
+        self._process.stdin.flush()
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -66,6 +66,8 @@ async def serve(transport: str, shape: str, device: str, batch: int, window: int
     receiver: WeightReceiver = CudaIpcReceiver() if transport == "cuda_ipc" else SharedMemoryReceiver()
     engine = EmbeddedEngine(model, config=config, receiver=receiver, version=-1)
     engine.warm_up()
+    say({"ready": True})
+    updates = reading()
     watched = Watched()
     vocabulary = int(model.config.vocab_size)
     async with asyncio.TaskGroup() as group:
@@ -76,8 +78,7 @@ async def serve(transport: str, shape: str, device: str, batch: int, window: int
         await watched.until(-1)
         gc.collect()
         gc.freeze()  # as a worker does when it has started
-        say({"ready": True})
-        updates = reading()
+        say({"works": True})
         while (update := await asyncio.to_thread(updates.get)) is not None:
             say(await take(engine, update, watched))
         for task in tasks:

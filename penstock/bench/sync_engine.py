@@ -29,8 +29,9 @@ def main(transport: str, shape: str, device: str, batch: str) -> None:
     model, run_pass = make_pass(shape, device, int(batch))
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     receiver = CudaIpcReceiver() if transport == "cuda_ipc" else SharedMemoryReceiver()
-    updates = reading()
     say({"ready": True})
+    updates = reading()
+    say({"works": True})
     while True:
         run_pass()
         try:
@@ -82,8 +83,9 @@ def make_pass(shape: str, device: str, batch: int) -> tuple[nn.Module, Callable[
 
 
 def reading() -> "queue.SimpleQueue[WeightUpdate | None]":
-    """Updates as they come in, a line each; None when the input has ended."""
+    """Waits for the word to begin. Then updates as they come in, a line each; None when the input has ended."""
     updates: queue.SimpleQueue[WeightUpdate | None] = queue.SimpleQueue()
+    sys.stdin.buffer.readline()
 
     def read() -> None:
         decoder = msgspec.json.Decoder(WeightUpdate)

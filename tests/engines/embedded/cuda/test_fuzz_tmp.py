@@ -1,0 +1,418 @@
+"""The engine's GPU path: launched ahead, read later, and exact. Without a GPU the same code runs its kernels
+under Triton's interpreter and calls the steps that it would capture."""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.models.kernels.device import DEVICE
+
+from penstock.engines.embedded.runner import ModelRunner  # isort: skip
+from penstock.errors import FingerprintMismatch
+from penstock.interfaces import Engine
+from tests.engines.contract import EngineContract, ask, update_to
+from tests.engines.embedded.test_exact import check_against_plain_forwards, plain_table, play_move
+from tests.engines.embedded.test_swaps import Shadow, replay
+from tests.engines.embedded.tiny import (
+    Driver,
+    SeededWeights,
+    kept_rows,
+    make_engine,
+    make_model,
+    open_device_on_cpu,
+    serve,
+)
+
+
+@pytest.fixture(autouse=True)
+def _device_path(monkeypatch):
+    if DEVICE == "cpu":
+        monkeypatch.setattr(ModelRunner, "open_device", open_device_on_cpu)
+
+
+class TestContract(EngineContract):
+    @asynccontextmanager
+    async def open_engine(self) -> AsyncIterator[Engine]:
+        async with serve(make_model().to(DEVICE), max_context=64, window=1) as engine:
+            yield engine
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt_oss"])
+@settings(
+    max_examples=2 if DEVICE == "cpu" else 6,  # the interpreter is slow
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_schedule_equals_a_plain_forward(family, data):
+    """Arrivals, groups, forks, cancellations and a cache so small that it preempts, in windows."""
+    reference = make_model(family)
+
+    async def main():
+        engine = make_engine(
+            copy.deepcopy(reference).to(DEVICE),
+            kv_tokens=data.draw(st.sampled_from([64, 96, 400]), label="cache"),
+            block_size=data.draw(st.sampled_from([4, 16]), label="block"),
+            max_batch=data.draw(st.integers(1, 6), label="batch"),
+            prefill_chunk=data.draw(st.sampled_from([5, 64]), label="chunk"),
+            window=data.draw(st.sampled_from([1, 3, 8]), label="window"),
+            keep_finished=data.draw(st.integers(0, 4), label="kept"),
+        )
+        driver = Driver(engine)
+        for _ in range(data.draw(st.integers(1, 5), label="moves")):
+            await play_move(driver, data)
+        await driver.drain()
+        check_against_plain_forwards(driver, reference)
+        engine._stepper.drain()
+        engine.forget_cache()
+        assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rebuilt", [set(), {2}], ids=["kept", "rebuilt"])
+def test_labels_explain_every_token_across_swaps(rebuilt):
+    weights = SeededWeights("llama")
+    prompts = [[5, 6, 7, 8, 9], [1, 2, 3]]
+
+    async def main():
+        driver = Driver(make_engine(copy.deepcopy(weights.model(0)).to(DEVICE), receiver=weights, window=2))
+        for number, prompt in enumerate(prompts):
+            await driver.start(ask(str(number), prompt, max_tokens=14 + number, seed=number))
+        for version in (1, 2):
+            for _ in range(3):
+                await driver.step()
+            await driver.engine.update(update_to(version, recompute_kv=version in rebuilt))
+        await driver.drain()
+        for number, prompt in enumerate(prompts):
+            versions = driver.versions(str(number))
+            assert sorted(set(versions)) == [0, 1, 2]
+            output, recorded = driver.output(str(number)), driver.logprobs(str(number))
+            expected = replay(weights, prompt, output, versions, rebuilt)
+            torch.testing.assert_close(recorded, expected, atol=1e-4, rtol=0)
+            shifted = replay(weights, prompt, output, [versions[0], *versions[:-1]], rebuilt)
+            assert (recorded - shifted).abs().max() > 1e-2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}], ids=["whole", "top-p"])
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(cut):
+    reference = make_model()
+
+    async def outputs(company, special=False, **options):
+        driver = Driver(make_engine(copy.deepcopy(reference).to(DEVICE), **options))
+        for number in range(company):
+            penalty = {"repetition_penalty": 1.2} if special else {}
+            await driver.start(ask(f"x{number}", [number, 3, 5], max_tokens=2 + number, **penalty))
+        for number in range(2):
+            await driver.start(ask(f"s{number}", [8, number, 1], max_tokens=6, seed=number, **cut))
+            await driver.step()
+        await driver.drain()
+        return [driver.output(f"s{number}") for number in range(2)]
+
+    alone = asyncio.run(outputs(0))
+    assert alone == asyncio.run(outputs(2, special=True, window=3))
+    if not cut:
+        assert alone == asyncio.run(outputs(3, kv_tokens=32, prefill_chunk=2))
+    assert alone[0] != alone[1]
+
+
+def test_stop_tokens_end_a_sequence_within_a_window():
+    reference = make_model()
+
+    async def main():
+        driver = Driver(make_engine(copy.deepcopy(reference).to(DEVICE), window=8))
+        await driver.start(ask("free", [3, 1, 4], max_tokens=12, seed=1))
+        await driver.drain()
+        free = driver.output("free")
+        stop = next(token for at, token in enumerate(free) if at >= 3 and token not in free[:at])
+        await driver.start(ask("stopped", [3, 1, 4], max_tokens=12, seed=1, stop_token_ids=(stop,)))
+        await driver.drain()
+        assert driver.output("stopped") == free[: free.index(stop) + 1]
+        assert driver.chunks["stopped"][-1].finish_reason == "stop"
+
+    asyncio.run(main())
+
+
+def test_truncated_draws_record_what_was_kept_and_their_logprob():
+    reference = make_model()
+    cuts = [{"top_p": 0.6}, {"top_k": 5}, {"min_p": 0.2}, {"top_k": 20, "top_p": 0.8}, {}]
+
+    async def main():
+        driver = Driver(make_engine(copy.deepcopy(reference).to(DEVICE), window=3))
+        for number, cut in enumerate(cuts):
+            await driver.start(
+                ask(str(number), [7, number], max_tokens=4, seed=number, record_sampling_mask=True, **cut)
+            )
+        await driver.drain()
+        for number, cut in enumerate(cuts):
+            output = driver.output(str(number))
+            rows = [mask for chunk in driver.chunks[str(number)] for mask in kept_rows(chunk.sampling_mask)]
+            with torch.no_grad():
+                table = reference(torch.tensor([[7, number, *output]])).logits[0, 1:-1]
+            for at, (token, kept) in enumerate(zip(output, rows, strict=True)):
+                if not cut:
+                    assert len(kept) == 0
+                    continue
+                assert token in kept
+                if cut == {"top_k": 5}:
+                    assert sorted(kept) == sorted(table[at].topk(5).indices.tolist())
+                scores = table[at][torch.tensor(kept).long()]
+                expected = float(table[at, token] - scores.logsumexp(0))
+                assert abs(float(driver.logprobs(str(number))[at]) - expected) < 1e-4
+
+    asyncio.run(main())
+
+
+def test_rows_move_together_when_the_batch_shrinks():
+    """Seven sequences, of which one outlives the others: its row moves to the front, its tokens stay right."""
+    reference = make_model()
+
+    async def main():
+        driver = Driver(make_engine(copy.deepcopy(reference).to(DEVICE), window=2, max_batch=8))
+        for number in range(7):
+            await driver.start(ask(str(number), [number, 2], max_tokens=3 if number < 6 else 14, seed=number))
+        await driver.drain()
+        assert driver.engine._stepper.device.graphs.bucket(1) == 1
+        kinds = {kind.rows for kind in driver.engine._stepper.device.graphs._known}
+        assert {8, 1} <= kinds
+        check_against_plain_forwards(driver, reference)
+
+    asyncio.run(main())
+
+
+def logprobs_with_cache(dtype, model, monkeypatch):
+    """Of two requests, one of which goes on where the other's prompt was computed."""
+    monkeypatch.setattr(ModelRunner, "_cache_dtype", lambda runner, config: dtype)
+
+    async def main():
+        driver = Driver(make_engine(copy.deepcopy(model).to(DEVICE), window=3, prefill_chunk=5))
+        assert next(iter(driver.engine._runner.cache.pools.values())).dtype == dtype
+        for number in range(2):
+            await driver.start(ask(str(number), [2, 3, 4, 5, 6, 7, 8, number], max_tokens=5, seed=number))
+        await driver.drain()
+        return torch.stack([driver.logprobs(str(number)) for number in range(2)])
+
+    return asyncio.run(main())
+
+
+def test_an_8_bit_cache_is_close(monkeypatch):
+    exact = logprobs_with_cache(torch.float32, make_model(), monkeypatch)
+    close = logprobs_with_cache(torch.float8_e4m3fn, make_model(), monkeypatch)
+    assert 1e-5 < float((exact[:, 0] - close[:, 0]).abs().max()) < 0.3
+
+
+def test_keys_and_values_too_large_for_8_bits_are_clipped(monkeypatch):
+    model = make_model()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[0] *= 2000
+    assert torch.isfinite(logprobs_with_cache(torch.float8_e4m3fn, model, monkeypatch)).all()
+
+
+def test_after_many_swaps_an_engine_is_one_that_began_with_the_last_weights():
+    """To the last bit; and in bf16 on a GPU it is as near to float32 as a plain bf16 forward pass is."""
+    swaps, dtype = (100, torch.bfloat16) if DEVICE == "cuda" else (8, torch.float32)
+    weights = SeededWeights("qwen2")
+    prompt = [4, 5, 6, 7]
+
+    def driver_of(version):
+        model = copy.deepcopy(weights.model(version)).to(DEVICE, dtype)
+        return Driver(make_engine(model, receiver=weights, window=2))
+
+    async def answer(driver):
+        await driver.start(ask("last", prompt, max_tokens=8, seed=1))
+        await driver.drain()
+        return driver.output("last"), driver.logprobs("last")
+
+    async def main():
+        driver = driver_of(0)
+        for version in range(1, swaps + 1):
+            weights.models[version] = weights.model(version % 3)
+            await driver.start(ask(str(version), [version % 61, 2, 3], max_tokens=2, seed=version))
+            await driver.step()
+            await driver.engine.update(update_to(version))
+        output, logprobs = await answer(driver)
+        assert set(driver.versions("last")) == {swaps}
+        output_of_fresh, logprobs_of_fresh = await answer(driver_of(swaps))
+        assert output == output_of_fresh
+        assert torch.equal(logprobs, logprobs_of_fresh)
+        table = plain_table(weights.model(swaps), prompt, output)
+        rounded = copy.deepcopy(weights.model(swaps)).to(DEVICE, dtype)
+        with torch.no_grad():
+            logits = rounded(torch.tensor([prompt + output], device=DEVICE)).logits[0, len(prompt) - 1 : -1]
+        bound = 1e-4 + 2 * (torch.log_softmax(logits.float().cpu(), dim=-1) - table).abs().max()
+        expected = table.gather(1, torch.tensor(output)[:, None])[:, 0]
+        torch.testing.assert_close(logprobs, expected, atol=float(bound), rtol=0)
+
+    asyncio.run(main())
+
+
+class DeviceShadow(Shadow):
+    """Computes every launch a second time, each with the weights that it is labelled with. For a CPU, where a
+    launch is done when it returns."""
+
+    def __init__(self, engine, weights):
+        super().__init__(engine, weights)
+        self.device = engine._stepper.device
+        self.newest = {}
+        """The last token that was drawn for a sequence, which the host may not know yet."""
+        self.num_windows = 0
+        self._launch_prompts, self._launch_window = self.device.launch_prompts, self.device.launch_window
+        self._forward_on_device = self.device.forward
+        self.device.launch_prompts = self.launch_prompts
+        self.device.launch_window = self.launch_window
+        self.device.forward = self.forward_on_device
+        self.version = None
+
+    def forward_on_device(self, batch):
+        logits = self._forward_on_device(batch)
+        self.check(batch, logits, self.engine.version if self.version is None else self.version)
+        return logits
+
+    def launch_prompts(self, batch, sequences, sources, version):
+        self.version = version
+        self._launch_prompts(batch, sequences, sources, version)
+        self.version = None
+        if sequences:
+            launch = self.device._in_flight[-1]
+            self.newest |= {seq: int(launch.tokens[row, 0]) for row, seq in enumerate(sequences)}
+
+    def launch_window(self, sequences, steps, copies, version):
+        self.copy(copies)
+        begins = {
+            seq: (
+                seq.num_tokens + seq.num_pending - 1,
+                self.newest[seq] if seq.num_pending else seq.tokens[-1],
+            )
+            for seq in sequences
+        }
+        self._launch_window(sequences, steps, copies, version)
+        self.num_windows += 1
+        launch = self.device._in_flight[-1]
+        for seq, row in zip(launch.sequences, launch.rows, strict=True):
+            place, token = begins[seq]
+            for step in range(min(int(launch.lengths[row]), seq.limit - 1 - place)):
+                expected = self.compute(seq.blocks, [token], place + step, version)
+                token = int(launch.tokens[row, step])
+                torch.testing.assert_close(
+                    launch.logprobs[row, step].cpu(), expected[token], atol=1e-4, rtol=0
+                )
+            self.newest[seq] = token
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU is not done when a launch returns")
+@settings(
+    max_examples=400,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_schedule_with_swaps_equals_a_replay(data):
+    """Swaps behind launches that are in flight, with prompts half computed and sequences preempted."""
+    weights = SeededWeights("llama")
+
+    async def main():
+        engine = make_engine(
+            copy.deepcopy(weights.model(0)),
+            receiver=weights,
+            kv_tokens=data.draw(st.sampled_from([64, 400]), label="cache"),
+            max_batch=data.draw(st.integers(1, 6), label="batch"),
+            prefill_chunk=data.draw(st.sampled_from([5, 64]), label="chunk"),
+            keep_finished=data.draw(st.integers(0, 4), label="kept"),
+            window=data.draw(st.sampled_from([1, 2, 5]), label="window"),
+        )
+        DeviceShadow(engine, weights)
+        driver = Driver(engine)
+        for _ in range(data.draw(st.integers(1, 6), label="moves")):
+            await play_move(driver, data)
+            if data.draw(st.booleans(), label="swap"):
+                rebuild = data.draw(st.booleans(), label="rebuild")
+                await engine.update(update_to(engine.version + 1, recompute_kv=rebuild))
+        await driver.drain()
+        for name in driver.finished():
+            versions = driver.versions(name)
+            assert versions == sorted(versions)
+        engine._stepper.drain()
+        engine.forget_cache()
+        assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
+
+    asyncio.run(main())
+
+
+def check_replay(driver, name, weights):
+    """Logprobs are those of the versions that the tokens are labelled with."""
+    prompt = driver.requests[name].token_ids.tolist()
+    implied = replay(weights, prompt, driver.output(name), driver.versions(name), set())
+    torch.testing.assert_close(driver.logprobs(name), implied, atol=1e-4, rtol=0)
+
+
+def test_new_weights_go_between_launches_and_the_device_is_not_drained():
+    weights = SeededWeights("qwen2")
+
+    async def main():
+        driver = Driver(make_engine(copy.deepcopy(weights.model(0)).to(DEVICE), receiver=weights, window=2))
+        await driver.start(ask("a", [4, 5, 6], max_tokens=12, seed=1))
+        for _ in range(2):  # the prompt, and a window
+            await driver.step()
+        device = driver.engine._stepper.device
+        assert device.num_in_flight == 2
+        receipt = await driver.engine.update(update_to(1))
+        assert [launch.version for launch in device._in_flight] == [0, 0, 1]
+        assert receipt.stall_s > 0
+        assert driver.chunks["a"] == []
+        await driver.drain()
+        assert driver.versions("a") == [0] * 3 + [1] * 9
+        check_replay(driver, "a", weights)
+
+    asyncio.run(main())
+
+
+def test_nothing_drawn_with_weights_that_fail_to_verify_is_seen():
+    weights = SeededWeights("qwen2")
+
+    class Wrong:
+        """The first update copies the weights of version 2, and says so only when it is asked."""
+
+        fails = True
+        close = weights.close
+
+        def receive(self, update, parameters):
+            weights.receive(update_to(2) if self.fails else update, parameters)
+            return self.verify
+
+        def verify(self):
+            if self.fails:
+                raise FingerprintMismatch("not the trainer's")
+            return 0.0
+
+    async def main():
+        receiver = Wrong()
+        engine = make_engine(copy.deepcopy(weights.model(0)).to(DEVICE), receiver=receiver, window=2)
+        driver = Driver(engine)
+        await driver.start(ask("a", [4, 5, 6, 7, 8], max_tokens=12, seed=1, chunk_tokens=1))
+        for _ in range(3):
+            await driver.step()
+        with pytest.raises(FingerprintMismatch):
+            await engine.update(update_to(1))
+        assert engine._stepper.device.num_in_flight == 0
+        with pytest.raises(FingerprintMismatch):
+            await driver.drain()
+        assert set(driver.versions("a")) <= {0}
+        assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
+        receiver.fails = False
+        await engine.update(update_to(1))
+        again = Driver(engine)
+        await again.start(ask("b", [4, 5, 6, 7, 8], max_tokens=6, seed=1))
+        await again.drain()
+        check_replay(again, "b", weights)
+
+    asyncio.run(main())
