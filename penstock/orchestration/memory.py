@@ -53,7 +53,7 @@ class MemoryPlan:
         engines = "engine" if self.num_engines == 1 else f"each of {self.num_engines} engines"
         tokens = self.cache // self.kv_bytes_per_token
         parts.append(
-            f"{engines} {_gb(self.engine)}, of which {_gb(self.cache)} are cache ({tokens:,} tokens)"
+            f"{engines} at most {_gb(self.engine)}, with a cache of up to {_gb(self.cache)} ({tokens:,} tokens)"
         )
         return f"memory of {self.card.name} ({_gb(self.card.total_bytes)}): {'; '.join(parts)}"
 
