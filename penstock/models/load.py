@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.errors import UserError
 from penstock.models import attention
+from penstock.models.precision import guard_bfloat16
 from penstock.models.products import check_products
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -25,6 +26,8 @@ def load_model(name_or_path: str, *, dtype: str = "float32", device: str = "cpu"
         raise UserError(f"model {name_or_path!r} could not be loaded: {_first_line(error)}") from error
     if torch.device(device).type == "cuda":
         check_products(device)
+    elif dtype == "bfloat16":
+        guard_bfloat16(device)
     return model.to(device).eval()
 
 

@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from penstock.algorithms.config import AlgorithmConfig
+from penstock.models.precision import guard_bfloat16
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.metrics import StepRecord, summarise
 from penstock.trainer.objective import Objective
 from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
 from penstock.trainer.policy import PackedModel
-from penstock.trainer.precision import guard_bfloat16
 from penstock.trainer.preparation import Preparation, PreparedRow
 from penstock.trainer.values import ValueHead
 from penstock.types import StepPlan, StepResult
