@@ -88,6 +88,8 @@ def test_alone_on_a_card_engines_take_nine_tenths() -> None:
     assert (apart.trainer, apart.published, apart.memory_share) == (0, 0, 0.9)
     assert plan(H200, engine={"memory_share": 0.25}).memory_share == 0.25
     assert plan(H200, engine={"kv_tokens": 1000}).cache == 1000 * 2 * 14336
+    words = "memory of H200 (150.0 GB): engine at most 135.0 GB, with a cache of up to "
+    assert str(apart).startswith(words)
 
 
 def test_nothing_is_planned_without_a_card() -> None:
