@@ -321,9 +321,9 @@ class UpdateReceipt(Record, frozen=True, kw_only=True):
     policy: str
     version: int
     stall_s: float
-    """How long no forward pass could run because of this update."""
+    """How long no forward pass could run because of this update; on a GPU, by the device's own clock."""
     verify_s: float
-    """The part of it spent on the fingerprint."""
+    """How long the fingerprint took after the copies. On a GPU the next passes may have begun by then."""
 
 
 class EngineReport(Record, frozen=True, kw_only=True):

@@ -242,7 +242,11 @@ class Engine:
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(BrokenPipeError):  # it may be gone already
             self._process.stdin.close()
-        self._process.wait(timeout=60)
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._process.stdout.close()
 
     def _ask(self, line: bytes) -> dict[str, Any]:

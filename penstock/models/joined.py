@@ -33,10 +33,6 @@ class Family:
             if fixed is not None:
                 torch._dynamo.mark_static(fixed)  # as parameters are
 
-    def use(self, multiply: Multiply) -> None:
-        """Multiply another way from now on."""
-        self.multiply = multiply
-
 
 class JoinedLinear(nn.Linear):
     """A member of a family, in the order of its calls. Its weight is a view of the family's."""

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from penstock.errors import FingerprintMismatch
 from penstock.interfaces import Verification
 from penstock.sync.fingerprint import GOLDEN, MIX, Fingerprinter, compare, finish
-from penstock.sync.layout import lay_out, view
+from penstock.sync.layout import check_same_model, lay_out, view
+from penstock.sync.queue import mark, to_host
 from penstock.sync.ring import SlotRing
 from penstock.types import DEFAULT_POLICY, TensorSpec, WeightUpdate
 
@@ -93,16 +93,12 @@ class Copies:
         self._plans: dict[tuple[int, ...], Any] = {}
 
     def run(
-        self,
-        targets: Mapping[str, torch.Tensor],
-        sources: Mapping[str, torch.Tensor],
-        *,
-        sums: bool = False,
+        self, targets: Mapping[str, torch.Tensor], sources: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """Copy each source over the target of its name, on the current stream.
+        """Copy each source over the target of its name, on the current stream; all are of the same sizes.
 
-        With `sums`, and where all tensors are of one type, the pass that copies also adds up fingerprints;
-        the answer is then on its way to the host, and there when the stream has come this far."""
+        Where all tensors are of one type, the pass that copies also adds up fingerprints; the answer is
+        then on its way to the host, and there when the stream has come this far."""
         pairs = [(target, sources[name]) for name, target in targets.items()]
         if not self._has_triton:
             torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
@@ -113,7 +109,7 @@ class Copies:
         if key not in self._plans:
             alike = len({tensor.dtype for pair in pairs for tensor in pair}) == 1
             contiguous = all(tensor.is_contiguous() for pair in pairs for tensor in pair)
-            if sums and alike and contiguous:
+            if alike and contiguous:
                 plan = SumPlan.of([source for _, source in pairs], [target for target, _ in pairs])
                 self._plans[key] = plan
             else:
@@ -122,8 +118,7 @@ class Copies:
         if isinstance(plan, CopyPlan):
             plan.run()
             return None
-        on_host = torch.empty(len(pairs), dtype=torch.int64, pin_memory=True)
-        return on_host.copy_(plan.run(mix=MIX, golden=GOLDEN), non_blocking=True)
+        return to_host(plan.run(mix=MIX, golden=GOLDEN))
 
 
 class CudaIpcPublisher:
@@ -171,7 +166,7 @@ class CudaIpcPublisher:
         """Queue the copy into a free slot, waiting for a slot if need be."""
         slot = self._ring.take(version)
         with torch.no_grad():
-            self._sums[slot] = self._copies.run(self._views[slot], parameters, sums=True)
+            self._sums[slot] = self._copies.run(self._views[slot], parameters)
         self._copied[slot].record(torch.cuda.current_stream(self._device))
 
     def describe(self, version: int) -> WeightUpdate:
@@ -209,43 +204,43 @@ class CudaIpcPublisher:
 class CudaIpcReceiver:
     """The engine's side. Buckets are opened once; later updates are one pass that copies and adds up.
 
-    The first update from a bucket is verified by reading the live parameters again, so that copies that end
+    The first good update from a bucket is verified by reading the live parameters again, so that copies that end
     up elsewhere, or on top of each other, can't go unseen; after that what was written is what was added up."""
 
     def __init__(self) -> None:
         self._opened: dict[str, torch.Tensor] = {}
         self._views: dict[tuple[str, ...], dict[str, torch.Tensor]] = {}
+        self._verified: set[tuple[str, ...]] = set()
         self._copies = Copies()
         self._fingerprints = Fingerprinter()
 
     def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> Verification:
-        if len(update.tensors) != len(parameters) or update.fingerprint.keys() != parameters.keys():
-            differing = {spec.name for spec in update.tensors} ^ set(parameters)
-            raise FingerprintMismatch(
-                f"version {update.version}: trainer and engine differ in {len(differing)} tensors, "
-                f"{', '.join(sorted(differing)[:3])} among them; both must load the same model"
-            )
-        is_first = update.buckets not in self._views
-        if is_first:
+        if update.buckets not in self._views:
+            check_same_model(update, parameters)
             self._open(update.buckets, update.tensors, next(iter(parameters.values())).device)
+        device = next(iter(parameters.values())).device
         with torch.no_grad():
-            sums = self._copies.run(parameters, self._views[update.buckets], sums=True)
-        copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record()
+            sums = self._copies.run(parameters, self._views[update.buckets])
+        copied = mark(device)
+        reads_again = sums is None or update.buckets not in self._verified
+        found = self._fingerprints.start(parameters) if reads_again else None
 
         def verify() -> float:
-            copied.synchronize()
+            copied()
             start = time.perf_counter()
-            if is_first or sums is None:
-                self._fingerprints.verify(update.fingerprint, parameters, update.version)
+            if found is not None:
+                compare(update.fingerprint, found(), update.version)
             else:
-                found = dict(zip(parameters, finish(sums.tolist()), strict=True))
-                compare(update.fingerprint, found, update.version)
+                assert sums is not None
+                written = dict(zip(parameters, finish(sums.tolist()), strict=True))
+                compare(update.fingerprint, written, update.version)
+            self._verified.add(update.buckets)
             return time.perf_counter() - start
 
         return verify
 
     def close(self) -> None:
+        self._verified.clear()
         self._views.clear()
         self._opened.clear()
 

@@ -9,12 +9,13 @@ with Triton, for all tensors in one pass over their memory.
 """
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
 from penstock.errors import FingerprintMismatch
+from penstock.sync.queue import mark, to_host
 
 if TYPE_CHECKING:
     from penstock.sync.kernel import SumPlan
@@ -47,14 +48,18 @@ def finish(sums: Iterable[int]) -> list[int]:
 
 
 def compare(expected: Mapping[str, int], found: Mapping[str, int], version: int) -> None:
-    """Raise an error that names tensors whose fingerprints differ."""
-    wrong = [name for name, value in expected.items() if found[name] != value]
+    """Raise an error that names tensors whose fingerprints differ, or that only one side has."""
+    wrong = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
     if wrong:
         named = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         raise FingerprintMismatch(
             f"version {version}: {len(wrong)} of {len(expected)} tensors of the engine are not the "
             f"trainer's ({named}); sampling would go on with wrong weights, so the run stops"
         )
+
+
+def _finished(names: list[str], sums: torch.Tensor) -> Iterable[tuple[str, int]]:
+    return zip(names, finish(sums.tolist()), strict=True)
 
 
 class Fingerprinter:
@@ -67,16 +72,26 @@ class Fingerprinter:
         self._plans: dict[tuple[tuple[int, int], ...], SumPlan] = {}
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        return self.start(tensors)()
+
+    def start(self, tensors: Mapping[str, torch.Tensor]) -> Callable[[], dict[str, int]]:
+        """Queue what a GPU can do; calling what this returns waits for it, and does the rest."""
         by_width: dict[int, dict[str, torch.Tensor]] = {}
-        result = dict.fromkeys(tensors, 0)
         for name, tensor in tensors.items():
             if self._takes(tensor):
                 by_width.setdefault(tensor.element_size(), {})[name] = tensor
-            else:
-                result[name] = fingerprint(tensor)
-        for alike in by_width.values():
-            sums = self._plan(alike).run(mix=MIX, golden=GOLDEN).tolist()
-            result.update(zip(alike, finish(sums), strict=True))
+        sums = [
+            (list(alike), to_host(self._plan(alike).run(mix=MIX, golden=GOLDEN)))
+            for alike in by_width.values()
+        ]
+        wait = mark(next(iter(tensors.values())).device) if sums else None
+
+        def result() -> dict[str, int]:
+            if wait is not None:
+                wait()
+            found = {name: value for names, each in sums for name, value in _finished(names, each)}
+            return {name: found[name] if name in found else fingerprint(t) for name, t in tensors.items()}
+
         return result
 
     def verify(self, expected: Mapping[str, int], live: Mapping[str, torch.Tensor], version: int) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from penstock.types import TensorSpec
+from penstock.errors import FingerprintMismatch
+from penstock.types import TensorSpec, WeightUpdate
 
 ALIGNMENT = 64
 
@@ -33,6 +34,21 @@ def lay_out(
         )
         sizes[-1] += padded
     return tuple(specs), sizes
+
+
+def check_same_model(update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Before anything is copied: trainer and engine must have the same tensors."""
+    sent = {spec.name: spec.shape for spec in update.tensors}
+    differing = [name for name in {**sent, **parameters} if sent.get(name) != _shape(parameters.get(name))]
+    if differing:
+        raise FingerprintMismatch(
+            f"version {update.version}: trainer and engine differ in {len(differing)} tensors, "
+            f"{', '.join(sorted(differing)[:3])} among them; both must load the same model"
+        )
+
+
+def _shape(tensor: torch.Tensor | None) -> tuple[int, ...] | None:
+    return None if tensor is None else tuple(tensor.shape)
 
 
 def view(bucket: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from penstock.errors import FingerprintMismatch
 from penstock.interfaces import Verification
-from penstock.sync.fingerprint import Fingerprinter
-from penstock.sync.layout import lay_out, view
+from penstock.sync.fingerprint import Fingerprinter, compare
+from penstock.sync.layout import check_same_model, lay_out, view
+from penstock.sync.queue import mark
 from penstock.sync.ring import SlotRing
 from penstock.types import DEFAULT_POLICY, WeightUpdate
 
@@ -107,20 +107,18 @@ class SharedMemoryReceiver:
         self._fingerprints = Fingerprinter()
 
     def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> Verification:
-        differing = {spec.name for spec in update.tensors} ^ set(parameters)
-        if differing:
-            raise FingerprintMismatch(
-                f"version {update.version}: trainer and engine differ in {len(differing)} tensors, "
-                f"{', '.join(sorted(differing)[:3])} among them; both must load the same model"
-            )
+        check_same_model(update, parameters)
         buckets = [self._bucket(name) for name in update.buckets]
         with torch.no_grad():
             for spec in update.tensors:
                 self._load(spec.name, parameters[spec.name], view(buckets[spec.bucket], spec))
+        copied = mark(next(iter(parameters.values())).device)
+        found = self._fingerprints.start(parameters)
 
         def verify() -> float:
+            copied()
             start = time.perf_counter()
-            self._fingerprints.verify(update.fingerprint, parameters, update.version)
+            compare(update.fingerprint, found(), update.version)
             return time.perf_counter() - start
 
         return verify

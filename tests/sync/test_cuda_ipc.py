@@ -1,7 +1,11 @@
 import pytest
 import torch
 
-from penstock.sync.cuda_ipc import CudaIpcPublisher, Handle
+from penstock.errors import FingerprintMismatch
+from penstock.sync.cuda_ipc import CudaIpcPublisher, CudaIpcReceiver, Handle
+from penstock.sync.fingerprint import Fingerprinter, fingerprints
+from penstock.sync.layout import lay_out
+from penstock.types import TensorSpec, WeightUpdate
 
 
 def test_a_handle_survives_its_way_as_text() -> None:
@@ -22,3 +26,63 @@ def test_weights_on_a_cpu_are_refused() -> None:
         ValueError, match=r"cuda_ipc needs all weights on one GPU, got \['cpu'\]; use shared_memory"
     ):
         CudaIpcPublisher({"a": torch.ones(3)})
+
+
+class OnCpu(CudaIpcReceiver):
+    """Finds its buckets among tensors of this process."""
+
+    def __init__(self, buckets: dict[str, dict[str, torch.Tensor]]) -> None:
+        super().__init__()
+        self._buckets = buckets
+
+    def _open(self, names: tuple[str, ...], specs: tuple[TensorSpec, ...], device: torch.device) -> None:
+        self._views[names] = self._buckets[names[0]]
+
+
+def update_of(sent: dict[str, torch.Tensor], version: int, **fingerprint: int) -> WeightUpdate:
+    specs, _ = lay_out(sent, bucket_bytes=1 << 20)
+    return WeightUpdate(
+        policy="policy",
+        version=version,
+        transport="cuda_ipc",
+        tensors=specs,
+        buckets=("a",),
+        fingerprint={**fingerprints(sent), **fingerprint},
+    )
+
+
+def test_later_updates_are_verified_as_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = {"w": torch.randn(70), "b": torch.randn(3)}
+    live = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
+    receiver = OnCpu({"a": sent})
+    started: list[int] = []
+    start = Fingerprinter.start
+    monkeypatch.setattr(
+        Fingerprinter, "start", lambda self, tensors: started.append(1) or start(self, tensors)
+    )
+    for version in range(1, 4):
+        sent["w"].normal_()
+        update = update_of(sent, version)
+        started.clear()
+        receiver.receive(update, live)()
+        assert torch.equal(live["w"], sent["w"])
+        assert started == [1] * (version == 1)  # the live tensors were read again
+    wrong = receiver.receive(update_of(sent, 4, w=7), live)
+    with pytest.raises(FingerprintMismatch, match=r"version 4: 1 of 2 tensors .*\(w\)"):
+        wrong()
+
+
+def test_copies_that_end_up_on_top_of_each_other_are_seen() -> None:
+    sent = {"w": torch.randn(8), "b": torch.randn(8)}
+    memory = torch.zeros(12)
+    receiver = OnCpu({"a": sent})
+    for version in (1, 2):  # what has never been right is read again
+        with pytest.raises(FingerprintMismatch):
+            receiver.receive(update_of(sent, version), {"w": memory[:8], "b": memory[4:]})()
+
+
+def test_another_shape_is_refused_before_anything_is_written() -> None:
+    sent, live = {"w": torch.ones(32)}, {"w": torch.zeros(16)}
+    with pytest.raises(FingerprintMismatch, match="differ in 1 tensors, w among them"):
+        OnCpu({"a": sent}).receive(update_of(sent, 1), live)
+    assert float(live["w"].sum()) == 0

@@ -108,6 +108,7 @@ class Scheduler:
         """Drop every running sequence's cache: all of it is computed again."""
         for seq in list(self.running):
             self._preempt(seq)
+        self._is_full = False
 
     def wants_prompts(self, *, join_at: int) -> bool:
         """Whether a prompt is to be computed now. Waiting sequences join once `join_at` places are free and
@@ -246,10 +247,7 @@ class Scheduler:
 
     def _fits(self, seq: Sequence, num_tokens: int, spare: int = 0) -> bool:
         """Asked twice: dropping kept requests may end the sharing that a copy was counted for."""
-        make_room = self.cache.make_room
-        return make_room(self._needed(seq, num_tokens) + spare) or make_room(
-            self._needed(seq, num_tokens) + spare
-        )
+        return any(self.cache.make_room(self._needed(seq, num_tokens) + spare) for _ in range(2))
 
     def _all_fit(self, sequences: list[Sequence], ends: list[int]) -> bool:
         """Whether all of them can grow to these numbers of tokens, with nobody preempted."""

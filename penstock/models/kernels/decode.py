@@ -192,6 +192,7 @@ def attend_decode(
     """(rows, heads, value_dim) of (rows, heads, key_dim): row i is the token at `positions[i]` of the sequence
     whose blocks `tables[i]` lists. Both may have more rows than the batch. Nothing here depends on their
     values, so the launches can be captured in a CUDA graph."""
+    assert query.stride(2) == key.stride(2) == value.stride(2) == 1
     rows, heads, dim = query.shape
     block_size, kv_heads = pool.shape[1], pool.shape[2]
     value_dim = pool.shape[3] - dim

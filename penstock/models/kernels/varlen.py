@@ -116,7 +116,7 @@ def _agrees(
             query, pool, tables, keys, tiles.query_starts,
             most_queries=max(counts), most_keys=max(lengths), scaling=dim**-0.5, sliding_window=window,
         ).float()  # fmt: skip
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # whatever a package beside torch may raise: ours serves as well
         log.warning("torch's variable-length attention is not used: %s", error)
         return False
     difference = float((theirs - ours).norm() / ours.norm())

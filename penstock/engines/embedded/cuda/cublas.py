@@ -6,7 +6,9 @@ where it can't be found there are no algorithms, and torch multiplies.
 
 import ctypes
 import functools
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any
 
@@ -45,7 +47,7 @@ def library() -> Any:
     """The library that torch has loaded, or None."""
     for name in LIBRARIES:
         try:
-            return ctypes.CDLL(name)
+            return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:
             continue
     return None
@@ -96,7 +98,7 @@ class Product:
             handle.call("cublasLtMatrixLayoutCreate", byref(layout), TYPES[dtype], *sizes)
 
     def algorithms(self) -> Sequence[Algorithm]:
-        """Those that the library thinks fit, likeliest first."""
+        """Those that the library thinks fit, likeliest first; none where it knows none."""
         preference, count = c_void_p(), c_int()
         limit = c_uint64(WORKSPACE_BYTES)
         found = (Algorithm * MOST_ALGORITHMS)()
@@ -110,10 +112,11 @@ class Product:
             c_size_t(8),
         )
         shapes = self._desc, self._weight, self._input, self._output, self._output
-        call(
-            "cublasLtMatmulAlgoGetHeuristic", self._handle.pointer, *shapes, preference, MOST_ALGORITHMS,
-            found, byref(count),
-        )  # fmt: skip
+        with suppress(CublasError):
+            call(
+                "cublasLtMatmulAlgoGetHeuristic", self._handle.pointer, *shapes, preference, MOST_ALGORITHMS,
+                found, byref(count),
+            )  # fmt: skip
         call("cublasLtMatmulPreferenceDestroy", preference)
         return [found[at] for at in range(count.value) if found[at].state == 0]
 

@@ -29,7 +29,7 @@ from penstock.engines.embedded.cuda.buffers import (
     DecodeBuffers,
 )
 from penstock.engines.embedded.cuda.graphs import Kind, StepGraphs
-from penstock.engines.embedded.cuda.masks import Recorded
+from penstock.engines.embedded.cuda.masks import SEGMENTS, Recorded
 from penstock.engines.embedded.cuda.prompts import lay_out_prompts
 from penstock.engines.embedded.cuda.rows import ON_DEVICE, Rows, settings_of
 from penstock.engines.embedded.outbox import NOTHING_CUT, Ids
@@ -181,7 +181,7 @@ class Device:
             self._buffers.tokens.index_copy_(0, upload(rows, self._device), tokens)
         for seq in sequences:
             seq.num_pending += 1
-        self._in_flight.append(self._launched(sequences, result, masks, version))
+        self._queue(self._launched(sequences, result, masks, version))
 
     @torch.inference_mode()
     def launch_window(
@@ -217,7 +217,7 @@ class Device:
         if room is not None:
             arena = room.arena(buffers.ints[RECORDS], buffers.step)
             masks = room.recorded(arena, bucket, steps, segment)
-        self._in_flight.append(
+        self._queue(
             Launch(
                 sequences=sequences,
                 rows=[self._rows.of[seq] for seq in sequences],
@@ -230,6 +230,10 @@ class Device:
                 event=self._event(),
             )
         )
+
+    def _queue(self, launch: Launch) -> None:
+        self._in_flight.append(launch)
+        assert len(self._in_flight) < SEGMENTS, "the next launch would write over masks that nobody has read"
 
     def collect(self) -> tuple[list[Drawn], int]:
         """What the oldest launch drew, and under which version; waits for it."""

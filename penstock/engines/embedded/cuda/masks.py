@@ -12,7 +12,8 @@ from penstock.engines.embedded.transfer import download
 from penstock.models.kernels.sampling import WORD, MaskArena
 
 SEGMENTS = 4
-"""Parts of the arena: each launch in flight has its own."""
+"""Parts of the arena: each launch in flight has its own. At most three are (`stepping.MAX_IN_FLIGHT`, and one that
+new weights let in) while the next takes a segment."""
 
 
 @dataclass(frozen=True, slots=True)

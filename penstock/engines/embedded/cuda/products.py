@@ -30,8 +30,11 @@ WORTH = 0.99
 """A choice must take less than this share of torch's time."""
 TOLERANCE = 0.01
 
-Size = tuple[torch.dtype, int, int, int, bool]
-"""Type, rows, outer and inner size, and whether there is a bias."""
+ALIGNMENT = 256
+"""Bytes: what the library assumes when it names algorithms."""
+
+Size = tuple[torch.device, torch.dtype, int, int, int, bool]
+"""Where, in which type, rows, outer and inner size, and whether there is a bias."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +49,24 @@ class Choices:
     """What was found to be faster than torch, for all engines of this process."""
 
     known: ClassVar[dict[Size, Choice]] = {}
-    handle: ClassVar[Handle | None] = None
+    handles: ClassVar[dict[torch.device, Handle]] = {}
 
 
 @torch.library.custom_op("penstock::product", mutates_args=())
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`functional.linear`, by the chosen algorithm where there is one for this size."""
     outer, inner = weight.shape
-    choice = Choices.known.get((x.dtype, x.numel() // inner, outer, inner, bias is not None))
-    if choice is None or not (x.is_contiguous() and weight.is_contiguous()):
+    choice = Choices.known.get((x.device, x.dtype, x.numel() // inner, outer, inner, bias is not None))
+    if choice is None or not (_fits(x) and _fits(weight)):
         return functional.linear(x, weight, bias)
     out = x.new_empty(*x.shape[:-1], outer)
     choice.product.run(choice.algorithm, x, weight, bias, out)
     return out
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    """Algorithms were chosen for dense matrices that begin where allocations do."""
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
 
 
 @product.register_fake
@@ -83,10 +91,11 @@ def choose_products(model: nn.Module, rows: Iterable[int]) -> int:
     if not groups or device.type != "cuda" or library() is None:
         return 0
     try:
-        Choices.handle = Choices.handle or Handle(device, library())
-        return sum(_choose(sites, list(rows), Choices.handle) for sites in groups.values())
-    except CublasError as error:
-        log.warning("matrix products are left to torch: %s", error)
+        if device not in Choices.handles:
+            Choices.handles[device] = Handle(device, library())
+        return sum(_choose(sites, list(rows), Choices.handles[device]) for sites in groups.values())
+    except (CublasError, torch.cuda.OutOfMemoryError) as error:
+        log.warning("no more matrix products are tried, the others are left to torch: %s", error)
         return 0
 
 
@@ -113,11 +122,11 @@ def _site(module: nn.Module) -> Site | None:
     if isinstance(module, JoinedLinear):
         if module.number > 0:  # the first of a family multiplies for all
             return None
-        return Site(module.family.weight, module.family.bias, partial(module.family.use, product))
-    if type(module) not in (nn.Linear, ChosenLinear):
-        return None
-    assert isinstance(module, nn.Linear)
-    return Site(module.weight.data, module.bias, partial(setattr, module, "__class__", ChosenLinear))
+        switch = partial(setattr, module.family, "multiply", product)
+        return Site(module.family.weight, module.family.bias, switch)
+    if isinstance(module, nn.Linear) and type(module) in (nn.Linear, ChosenLinear):
+        return Site(module.weight.data, module.bias, partial(setattr, module, "__class__", ChosenLinear))
+    return None
 
 
 def _choose(sites: list[Site], rows: list[int], handle: Handle) -> int:
@@ -127,7 +136,8 @@ def _choose(sites: list[Site], rows: list[int], handle: Handle) -> int:
         if count < MIN_ROWS:
             continue
         weight = sites[0].weight
-        size = (weight.dtype, count, weight.shape[0], weight.shape[1], sites[0].bias is not None)
+        outer, inner = weight.shape
+        size = (weight.device, weight.dtype, count, outer, inner, sites[0].bias is not None)
         if size not in Choices.known:
             choice = _fastest(sites[:MOST_WEIGHTS], count, handle)
             if choice is None:
@@ -152,7 +162,10 @@ def _fastest(sites: list[Site], rows: int, handle: Handle) -> Choice | None:
     algorithms: list[Algorithm] = []
     for algorithm in made.algorithms():
         out.fill_(float("nan"))
-        made.run(algorithm, x, weight, bias, out)
+        try:
+            made.run(algorithm, x, weight, bias, out)
+        except CublasError:  # the library may name what it then refuses
+            continue
         if float((out.float() - expected).norm()) <= TOLERANCE * float(expected.norm()):
             algorithms.append(algorithm)
             ways.append(partial(_run, made, algorithm, x, out))

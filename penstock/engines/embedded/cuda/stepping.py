@@ -49,6 +49,7 @@ class DeviceStepper:
             return
         if self._must_take:
             self._take()
+        self._take_down_to(MAX_IN_FLIGHT - 1)  # after new weights there is one more
         self._has_launched = self._launch(version)
 
     def drain(self) -> None:
@@ -60,6 +61,7 @@ class DeviceStepper:
     def swap(self, receive: Callable[[], Verification], version: int) -> Swapped:
         """New weights are queued behind what is in flight, and the next launch behind them: the device goes on
         while the host waits for the fingerprint, and nobody sees what was drawn before that was right."""
+        self._take_down_to(MAX_IN_FLIGHT)
         stall = self.device.stopwatch()
         verify = receive()
         stall.stop()
@@ -104,6 +106,10 @@ class DeviceStepper:
         device.launch_window(ready, steps, copies, version)
         self.counters["steps"] += steps
         return True
+
+    def _take_down_to(self, most: int) -> None:
+        while self.device.num_in_flight > most:
+            self._take()
 
     def _take(self) -> None:
         """Read the oldest launch, and keep what each sequence drew up to where it ends."""

@@ -416,3 +416,49 @@ def test_nothing_drawn_with_weights_that_fail_to_verify_is_seen():
         check_replay(again, "b", weights)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("steps_between", [0, 1])
+def test_many_updates_leave_depth_and_masks_as_they_are(steps_between):
+    """To the same weights: tokens and what truncation left of each do not depend on updates."""
+    weights = SeededWeights("qwen2")
+
+    async def answer(updates):
+        driver = Driver(make_engine(copy.deepcopy(weights.model(0)).to(DEVICE), receiver=weights, window=1))
+        await driver.start(ask("a", [4, 5, 6], max_tokens=11, seed=1, top_k=3, record_sampling_mask=True))
+        for _ in range(2):
+            await driver.step()
+        for version in range(1, updates + 1):
+            weights.models[version] = weights.model(0)
+            await driver.engine.update(update_to(version))
+            assert driver.engine._stepper.device.num_in_flight <= 3
+            for _ in range(steps_between):
+                await driver.step()
+        await driver.drain()
+        masks = [kept for chunk in driver.chunks["a"] for kept in kept_rows(chunk.sampling_mask)]
+        return driver.output("a"), masks
+
+    output, masks = asyncio.run(answer(0))
+    assert all(token in kept for token, kept in zip(output, masks, strict=True))
+    assert asyncio.run(answer(4)) == (output, masks)
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_an_update_while_the_cache_is_full_leaves_nobody_waiting(rebuild):
+    weights = SeededWeights("qwen2")
+
+    async def main():
+        model = copy.deepcopy(weights.model(0)).to(DEVICE)
+        engine = make_engine(model, receiver=weights, window=2, kv_tokens=24, max_batch=6, keep_finished=0)
+        driver = Driver(engine)
+        for number in range(3):
+            await driver.start(ask(str(number), list(range(number, number + 8)), max_tokens=6, seed=number))
+        for _ in range(2):
+            await driver.step()
+        assert engine._scheduler.num_waiting > 0
+        await engine.update(update_to(1, recompute_kv=rebuild))
+        for _ in range(200):
+            await driver.step()
+        assert len(driver.finished()) == 3
+
+    asyncio.run(main())

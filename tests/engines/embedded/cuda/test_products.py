@@ -18,6 +18,9 @@ from penstock.engines.embedded.cuda.products import (  # isort: skip
 from penstock.models.joined import join_projections  # isort: skip
 
 
+CPU = torch.device("cpu")
+
+
 def timers(*columns):
     """Each gives its times one after another."""
     return [iter(times).__next__ for times in columns]
@@ -41,12 +44,16 @@ class Doubles:
 
 
 def test_a_choice_serves_its_own_size_alone(monkeypatch):
+    monkeypatch.setattr(products, "ALIGNMENT", 1)
     weight, x = torch.randn(6, 4), torch.randn(2, 3, 4)
-    monkeypatch.setattr(Choices, "known", {(torch.float32, 6, 6, 4, False): Choice(Doubles(), None)})
+    monkeypatch.setattr(Choices, "known", {(CPU, torch.float32, 6, 6, 4, False): Choice(Doubles(), None)})
     torch.testing.assert_close(product(x, weight, None), 2 * functional.linear(x, weight))
     torch.testing.assert_close(product(x[:1], weight, None), functional.linear(x[:1], weight))
     bias = torch.randn(6)
     torch.testing.assert_close(product(x, weight, bias), functional.linear(x, weight, bias))
+    monkeypatch.setattr(products, "ALIGNMENT", 2**40)
+    torch.testing.assert_close(product(x, weight, None), functional.linear(x, weight))
+    monkeypatch.setattr(products, "ALIGNMENT", 1)
     strided = torch.randn(4, 6).T
     torch.testing.assert_close(product(x, strided, None), functional.linear(x, strided))
 
