@@ -6,7 +6,6 @@ where it can't be found there are no algorithms, and torch multiplies.
 
 import ctypes
 import functools
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 
-LIBRARIES = ("libcublasLt.so.13", "libcublasLt.so.12")
 WORKSPACE_BYTES = 32 << 20
 MOST_ALGORITHMS = 32
 
@@ -44,13 +42,12 @@ class Algorithm(ctypes.Structure):
 
 @functools.cache
 def library() -> Any:
-    """The library that torch has loaded, or None."""
-    for name in LIBRARIES:
-        try:
-            return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        except OSError:
-            continue
-    return None
+    """The library of the CUDA that torch was built for, which torch has loaded; None where there is none."""
+    major = (torch.version.cuda or "").partition(".")[0]
+    try:
+        return ctypes.CDLL(f"libcublasLt.so.{major}") if major else None
+    except OSError:
+        return None
 
 
 class Handle:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.models.kernels.device import DEVICE
 
-from penstock.engines.embedded.runner import ModelRunner  # isort: skip
+from penstock.engines.embedded.runner import ModelRunner, compile_layers  # isort: skip
 from penstock.errors import FingerprintMismatch
 from penstock.interfaces import Engine
 from tests.engines.contract import EngineContract, ask, update_to
@@ -460,5 +460,29 @@ def test_an_update_while_the_cache_is_full_leaves_nobody_waiting(rebuild):
         for _ in range(200):
             await driver.step()
         assert len(driver.finished()) == 3
+
+    asyncio.run(main())
+
+
+def test_compiled_layers_are_exact(monkeypatch):
+    """Prompts and decoding through the code that torch.compile makes: what it hands to our operator is what the
+    layers meant."""
+    reference = make_model("qwen2")
+    if DEVICE == "cpu":
+
+        def open_compiled(runner, config):
+            device = open_device_on_cpu(runner, config)
+            compile_layers(runner.model, len(runner.shapes))
+            return device
+
+        monkeypatch.setattr(ModelRunner, "open_device", open_compiled)
+
+    async def main():
+        engine = make_engine(copy.deepcopy(reference).to(DEVICE), window=2, compile="on")
+        driver = Driver(engine)
+        for number in range(3):
+            await driver.start(ask(str(number), [4, 5, number][: 2 + number % 2], max_tokens=5, seed=number))
+        await driver.drain()
+        check_against_plain_forwards(driver, reference)
 
     asyncio.run(main())
