@@ -49,8 +49,8 @@ class DeviceStepper:
             return
         if self._must_take:
             self._take()
-        self._take_down_to(MAX_IN_FLIGHT - 1)  # after new weights there is one more
-        self._has_launched = self._launch(version)
+        if self.device.num_in_flight < MAX_IN_FLIGHT:  # after new weights there is one more to take
+            self._has_launched = self._launch(version)
 
     def drain(self) -> None:
         """From here the host knows all there is, and every row starts again from that."""
@@ -61,7 +61,8 @@ class DeviceStepper:
     def swap(self, receive: Callable[[], Verification], version: int) -> Swapped:
         """New weights are queued behind what is in flight, and the next launch behind them: the device goes on
         while the host waits for the fingerprint, and nobody sees what was drawn before that was right."""
-        self._take_down_to(MAX_IN_FLIGHT)
+        while self.device.num_in_flight > MAX_IN_FLIGHT:  # another update came just before
+            self._take()
         stall = self.device.stopwatch()
         verify = receive()
         stall.stop()
@@ -106,10 +107,6 @@ class DeviceStepper:
         device.launch_window(ready, steps, copies, version)
         self.counters["steps"] += steps
         return True
-
-    def _take_down_to(self, most: int) -> None:
-        while self.device.num_in_flight > most:
-            self._take()
 
     def _take(self) -> None:
         """Read the oldest launch, and keep what each sequence drew up to where it ends."""
