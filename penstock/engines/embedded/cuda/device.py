@@ -7,10 +7,8 @@ A sequence that ends within a window draws a few tokens more, which are thrown a
 """
 
 import inspect
-import time
 from collections import deque
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,10 +27,11 @@ from penstock.engines.embedded.cuda.buffers import (
     DecodeBuffers,
 )
 from penstock.engines.embedded.cuda.graphs import Kind, StepGraphs
+from penstock.engines.embedded.cuda.launches import Drawn, Launch, Stopwatch
 from penstock.engines.embedded.cuda.masks import SEGMENTS, Recorded
 from penstock.engines.embedded.cuda.prompts import lay_out_prompts
 from penstock.engines.embedded.cuda.rows import ON_DEVICE, Rows, settings_of
-from penstock.engines.embedded.outbox import NOTHING_CUT, Ids
+from penstock.engines.embedded.outbox import NOTHING_CUT
 from penstock.engines.embedded.paged import PagedAttention
 from penstock.engines.embedded.scheduler import Batch
 from penstock.engines.embedded.sequence import Sequence
@@ -40,61 +39,6 @@ from penstock.engines.embedded.transfer import download, upload
 from penstock.models import attention
 from penstock.models.kernels.decode import SPLIT_COUNTS, choose_splits
 from penstock.models.kernels.sampling import Cuts, Sampled, sample
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """What a launch drew for one sequence."""
-
-    seq: Sequence
-    tokens: list[int]
-    logprobs: list[float]
-    masks: list[Ids] | None
-    """The ids that truncation left, per token; empty where nothing was cut."""
-
-
-@dataclass(slots=True)
-class Launch:
-    """Work in flight: which sequences draw `steps` tokens each, under which weights."""
-
-    sequences: list[Sequence]
-    rows: list[int]
-    steps: int
-    version: int
-    tokens: torch.Tensor
-    logprobs: torch.Tensor
-    lengths: torch.Tensor | None
-    masks: Recorded | None
-    event: Any
-
-    @property
-    def is_ready(self) -> bool:
-        return self.event is None or bool(self.event.query())
-
-
-class Stopwatch:
-    """Seconds of the device's own time between two places of its queue; on a CPU those of the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._marks = [self._mark()]
-
-    def stop(self) -> None:
-        self._marks.append(self._mark())
-
-    def seconds(self) -> float:
-        start, end = self._marks
-        if self._device.type != "cuda":
-            return float(end - start)
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
-
-    def _mark(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
 
 
 class Device:
