@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, one part after another: logs and JSON into a folder, the end of each on the screen.
+#
+#   tools/gpu_check.sh FOLDER [tests] [sync] [train] [engine] [engine7b] [colocated] [demo]
+#
+# Without parts: all of them, about 20 minutes on one H200. A part that fails does not stop the others.
+# On a machine without internet, put the wheels of tools/gpu_wheels.sh on PYTHONPATH first; tests also need pytest,
+# pytest-timeout, hypothesis and psutil.
+set -u
+cd "$(dirname "$0")/.."
+out=$(realpath -m "${1:?usage: tools/gpu_check.sh FOLDER [part …]}")
+shift
+mkdir -p "$out"
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
+penstock() { python -c 'from penstock.cli import main; main()' "$@"; }
+
+run_part() {
+    case $1 in
+    tests) python -m pytest -q -p no:cacheprovider tests/engines/embedded/cuda tests/models/kernels tests/sync ;;
+    sync) penstock bench sync --shape 1.5b --json "$out/sync.json" ;;
+    train) penstock bench train --shape 1.5b --json "$out/train.json" ;;
+    engine) penstock bench engine --shape 1.5b --json "$out/engine.json" ;;
+    engine7b) penstock bench engine --shape 7b --json "$out/engine7b.json" ;;
+    colocated) penstock bench loop --only colocated --shape 1.5b --json "$out/colocated.json" ;;
+    demo) (cd "$out" && penstock train engine.compile=on sync.transport=cuda_ipc) ;;
+    *) echo "no such part: $1" && return 2 ;;
+    esac
+}
+
+failed=()
+for part in "${@:-tests sync train engine engine7b colocated demo}"; do
+    for name in $part; do
+        began=$SECONDS
+        if run_part "$name" >"$out/$name.log" 2>&1; then how=done; else how="FAILED"; failed+=("$name"); fi
+        echo "== $name: $how in $((SECONDS - began)) s"
+        tail -n 16 "$out/$name.log"
+    done
+done
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}"; exit 1; }
