@@ -17,8 +17,8 @@ import torch
 from penstock.interfaces import Verification
 from penstock.sync.fingerprint import GOLDEN, MIX, Fingerprinter, compare, finish
 from penstock.sync.layout import check_same_model, lay_out, view
-from penstock.sync.queue import mark, to_host
 from penstock.sync.ring import SlotRing
+from penstock.transfer import download, mark
 from penstock.types import DEFAULT_POLICY, TensorSpec, WeightUpdate
 
 TRANSPORT = "cuda_ipc"
@@ -118,7 +118,7 @@ class Copies:
         if isinstance(plan, CopyPlan):
             plan.run()
             return None
-        return to_host(plan.run(mix=MIX, golden=GOLDEN))
+        return download(plan.run(mix=MIX, golden=GOLDEN))
 
 
 class CudaIpcPublisher:

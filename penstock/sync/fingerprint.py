@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.errors import FingerprintMismatch
-from penstock.sync.queue import mark, to_host
+from penstock.transfer import download, mark
 
 if TYPE_CHECKING:
     from penstock.sync.kernel import SumPlan
@@ -81,7 +81,7 @@ class Fingerprinter:
             if self._takes(tensor):
                 by_width.setdefault(tensor.element_size(), {})[name] = tensor
         sums = [
-            (list(alike), to_host(self._plan(alike).run(mix=MIX, golden=GOLDEN)))
+            (list(alike), download(self._plan(alike).run(mix=MIX, golden=GOLDEN)))
             for alike in by_width.values()
         ]
         wait = mark(next(iter(tensors.values())).device) if sums else None

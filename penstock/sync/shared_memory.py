@@ -16,8 +16,8 @@ import torch
 from penstock.interfaces import Verification
 from penstock.sync.fingerprint import Fingerprinter, compare
 from penstock.sync.layout import check_same_model, lay_out, view
-from penstock.sync.queue import mark
 from penstock.sync.ring import SlotRing
+from penstock.transfer import mark
 from penstock.types import DEFAULT_POLICY, WeightUpdate
 
 TRANSPORT = "shared_memory"

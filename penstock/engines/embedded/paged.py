@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.engines.embedded.layout import Layout, Rectangle
-from penstock.engines.embedded.transfer import upload
+from penstock.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)

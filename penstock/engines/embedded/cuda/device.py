@@ -35,10 +35,10 @@ from penstock.engines.embedded.outbox import NOTHING_CUT
 from penstock.engines.embedded.paged import PagedAttention
 from penstock.engines.embedded.scheduler import Batch
 from penstock.engines.embedded.sequence import Sequence
-from penstock.engines.embedded.transfer import download, upload
 from penstock.models import attention
 from penstock.models.kernels.decode import SPLIT_COUNTS, choose_splits
 from penstock.models.kernels.sampling import Cuts, Sampled, sample
+from penstock.transfer import download, upload
 
 
 class Device:

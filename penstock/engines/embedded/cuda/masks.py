@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 
 from penstock.engines.embedded.outbox import NOTHING_CUT, Ids
-from penstock.engines.embedded.transfer import download
 from penstock.models.kernels.sampling import WORD, MaskArena
+from penstock.transfer import download
 
 SEGMENTS = 4
 """Parts of the arena: each launch in flight has its own. At most three are (`stepping.MAX_IN_FLIGHT`, and one that

@@ -7,8 +7,8 @@ import torch
 
 from penstock.engines.embedded.cuda.attention import PromptPlan
 from penstock.engines.embedded.scheduler import Span
-from penstock.engines.embedded.transfer import upload
 from penstock.models.kernels.prefill import QueryTiles, tiles_of
+from penstock.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
