@@ -17,6 +17,7 @@ LAYERS = {
     "config": 1,
     "channel": 1,
     "observe": 1,
+    "transfer": 1,
     "tasks": 2,
     "rollout": 2,
     "engines": 2,
