@@ -3,7 +3,7 @@
 #
 #   tools/gpu_check.sh FOLDER [tests] [sync] [train] [engine] [engine7b] [colocated] [demo]
 #
-# Without parts: all of them, about 20 minutes on one H200. A part that fails does not stop the others.
+# Without parts: all of them, perhaps 20 minutes on one H200. A part that fails does not stop the others.
 # On a machine without internet, put the wheels of tools/gpu_wheels.sh on PYTHONPATH first; tests also need pytest,
 # pytest-timeout, hypothesis and psutil.
 set -u

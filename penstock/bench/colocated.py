@@ -6,12 +6,7 @@ MPS, with one side yielding or neither. The headline is the largest sum of the t
 starved.
 """
 
-import contextlib
-import json
 import os
-import select
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from penstock.bench.child import Child, ChildDied
 from penstock.bench.colocated_worker import Work
 from penstock.bench.shapes import hardware
 from penstock.orchestration.launchers.mps import Mps, mps
@@ -28,8 +24,6 @@ from penstock.orchestration.launchers.mps import Mps, mps
 FLOOR = 0.2
 """A side below this share counts as starved."""
 SETTLE_S, MEASURE_S = 1.0, 4.0
-ANSWER_S = 180.0
-"""The longest that a process may take to answer, its start included."""
 ROLES = ("engine", "trainer")
 
 
@@ -104,7 +98,7 @@ def run(
                 try:
                     pair.ask(environments(daemon, setting))
                     arms[setting.name] = compare(pair.measure(ROLES, settle_s, measure_s), alone)
-                except SideDied as error:  # what the other arms have shown stays
+                except ChildDied as error:  # what the other arms have shown stays
                     failed[setting.name] = str(error)
                     console.print(f"{setting.name}: {error}", highlight=False)
                     pair.close()
@@ -195,71 +189,32 @@ class Pair:
     def measure(self, roles: tuple[str, ...], settle_s: float, measure_s: float) -> dict[str, Any]:
         """Rates of these roles while they, and only they, work."""
         sides = {role: self.processes[role] for role in roles}
-        tell(sides, "work")
+        tell(sides, b"work")
         for side in sides.values():
             side.read()
         time.sleep(settle_s)
-        tell(sides, "mark")
+        tell(sides, b"mark")
         time.sleep(measure_s)
-        tell(sides, "report")
+        tell(sides, b"report")
         rates = {role: side.read() for role, side in sides.items()}
-        tell(sides, "rest")
+        tell(sides, b"rest")
         for side in sides.values():
             side.read()
         return rates
 
 
-class SideDied(Exception):
-    """A process ended, or hangs."""
-
-
-class Side:
-    """A process that works and answers by lines. It ends when its input does."""
+class Side(Child):
+    """A process that works, with additions to the environment of this one."""
 
     def __init__(
         self, role: str, work: Work, additions: Mapping[str, str], inherited: Mapping[str, str]
     ) -> None:
-        self.role, self.additions = role, dict(additions)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.bench.colocated_worker", role],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**inherited, **additions},
-            start_new_session=True,
-        )
-        self.tell(msgspec.json.encode(work).decode())
-
-    def tell(self, word: str) -> None:
-        """To a process that has died, nothing is told: reading its answer will say so."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(word.encode() + b"\n")
-            self._process.stdin.flush()
-
-    def read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
-            self._process.kill()
-            raise SideDied(f"the {self.role} process did not answer within {ANSWER_S:.0f} s")
-        line = self._process.stdout.readline()
-        if not line:
-            raise SideDied(f"the {self.role} process ended with code {self._process.wait(timeout=60)}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it may be gone already
-            self._process.stdin.close()
-        try:
-            self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        super().__init__(role, "penstock.bench.colocated_worker", [role], {**inherited, **additions})
+        self.additions = dict(additions)
+        self.tell(msgspec.json.encode(work))
 
 
-def tell(sides: Mapping[str, Side], word: str) -> None:
+def tell(sides: Mapping[str, Side], word: bytes) -> None:
     for side in sides.values():
         side.tell(word)
 

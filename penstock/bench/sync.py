@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from penstock.bench.child import Child
 from penstock.bench.shapes import hardware, make_shape
 from penstock.models.load import resolve_device
 from penstock.orchestration.launchers.mps import mps
@@ -129,14 +130,14 @@ def measure_all(
     """One engine process serves settings that follow each other and differ only in what the trainer does. All
     start at once, which takes longest, and rest until it is their turn."""
     groups = [list(alike) for _, alike in itertools.groupby(settings, key=Setting.engine)]
-    engines = [Engine(group[0], shape, device) for group in groups]
+    engines = [start_engine(group[0], shape, device) for group in groups]
     arms = {}
     try:
         model = make_shape(shape, device, torch.float32 if device == "cpu" else torch.bfloat16)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         gb = sum(weight.numel() * weight.element_size() for weight in weights.values()) / 1e9
         for engine in engines:
-            engine.until_ready()
+            engine.read()  # it is ready
         for group, engine in zip(groups, engines, strict=True):
             for name, arm in measure_group(group, engine, weights, updates):
                 arms[name] = {"gb": gb} | arm
@@ -149,11 +150,11 @@ def measure_all(
 
 
 def measure_group(
-    group: "list[Setting]", engine: "Engine", weights: dict[str, torch.Tensor], updates: int
+    group: "list[Setting]", engine: Child, weights: dict[str, torch.Tensor], updates: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         publisher = make_publisher(group[0].transport, weights, Path(folder))
-        engine.begin()
+        engine.ask(b"go")  # passes begin, and do not end
         try:
             for number, setting in enumerate(group):
                 versions = range(number * (WARMUP + updates), (number + 1) * (WARMUP + updates))
@@ -169,7 +170,7 @@ def told(arm: dict[str, Any]) -> str:
 
 
 def measure(
-    publisher: Publisher, engine: "Engine", versions: range, weights: dict[str, torch.Tensor]
+    publisher: Publisher, engine: Child, versions: range, weights: dict[str, torch.Tensor]
 ) -> dict[str, Any]:
     """Medians over updates, after a few that open buckets and warm caches."""
     records = []
@@ -184,7 +185,7 @@ def measure(
 
 
 def publish(
-    publisher: Publisher, engine: "Engine", version: int, weights: dict[str, torch.Tensor]
+    publisher: Publisher, engine: Child, version: int, weights: dict[str, torch.Tensor]
 ) -> dict[str, float]:
     """One update, from its beginning to the end of the first pass on it."""
     on_gpu = next(iter(weights.values())).is_cuda
@@ -197,7 +198,7 @@ def publish(
     copied = time.monotonic()
     update = publisher.describe(version)
     described = time.monotonic()
-    answer = engine.update(msgspec.json.encode(update))
+    answer = engine.ask(msgspec.json.encode(update))
     publisher.release(version)
     return {
         "stall_ms": answer["stall_ms"],
@@ -215,53 +216,12 @@ def make_publisher(transport: str, weights: dict[str, torch.Tensor], folder: Pat
     return SharedMemoryPublisher(weights, folder=folder)
 
 
-class Engine:
+def start_engine(setting: Setting, shape: str, device: str) -> Child:
     """The other process: one line in for an update, one line out when the first pass on it has ended."""
-
-    def __init__(self, setting: Setting, shape: str, device: str) -> None:
-        words = [setting.transport, shape, device, str(setting.batch)]
-        module = "penstock.bench.sync_engine"
-        if setting.window:
-            module, words = "penstock.bench.sync_embedded", [*words, str(setting.window)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-
-    def until_ready(self) -> None:
-        self._read()
-
-    def begin(self) -> None:
-        """Passes begin, and do not end."""
-        self._ask(b"go")
-
-    def update(self, encoded: bytes) -> dict[str, Any]:
-        return self._ask(encoded)
-
-    def close(self) -> None:
-        """Idempotent."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with suppress(BrokenPipeError):  # it may be gone already
-            self._process.stdin.close()
-        try:
-            self._process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-
-    def _ask(self, line: bytes) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + b"\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the engine process ended with code {self._process.wait(timeout=60)}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    words = [setting.transport, shape, device, str(setting.batch)]
+    if setting.window:
+        return Child("engine", "penstock.bench.sync_embedded", [*words, str(setting.window)])
+    return Child("engine", "penstock.bench.sync_engine", words)
 
 
 @contextmanager

@@ -48,7 +48,8 @@ def finish(sums: Iterable[int]) -> list[int]:
 
 
 def compare(expected: Mapping[str, int], found: Mapping[str, int], version: int) -> None:
-    """Raise an error that names tensors whose fingerprints differ, or that only one side has."""
+    """Raise an error that names tensors whose fingerprints differ, or that only one side has: a difference
+    between engine and trainer is never a warning."""
     wrong = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
     if wrong:
         named = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
@@ -94,11 +95,6 @@ class Fingerprinter:
 
         return result
 
-    def verify(self, expected: Mapping[str, int], live: Mapping[str, torch.Tensor], version: int) -> None:
-        """Compare live parameters with what the trainer published; a difference is an error, never a
-        warning."""
-        compare(expected, self({name: live[name] for name in expected}), version)
-
     def _takes(self, tensor: torch.Tensor) -> bool:
         fused = tensor.is_cuda and self._has_triton if self._fused is None else self._fused
         return fused and tensor.is_contiguous()
@@ -116,8 +112,3 @@ class Fingerprinter:
 
 def fingerprints(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     return Fingerprinter()(tensors)
-
-
-def verify(expected: Mapping[str, int], live: Mapping[str, torch.Tensor], version: int) -> None:
-    """`Fingerprinter.verify`, once."""
-    Fingerprinter().verify(expected, live, version)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from penstock.bench.child import ChildDied
 from penstock.bench.colocated import (
     Pair,
     Setting,
-    SideDied,
     compare,
     environments,
     headline,
@@ -70,7 +70,7 @@ def test_two_processes_work_alone_together_and_under_a_daemon(tmp_path: Path) ->
 def test_a_process_that_dies_is_an_error_and_the_other_is_stopped() -> None:
     with (
         Pair(on_cpu(), {"PYTHONHOME": "/nowhere"}) as pair,
-        pytest.raises(SideDied, match="ended with code 1"),
+        pytest.raises(ChildDied, match="ended with code 1"),
     ):
         pair.ask({"engine": {}, "trainer": {}})
     assert pair.processes == {}

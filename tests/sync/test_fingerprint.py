@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from penstock.errors import FingerprintMismatch
-from penstock.sync.fingerprint import Fingerprinter, fingerprint, fingerprints, verify
+from penstock.sync.fingerprint import Fingerprinter, compare, fingerprint, fingerprints
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
@@ -39,13 +39,13 @@ def test_zeros_of_another_length_differ() -> None:
     assert fingerprint(torch.zeros(0)) == 0
 
 
-def test_verify_names_what_is_wrong() -> None:
+def test_a_difference_names_what_is_wrong() -> None:
     live = {"a": torch.ones(3), "b": torch.ones(4)}
     expected = fingerprints(live)
-    verify(expected, live, version=3)
+    compare(expected, fingerprints(live), 3)
     live["b"][2] = 2
     with pytest.raises(FingerprintMismatch, match=r"version 3: 1 of 2 tensors .* \(b\)"):
-        verify(expected, live, version=3)
+        compare(expected, fingerprints(live), 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])

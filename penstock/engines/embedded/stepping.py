@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from penstock.engines.embedded.outbox import NOTHING_CUT, Outbox
 from penstock.engines.embedded.runner import ModelRunner
 from penstock.engines.embedded.sampler import draw
@@ -89,11 +91,16 @@ class HostStepper:
         sequences, rows = [seq for _, seq in drawn], logit_rows([span for span, _ in drawn])
         if len(rows) != logits.shape[0]:
             logits = logits[rows]
-        result = draw(logits, sequences)
-        for row, seq in enumerate(sequences):
-            masks = [result.kept.get(row, NOTHING_CUT)] if seq.request.record_sampling_mask else None
-            reason = self._outbox.take(seq, [result.tokens[row]], [result.logprobs[row]], version, masks)
-            self._outbox.send_due(seq, reason)
+        draw_and_send(logits, sequences, self._outbox, version)
+
+
+def draw_and_send(logits: torch.Tensor, sequences: list[Sequence], outbox: Outbox, version: int) -> None:
+    """Draw a token of each sequence from the row of its number, on the host."""
+    result = draw(logits, sequences)
+    for row, seq in enumerate(sequences):
+        masks = [result.kept.get(row, NOTHING_CUT)] if seq.request.record_sampling_mask else None
+        reason = outbox.take(seq, [result.tokens[row]], [result.logprobs[row]], version, masks)
+        outbox.send_due(seq, reason)
 
 
 def count(batch: Batch, counters: dict[str, float]) -> None:

@@ -129,6 +129,35 @@ class Shadow:
         return result
 
 
+def any_engine(weights: SeededWeights, data: st.DataObject, **options: Any) -> EmbeddedEngine:
+    return make_engine(
+        copy.deepcopy(weights.model(0)),
+        receiver=weights,
+        kv_tokens=data.draw(st.sampled_from([64, 400]), label="cache"),
+        max_batch=data.draw(st.integers(1, 6), label="batch"),
+        prefill_chunk=data.draw(st.sampled_from([5, 64]), label="chunk"),
+        keep_finished=data.draw(st.integers(0, 4), label="kept"),
+        **options,
+    )
+
+
+async def play_with_swaps(engine: EmbeddedEngine, data: st.DataObject) -> None:
+    """Any moves with updates between them; afterwards labels never go back, and no block is lost."""
+    driver = Driver(engine)
+    for _ in range(data.draw(st.integers(1, 8), label="moves")):
+        await play_move(driver, data)
+        if data.draw(st.booleans(), label="swap"):
+            rebuild = data.draw(st.booleans(), label="rebuild")
+            await engine.update(update_to(engine.version + 1, recompute_kv=rebuild))
+    await driver.drain()
+    for name in driver.finished():
+        versions = driver.versions(name)
+        assert versions == sorted(versions)
+    engine._stepper.drain()
+    engine.forget_cache()
+    assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 @settings(max_examples=4, deadline=None)
 @given(data=st.data())
@@ -137,27 +166,9 @@ def test_any_schedule_with_swaps_equals_a_replay(family: str, data: st.DataObjec
     weights = SeededWeights(family)
 
     async def main() -> None:
-        engine = make_engine(
-            copy.deepcopy(weights.model(0)),
-            receiver=weights,
-            kv_tokens=data.draw(st.sampled_from([64, 400]), label="cache"),
-            max_batch=data.draw(st.integers(1, 6), label="batch"),
-            prefill_chunk=data.draw(st.sampled_from([5, 64]), label="chunk"),
-            keep_finished=data.draw(st.integers(0, 4), label="kept"),
-        )
+        engine = any_engine(weights, data)
         Shadow(engine, weights)
-        driver = Driver(engine)
-        for _ in range(data.draw(st.integers(1, 8), label="moves")):
-            await play_move(driver, data)
-            if data.draw(st.booleans(), label="swap"):
-                rebuild = data.draw(st.booleans(), label="rebuild")
-                await engine.update(update_to(engine.version + 1, recompute_kv=rebuild))
-        await driver.drain()
-        for name in driver.finished():
-            versions = driver.versions(name)
-            assert versions == sorted(versions)
-        engine.forget_cache()
-        assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
+        await play_with_swaps(engine, data)
 
     asyncio.run(main())
 

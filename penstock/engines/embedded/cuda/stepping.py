@@ -7,11 +7,11 @@ it is there; all others are drawn by the device even then, so that a seed gives 
 from collections.abc import Callable
 
 from penstock.engines.embedded.cuda.device import Device
-from penstock.engines.embedded.outbox import NOTHING_CUT, Outbox
-from penstock.engines.embedded.sampler import draw, draws_on_device
+from penstock.engines.embedded.outbox import Outbox
+from penstock.engines.embedded.sampler import draws_on_device
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence
-from penstock.engines.embedded.stepping import COUNTED, Swapped, count, logit_rows
+from penstock.engines.embedded.stepping import COUNTED, Swapped, count, draw_and_send, logit_rows
 from penstock.interfaces import Verification
 
 MAX_IN_FLIGHT = 2
@@ -133,8 +133,4 @@ class DeviceStepper:
                 reason = self._outbox.take(each.seq, each.tokens, each.logprobs, version, each.masks)
                 self._outbox.send_due(each.seq, reason)
         if ours:
-            result = draw(logits[[row for row, _ in ours]], [seq for _, seq in ours])
-            for at, (_, seq) in enumerate(ours):
-                masks = [result.kept.get(at, NOTHING_CUT)] if seq.request.record_sampling_mask else None
-                reason = self._outbox.take(seq, [result.tokens[at]], [result.logprobs[at]], version, masks)
-                self._outbox.send_due(seq, reason)
+            draw_and_send(logits[[row for row, _ in ours]], [seq for _, seq in ours], self._outbox, version)

@@ -18,7 +18,7 @@ from penstock.errors import FingerprintMismatch
 from penstock.interfaces import Engine
 from tests.engines.contract import EngineContract, ask, update_to
 from tests.engines.embedded.test_exact import check_against_plain_forwards, plain_table, play_move
-from tests.engines.embedded.test_swaps import Shadow, replay
+from tests.engines.embedded.test_swaps import Shadow, any_engine, play_with_swaps, replay
 from tests.engines.embedded.tiny import (
     Driver,
     SeededWeights,
@@ -265,7 +265,6 @@ class DeviceShadow(Shadow):
         self.device = engine._stepper.device
         self.newest = {}
         """The last token that was drawn for a sequence, which the host may not know yet."""
-        self.num_windows = 0
         self._launch_prompts, self._launch_window = self.device.launch_prompts, self.device.launch_window
         self._forward_on_device = self.device.forward
         self.device.launch_prompts = self.launch_prompts
@@ -296,7 +295,6 @@ class DeviceShadow(Shadow):
             for seq in sequences
         }
         self._launch_window(sequences, steps, copies, version)
-        self.num_windows += 1
         launch = self.device._in_flight[-1]
         for seq, row in zip(launch.sequences, launch.rows, strict=True):
             place, token = begins[seq]
@@ -322,29 +320,9 @@ def test_any_schedule_with_swaps_equals_a_replay(data):
     weights = SeededWeights("llama")
 
     async def main():
-        engine = make_engine(
-            copy.deepcopy(weights.model(0)),
-            receiver=weights,
-            kv_tokens=data.draw(st.sampled_from([64, 400]), label="cache"),
-            max_batch=data.draw(st.integers(1, 6), label="batch"),
-            prefill_chunk=data.draw(st.sampled_from([5, 64]), label="chunk"),
-            keep_finished=data.draw(st.integers(0, 4), label="kept"),
-            window=data.draw(st.sampled_from([1, 2, 5]), label="window"),
-        )
+        engine = any_engine(weights, data, window=data.draw(st.sampled_from([1, 2, 5]), label="window"))
         DeviceShadow(engine, weights)
-        driver = Driver(engine)
-        for _ in range(data.draw(st.integers(1, 6), label="moves")):
-            await play_move(driver, data)
-            if data.draw(st.booleans(), label="swap"):
-                rebuild = data.draw(st.booleans(), label="rebuild")
-                await engine.update(update_to(engine.version + 1, recompute_kv=rebuild))
-        await driver.drain()
-        for name in driver.finished():
-            versions = driver.versions(name)
-            assert versions == sorted(versions)
-        engine._stepper.drain()
-        engine.forget_cache()
-        assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
+        await play_with_swaps(engine, data)
 
     asyncio.run(main())
 

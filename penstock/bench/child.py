@@ -1,0 +1,67 @@
+"""A process of a bench: told by lines what to do, it answers by lines of JSON, and ends when its input does."""
+
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+ANSWER_S = 180.0
+"""The longest that a process may take to answer, its start included."""
+END_S = 60.0
+
+
+class ChildDied(Exception):
+    """A process ended, or hangs."""
+
+
+class Child:
+    """`python -m module words …`, in a session of its own; `role` is how errors call it."""
+
+    def __init__(
+        self, role: str, module: str, words: list[str], environ: Mapping[str, str] | None = None
+    ) -> None:
+        self.role = role
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environ,
+            start_new_session=True,
+        )
+
+    def tell(self, line: bytes) -> None:
+        """To a process that has died, nothing is told: reading its answer will say so."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+
+    def read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
+            self._process.kill()
+            raise ChildDied(f"the {self.role} process did not answer within {ANSWER_S:.0f} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise ChildDied(f"the {self.role} process ended with code {self._process.wait(timeout=END_S)}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ask(self, line: bytes) -> dict[str, Any]:
+        self.tell(line)
+        return self.read()
+
+    def close(self) -> None:
+        """Idempotent; one that does not end by itself is killed."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):  # it may be gone already
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
