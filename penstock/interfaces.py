@@ -69,6 +69,10 @@ class WeightReceiver(Protocol):
     holds the fingerprint of what was written against the trainer's; until that was called, nothing computed
     with the new weights may leave the engine."""
 
+    def is_prepared(self, update: WeightUpdate) -> bool:
+        """Whether `receive` would now only queue what this device has done before: no memory is taken, nothing
+        is opened, loaded or waited for. Then an engine may make its device stand still until that is done."""
+
     def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> Verification: ...
 
     def close(self) -> None: ...

@@ -234,9 +234,9 @@ class Bench:
     ) -> float:
         """Seconds from the first request to the last token."""
 
-        async def ask(length: int) -> None:
+        def request(length: int) -> GenerateRequest:
             self._number += 1
-            request = GenerateRequest(
+            return GenerateRequest(
                 id=str(self._number),
                 token_ids=self._rng.integers(0, self.vocab, self.sizes.prompt).astype(np.int32),
                 sampling=SamplingParams(
@@ -245,11 +245,14 @@ class Bench:
                 chunk_tokens=64,
                 record_sampling_mask=record,
             )
+
+        async def ask(request: GenerateRequest) -> None:
             async for _ in self.engine.generate(request):
                 pass
 
+        requests = [request(length) for length in lengths]
         began = time.perf_counter()
-        await asyncio.gather(*(ask(length) for length in lengths))
+        await asyncio.gather(*map(ask, requests))
         return time.perf_counter() - began
 
     @torch.inference_mode()

@@ -1,10 +1,10 @@
 """`penstock bench sync`: what an update costs an engine, over shared memory and over CUDA IPC.
 
-Two real processes. One publishes, as a trainer does; the other (`penstock.bench.sync_engine`) runs
-forward passes of the same model one after another and takes updates between two of them. The stall is the
-time between two passes that an update takes, its verification included. An update is fresh when the first
-pass on the new weights has ended, counted from the beginning of its publication: that holds the rest of the
-pass that was running and a whole pass after it, so it depends on the engine's batch.
+Two real processes. One publishes, as a trainer does; the other (`penstock.bench.sync_engine`) is the embedded
+engine with a full batch that decodes. The stall is how long the engine computes nothing for an update. An update
+is fresh when the first token on the new weights has been drawn, counted from the beginning of its publication:
+that holds the rest of the step that was running and a whole step after it, so it depends on the engine's batch.
+It is seen when a caller has such a token.
 """
 
 import itertools
@@ -36,7 +36,7 @@ from penstock.sync.shared_memory import SharedMemoryPublisher
 Publisher = SharedMemoryPublisher | CudaIpcPublisher
 WARMUP = 3
 PAUSES_S = (0.05, 0.053, 0.0512, 0.0547)
-"""Between updates the engine goes on for a few passes, as between two real ones; not always as far into one."""
+"""Between updates the engine goes on for a few steps, as between two real ones; not always as far into one."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -46,17 +46,14 @@ class Setting(msgspec.Struct, frozen=True):
     batch: int
     busy: bool = False
     how: str = ""
-    window: int = 0
-    """Not 0: the embedded engine itself, which launches so many steps at once."""
 
-    def engine(self) -> tuple[str, int, int]:
+    def engine(self) -> tuple[str, int]:
         """What the engine's process must know."""
-        return self.transport, self.batch, self.window
+        return self.transport, self.batch
 
     @property
     def name(self) -> str:
         parts = [self.transport.replace("_", " "), f"batch {self.batch}", self.how]
-        parts += [f"embedded engine, window {self.window}"] * (self.window > 0)
         return ", ".join([part for part in parts if part] + ["trainer busy"] * self.busy)
 
 
@@ -68,7 +65,7 @@ SLICED = [
 UNDER_MPS = [
     Setting("cuda_ipc", 512, how="MPS"),
     Setting("cuda_ipc", 512, busy=True, how="MPS"),
-    Setting("cuda_ipc", 512, how="MPS", window=8),
+    Setting("cuda_ipc", 64, how="MPS"),
 ]
 
 
@@ -78,7 +75,7 @@ def run(json_path: Path | None = None, *, shape: str | None = None, updates: int
     shape = shape or ("tiny" if device == "cpu" else "1.5b")
     console = Console()
     if device == "cpu":
-        arms = measure_all([Setting("shared_memory", 64)], shape, device, updates)
+        arms = measure_all([Setting("shared_memory", 8)], shape, device, updates)
     else:
         arms = in_child(SLICED, shape, updates, {})
         with mps(os.environ, console.print) as daemon:
@@ -154,7 +151,7 @@ def measure_group(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         publisher = make_publisher(group[0].transport, weights, Path(folder))
-        engine.ask(b"go")  # passes begin, and do not end
+        engine.ask(b"go")  # decoding begins, and does not end
         try:
             for number, setting in enumerate(group):
                 versions = range(number * (WARMUP + updates), (number + 1) * (WARMUP + updates))
@@ -166,7 +163,7 @@ def measure_group(
 
 
 def told(arm: dict[str, Any]) -> str:
-    return f"stall {arm['stall_ms']:.2f} ms, fresh {arm['fresh_ms']:.2f} ms"
+    return ", ".join(f"{name} {arm[f'{name}_ms']:.2f} ms" for name in ("stall", "fresh", "seen"))
 
 
 def measure(
@@ -187,7 +184,7 @@ def measure(
 def publish(
     publisher: Publisher, engine: Child, version: int, weights: dict[str, torch.Tensor]
 ) -> dict[str, float]:
-    """One update, from its beginning to the end of the first pass on it."""
+    """One update, from its beginning to the first token on it that somebody has seen."""
     on_gpu = next(iter(weights.values())).is_cuda
     if on_gpu:
         torch.cuda.current_stream().synchronize()
@@ -203,8 +200,8 @@ def publish(
     return {
         "stall_ms": answer["stall_ms"],
         "verify_ms": answer["verify_ms"],
-        "pass_ms": answer["pass_ms"],
         "fresh_ms": (answer["fresh_at"] - begin) * 1e3,
+        "seen_ms": (answer["seen_at"] - begin) * 1e3,
         "snapshot_ms": (copied - begin) * 1e3,
         "describe_ms": (described - copied) * 1e3,
     }
@@ -217,10 +214,8 @@ def make_publisher(transport: str, weights: dict[str, torch.Tensor], folder: Pat
 
 
 def start_engine(setting: Setting, shape: str, device: str) -> Child:
-    """The other process: one line in for an update, one line out when the first pass on it has ended."""
+    """The other process: one line in for an update, one line out when a token on it has been seen."""
     words = [setting.transport, shape, device, str(setting.batch)]
-    if setting.window:
-        return Child("engine", "penstock.bench.sync_embedded", [*words, str(setting.window)])
     return Child("engine", "penstock.bench.sync_engine", words)
 
 
@@ -251,10 +246,8 @@ def working(busy: bool) -> Iterator[None]:
 
 def table(report: dict[str, Any]) -> Table:
     title = f"{report['setting']['gb']:.3g} GB of weights, {report['hardware']['device']}, milliseconds"
-    shown = Table(
-        "transport", "stall", "of it verifying", "fresh", "snapshot", "hash", "one pass", title=title
-    )
-    columns = ("stall_ms", "verify_ms", "fresh_ms", "snapshot_ms", "describe_ms", "pass_ms")
+    shown = Table("transport", "stall", "at most", "fresh", "seen", "snapshot", "hash", title=title)
+    columns = ("stall_ms", "stall_ms_max", "fresh_ms", "seen_ms", "snapshot_ms", "describe_ms")
     for name, arm in report["arms"].items():
         shown.add_row(name, *(f"{arm[column]:.2f}" for column in columns))
     return shown

@@ -1,85 +1,129 @@
-"""The engine's side of `penstock bench sync`: forward passes without end, and updates between two of them.
+"""The engine's side of `penstock bench sync`: the embedded engine, with sequences that decode without end.
 
-A pass is one token for each sequence of a batch, without a past; on a GPU it is the embedded engine's own decode
-step, compiled and captured, one replay at a time. So weights are read and used as in decoding.
+An update is *fresh* when a token has been drawn with it, and *seen* when such a token is in the hands of a
+caller: on a GPU when the window of steps that drew it has ended.
 """
 
+import asyncio
+import gc
 import json
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
-from torch import nn
 
 from penstock.bench.shapes import make_shape
 from penstock.engines.config import EngineConfig
-from penstock.engines.embedded.runner import ModelRunner
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.interfaces import WeightReceiver
 from penstock.sync.cuda_ipc import CudaIpcReceiver
 from penstock.sync.shared_memory import SharedMemoryReceiver
-from penstock.types import WeightUpdate
+from penstock.types import GenerateRequest, SamplingParams, WeightUpdate
+
+PROMPT, CONTEXT = 16, 2048
+SMALL_CONTEXT = 96
+"""On a CPU, where only the logic is looked at."""
+LOOK_EVERY_S = 1e-4
 
 
-def main(transport: str, shape: str, device: str, batch: str) -> None:
-    """Serve until the input ends."""
-    model, run_pass = make_pass(shape, device, int(batch))
-    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    receiver = CudaIpcReceiver() if transport == "cuda_ipc" else SharedMemoryReceiver()
+class Watched:
+    """One of the sequences, whose tokens are looked at one by one: since when is there one of which version."""
+
+    def __init__(self) -> None:
+        self.since: dict[int, float] = {}
+        self.changed = asyncio.Event()
+
+    def saw(self, version: int) -> None:
+        if version not in self.since:
+            self.since[version] = time.monotonic()
+            self.changed.set()
+
+    async def until(self, version: int) -> float:
+        while version not in self.since:
+            self.changed.clear()
+            await self.changed.wait()
+        return self.since[version]
+
+
+async def serve(transport: str, shape: str, device: str, batch: int) -> None:
+    """Answer updates until the input ends."""
+    on_gpu = device != "cpu"
+    context = CONTEXT if on_gpu else SMALL_CONTEXT
+    model: Any = make_shape(shape, device, torch.bfloat16 if on_gpu else torch.float32)
+    config = EngineConfig(
+        max_batch=batch,
+        max_context=context,
+        kv_tokens=batch * context,
+        prefix_cache=False,
+        keep_finished=0,
+        compile="on" if on_gpu else "off",
+        device=device,
+        dtype="bfloat16" if on_gpu else "float32",
+    )
+    receiver: WeightReceiver = CudaIpcReceiver() if transport == "cuda_ipc" else SharedMemoryReceiver()
+    engine = EmbeddedEngine(model, config=config, receiver=receiver, version=-1)
+    engine.warm_up()
     say({"ready": True})
     updates = reading()
-    say({"works": True})
-    while True:
-        run_pass()
-        try:
-            update = updates.get_nowait()
-        except queue.Empty:
-            continue
-        if update is None:
-            break
-        begin = time.monotonic()
-        verify_s = receiver.receive(update, parameters)()
-        swapped = time.monotonic()
-        run_pass()
-        fresh_at = time.monotonic()
-        say(
-            {
-                "stall_ms": (swapped - begin) * 1e3,
-                "verify_ms": verify_s * 1e3,
-                "pass_ms": (fresh_at - swapped) * 1e3,
-                "fresh_at": fresh_at,
-            }
-        )
-    receiver.close()
+    watched = Watched()
+    vocabulary = int(model.config.vocab_size)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(engine.run())]
+        tasks += [
+            group.create_task(decode(engine, number, vocabulary, context, watched)) for number in range(batch)
+        ]
+        await watched.until(-1)
+        gc.collect()
+        gc.freeze()  # as a worker does when it has started
+        say({"works": True})
+        while (update := await asyncio.to_thread(updates.get)) is not None:
+            say(await take(engine, update, watched))
+        for task in tasks:
+            task.cancel()
 
 
-def make_pass(shape: str, device: str, batch: int) -> tuple[nn.Module, Callable[[], object]]:
-    """A model, and one forward pass of it with the sampled tokens on the host, as an engine needs them."""
-    if device == "cpu":
-        model: Any = make_shape(shape, device, torch.float32)
-        ids = torch.arange(batch)[:, None] % model.config.vocab_size
-        return model, torch.no_grad()(lambda: model(input_ids=ids).logits[:, 0].argmax(-1).tolist())
-    from penstock.engines.embedded.cuda.buffers import POSITION
-    from penstock.engines.embedded.cuda.graphs import Kind
+async def take(engine: EmbeddedEngine, update: WeightUpdate, watched: Watched) -> dict[str, float]:
+    drawn = asyncio.create_task(asyncio.to_thread(until_drawn, engine, update.version))
+    receipt = await engine.update(update)
+    fresh_at, seen_at = await drawn, await watched.until(update.version)
+    return {
+        "stall_ms": receipt.stall_s * 1e3,
+        "verify_ms": receipt.verify_s * 1e3,
+        "fresh_at": min(fresh_at, seen_at),  # looked at from time to time, the one; told, the other
+        "seen_at": seen_at,
+    }
 
-    model = make_shape(shape, device, torch.bfloat16)
-    config = EngineConfig(max_batch=batch, max_context=512, kv_tokens=batch * 16, compile="on", window=1)
-    opened = ModelRunner(model, config).open_device(config)
-    assert opened is not None
-    opened.warm_up()
-    graph, buffers = opened.graphs.get(Kind(rows=batch, splits=1, truncates=False)), opened.graphs.buffers
 
-    def replay() -> list[int]:
-        buffers.ints[POSITION].zero_()  # the first token of every sequence again
-        buffers.step.zero_()
-        graph.replay()
-        drawn: list[int] = buffers.tokens.tolist()
-        return drawn
+def until_drawn(engine: EmbeddedEngine, version: int) -> float:
+    """When the first token of this version was drawn."""
+    while engine.newest_version < version:
+        time.sleep(LOOK_EVERY_S)
+    return time.monotonic()
 
-    return model, torch.inference_mode()(replay)
+
+async def decode(
+    engine: EmbeddedEngine, number: int, vocabulary: int, context: int, watched: Watched
+) -> None:
+    """One sequence after another, for as long as this is let."""
+    prompt = np.arange(number, number + PROMPT, dtype=np.int32) % vocabulary
+    is_watched = number == 0
+    with suppress(asyncio.CancelledError):
+        for turn in range(sys.maxsize):
+            request = GenerateRequest(
+                id=f"{number}-{turn}",
+                token_ids=prompt,
+                sampling=SamplingParams(max_tokens=context - PROMPT, seed=turn),
+                chunk_tokens=1 if is_watched else 64,
+            )
+            async for chunk in engine.generate(request):
+                if is_watched and len(chunk.versions):
+                    watched.saw(int(chunk.versions[-1]))
 
 
 def reading() -> "queue.SimpleQueue[WeightUpdate | None]":
@@ -102,4 +146,4 @@ def say(answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    asyncio.run(serve(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))

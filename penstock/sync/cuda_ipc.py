@@ -8,7 +8,7 @@ the engine needs no event of the trainer's. A slot is given back when every engi
 
 import importlib.util
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,40 +85,44 @@ class Handle:
         return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
+Copy = Callable[[], torch.Tensor | None]
+"""Queues copies on the current stream, and perhaps gives what was added up on the way; see `Copies.find`."""
+
+
 class Copies:
     """The same copies again and again: one launch with Triton, else torch's fused copy of a list."""
 
     def __init__(self) -> None:
         self._has_triton = importlib.util.find_spec("triton") is not None
-        self._plans: dict[tuple[int, ...], Any] = {}
+        self._known: dict[tuple[int, ...], Copy] = {}
 
-    def run(
-        self, targets: Mapping[str, torch.Tensor], sources: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor | None:
-        """Copy each source over the target of its name, on the current stream; all are of the same sizes.
+    def find(self, targets: Mapping[str, torch.Tensor], sources: Mapping[str, torch.Tensor]) -> Copy:
+        """What copies each source over the target of its name; all are of the same sizes.
 
         Where all tensors are of one type, the pass that copies also adds up fingerprints; the answer is
-        then on its way to the host, and there when the stream has come this far."""
+        then on its way to the host, there when the stream has come this far, and good until the next time. From
+        the second time on no memory is taken for this."""
         pairs = [(target, sources[name]) for name, target in targets.items()]
+        key = tuple(tensor.data_ptr() for pair in pairs for tensor in pair)
+        if key not in self._known:
+            self._known[key] = self._make(pairs)
+        return self._known[key]
+
+    def _make(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Copy:
         if not self._has_triton:
-            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
-            return None
+            return lambda: torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
         from penstock.sync.kernel import CopyPlan, SumPlan
 
-        key = tuple(tensor.data_ptr() for pair in pairs for tensor in pair)
-        if key not in self._plans:
-            alike = len({tensor.dtype for pair in pairs for tensor in pair}) == 1
-            contiguous = all(tensor.is_contiguous() for pair in pairs for tensor in pair)
-            if alike and contiguous:
-                plan = SumPlan.of([source for _, source in pairs], [target for target, _ in pairs])
-                self._plans[key] = plan
-            else:
-                self._plans[key] = CopyPlan.of(pairs)
-        plan = self._plans[key]
-        if isinstance(plan, CopyPlan):
-            plan.run()
-            return None
-        return download(plan.run(mix=MIX, golden=GOLDEN))
+        alike = len({tensor.dtype for pair in pairs for tensor in pair}) == 1
+        if not (alike and all(tensor.is_contiguous() for pair in pairs for tensor in pair)):
+            return CopyPlan.of(pairs).run
+        plan = SumPlan.of([source for _, source in pairs], [target for target, _ in pairs])
+        answer = download(plan.sums)
+
+        def copy() -> torch.Tensor:
+            return answer.copy_(plan.run(mix=MIX, golden=GOLDEN), non_blocking=True)
+
+        return copy
 
 
 class CudaIpcPublisher:
@@ -166,7 +170,7 @@ class CudaIpcPublisher:
         """Queue the copy into a free slot, waiting for a slot if need be."""
         slot = self._ring.take(version)
         with torch.no_grad():
-            self._sums[slot] = self._copies.run(self._views[slot], parameters)
+            self._sums[slot] = self._copies.find(self._views[slot], parameters)()
         self._copied[slot].record(torch.cuda.current_stream(self._device))
 
     def describe(self, version: int) -> WeightUpdate:
@@ -212,7 +216,12 @@ class CudaIpcReceiver:
         self._views: dict[tuple[str, ...], dict[str, torch.Tensor]] = {}
         self._verified: set[tuple[str, ...]] = set()
         self._copies = Copies()
+        self._found: dict[tuple[str, ...], tuple[Mapping[str, torch.Tensor], Copy]] = {}
+        """The copies from each bucket, and into which parameters."""
         self._fingerprints = Fingerprinter()
+
+    def is_prepared(self, update: WeightUpdate) -> bool:
+        return update.buckets in self._verified
 
     def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> Verification:
         if update.buckets not in self._views:
@@ -220,7 +229,7 @@ class CudaIpcReceiver:
             self._open(update.buckets, update.tensors, next(iter(parameters.values())).device)
         device = next(iter(parameters.values())).device
         with torch.no_grad():
-            sums = self._copies.run(parameters, self._views[update.buckets])
+            sums = self._copy(update.buckets, parameters)()
         copied = mark(device)
         reads_again = sums is None or update.buckets not in self._verified
         found = self._fingerprints.start(parameters) if reads_again else None
@@ -239,8 +248,16 @@ class CudaIpcReceiver:
 
         return verify
 
+    def _copy(self, buckets: tuple[str, ...], parameters: Mapping[str, torch.Tensor]) -> Copy:
+        """Found once: to look at every address takes longer than to launch the copies."""
+        known = self._found.get(buckets)
+        if known is None or known[0] is not parameters:
+            known = self._found[buckets] = parameters, self._copies.find(parameters, self._views[buckets])
+        return known[1]
+
     def close(self) -> None:
         self._verified.clear()
+        self._found.clear()
         self._views.clear()
         self._opened.clear()
 

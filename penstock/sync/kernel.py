@@ -123,6 +123,8 @@ class SumPlan:
     addresses: torch.Tensor
     targets: torch.Tensor | None
     spans: Spans
+    sums: torch.Tensor
+    """(tensors,): what `run` adds up."""
     width: int
     aligned: bool
 
@@ -130,18 +132,19 @@ class SumPlan:
     def of(cls, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = ()) -> "SumPlan":
         """All contiguous; `targets`, where given, are of the same types and sizes."""
         device = tensors[0].device
+        spans = Spans.of([tensor.numel() for tensor in tensors], SPAN, device)
         return cls(
             addresses=_column([tensor.data_ptr() for tensor in tensors], device),
             targets=_column([tensor.data_ptr() for tensor in targets], device) if targets else None,
-            spans=Spans.of([tensor.numel() for tensor in tensors], SPAN, device),
+            spans=spans,
+            sums=torch.zeros_like(spans.sizes),
             width=tensors[0].element_size(),
             aligned=all(tensor.data_ptr() % 16 == 0 for tensor in (*tensors, *targets)),
         )
 
     def run(self, *, mix: int, golden: int) -> torch.Tensor:
-        """Queue Σ mixed(value, index) of each tensor, before the last factor; (tensors,), on the device."""
-        spans = self.spans
-        sums = torch.zeros_like(spans.sizes)
+        """Queue Σ mixed(value, index) of each tensor, before the last factor; good until the next run."""
+        spans, sums = self.spans, self.sums.zero_()
         if len(spans):
             _sum_kernel[(len(spans),)](
                 self.addresses, self.addresses if self.targets is None else self.targets,

@@ -39,6 +39,10 @@ class AnyReceiver:
     def __init__(self) -> None:
         self._receivers: dict[str, Receiver] = {}
 
+    def is_prepared(self, update: WeightUpdate) -> bool:
+        receiver = self._receivers.get(update.transport)
+        return receiver is not None and receiver.is_prepared(update)
+
     def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> Verification:
         if update.transport not in RECEIVERS:
             raise ValueError(f"transport must be one of {', '.join(RECEIVERS)}, got {update.transport!r}")

@@ -7,6 +7,8 @@ from penstock.sync.fingerprint import Fingerprinter, fingerprints
 from penstock.sync.layout import lay_out
 from penstock.types import TensorSpec, WeightUpdate
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def test_a_handle_survives_its_way_as_text() -> None:
     handle = Handle(
@@ -28,7 +30,7 @@ def test_weights_on_a_cpu_are_refused() -> None:
         CudaIpcPublisher({"a": torch.ones(3)})
 
 
-class OnCpu(CudaIpcReceiver):
+class Nearby(CudaIpcReceiver):
     """Finds its buckets among tensors of this process."""
 
     def __init__(self, buckets: dict[str, dict[str, torch.Tensor]]) -> None:
@@ -52,9 +54,9 @@ def update_of(sent: dict[str, torch.Tensor], version: int, **fingerprint: int) -
 
 
 def test_later_updates_are_verified_as_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = {"w": torch.randn(70), "b": torch.randn(3)}
+    sent = {"w": torch.randn(70, device=DEVICE), "b": torch.randn(3, device=DEVICE)}
     live = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
-    receiver = OnCpu({"a": sent})
+    receiver = Nearby({"a": sent})
     started: list[int] = []
     start = Fingerprinter.start
     monkeypatch.setattr(
@@ -64,6 +66,7 @@ def test_later_updates_are_verified_as_they_are_copied(monkeypatch: pytest.Monke
         sent["w"].normal_()
         update = update_of(sent, version)
         started.clear()
+        assert receiver.is_prepared(update) == (version > 1)
         receiver.receive(update, live)()
         assert torch.equal(live["w"], sent["w"])
         assert started == [1] * (version == 1)  # the live tensors were read again
@@ -73,9 +76,9 @@ def test_later_updates_are_verified_as_they_are_copied(monkeypatch: pytest.Monke
 
 
 def test_copies_that_end_up_on_top_of_each_other_are_seen() -> None:
-    sent = {"w": torch.randn(8), "b": torch.randn(8)}
-    memory = torch.zeros(12)
-    receiver = OnCpu({"a": sent})
+    sent = {"w": torch.randn(8, device=DEVICE), "b": torch.randn(8, device=DEVICE)}
+    memory = torch.zeros(12, device=DEVICE)
+    receiver = Nearby({"a": sent})
     for version in (1, 2):  # what has never been right is read again
         with pytest.raises(FingerprintMismatch):
             receiver.receive(update_of(sent, version), {"w": memory[:8], "b": memory[4:]})()
@@ -84,5 +87,5 @@ def test_copies_that_end_up_on_top_of_each_other_are_seen() -> None:
 def test_another_shape_is_refused_before_anything_is_written() -> None:
     sent, live = {"w": torch.ones(32)}, {"w": torch.zeros(16)}
     with pytest.raises(FingerprintMismatch, match="differ in 1 tensors, w among them"):
-        OnCpu({"a": sent}).receive(update_of(sent, 1), live)
+        Nearby({"a": sent}).receive(update_of(sent, 1), live)
     assert float(live["w"].sum()) == 0

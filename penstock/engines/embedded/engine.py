@@ -89,7 +89,7 @@ class EmbeddedEngine:
             prefill_chunk=config.prefill_chunk or self._runner.prefill_chunk,
         )
         self._outbox = Outbox(self._scheduler, tokenizer, self._runner.vocab_size)
-        self._stepper = self._open_stepper()
+        self._stepper = self._open_stepper(version)
         self._seeds = np.random.default_rng(config.seed)
         self._arrivals = 0
         self._wake = asyncio.Event()
@@ -147,7 +147,9 @@ class EmbeddedEngine:
         self._scheduler.new_version(update.version, recompute_kv=update.recompute_kv)
         try:
             swapped = self._stepper.swap(
-                lambda: self._receiver.receive(update, self._parameters), update.version
+                lambda: self._receiver.receive(update, self._parameters),
+                update.version,
+                is_prepared=self._receiver.is_prepared(update),
             )
         except BaseException as error:
             self._fail(error)
@@ -239,18 +241,23 @@ class EmbeddedEngine:
         """Tokens of each sequence that is being computed."""
         return [seq.num_tokens + seq.num_pending for seq in self._scheduler.running]
 
+    @property
+    def newest_version(self) -> int:
+        """Of the newest tokens, also of those that a device has drawn and nobody has seen."""
+        return self._stepper.newest_version
+
     def forget_cache(self) -> None:
         """Drop everything that is only kept for reuse. What running sequences hold stays."""
         self._scheduler.cache.clear_kept()
         self._scheduler.cache.pool.clear_index()
 
-    def _open_stepper(self) -> Stepper:
+    def _open_stepper(self, version: int) -> Stepper:
         device = self._runner.open_device(self.config)
         if device is None:
-            return HostStepper(self._scheduler, self._runner, self._outbox)
+            return HostStepper(self._scheduler, self._runner, self._outbox, version)
         from penstock.engines.embedded.cuda.stepping import DeviceStepper
 
-        return DeviceStepper(self._scheduler, device, self._outbox)
+        return DeviceStepper(self._scheduler, device, self._outbox, version)
 
     def _sequence(self, request: GenerateRequest) -> Sequence:
         self._arrivals += 1

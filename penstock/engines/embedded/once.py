@@ -88,6 +88,9 @@ async def stream_text(
 class FixedWeights:
     """The receiver of an engine that nobody trains."""
 
+    def is_prepared(self, update: WeightUpdate) -> bool:
+        return False
+
     def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> Verification:
         raise PenstockError("this engine serves fixed weights and takes no updates")
 

@@ -31,14 +31,14 @@ class Outbox:
         seq: Sequence,
         tokens: list[int],
         logprobs: list[float],
-        version: int,
+        versions: list[int],
         masks: Many[Ids] | None = None,
     ) -> FinishReason | None:
-        """Add what was drawn for a sequence under `version`, up to where it ends; says why, if it does."""
+        """Add what was drawn for a sequence, up to where it ends; says why, if it does."""
         count, reason = end_within(seq, tokens, self._tokenizer)
         seq.tokens.extend(tokens[:count])
         seq.logprobs.extend(logprobs[:count])
-        seq.versions.extend([version] * count)
+        seq.versions.extend(versions[:count])
         if masks is not None:
             seq.masks.extend(masks[:count])
         self.num_tokens += count

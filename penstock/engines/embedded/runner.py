@@ -1,6 +1,7 @@
 """Runs the model's own forward pass over a batch, with the paged cache behind its attention."""
 
 import inspect
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,7 +77,8 @@ class ModelRunner:
 
         join_projections(self.model)
         if config.compile == "on":
-            choose_products(self.model, batch_sizes(config.max_batch))
+            prompts = config.prefill_chunk or self.prefill_chunk
+            choose_products(self.model, batch_sizes(config.max_batch), prompts)
             compile_layers(self.model, len(self.shapes))
         return Device(
             self.model,
@@ -128,6 +130,7 @@ def compile_layers(model: nn.Module, count: int) -> None:
     """Fuse what lies between the products of each layer, and the small modules beside the layers: rotary
     embedding and last norm. All layers share one compiled graph, so this costs what one layer costs, and code
     that was compiled before is found in torch's cache."""
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # float32 was asked for
     for parent in list(model.modules()):
         children = list(parent.children())
         stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == count]

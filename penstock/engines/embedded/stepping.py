@@ -34,6 +34,10 @@ class Stepper(Protocol):
     def is_due(self) -> bool:
         """Whether the next step would not have to wait for a device."""
 
+    @property
+    def newest_version(self) -> int:
+        """Of the weights that the newest tokens were drawn with."""
+
     def joins(self, seq: Sequence) -> None:
         """A request has come."""
 
@@ -46,8 +50,8 @@ class Stepper(Protocol):
     def drain(self) -> None:
         """Finish what is under way: afterwards the sequences have all tokens that were drawn."""
 
-    def swap(self, receive: Callable[[], Verification], version: int) -> Swapped:
-        """Let new weights, of `version`, in between two passes."""
+    def swap(self, receive: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
+        """Let new weights, of `version`, in between two passes. See `WeightReceiver.is_prepared`."""
 
     def warm_up(self) -> None:
         """Do beforehand what the first requests would have to wait for."""
@@ -58,10 +62,11 @@ class HostStepper:
 
     is_due = True
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, outbox: Outbox) -> None:
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, outbox: Outbox, version: int) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._outbox = outbox
+        self.newest_version = version
         self.counters = dict.fromkeys(COUNTED, 0.0)
 
     def joins(self, seq: Sequence) -> None:
@@ -73,7 +78,7 @@ class HostStepper:
     def drain(self) -> None:
         pass
 
-    def swap(self, receive: Callable[[], Verification], version: int) -> Swapped:
+    def swap(self, receive: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
         started = time.perf_counter()
         verify_s = receive()()
         return Swapped(time.perf_counter() - started, verify_s)
@@ -92,6 +97,7 @@ class HostStepper:
         if len(rows) != logits.shape[0]:
             logits = logits[rows]
         draw_and_send(logits, sequences, self._outbox, version)
+        self.newest_version = version
 
 
 def draw_and_send(logits: torch.Tensor, sequences: list[Sequence], outbox: Outbox, version: int) -> None:
@@ -99,7 +105,7 @@ def draw_and_send(logits: torch.Tensor, sequences: list[Sequence], outbox: Outbo
     result = draw(logits, sequences)
     for row, seq in enumerate(sequences):
         masks = [result.kept.get(row, NOTHING_CUT)] if seq.request.record_sampling_mask else None
-        reason = outbox.take(seq, [result.tokens[row]], [result.logprobs[row]], version, masks)
+        reason = outbox.take(seq, [result.tokens[row]], [result.logprobs[row]], [version], masks)
         outbox.send_due(seq, reason)
 
 

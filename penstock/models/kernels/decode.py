@@ -16,7 +16,9 @@ import triton.language as tl
 
 KEYS = 32
 """Keys of one step of a program."""
-WARPS, STAGES = 2, 2
+STAGES = 2
+ONE_WARP = 16 * 128
+"""Numbers of the result that one warp can hold beside the keys; larger heads take two."""
 SPLIT_KEYS = 512
 """Keys of one program, where sequences are split."""
 UNSPLIT_KEYS = 1024
@@ -219,10 +221,15 @@ def attend_decode(
         out.stride(0), out.stride(1), pool.stride(1), pool.stride(2), tables.stride(0),
         DK=dim, DK_PAD=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size, KEYS=KEYS,
         SOFTCAP=softcap is not None, WINDOW=sliding_window is not None,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32", num_warps=WARPS, num_stages=STAGES, **shape,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=_warps(shape["GROUP_PAD"] * shape["DV_PAD"], query, pool), num_stages=STAGES, **shape,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(rows, kv_heads)](
             partial, positions, held, out, split_keys, out.stride(0), out.stride(1), num_warps=4, **shape
         )
     return out
+
+
+def _warps(held: int, query: torch.Tensor, pool: torch.Tensor) -> int:
+    return 1 if held <= ONE_WARP and query.dtype == pool.dtype and query.itemsize == 2 else 2

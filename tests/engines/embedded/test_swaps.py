@@ -177,6 +177,9 @@ def test_a_failed_update_reaches_its_caller_and_every_request() -> None:
     class Torn:
         fails = True
 
+        def is_prepared(self, update: Any) -> bool:
+            return False
+
         def receive(self, update: Any, parameters: Any) -> Verification:
             if self.fails:
                 raise OSError("the bucket is gone")

@@ -89,6 +89,9 @@ def kept_rows(mask: SamplingMask) -> list[list[int]]:
 class NoWeights:
     """A receiver that changes nothing."""
 
+    def is_prepared(self, update: WeightUpdate) -> bool:
+        return False
+
     def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> Verification:
         return lambda: 0.0
 
@@ -111,14 +114,18 @@ async def serve(model: nn.Module | None = None, **options: Any) -> AsyncIterator
 class SeededWeights:
     """A receiver whose version n is `make_model(family, seed=n)`."""
 
-    def __init__(self, family: str) -> None:
+    def __init__(self, family: str, *, prepared: bool = False) -> None:
         self.family = family
         self.models: dict[int, nn.Module] = {}
+        self._prepared = prepared
 
     def model(self, version: int) -> nn.Module:
         if version not in self.models:
             self.models[version] = make_model(self.family, seed=version)
         return self.models[version]
+
+    def is_prepared(self, update: WeightUpdate) -> bool:
+        return self._prepared
 
     def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> Verification:
         with torch.no_grad():

@@ -29,6 +29,8 @@ class DecodeBuffers:
     output_tokens: torch.Tensor
     """(rows, window): what was drawn since the window began."""
     output_logprobs: torch.Tensor
+    output_versions: torch.Tensor
+    """(window,): whose weights each of those steps used."""
     step: torch.Tensor
     """(1,): the column of the window that comes next."""
 
@@ -48,6 +50,7 @@ class DecodeBuffers:
             floats=filled(NUM_FLOATS, rows, dtype=torch.float32, value=1.0),
             output_tokens=filled(rows, window, dtype=torch.int64),
             output_logprobs=filled(rows, window, dtype=torch.float32),
+            output_versions=filled(window, dtype=torch.int64),
             step=filled(1, dtype=torch.int64),
         )
 

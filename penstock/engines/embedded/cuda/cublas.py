@@ -1,14 +1,16 @@
-"""cuBLASLt, by its own interface: all the algorithms it names for a product, and one of them run.
+"""cuBLASLt, by its own interface: the algorithms for a product, and one of them run.
 
-torch always takes the first. The library is the one that torch has already loaded, so nothing is installed;
-where it can't be found there are no algorithms, and torch multiplies.
+The library names a few, likeliest first, and torch always takes the first. It has many more: what it names can be
+given other tiles, such as divide the work evenly among the multiprocessors. The library is the one that torch has
+already loaded, so nothing is installed; where it can't be found there are no algorithms, and torch multiplies.
 """
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Sequence
 from contextlib import suppress
-from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import torch
@@ -22,6 +24,17 @@ TYPES = {torch.bfloat16: 14, torch.float16: 2}
 DESC_TRANSPOSE_A, DESC_EPILOGUE, DESC_BIAS_POINTER = 3, 7, 8
 EPILOGUE_BIAS = 4
 PREFERENCE_WORKSPACE = 1
+CONFIG_ID, CONFIG_TILE, CONFIG_SPLITS, CONFIG_REDUCTION, CONFIG_OPTION, CONFIG_CLUSTER = 0, 1, 2, 3, 5, 8
+PAIRS = (3, 5)
+"""Clusters of two, side by side along the outer size or along the rows."""
+TILES = {
+    (112, 128): 165, (112, 256): 167, (128, 128): 20, (128, 192): 32, (128, 256): 23, (144, 128): 184,
+    (144, 256): 186, (160, 128): 30, (160, 256): 195, (176, 128): 201, (176, 256): 203, (192, 128): 31,
+    (192, 192): 209, (192, 256): 210, (208, 128): 215, (224, 128): 221, (256, 128): 24,
+}  # fmt: skip
+"""Outer size and rows of a tile."""
+EVEN = 0.9
+"""Share of the multiprocessors' time that goes into the result, of tiles worth a try."""
 
 
 class CublasError(RuntimeError):
@@ -38,6 +51,17 @@ class Algorithm(ctypes.Structure):
         ("waves", c_float),
         ("reserved", c_int * 4),
     )
+
+
+def even_tiles(outer: int, rows: int, multiprocessors: int) -> list[tuple[int, int]]:
+    """Tiles that leave few multiprocessors without work in the last round, and little outside the matrix."""
+
+    def share(tile: tuple[int, int]) -> float:
+        count = -(-outer // tile[0]) * -(-rows // tile[1])
+        rounds = -(-count // multiprocessors)
+        return outer * rows / (rounds * multiprocessors * tile[0] * tile[1])
+
+    return [tile for tile in TILES if share(tile) >= EVEN]
 
 
 @functools.cache
@@ -81,6 +105,7 @@ class Product:
         self, handle: Handle, *, rows: int, outer: int, inner: int, dtype: torch.dtype, bias: bool
     ) -> None:
         self._handle = handle
+        self._size = outer, rows
         self._desc, self._weight, self._input, self._output = (c_void_p() for _ in range(4))
         handle.call("cublasLtMatmulDescCreate", byref(self._desc), COMPUTE_32F, REAL_32F)
         self._set(DESC_TRANSPOSE_A, c_int(1))
@@ -117,6 +142,42 @@ class Product:
         call("cublasLtMatmulPreferenceDestroy", preference)
         return [found[at] for at in range(count.value) if found[at].state == 0]
 
+    def variations(self, named: Sequence[Algorithm]) -> Sequence[Algorithm]:
+        """What was named, with every tile that divides the work evenly, in clusters of two."""
+        properties: Any = torch.cuda.get_device_properties(self._handle.device)
+        tiles = even_tiles(*self._size, properties.multi_processor_count)
+        kinds = {(_config(each, CONFIG_ID), _config(each, CONFIG_OPTION)): each for each in named}
+        found = []
+        for kind, tile, cluster in itertools.product(kinds.values(), tiles, PAIRS):
+            made = Algorithm.from_buffer_copy(kind)
+            settings = {
+                CONFIG_TILE: TILES[tile],
+                CONFIG_CLUSTER: cluster,
+                CONFIG_SPLITS: 1,
+                CONFIG_REDUCTION: 0,
+            }
+            with suppress(CublasError):
+                for attribute, value in settings.items():
+                    self._configure(made, attribute, value)
+                if self._is_valid(made):
+                    found.append(made)
+        return found
+
+    def _configure(self, algorithm: Algorithm, attribute: int, value: int) -> None:
+        number = _number(attribute)(value)
+        size = c_size_t(ctypes.sizeof(number))
+        self._handle.call(
+            "cublasLtMatmulAlgoConfigSetAttribute", byref(algorithm.data), attribute, byref(number), size
+        )
+
+    def _is_valid(self, algorithm: Algorithm) -> bool:
+        result = Algorithm()
+        shapes = self._desc, self._weight, self._input, self._output, self._output
+        self._handle.call(
+            "cublasLtMatmulAlgoCheck", self._handle.pointer, *shapes, byref(algorithm.data), byref(result)
+        )
+        return bool(result.workspace <= WORKSPACE_BYTES)
+
     def run(
         self,
         algorithm: Algorithm,
@@ -142,3 +203,16 @@ class Product:
     def _set(self, attribute: int, value: Any) -> None:
         size = c_size_t(ctypes.sizeof(value))
         self._handle.call("cublasLtMatmulDescSetAttribute", self._desc, attribute, byref(value), size)
+
+
+def _number(attribute: int) -> Any:
+    return c_uint16 if attribute == CONFIG_CLUSTER else c_uint32
+
+
+def _config(algorithm: Algorithm, attribute: int) -> int:
+    """A setting of an algorithm; 0 where the library does not say."""
+    number, written = _number(attribute)(), c_size_t()
+    library().cublasLtMatmulAlgoConfigGetAttribute(
+        byref(algorithm.data), attribute, byref(number), c_size_t(ctypes.sizeof(number)), byref(written)
+    )
+    return int(number.value)

@@ -26,8 +26,9 @@ from penstock.engines.embedded.cuda.buffers import (
     TOP_P,
     DecodeBuffers,
 )
+from penstock.engines.embedded.cuda.gate import Gate
 from penstock.engines.embedded.cuda.graphs import Kind, StepGraphs
-from penstock.engines.embedded.cuda.launches import Drawn, Launch, Stopwatch
+from penstock.engines.embedded.cuda.launches import Drawn, Launch
 from penstock.engines.embedded.cuda.masks import SEGMENTS, Recorded
 from penstock.engines.embedded.cuda.prompts import lay_out_prompts
 from penstock.engines.embedded.cuda.rows import ON_DEVICE, Rows, settings_of
@@ -70,7 +71,8 @@ class Device:
         self._buffers = DecodeBuffers.make(max_batch, blocks, window, cache.scratch, self._device)
         self._rows = Rows(max_batch, blocks, cache.scratch, block_size, vocab)
         self._rows.clear()
-        self.graphs = StepGraphs(self._decode, self._buffers, scratch=cache.scratch, vocab=vocab)
+        self.gate = Gate(self._device)
+        self.graphs = StepGraphs(self._decode, self._buffers, self.gate, scratch=cache.scratch, vocab=vocab)
         self._in_flight: deque[Launch] = deque()
         hang_pools(model, cache.pools)
         self._attention = DeviceAttention()
@@ -78,10 +80,6 @@ class Device:
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
-
-    def stopwatch(self) -> Stopwatch:
-        """One that runs from what has been queued so far."""
-        return Stopwatch(self._device)
 
     @property
     def is_ready(self) -> bool:
@@ -104,12 +102,10 @@ class Device:
     def draw(self, logits: torch.Tensor, sequences: list[Sequence], sources: Many[int]) -> list[Drawn]:
         """Draw a token of each sequence from the row of `logits` that `sources` names, and wait for it."""
         result, masks = self._sample(logits, sequences, sources)
-        return self._read(self._launched(sequences, result, masks, version=0))
+        return self._read(self._launched(sequences, result, masks))
 
     @torch.inference_mode()
-    def launch_prompts(
-        self, batch: Batch, sequences: list[Sequence], sources: Many[int], version: int
-    ) -> None:
+    def launch_prompts(self, batch: Batch, sequences: list[Sequence], sources: Many[int]) -> None:
         """Compute the batch, then draw a token of each of `sequences`, as `draw` does, without waiting."""
         logits = self.forward(batch)
         if not sequences:
@@ -125,12 +121,11 @@ class Device:
             self._buffers.tokens.index_copy_(0, upload(rows, self._device), tokens)
         for seq in sequences:
             seq.num_pending += 1
-        self._queue(self._launched(sequences, result, masks, version))
+        self._queue(self._launched(sequences, result, masks))
+        self.gate.check()
 
     @torch.inference_mode()
-    def launch_window(
-        self, sequences: list[Sequence], steps: int, copies: list[tuple[int, int]], version: int
-    ) -> None:
+    def launch_window(self, sequences: list[Sequence], steps: int, copies: list[tuple[int, int]]) -> None:
         """Draw `steps` tokens for each sequence, whose blocks must have room for them."""
         self._rows.place(sequences)
         bucket = self.graphs.bucket(self._rows.used)
@@ -166,7 +161,7 @@ class Device:
                 sequences=sequences,
                 rows=[self._rows.of[seq] for seq in sequences],
                 steps=steps,
-                version=version,
+                versions=download(buffers.output_versions[:steps]),
                 tokens=download(buffers.output_tokens[:bucket, :steps].contiguous()),
                 logprobs=download(buffers.output_logprobs[:bucket, :steps].contiguous()),
                 lengths=download(buffers.lengths[:bucket]),
@@ -179,12 +174,12 @@ class Device:
         self._in_flight.append(launch)
         assert len(self._in_flight) < SEGMENTS, "the next launch would write over masks that nobody has read"
 
-    def collect(self) -> tuple[list[Drawn], int]:
-        """What the oldest launch drew, and under which version; waits for it."""
+    def collect(self) -> list[Drawn]:
+        """What the oldest launch drew; waits for it."""
         launch = self._in_flight.popleft()
         for seq in launch.sequences:
             seq.num_pending -= launch.steps
-        return self._read(launch), launch.version
+        return self._read(launch)
 
     def reset(self) -> None:
         """Nothing is in flight: every sequence starts again from what the host knows of it."""
@@ -227,14 +222,12 @@ class Device:
             return result, None
         return result, self.graphs.mask_room().recorded(arena, len(sequences), 1, segment)
 
-    def _launched(
-        self, sequences: list[Sequence], result: Sampled, masks: Recorded | None, version: int
-    ) -> Launch:
+    def _launched(self, sequences: list[Sequence], result: Sampled, masks: Recorded | None) -> Launch:
         return Launch(
             sequences=sequences,
             rows=list(range(len(sequences))),
             steps=1,
-            version=version,
+            versions=download(self.gate.version),
             tokens=download(result.tokens[:, None]),
             logprobs=download(result.logprobs[:, None]),
             lengths=None,
@@ -245,7 +238,9 @@ class Device:
     def _read(self, launch: Launch) -> list[Drawn]:
         if launch.event is not None:
             launch.event.synchronize()
-        tokens, logprobs = launch.tokens.tolist(), launch.logprobs.tolist()
+        tokens, logprobs, versions = (
+            each.tolist() for each in (launch.tokens, launch.logprobs, launch.versions)
+        )
         lengths = launch.lengths.tolist() if launch.lengths is not None else None
         words = self.graphs.mask_room().read(launch.masks) if launch.masks is not None else None
         drawn = []
@@ -256,7 +251,7 @@ class Device:
                 masks = [NOTHING_CUT] * count
                 if words is not None and launch.masks is not None:
                     masks = self.graphs.mask_room().kept(launch.masks, words, row, count)
-            drawn.append(Drawn(seq, tokens[row][:count], logprobs[row][:count], masks))
+            drawn.append(Drawn(seq, tokens[row][:count], logprobs[row][:count], versions[:count], masks))
         return drawn
 
     def _event(self) -> Any:

@@ -17,6 +17,7 @@ from penstock.engines.embedded.cuda.buffers import (
     TEMPERATURE,
     DecodeBuffers,
 )
+from penstock.engines.embedded.cuda.gate import Gate
 from penstock.engines.embedded.cuda.kernels import advance
 from penstock.engines.embedded.cuda.masks import MaskRoom
 from penstock.models.kernels.sampling import sample
@@ -59,9 +60,12 @@ class _Call:
 class StepGraphs:
     """Captures each kind of step when it is first needed."""
 
-    def __init__(self, forward: Forward, buffers: DecodeBuffers, *, scratch: int, vocab: int) -> None:
+    def __init__(
+        self, forward: Forward, buffers: DecodeBuffers, gate: Gate, *, scratch: int, vocab: int
+    ) -> None:
         self._forward = forward
         self.buffers = buffers
+        self._gate = gate
         self._scratch = scratch
         self._vocab = vocab
         self._device = buffers.tokens.device
@@ -145,4 +149,5 @@ class StepGraphs:
             cuts=buffers.cuts(rows) if kind.truncates else None,
             arena=arena,
         )
-        advance(drawn.tokens, drawn.logprobs, buffers=buffers, first_stop=FIRST_STOP)
+        advance(drawn.tokens, drawn.logprobs, self._gate.version, buffers=buffers, first_stop=FIRST_STOP)
+        self._gate.check()

@@ -1,6 +1,5 @@
-"""What is in flight on a device, what it brought, and how long a part of it took."""
+"""What is in flight on a device, and what it brought."""
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +17,20 @@ class Drawn:
     seq: Sequence
     tokens: list[int]
     logprobs: list[float]
+    versions: list[int]
     masks: list[Ids] | None
     """The ids that truncation left, per token; empty where nothing was cut."""
 
 
 @dataclass(slots=True)
 class Launch:
-    """Work in flight: which sequences draw `steps` tokens each, under which weights."""
+    """Work in flight: which sequences draw `steps` tokens each."""
 
     sequences: list[Sequence]
     rows: list[int]
     steps: int
-    version: int
+    versions: torch.Tensor
+    """Of the weights, a step each: new ones may come in between."""
     tokens: torch.Tensor
     logprobs: torch.Tensor
     lengths: torch.Tensor | None
@@ -39,28 +40,3 @@ class Launch:
     @property
     def is_ready(self) -> bool:
         return self.event is None or bool(self.event.query())
-
-
-class Stopwatch:
-    """Seconds of the device's own time between two places of its queue; on a CPU those of the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._marks = [self._mark()]
-
-    def stop(self) -> None:
-        self._marks.append(self._mark())
-
-    def seconds(self) -> float:
-        start, end = self._marks
-        if self._device.type != "cuda":
-            return float(end - start)
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
-
-    def _mark(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event

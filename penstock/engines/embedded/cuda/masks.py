@@ -11,9 +11,8 @@ from penstock.engines.embedded.outbox import NOTHING_CUT, Ids
 from penstock.models.kernels.sampling import WORD, MaskArena
 from penstock.transfer import download
 
-SEGMENTS = 4
-"""Parts of the arena: each launch in flight has its own. At most three are (`stepping.MAX_IN_FLIGHT`, and one that
-new weights let in) while the next takes a segment."""
+SEGMENTS = 3
+"""Parts of the arena: each launch in flight has its own, and the next takes another."""
 
 
 @dataclass(frozen=True, slots=True)

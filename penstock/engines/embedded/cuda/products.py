@@ -1,13 +1,14 @@
-"""Matrix products of a decode step, each by the algorithm that was fastest for its size when it was tried.
+"""Matrix products of the engine, each by the algorithm that was fastest for its size when it was tried.
 
 For 512 rows the library's first choice is not always its best: of a 7B model's widest product another one takes
-5 % less. So the sizes a decode step has are tried before its graphs are captured, against torch's own choice,
-and only what wins clearly is used. Sizes that nobody tried are left to torch.
+5 % less. So the sizes that decode steps and full passes over prompts have are tried at the start, against torch's
+own choice, and only what wins clearly is used. For a full batch, tiles that the library does not name are tried
+too. Sizes that nobody tried are left to torch.
 """
 
 import logging
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -81,8 +82,9 @@ class ChosenLinear(nn.Linear):
 
 
 @torch.no_grad()
-def choose_products(model: nn.Module, rows: Iterable[int]) -> int:
-    """Try the products of `model` for batches of so many rows; returns how many sizes have a better way.
+def choose_products(model: nn.Module, batches: Sequence[int], prompts: int) -> int:
+    """Try the products of `model` for batches of so many rows, the last of them most thoroughly, and for passes
+    over so many tokens of prompts; returns how many sizes have a better way.
 
     Modules that gain are switched to it. To be called after projections are joined and before layers are
     compiled."""
@@ -93,7 +95,13 @@ def choose_products(model: nn.Module, rows: Iterable[int]) -> int:
     try:
         if device not in Choices.handles:
             Choices.handles[device] = Handle(device, library())
-        return sum(_choose(sites, list(rows), Choices.handles[device]) for sites in groups.values())
+        head = _head(model)
+        found = 0
+        for sites in groups.values():
+            few_rows = any(site.weight.data_ptr() == head for site in sites)  # only last tokens have logits
+            rows = [*batches] if few_rows else [*batches, prompts]
+            found += _choose(sites, rows, batches[-1], Choices.handles[device])
+        return found
     except (CublasError, torch.cuda.OutOfMemoryError) as error:
         log.warning("no more matrix products are tried, the others are left to torch: %s", error)
         return 0
@@ -129,8 +137,8 @@ def _site(module: nn.Module) -> Site | None:
     return None
 
 
-def _choose(sites: list[Site], rows: list[int], handle: Handle) -> int:
-    """Try one size of weight with each number of rows."""
+def _choose(sites: list[Site], rows: list[int], full: int, handle: Handle) -> int:
+    """Try one size of weight with each number of rows; `full` is that of a full batch."""
     found = 0
     for count in rows:
         if count < MIN_ROWS:
@@ -139,7 +147,7 @@ def _choose(sites: list[Site], rows: list[int], handle: Handle) -> int:
         outer, inner = weight.shape
         size = (weight.device, weight.dtype, count, outer, inner, sites[0].bias is not None)
         if size not in Choices.known:
-            choice = _fastest(sites[:MOST_WEIGHTS], count, handle)
+            choice = _fastest(sites[:MOST_WEIGHTS], count, handle, thorough=count == full)
             if choice is None:
                 continue
             Choices.known[size] = choice
@@ -150,27 +158,40 @@ def _choose(sites: list[Site], rows: list[int], handle: Handle) -> int:
     return found
 
 
-def _fastest(sites: list[Site], rows: int, handle: Handle) -> Choice | None:
+def _fastest(sites: list[Site], rows: int, handle: Handle, *, thorough: bool) -> Choice | None:
     """The algorithm that beats torch's choice, if one does and gives the same numbers."""
     weight, bias = sites[0].weight, sites[0].bias
     outer, inner = weight.shape
     made = Product(handle, rows=rows, outer=outer, inner=inner, dtype=weight.dtype, bias=bias is not None)
     x = torch.randn(rows, inner, dtype=weight.dtype, device=weight.device)
     out = torch.empty(rows, outer, dtype=weight.dtype, device=weight.device)
-    expected = functional.linear(x, weight, bias).float()
+    expected = functional.linear(x, weight, bias)
+    size = _norm(expected)
     ways: list[Callable[[Site], object]] = [lambda site: functional.linear(x, site.weight, site.bias)]
     algorithms: list[Algorithm] = []
-    for algorithm in made.algorithms():
+    named = made.algorithms()
+    for algorithm in [*named, *(made.variations(named) if thorough else ())]:
         out.fill_(float("nan"))
         try:
             made.run(algorithm, x, weight, bias, out)
         except CublasError:  # the library may name what it then refuses
             continue
-        if float((out.float() - expected).norm()) <= TOLERANCE * float(expected.norm()):
+        if _norm(out - expected) <= TOLERANCE * size:
             algorithms.append(algorithm)
             ways.append(partial(_run, made, algorithm, x, out))
     best = quickest([_timer(way, sites) for way in ways])
     return Choice(made, algorithms[best - 1]) if best else None
+
+
+def _norm(matrix: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(matrix, dtype=torch.float32))
+
+
+def _head(model: nn.Module) -> int:
+    """The address of the weight that logits are made with; 0 if there is none."""
+    get: Any = getattr(model, "get_output_embeddings", None)
+    head = get() if get is not None else None
+    return head.weight.data_ptr() if isinstance(head, nn.Linear) else 0
 
 
 def _run(made: Product, algorithm: Algorithm, x: torch.Tensor, out: torch.Tensor, site: Site) -> None:

@@ -15,7 +15,7 @@ from penstock.engines.embedded.stepping import COUNTED, Swapped, count, draw_and
 from penstock.interfaces import Verification
 
 MAX_IN_FLIGHT = 2
-"""Launches: one that runs, and one behind it; new weights let in one more."""
+"""Launches: one that runs, and one behind it."""
 MAX_PROMPTS_IN_A_ROW = 4
 """Passes over prompts before sequences that decode have their turn."""
 
@@ -23,9 +23,10 @@ MAX_PROMPTS_IN_A_ROW = 4
 class DeviceStepper:
     """Keeps the device's queue filled, one launch ahead of what is read."""
 
-    def __init__(self, scheduler: Scheduler, device: Device, outbox: Outbox) -> None:
+    def __init__(self, scheduler: Scheduler, device: Device, outbox: Outbox, version: int) -> None:
         self._scheduler = scheduler
         self.device = device
+        device.gate.version.fill_(version)
         self._outbox = outbox
         self._num_for_host = 0
         self._prompts_in_a_row = 0
@@ -35,6 +36,10 @@ class DeviceStepper:
     @property
     def is_due(self) -> bool:
         return not self._must_take or self.device.is_ready
+
+    @property
+    def newest_version(self) -> int:
+        return self.device.gate.newest
 
     def joins(self, seq: Sequence) -> None:
         self._num_for_host += not draws_on_device(seq)
@@ -49,8 +54,7 @@ class DeviceStepper:
             return
         if self._must_take:
             self._take()
-        if self.device.num_in_flight < MAX_IN_FLIGHT:  # after new weights there is one more to take
-            self._has_launched = self._launch(version)
+        self._has_launched = self._launch()
 
     def drain(self) -> None:
         """From here the host knows all there is, and every row starts again from that."""
@@ -58,18 +62,13 @@ class DeviceStepper:
             self._take()
         self.device.reset()
 
-    def swap(self, receive: Callable[[], Verification], version: int) -> Swapped:
-        """New weights are queued behind what is in flight, and the next launch behind them: the device goes on
-        while the host waits for the fingerprint, and nobody sees what was drawn before that was right."""
-        while self.device.num_in_flight > MAX_IN_FLIGHT:  # another update came just before
-            self._take()
-        stall = self.device.stopwatch()
-        verify = receive()
-        stall.stop()
-        if not self._num_for_host:
-            self._has_launched = self._launch(version)
-        verify_s = verify()
-        return Swapped(stall.seconds(), verify_s)
+    def swap(self, receive: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
+        """What is in flight goes on with the new weights from its next step on; where `receive` may do what a busy
+        device can't wait for, it is finished first. Nobody sees what was drawn with weights that are not yet
+        verified."""
+        if not is_prepared:
+            self.drain()
+        return self.device.gate.let_in(receive, version, is_busy=self.device.num_in_flight > 0)
 
     def warm_up(self) -> None:
         self.device.warm_up()
@@ -79,7 +78,7 @@ class DeviceStepper:
         in_flight = self.device.num_in_flight
         return in_flight >= MAX_IN_FLIGHT or (in_flight > 0 and not self._has_launched)
 
-    def _launch(self, version: int) -> bool:
+    def _launch(self) -> bool:
         """Queue a pass over prompts or a window of decode steps. False when there is nothing to do before what
         is in flight has been taken."""
         scheduler, device = self._scheduler, self.device
@@ -91,7 +90,7 @@ class DeviceStepper:
             if batch.spans:
                 drawn = scheduler.commit(batch)
                 sources = logit_rows([span for span, _ in drawn])
-                device.launch_prompts(batch, [seq for _, seq in drawn], sources, version)
+                device.launch_prompts(batch, [seq for _, seq in drawn], sources)
                 count(batch, self.counters)
                 self._prompts_in_a_row += 1
                 return True
@@ -104,16 +103,15 @@ class DeviceStepper:
         ready = [seq for seq in ready if seq.is_running]
         if copies is None or not ready:
             return False
-        device.launch_window(ready, steps, copies, version)
+        device.launch_window(ready, steps, copies)
         self.counters["steps"] += steps
         return True
 
     def _take(self) -> None:
         """Read the oldest launch, and keep what each sequence drew up to where it ends."""
-        drawn, version = self.device.collect()
-        for each in drawn:
+        for each in self.device.collect():
             if each.seq.is_running:
-                reason = self._outbox.take(each.seq, each.tokens, each.logprobs, version, each.masks)
+                reason = self._outbox.take(each.seq, each.tokens, each.logprobs, each.versions, each.masks)
                 self._scheduler.taken(each.seq, has_ended=reason is not None)
                 self._outbox.send_due(each.seq, reason)
 
@@ -130,7 +128,7 @@ class DeviceStepper:
         ours = [(row, seq) for row, (_, seq) in zip(rows, drawn, strict=True) if not draws_on_device(seq)]
         if theirs:
             for each in self.device.draw(logits, [seq for _, seq in theirs], [row for row, _ in theirs]):
-                reason = self._outbox.take(each.seq, each.tokens, each.logprobs, version, each.masks)
+                reason = self._outbox.take(each.seq, each.tokens, each.logprobs, each.versions, each.masks)
                 self._outbox.send_due(each.seq, reason)
         if ours:
             draw_and_send(logits[[row for row, _ in ours]], [seq for _, seq in ours], self._outbox, version)

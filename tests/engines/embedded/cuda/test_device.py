@@ -3,6 +3,7 @@ under Triton's interpreter and calls the steps that it would capture."""
 
 import asyncio
 import copy
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -256,6 +257,24 @@ def test_after_many_swaps_an_engine_is_one_that_began_with_the_last_weights():
     asyncio.run(main())
 
 
+def after_steps(engine, act):
+    """On a CPU a launch is done when it returns: `act` runs after each step of it, when on a GPU an update that
+    the host asks for would come in."""
+    graphs = engine._stepper.device.graphs
+    step = graphs._step
+
+    def step_and_act(kind):
+        step(kind)
+        act()
+
+    graphs._step = step_and_act
+
+
+def update_now(engine, version):
+    with pytest.raises(StopIteration):
+        engine.update(update_to(version)).send(None)
+
+
 class DeviceShadow(Shadow):
     """Computes every launch a second time, each with the weights that it is labelled with. For a CPU, where a
     launch is done when it returns."""
@@ -270,22 +289,19 @@ class DeviceShadow(Shadow):
         self.device.launch_prompts = self.launch_prompts
         self.device.launch_window = self.launch_window
         self.device.forward = self.forward_on_device
-        self.version = None
 
     def forward_on_device(self, batch):
         logits = self._forward_on_device(batch)
-        self.check(batch, logits, self.engine.version if self.version is None else self.version)
+        self.check(batch, logits, int(self.device.gate.version))
         return logits
 
-    def launch_prompts(self, batch, sequences, sources, version):
-        self.version = version
-        self._launch_prompts(batch, sequences, sources, version)
-        self.version = None
+    def launch_prompts(self, batch, sequences, sources):
+        self._launch_prompts(batch, sequences, sources)
         if sequences:
             launch = self.device._in_flight[-1]
             self.newest |= {seq: int(launch.tokens[row, 0]) for row, seq in enumerate(sequences)}
 
-    def launch_window(self, sequences, steps, copies, version):
+    def launch_window(self, sequences, steps, copies):
         self.copy(copies)
         begins = {
             seq: (
@@ -294,12 +310,12 @@ class DeviceShadow(Shadow):
             )
             for seq in sequences
         }
-        self._launch_window(sequences, steps, copies, version)
+        self._launch_window(sequences, steps, copies)
         launch = self.device._in_flight[-1]
         for seq, row in zip(launch.sequences, launch.rows, strict=True):
             place, token = begins[seq]
             for step in range(min(int(launch.lengths[row]), seq.limit - 1 - place)):
-                expected = self.compute(seq.blocks, [token], place + step, version)
+                expected = self.compute(seq.blocks, [token], place + step, int(launch.versions[step]))
                 token = int(launch.tokens[row, step])
                 torch.testing.assert_close(
                     launch.logprobs[row, step].cpu(), expected[token], atol=1e-4, rtol=0
@@ -316,12 +332,20 @@ class DeviceShadow(Shadow):
 )
 @given(data=st.data())
 def test_any_schedule_with_swaps_equals_a_replay(data):
-    """Swaps behind launches that are in flight, with prompts half computed and sequences preempted."""
-    weights = SeededWeights("llama")
+    """Swaps within launches that are in flight and behind them, with prompts half computed and sequences
+    preempted."""
+    weights = SeededWeights("llama", prepared=True)
 
     async def main():
         engine = any_engine(weights, data, window=data.draw(st.sampled_from([1, 2, 5]), label="window"))
         DeviceShadow(engine, weights)
+        often = data.draw(st.sampled_from([0, 3, 10]), label="updates within launches")
+
+        def perhaps_update():
+            if often and data.draw(st.integers(0, often), label="none") == 0:
+                update_now(engine, engine.version + 1)
+
+        after_steps(engine, perhaps_update)
         await play_with_swaps(engine, data)
 
     asyncio.run(main())
@@ -334,20 +358,88 @@ def check_replay(driver, name, weights):
     torch.testing.assert_close(driver.logprobs(name), implied, atol=1e-4, rtol=0)
 
 
-def test_new_weights_go_between_launches_and_the_device_is_not_drained():
-    weights = SeededWeights("qwen2")
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU takes an update when it comes")
+def test_new_weights_come_in_between_two_steps_of_a_launch():
+    weights = SeededWeights("qwen2", prepared=True)
 
     async def main():
-        driver = Driver(make_engine(copy.deepcopy(weights.model(0)).to(DEVICE), receiver=weights, window=2))
+        engine = make_engine(copy.deepcopy(weights.model(0)), receiver=weights, window=5)
+        driver = Driver(engine)
+        await driver.start(ask("a", [4, 5, 6], max_tokens=12, seed=1))
+        await driver.step()  # the prompt
+        steps = itertools.count(1)
+        after_steps(engine, lambda: update_now(engine, 1) if next(steps) == 2 else None)
+        await driver.step()
+        assert driver.chunks["a"] == []
+        assert engine._stepper.device._in_flight[-1].versions.tolist() == [0, 0, 1, 1, 1]
+        assert (engine.version, engine.newest_version) == (1, 1)
+        await driver.drain()
+        assert driver.versions("a") == [0] * 3 + [1] * 9
+        check_replay(driver, "a", weights)
+
+    asyncio.run(main())
+
+
+class OnDevice(SeededWeights):
+    """Weights that are already on the GPU, so that an update only queues copies."""
+
+    def receive(self, update, parameters):
+        there = self.there[update.version]
+        with torch.no_grad():
+            torch._foreach_copy_(list(parameters.values()), [there[name] for name in parameters])
+        return lambda: torch.cuda.current_stream().synchronize() or 0.0
+
+    def load(self, versions):
+        self.there = {
+            version: {
+                name: weight.detach().to(DEVICE) for name, weight in self.model(version).named_parameters()
+            }
+            for version in versions
+        }
+        weights = list(self.there[1].values())
+        torch._foreach_copy_([weight.clone() for weight in weights], weights)  # loads the kernel
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="without a GPU nothing is in flight")
+def test_a_gpu_stands_still_between_two_steps_for_new_weights():
+    weights, window = OnDevice("qwen2", prepared=True), 40
+    weights.load((1, 2, 3))
+
+    async def main():
+        engine = make_engine(copy.deepcopy(weights.model(0)).to(DEVICE), receiver=weights, window=window)
+        engine.warm_up()
+        driver = Driver(engine)
+        await driver.start(ask("a", [4, 5, 6], max_tokens=100, seed=1))
+        await driver.step()  # the prompt
+        for version in (1, 2, 3):
+            await driver.step()
+            receipt = await engine.update(update_to(version))
+            assert 0 < receipt.stall_s < 1
+        await driver.drain()
+        versions = driver.versions("a")
+        assert len(versions) == 100
+        assert versions == sorted(versions)
+        assert 1 < versions.count(0) <= window  # not all of the first window
+        check_replay(driver, "a", weights)
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="copies from the host are not for a GPU that stands still")
+@pytest.mark.parametrize("prepared", [False, True])
+def test_what_is_in_flight_is_finished_only_for_updates_that_need_it(prepared):
+    weights = SeededWeights("qwen2", prepared=prepared)
+
+    async def main():
+        driver = Driver(make_engine(copy.deepcopy(weights.model(0)), receiver=weights, window=2))
         await driver.start(ask("a", [4, 5, 6], max_tokens=12, seed=1))
         for _ in range(2):  # the prompt, and a window
             await driver.step()
         device = driver.engine._stepper.device
         assert device.num_in_flight == 2
         receipt = await driver.engine.update(update_to(1))
-        assert [launch.version for launch in device._in_flight] == [0, 0, 1]
         assert receipt.stall_s > 0
-        assert driver.chunks["a"] == []
+        assert device.num_in_flight == (2 if prepared else 0)
         await driver.drain()
         assert driver.versions("a") == [0] * 3 + [1] * 9
         check_replay(driver, "a", weights)
@@ -363,6 +455,7 @@ def test_nothing_drawn_with_weights_that_fail_to_verify_is_seen():
 
         fails = True
         close = weights.close
+        is_prepared = weights.is_prepared
 
         def receive(self, update, parameters):
             weights.receive(update_to(2) if self.fails else update, parameters)
@@ -410,7 +503,7 @@ def test_many_updates_leave_depth_and_masks_as_they_are(steps_between):
         for version in range(1, updates + 1):
             weights.models[version] = weights.model(0)
             await driver.engine.update(update_to(version))
-            assert driver.engine._stepper.device.num_in_flight <= 3
+            assert driver.engine._stepper.device.num_in_flight <= 2
             for _ in range(steps_between):
                 await driver.step()
         await driver.drain()

@@ -6,7 +6,8 @@ from torch.nn import functional
 from tests.engines.embedded.tiny import make_model
 from tests.models.kernels.device import DEVICE
 
-from penstock.engines.embedded.cuda import products  # isort: skip
+from penstock.engines.embedded.cuda import cublas, products  # isort: skip
+from penstock.engines.embedded.cuda.cublas import TILES, even_tiles  # isort: skip
 from penstock.engines.embedded.cuda.products import (  # isort: skip
     ChosenLinear,
     Choice,
@@ -77,12 +78,20 @@ def test_families_and_linear_layers_are_switched_and_keep_their_numbers(monkeypa
 
 
 def test_without_a_gpu_nothing_is_tried():
-    assert choose_products(nn.Linear(8, 8, dtype=torch.bfloat16), [512]) == 0
+    assert choose_products(nn.Linear(8, 8, dtype=torch.bfloat16), [512], 8192) == 0
+
+
+def test_tiles_that_divide_the_work_evenly():
+    assert even_tiles(3584, 512, 132) == [(112, 128)]  # 128 tiles for 132 multiprocessors
+    assert even_tiles(1536, 512, 132) == []
+    assert (144, 256) in even_tiles(37888, 512, 132)  # 528 tiles: four rounds
+    assert (256, 128) not in even_tiles(37888, 512, 132)  # 592: a fifth round for the last 64
+    assert all(tile in TILES for tile in even_tiles(37888, 8192, 132))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="cuBLASLt needs a GPU")
 @pytest.mark.parametrize("bias", [False, True])
-def test_every_algorithm_gives_the_product(bias):
+def test_every_algorithm_gives_the_product(bias, monkeypatch):
     from penstock.engines.embedded.cuda.cublas import Handle, Product, library
 
     handle = Handle(torch.device(DEVICE), library())
@@ -91,8 +100,11 @@ def test_every_algorithm_gives_the_product(bias):
     weight = torch.randn(768, 512, device=DEVICE).bfloat16()
     added = torch.randn(768, device=DEVICE).bfloat16() if bias else None
     want = functional.linear(x.double(), weight.double(), added.double() if bias else None)
-    algorithms = made.algorithms()
-    assert algorithms
+    named = made.algorithms()
+    assert named
+    monkeypatch.setattr(cublas, "EVEN", 0)
+    algorithms = [*named, *made.variations(named)]
+    assert len(algorithms) > len(named)
     for algorithm in algorithms:
         out = torch.full((192, 768), float("nan"), device=DEVICE, dtype=torch.bfloat16)
         made.run(algorithm, x, weight, added, out)
