@@ -132,15 +132,13 @@ def by_algorithm(products: Products, device: str, seconds: float) -> list[str]:
 
     x, weight, _ = products[0]
     handle = Handle(torch.device(device, torch.cuda.current_device()), library())
-    product: Any = Product(
-        handle, rows=len(x), outer=len(weight), inner=x.shape[1], dtype=x.dtype, bias=False
-    )
+    product: Any = Product(handle, len(x), len(weight), x.shape[1], x.dtype, bias=False)
     rates = []
     for number, algorithm in enumerate(product.algorithms()):
 
         def work(algorithm: Any = algorithm) -> None:
             for x, weight, out in products:
-                product.run(algorithm, x, weight, None, out)
+                product.run(algorithm, x, weight, out)
 
         try:
             rates.append(f"{number}: {teraflops(products, sustain(work, device, seconds)):.3g}")

@@ -73,13 +73,15 @@ class ModelRunner:
             raise UserError("an engine on a GPU needs triton: pip install 'penstock[gpu]'")
         from penstock.engines.embedded.cuda.device import Device
         from penstock.engines.embedded.cuda.graphs import batch_sizes
-        from penstock.engines.embedded.cuda.products import choose_products
+        from penstock.engines.embedded.cuda.products import Epilogue
+        from penstock.engines.embedded.cuda.trials import choose_products
 
         join_projections(self.model)
         if config.compile == "on":
             prompts = config.prefill_chunk or self.prefill_chunk
-            choose_products(self.model, batch_sizes(config.max_batch), prompts)
-            compile_layers(self.model, len(self.shapes))
+            chosen = choose_products(self.model, batch_sizes(config.max_batch), prompts)
+            adds = any(size.epilogue is Epilogue.SUM and size.rows == config.max_batch for size in chosen)
+            compile_layers(self.model, len(self.shapes), join_additions=adds)
         return Device(
             self.model,
             self.cache,
@@ -126,18 +128,23 @@ class ModelRunner:
         return probe.shapes
 
 
-def compile_layers(model: nn.Module, count: int) -> None:
+def compile_layers(model: nn.Module, count: int, *, join_additions: bool = False) -> None:
     """Fuse what lies between the products of each layer, and the small modules beside the layers: rotary
     embedding and last norm. All layers share one compiled graph, so this costs what one layer costs, and code
-    that was compiled before is found in torch's cache."""
+    that was compiled before is found in torch's cache. `join_additions`: see `cuda/additions.py`."""
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # float32 was asked for
+    options: dict[str, Any] = {"combo_kernels": True}  # neighbours as one launch
+    if join_additions:
+        from penstock.engines.embedded.cuda.additions import JoinAdditions
+
+        options["post_grad_custom_pre_pass"] = JoinAdditions()
     for parent in list(model.modules()):
         children = list(parent.children())
         stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == count]
         if stacks:
             small = [child for child in children if not isinstance(child, nn.ModuleList | nn.Embedding)]
             for module in [*small, *(layer for stack in stacks for layer in stack)]:
-                module.compile(dynamic=True, options={"combo_kernels": True})  # neighbours as one launch
+                module.compile(dynamic=True, options=options)
 
 
 def _max_context(text_config: Any, wanted: int) -> int:

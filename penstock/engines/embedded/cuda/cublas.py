@@ -97,12 +97,12 @@ class Handle:
 
 
 class Product:
-    """x (rows, inner) times the transpose of a weight (outer, inner), plus a bias if there is one.
+    """x (rows, inner) times the transpose of a weight (outer, inner), plus a bias, or plus another matrix.
 
     The library counts in columns: what is a row here is a column there, so the weight comes first."""
 
     def __init__(
-        self, handle: Handle, *, rows: int, outer: int, inner: int, dtype: torch.dtype, bias: bool
+        self, handle: Handle, rows: int, outer: int, inner: int, dtype: torch.dtype, *, bias: bool
     ) -> None:
         self._handle = handle
         self._size = outer, rows
@@ -183,20 +183,23 @@ class Product:
         algorithm: Algorithm,
         x: torch.Tensor,
         weight: torch.Tensor,
-        bias: torch.Tensor | None,
         out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        added: torch.Tensor | None = None,
     ) -> None:
-        """Queue the product on the current stream; everything dense, and as large as was said."""
+        """Queue the product, plus `added` if there is one; everything dense, and as large as was said."""
         if bias is not None:
             self._set(DESC_BIAS_POINTER, c_void_p(bias.data_ptr()))
-        one, zero = c_float(1.0), c_float(0.0)
+        scale, keep = c_float(1.0), c_float(0.0 if added is None else 1.0)
         result = c_void_p(out.data_ptr())
+        other = result if added is None else c_void_p(added.data_ptr())
         workspace = self._handle.workspace
         stream = torch.cuda.current_stream(self._handle.device).cuda_stream
         self._handle.call(
             "cublasLtMatmul", self._handle.pointer, self._desc,
-            byref(one), c_void_p(weight.data_ptr()), self._weight, c_void_p(x.data_ptr()), self._input,
-            byref(zero), result, self._output, result, self._output,
+            byref(scale), c_void_p(weight.data_ptr()), self._weight, c_void_p(x.data_ptr()), self._input,
+            byref(keep), other, self._output, result, self._output,
             byref(algorithm.data), c_void_p(workspace.data_ptr()), c_size_t(workspace.numel()), c_void_p(stream),
         )  # fmt: skip
 

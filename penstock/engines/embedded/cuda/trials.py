@@ -1,0 +1,195 @@
+"""Which of the library's algorithms makes a product fastest: tried at the start, on the card itself.
+
+For 512 rows the library's first choice is not always its best: of a 7B model's widest product another one takes
+5 % less. So the sizes that decode steps and full passes over prompts have are tried against what torch does, and
+only what gives the same numbers and wins clearly is used. For a full batch, tiles that the library does not name
+are tried too.
+"""
+
+import logging
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from penstock.engines.embedded.cuda.cublas import TYPES, Algorithm, CublasError, Handle, Product, library
+from penstock.engines.embedded.cuda.products import Choice, Choices, ChosenLinear, Epilogue, Size, product
+from penstock.models.joined import JoinedLinear
+
+log = logging.getLogger(__name__)
+
+MIN_ROWS = 64
+"""Smaller products read their weights and little else: there is nothing to win, but for an addition."""
+ROUNDS = 5
+MOST_WEIGHTS = 4
+"""Weights that a trial goes through, so that none of them lies in the cache."""
+WORTH = 0.99
+"""A choice must take less than this share of torch's time."""
+TOLERANCE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a product is made, and how to switch it."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    switch: Callable[[], None]
+    is_joined: bool = False
+    """Whether its result is cut into parts."""
+
+
+@torch.no_grad()
+def choose_products(model: nn.Module, batches: Sequence[int], prompts: int) -> set[Size]:
+    """Try the products of `model` for batches of so many rows, the last of them most thoroughly, and for passes
+    over so many tokens of prompts; returns the sizes that have a better way.
+
+    Modules that gain are switched to it. To be called after projections are joined and before layers are
+    compiled."""
+    device = next(model.parameters()).device
+    groups = by_size(model)
+    if not groups or device.type != "cuda" or library() is None:
+        return set()
+    found: set[Size] = set()
+    try:
+        if device not in Choices.handles:
+            Choices.handles[device] = Handle(device, library())
+        head = _head(model)
+        for sites in groups.values():
+            is_head = any(site.weight.data_ptr() == head for site in sites)
+            for size in sizes_of(sites[0], is_head, batches, prompts):
+                if size not in Choices.known:
+                    thorough = size.rows == batches[-1]
+                    choice = _fastest(sites[:MOST_WEIGHTS], size, Choices.handles[device], thorough)
+                    if choice is None:
+                        continue
+                    Choices.known[size] = choice
+                found.add(size)
+                for site in sites:
+                    site.switch()
+    except (CublasError, torch.cuda.OutOfMemoryError) as error:
+        log.warning("no more matrix products are tried, the others are left to torch: %s", error)
+    return found
+
+
+def sizes_of(site: Site, is_head: bool, batches: Sequence[int], prompts: int) -> Iterator[Size]:
+    """What is worth a try. Of prompts only the last tokens have logits."""
+    outer, inner = site.weight.shape
+    for rows in [*batches] if is_head else [*batches, prompts]:
+        size = Size(site.weight.device, site.weight.dtype, rows, outer, inner, Epilogue.NONE)
+        if rows >= MIN_ROWS:
+            yield size if site.bias is None else size._replace(epilogue=Epilogue.BIAS)
+        if site.bias is None and not (is_head or site.is_joined):
+            yield size._replace(epilogue=Epilogue.SUM)
+
+
+def by_size(model: nn.Module) -> dict[tuple[torch.Size, bool], list[Site]]:
+    """Linear layers of 16 bits and joined families, by the size of their weights."""
+    groups: dict[tuple[torch.Size, bool], list[Site]] = {}
+    for module in model.modules():
+        site = _site(module)
+        if site is not None and site.weight.dtype in TYPES:
+            groups.setdefault((site.weight.shape, site.bias is not None), []).append(site)
+    return groups
+
+
+def _site(module: nn.Module) -> Site | None:
+    if isinstance(module, JoinedLinear):
+        if module.number > 0:  # the first of a family multiplies for all
+            return None
+        switch = partial(setattr, module.family, "multiply", product)
+        return Site(module.family.weight, module.family.bias, switch, is_joined=True)
+    if isinstance(module, nn.Linear) and type(module) in (nn.Linear, ChosenLinear):
+        return Site(module.weight.data, module.bias, partial(setattr, module, "__class__", ChosenLinear))
+    return None
+
+
+def _fastest(sites: list[Site], size: Size, handle: Handle, thorough: bool) -> Choice | None:
+    """The algorithm that beats what torch does, if one does and gives the same numbers."""
+    made = Product(handle, size.rows, size.outer, size.inner, size.dtype, bias=size.epilogue is Epilogue.BIAS)
+    options: dict[str, Any] = {"dtype": size.dtype, "device": size.device}
+    x = torch.randn(size.rows, size.inner, **options)
+    added = torch.randn(size.rows, size.outer, **options) if size.epilogue is Epilogue.SUM else None
+    out = torch.empty(size.rows, size.outer, **options)
+    expected = _by_torch(x, added, sites[0])
+    bound = TOLERANCE * _norm(expected)
+    ways: list[Callable[[Site], object]] = [partial(_by_torch, x, added)]
+    algorithms: list[Algorithm] = []
+    named = made.algorithms()
+    for algorithm in [*named, *(made.variations(named) if thorough else ())]:
+        way = partial(_by_algorithm, made, algorithm, x, added, out)
+        out.fill_(float("nan"))
+        try:
+            way(sites[0])
+        except CublasError:  # the library may name what it then refuses
+            continue
+        if _norm(out - expected) <= bound:
+            algorithms.append(algorithm)
+            ways.append(way)
+    best = quickest([_timer(way, sites) for way in ways])
+    return Choice(made, algorithms[best - 1]) if best else None
+
+
+def _by_torch(x: torch.Tensor, added: torch.Tensor | None, site: Site) -> torch.Tensor:
+    result = functional.linear(x, site.weight, site.bias)
+    return result if added is None else added + result
+
+
+def _by_algorithm(
+    made: Product,
+    algorithm: Algorithm,
+    x: torch.Tensor,
+    added: torch.Tensor | None,
+    out: torch.Tensor,
+    site: Site,
+) -> None:
+    made.run(algorithm, x, site.weight, out, bias=site.bias, added=added)
+
+
+def _norm(matrix: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(matrix, dtype=torch.float32))
+
+
+def _head(model: nn.Module) -> int:
+    """The address of the weight that logits are made with; 0 if there is none."""
+    get: Any = getattr(model, "get_output_embeddings", None)
+    head = get() if get is not None else None
+    return head.weight.data_ptr() if isinstance(head, nn.Linear) else 0
+
+
+def quickest(timers: list[Callable[[], float]]) -> int:
+    """Which of several ways is clearly quicker than the first, which is number 0. They take turns, so that all
+    see the same clocks."""
+    times: list[list[float]] = [[] for _ in timers]
+    for _ in range(ROUNDS):
+        for number, timer in enumerate(timers):
+            times[number].append(timer())
+    medians = [statistics.median(each) for each in times]
+    best = min(range(len(medians)), key=medians.__getitem__)
+    return best if medians[best] < WORTH * medians[0] else 0
+
+
+def _timer(way: Callable[[Site], object], sites: list[Site]) -> Callable[[], float]:
+    """Milliseconds of one way through all weights: as a graph, since launching takes longer than a product."""
+    way(sites[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for site in sites:
+            way(site)
+
+    def milliseconds() -> float:
+        event: Any = torch.cuda.Event
+        events = [event(enable_timing=True) for _ in range(2)]
+        events[0].record()
+        graph.replay()
+        events[1].record()
+        events[1].synchronize()
+        return float(events[0].elapsed_time(events[1]))
+
+    return milliseconds

@@ -1,0 +1,106 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.engines.embedded.tiny import make_model
+from tests.models.kernels.device import DEVICE
+
+from penstock.engines.embedded.cuda import cublas, trials  # isort: skip
+from penstock.engines.embedded.cuda.cublas import TILES, even_tiles  # isort: skip
+from penstock.engines.embedded.cuda.products import ChosenLinear, Epilogue, product  # isort: skip
+from penstock.engines.embedded.cuda.trials import choose_products, quickest, sizes_of  # isort: skip
+from penstock.models.joined import join_projections  # isort: skip
+
+
+def timers(*columns):
+    """Each gives its times one after another."""
+    return [iter(times).__next__ for times in columns]
+
+
+def test_only_a_clear_winner_over_the_first_is_taken():
+    rounds = trials.ROUNDS
+    assert quickest(timers([10.0] * rounds, [8.0] * rounds, [9.0] * rounds)) == 1
+    assert quickest(timers([10.0] * rounds, [9.95] * rounds)) == 0
+    assert (
+        quickest(timers([10.0] * rounds, [30.0, *[7.0] * (rounds - 1)])) == 1
+    )  # one slow turn is an accident
+    assert quickest(timers([10.0] * rounds)) == 0
+
+
+def test_families_and_linear_layers_are_switched_and_keep_their_numbers(monkeypatch):
+    """With a trial that always finds something, as a GPU might."""
+    model = make_model("qwen2")
+    join_projections(model)
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    before = model(ids).logits
+    assert trials.by_size(model) == {}  # 32 bits are left to torch
+    monkeypatch.setattr(trials, "TYPES", {torch.float32: 0})
+    found = trials.by_size(model)
+    assert len(found) == 5  # qkv with a bias, output, gate and up, down, and the logits
+    for sites in found.values():
+        for site in sites:
+            site.switch()
+    assert isinstance(model.lm_head, ChosenLinear)
+    assert model.model.layers[0].mlp.gate_proj.family.multiply is product
+    torch.testing.assert_close(model(ids).logits, before)
+
+
+def test_what_is_worth_a_try(monkeypatch):
+    model = make_model("qwen2")
+    join_projections(model)
+    monkeypatch.setattr(trials, "TYPES", {torch.float32: 0})
+    groups = trials.by_size(model)
+    tried = {}
+    for sites in groups.values():
+        is_head = sites[0].weight.shape[0] == model.config.vocab_size
+        sizes = list(sizes_of(sites[0], is_head, [8, 64, 512], 2048))
+        tried[tuple(sites[0].weight.shape)] = [(size.rows, size.epilogue) for size in sizes]
+    config = model.config
+    both = [Epilogue.NONE, Epilogue.SUM]
+    assert tried[config.vocab_size, config.hidden_size] == [(64, both[0]), (512, both[0])]
+    assert tried[config.hidden_size, config.intermediate_size] == [
+        (8, Epilogue.SUM),
+        *[(rows, kind) for rows in (64, 512, 2048) for kind in both],
+    ]
+    joined = tried[2 * config.intermediate_size, config.hidden_size]
+    assert joined == [(rows, Epilogue.NONE) for rows in (64, 512, 2048)]
+    assert any(kind is Epilogue.BIAS for kinds in tried.values() for _, kind in kinds)  # query, key, value
+
+
+def test_without_a_gpu_nothing_is_tried():
+    assert choose_products(nn.Linear(8, 8, dtype=torch.bfloat16), [512], 8192) == set()
+
+
+def test_tiles_that_divide_the_work_evenly():
+    assert even_tiles(3584, 512, 132) == [(112, 128)]  # 128 tiles for 132 multiprocessors
+    assert even_tiles(1536, 512, 132) == []
+    assert (144, 256) in even_tiles(37888, 512, 132)  # 528 tiles: four rounds
+    assert (256, 128) not in even_tiles(37888, 512, 132)  # 592: a fifth round for the last 64
+    assert all(tile in TILES for tile in even_tiles(37888, 8192, 132))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="cuBLASLt needs a GPU")
+@pytest.mark.parametrize("epilogue", Epilogue)
+def test_every_algorithm_gives_the_product(epilogue, monkeypatch):
+    from penstock.engines.embedded.cuda.cublas import Handle, Product, library
+
+    handle = Handle(torch.device(DEVICE), library())
+    made = Product(handle, 192, 768, 512, torch.bfloat16, bias=epilogue is Epilogue.BIAS)
+    x = torch.randn(192, 512, device=DEVICE).bfloat16()
+    weight = torch.randn(768, 512, device=DEVICE).bfloat16()
+    want = functional.linear(x.double(), weight.double())
+    extra = {}
+    if epilogue is not Epilogue.NONE:
+        name, rows = ("bias", ()) if epilogue is Epilogue.BIAS else ("added", (192,))
+        extra[name] = torch.randn(*rows, 768, device=DEVICE).bfloat16()
+        want += extra[name].double()
+    named = made.algorithms()
+    assert named
+    monkeypatch.setattr(cublas, "EVEN", 0)
+    algorithms = [*named, *made.variations(named)]
+    assert len(algorithms) > len(named)
+    for algorithm in algorithms:
+        out = torch.full((192, 768), float("nan"), device=DEVICE, dtype=torch.bfloat16)
+        made.run(algorithm, x, weight, out, **extra)
+        assert float((out.double() - want).norm() / want.norm()) < 5e-3
