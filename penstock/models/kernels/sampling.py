@@ -6,9 +6,11 @@ lies above each of a few thresholds; that brackets the one looked for, and the t
 rule some hundred, are copied out as *candidates*. The threshold is then bisected among them alone. Where there
 are too many candidates, as in a flat distribution, it is bisected over the whole row, a pass each.
 
-The draw is a race in two stages: first among blocks of the vocabulary by their total weight, then among the
-tokens of the winning block. That is the distribution itself, and needs a random number for each block and
-for the tokens of one block, not for every token. Random numbers depend on the row's seed and place alone.
+The draw is a race in two stages: first among groups of tokens by their total weight, then among the tokens of the
+winning group. That is the distribution itself, and needs a random number for each group and for the tokens of
+one, not for every token. A group are the tokens that one lane of a program comes across, every `LANES`th of the
+vocabulary: so nothing is added up across lanes before the row has been read. Random numbers depend on the row's
+seed and place alone.
 """
 
 from dataclasses import dataclass
@@ -17,7 +19,10 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 2048
+LANES = 1024
+AT_ONCE = tl.constexpr(4)
+"""Tokens of a lane that are looked at together: their highest score is found first, so that the sum is brought to a
+new scale once for all of them."""
 CANDIDATES = 2048
 """Tokens of a row that are copied out at most."""
 NARROW_BLOCK = 1024
@@ -204,12 +209,56 @@ def _write_mask(
 
 
 @triton.jit
+def _kept(logits, places, width, inverse, threshold, TRUNCATES: tl.constexpr):
+    """Scores at any places, far below all others where there is none or it is cut."""
+    raw = tl.load(logits + places, mask=places < width, other=-float("inf")).to(tl.float32)
+    score = tl.maximum(raw * inverse, 2 * NONE)
+    if TRUNCATES:
+        score = tl.where((raw > NONE) & (score >= threshold), score, 2 * NONE)
+    return score
+
+
+@triton.jit
+def _sum_by_lane(logits, width, inverse, threshold, TRUNCATES: tl.constexpr, SIZE: tl.constexpr):
+    """Of the tokens that each lane comes across: the highest score, the weight relative to it, and how many."""
+    lane = tl.arange(0, SIZE)
+    tops = tl.full([SIZE], NONE, tl.float32)
+    sums = tl.zeros([SIZE], tl.float32)
+    number = tl.zeros([SIZE], tl.int32)
+    for base in tl.range(0, width, AT_ONCE * SIZE, num_stages=3):
+        place = base + lane
+        a = _kept(logits, place, width, inverse, threshold, TRUNCATES)
+        b = _kept(logits, place + SIZE, width, inverse, threshold, TRUNCATES)
+        c = _kept(logits, place + 2 * SIZE, width, inverse, threshold, TRUNCATES)
+        d = _kept(logits, place + 3 * SIZE, width, inverse, threshold, TRUNCATES)
+        higher = tl.maximum(tl.maximum(tl.maximum(a, b), tl.maximum(c, d)), tops)
+        weight = tl.exp(a - higher) + tl.exp(b - higher) + tl.exp(c - higher) + tl.exp(d - higher)
+        sums = sums * tl.exp(tops - higher) + weight
+        tops = higher
+        if TRUNCATES:
+            number += (a > NONE).to(tl.int32) + (b > NONE).to(tl.int32)
+            number += (c > NONE).to(tl.int32) + (d > NONE).to(tl.int32)
+    return tops, sums, number
+
+
+@triton.jit
+def _first_of(logits, width, inverse, top, SIZE: tl.constexpr):
+    """The first token with this score."""
+    first = tl.zeros([SIZE], tl.int32) + width
+    for base in range(0, width, SIZE):
+        place = base + tl.arange(0, SIZE)
+        score = _kept(logits, place, width, inverse, NONE, False)
+        first = tl.minimum(first, tl.where(score == top, place, width))
+    return tl.min(first, 0)
+
+
+@triton.jit
 def _draw_kernel(
     logits, sources, ids, counts, weights, temperature, seeds, places, top_k, top_p, min_p,
     records, step_at, arena, cursor, sizes, mask_places,
     tokens, logprobs, thresholds, kept, vocab, stride, steps,
     SOURCES: tl.constexpr, TRUNCATES: tl.constexpr, MAPPED: tl.constexpr, RECORDS: tl.constexpr,
-    SIZE: tl.constexpr,
+    SIZE: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     """`MAPPED`: the row is a list of candidates, of `ids`; rows with a count of -1 are left to the launch
     over whole rows, and the others are left alone by that."""
@@ -238,37 +287,28 @@ def _draw_kernel(
         if TRUNCATES:
             weight = tl.load(weights + row)
             threshold = _threshold(data, width, vocab, inverse, row, top_k, top_p, min_p, weight, SIZE)
-        best_score = tl.full([], 4 * NONE, tl.float32)
-        best_base = tl.zeros([], tl.int32)
-        running = tl.full([], NONE, tl.float32)
-        total = tl.zeros([], tl.float32)
-        number = tl.zeros([SIZE], tl.int32)
-        for base in tl.range(0, width, SIZE, num_stages=4):
-            score = _scores(data, base, width, inverse, SIZE)
-            inside = (score >= threshold) & (score > NONE)
-            if TRUNCATES:
-                number += tl.where(inside, 1, 0)
-            score = tl.where(inside, score, 2 * NONE)
-            top_here = tl.maximum(tl.max(score, 0), NONE)
-            weight_here = tl.sum(tl.exp(score - top_here), 0)
-            entry = top_here + tl.log(tl.maximum(weight_here, 1e-30)) + _gumbel(seed, vocab + base // SIZE)
-            entry = tl.where(greedy, top_here, entry)
-            wins = entry > best_score
-            best_score = tl.where(wins, entry, best_score)
-            best_base = tl.where(wins, base, best_base)
-            higher = tl.maximum(running, top_here)
-            total = total * tl.exp(running - higher) + weight_here * tl.exp(top_here - higher)
-            running = higher
-        score = _scores(data, best_base, width, inverse, SIZE)
-        inside = (score >= threshold) & (score > NONE)
-        names = best_base + lane
         if MAPPED:
-            names = tl.load(named + best_base + lane, mask=inside, other=0)
+            names = tl.load(named + lane, mask=lane < width, other=0)
+            score = _kept(data, lane, width, inverse, threshold, True)
+            number = tl.where(score > NONE, 1, 0)
+            top = tl.max(score, 0)
+            total = tl.sum(tl.exp(score - top), 0)
+        else:
+            tops, sums, number = _sum_by_lane(data, width, inverse, threshold, TRUNCATES, SIZE)
+            top = tl.max(tops, 0)
+            total = tl.sum(sums * tl.exp(tops - top), 0)
+            entry = tops + tl.log(tl.maximum(sums, 1e-30)) + _gumbel(seed, vocab + lane)
+            group = tl.argmax(entry, 0)
+            if greedy:
+                group = _first_of(data, width, inverse, top, SIZE) % SIZE
+            names = group + SIZE * tl.arange(0, TURNS)
+            score = _kept(data, names, width, inverse, threshold, TRUNCATES)
         noise = tl.where(greedy, 0.0, _gumbel(seed, names))
-        winner = tl.argmax(tl.where(inside, score + noise, 2 * NONE), 0)
-        chosen = tl.sum(tl.where(lane == winner, score, 0.0), 0)
-        tl.store(tokens + row, tl.sum(tl.where(lane == winner, names, 0), 0).to(tl.int64))
-        tl.store(logprobs + row, chosen - (running + tl.log(total)))
+        winner = tl.argmax(tl.where(score > NONE, score + noise, 2 * NONE), 0)
+        is_winner = tl.arange(0, TURNS) == winner
+        chosen = tl.sum(tl.where(is_winner, score, 0.0), 0)
+        tl.store(tokens + row, tl.sum(tl.where(is_winner, names, 0), 0).to(tl.int64))
+        tl.store(logprobs + row, chosen - (top + tl.log(total)))
         if TRUNCATES:
             num_kept = tl.sum(number, 0)
             tl.store(thresholds + row, threshold)
@@ -368,10 +408,11 @@ def sample(
         )  # fmt: skip
         _draw_kernel[(rows,)](
             scores, given, ids, counts, weights, temperature, seeds, places, *limits, *recording, *results,
-            vocab, CANDIDATES, steps, MAPPED=True, SIZE=CANDIDATES, num_warps=8, **flags,
+            vocab, CANDIDATES, steps, MAPPED=True, SIZE=CANDIDATES, TURNS=CANDIDATES, num_warps=8, **flags,
         )  # fmt: skip
     _draw_kernel[(rows,)](
         logits, given, unused, counts, weights, temperature, seeds, places, *limits, *recording, *results,
-        vocab, logits.stride(0), steps, MAPPED=False, SIZE=BLOCK, num_warps=4, **flags,
+        vocab, logits.stride(0), steps, MAPPED=False, SIZE=LANES,
+        TURNS=max(16, triton.next_power_of_2(triton.cdiv(vocab, LANES))), num_warps=4, **flags,
     )  # fmt: skip
     return result

@@ -76,7 +76,7 @@ def recorded(arena, row, vocab):
 @pytest.mark.parametrize("candidates", [2048, 64, 2], ids=["among few", "some rows whole", "over whole rows"])
 def test_truncation_keeps_what_sorting_keeps_and_writes_it_down(candidates, monkeypatch):
     monkeypatch.setattr(sampling, "CANDIDATES", candidates)
-    monkeypatch.setattr(sampling, "BLOCK", 256)
+    monkeypatch.setattr(sampling, "LANES", 256)
     logits, seeds = make(len(CUTS), 700)
     temperature = torch.linspace(0.7, 1.5, len(CUTS)).to(DEVICE)
     arena = arena_of(len(CUTS), 700)
@@ -111,8 +111,8 @@ def test_equal_scores_are_kept_together():
 
 
 @pytest.mark.parametrize("cut", [None, (0, 0.95, 0.0)])
-def test_draws_follow_the_distribution_across_blocks(cut, monkeypatch):
-    monkeypatch.setattr(sampling, "BLOCK", 8)
+def test_draws_follow_the_distribution_within_and_across_groups(cut, monkeypatch):
+    monkeypatch.setattr(sampling, "LANES", 4)
     probs = torch.tensor([0.05, 0.2, 0.0, 0.1, 0.02, 0.08, 0.3, 0.05, 0.15, 0.05])
     rows = 200 if cut is None else 60  # the interpreter is slow
     logits = probs.log().expand(rows, -1).contiguous().to(DEVICE)
@@ -164,3 +164,12 @@ def test_temperature_zero_takes_the_likeliest(width):
     drawn = draw(logits, torch.zeros(3, device=DEVICE), seeds)
     assert drawn.tokens.tolist() == logits.argmax(-1).tolist()
     torch.testing.assert_close(drawn.logprobs, logits.log_softmax(-1).max(-1).values, atol=1e-5, rtol=1e-5)
+
+
+def test_of_equal_scores_temperature_zero_takes_the_first(monkeypatch):
+    monkeypatch.setattr(sampling, "LANES", 16)
+    logits = torch.zeros(2, 100, device=DEVICE)
+    logits[0, [39, 70, 35]] = 2.0  # 39 and 35 are seen by other lanes than 70, and by later ones
+    logits[1, [65, 34]] = 2.0
+    drawn = draw(logits, torch.zeros(2, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE))
+    assert drawn.tokens.tolist() == [35, 34]
