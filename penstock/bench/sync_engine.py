@@ -89,22 +89,40 @@ async def serve(transport: str, shape: str, device: str, batch: int) -> None:
 
 
 async def take(engine: EmbeddedEngine, update: WeightUpdate, watched: Watched) -> dict[str, float]:
-    drawn = asyncio.create_task(asyncio.to_thread(until_drawn, engine, update.version))
-    receipt = await engine.update(update)
-    fresh_at, seen_at = await drawn, await watched.until(update.version)
+    drawn = Drawn(engine, update.version)
+    with drawn:
+        receipt = await engine.update(update)
+        seen_at = await watched.until(update.version)
     return {
         "stall_ms": receipt.stall_s * 1e3,
         "verify_ms": receipt.verify_s * 1e3,
-        "fresh_at": min(fresh_at, seen_at),  # looked at from time to time, the one; told, the other
+        "fresh_at": min(drawn.at, seen_at),
         "seen_at": seen_at,
     }
 
 
-def until_drawn(engine: EmbeddedEngine, version: int) -> float:
-    """When the first token of this version was drawn."""
-    while engine.newest_version < version:
-        time.sleep(LOOK_EVERY_S)
-    return time.monotonic()
+class Drawn:
+    """When the first token of a version was drawn: a thread looks from time to time while the block runs."""
+
+    def __init__(self, engine: EmbeddedEngine, version: int) -> None:
+        self._engine = engine
+        self._version = version
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self.at = float("inf")
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(LOOK_EVERY_S):
+            if self._engine.newest_version >= self._version:
+                self.at = time.monotonic()
+                return
 
 
 async def decode(

@@ -42,9 +42,9 @@ class EngineConfig(Section):
     """Longest sequence, prompt and output together; 0 takes the model's own limit."""
     compile: Literal["off", "on"] = "off"
     """On a GPU: fuse the decode step with torch.compile. Slower to start, faster to run."""
-    window: int = Field(default=8, ge=1)
+    window: int = Field(default=8, ge=1, le=256)
     """On a GPU: decode steps replayed between two looks of the scheduler. Longer windows cost less host
-    time; new weights, new requests and ended sequences wait for the end of a window."""
+    time; new requests and ended sequences wait for the end of a window, and tokens are seen then."""
     prefix_cache: bool = True
     """Reuse the cache of equal prompt prefixes that were computed under the same weights."""
     keep_finished: int = Field(default=256, ge=0)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from penstock.interfaces import Verification
-from penstock.sync.fingerprint import GOLDEN, MIX, Fingerprinter, compare, finish
+from penstock.sync.fingerprint import GOLDEN, MAX_PLANS, MIX, Fingerprinter, compare, finish
 from penstock.sync.layout import check_same_model, lay_out, view
 from penstock.sync.ring import SlotRing
 from penstock.transfer import download, mark
@@ -105,6 +105,8 @@ class Copies:
         pairs = [(target, sources[name]) for name, target in targets.items()]
         key = tuple(tensor.data_ptr() for pair in pairs for tensor in pair)
         if key not in self._known:
+            if len(self._known) >= MAX_PLANS:
+                self._known.clear()
             self._known[key] = self._make(pairs)
         return self._known[key]
 
@@ -243,7 +245,8 @@ class CudaIpcReceiver:
                 assert sums is not None
                 written = dict(zip(parameters, finish(sums.tolist()), strict=True))
                 compare(update.fingerprint, written, update.version)
-            self._verified.add(update.buckets)
+            if sums is not None:
+                self._verified.add(update.buckets)
             return time.perf_counter() - start
 
         return verify
@@ -258,6 +261,7 @@ class CudaIpcReceiver:
     def close(self) -> None:
         self._verified.clear()
         self._found.clear()
+        self._copies = Copies()
         self._views.clear()
         self._opened.clear()
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 20
 GOLDEN = -7046029254386353131  # odd 64-bit constants, written as signed: torch has no uint64 arithmetic
 MIX = -4658895280553007687
-_MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not pile up plans
+MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not pile up plans
 _MASK = (1 << 64) - 1
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -104,7 +104,7 @@ class Fingerprinter:
 
         key = tuple((tensor.data_ptr(), tensor.numel()) for tensor in tensors.values())
         if key not in self._plans:
-            if len(self._plans) >= _MAX_PLANS:
+            if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = SumPlan.of(list(tensors.values()))
         return self._plans[key]

@@ -89,3 +89,15 @@ def test_another_shape_is_refused_before_anything_is_written() -> None:
     with pytest.raises(FingerprintMismatch, match="differ in 1 tensors, w among them"):
         Nearby({"a": sent}).receive(update_of(sent, 1), live)
     assert float(live["w"].sum()) == 0
+
+
+def test_updates_that_are_read_again_each_time_are_never_prepared() -> None:
+    """Of several types: what was written is not added up on the way."""
+    sent = {"w": torch.randn(8, device=DEVICE), "b": torch.randn(8, device=DEVICE).bfloat16()}
+    live = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
+    receiver = Nearby({"a": sent})
+    for version in (1, 2):
+        update = update_of(sent, version)
+        assert not receiver.is_prepared(update)
+        receiver.receive(update, live)()
+    assert torch.equal(live["b"], sent["b"])

@@ -6,13 +6,14 @@
 
 Everything happens on one thread. `run` executes one step at a time and yields to the event loop in
 between, so whatever another task does, an update of the weights among it, falls between two forward passes.
-On a GPU a step is launched ahead and read later (`embedded.cuda.stepping`); an update is queued behind what is in
-flight, and the next launch behind the update.
+On a GPU a step is launched ahead and read later (`embedded.cuda.stepping`), and an update comes in between two
+passes of what is in flight (`embedded.cuda.gate`).
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import numpy as np
 from torch import nn
@@ -153,7 +154,8 @@ class EmbeddedEngine:
             )
         except BaseException as error:
             self._fail(error)
-            self._stepper.drain()
+            with suppress(Exception):  # on a device that has failed there is nothing to finish
+                self._stepper.drain()
             self.forget_cache()
             raise
         self._failure = None

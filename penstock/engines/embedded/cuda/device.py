@@ -1,8 +1,9 @@
 """A GPU that is never waited for: work is launched ahead, and what it drew is read when it is there.
 
 A *launch* is a pass over prompts, or a window of decode steps that are replayed without looking. The next
-launch is queued before the last is read, so the host's scheduling is hidden behind the device. All work is
-in one stream, so blocks that are given to somebody else are written by their old owner before, never after.
+launch is queued before the last is read, so the host's scheduling is hidden behind the device. All launches are
+in one stream, so blocks that are given to somebody else are written by their old owner before, never after; only
+new weights come by another, while that one stands still (`gate.py`).
 A sequence that ends within a window draws a few tokens more, which are thrown away.
 """
 
@@ -109,6 +110,7 @@ class Device:
         """Compute the batch, then draw a token of each of `sequences`, as `draw` does, without waiting."""
         logits = self.forward(batch)
         if not sequences:
+            self.gate.check()
             return
         result, masks = self._sample(logits, sequences, sources)
         self._rows.drop_ended()
@@ -223,6 +225,7 @@ class Device:
         return result, self.graphs.mask_room().recorded(arena, len(sequences), 1, segment)
 
     def _launched(self, sequences: list[Sequence], result: Sampled, masks: Recorded | None) -> Launch:
+        self.gate.drew()
         return Launch(
             sequences=sequences,
             rows=list(range(len(sequences))),
@@ -238,6 +241,7 @@ class Device:
     def _read(self, launch: Launch) -> list[Drawn]:
         if launch.event is not None:
             launch.event.synchronize()
+            self.gate.raise_if_given_up()
         tokens, logprobs, versions = (
             each.tolist() for each in (launch.tokens, launch.logprobs, launch.versions)
         )

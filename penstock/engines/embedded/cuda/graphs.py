@@ -149,5 +149,6 @@ class StepGraphs:
             cuts=buffers.cuts(rows) if kind.truncates else None,
             arena=arena,
         )
-        advance(drawn.tokens, drawn.logprobs, self._gate.version, buffers=buffers, first_stop=FIRST_STOP)
-        self._gate.check()
+        gate = self._gate
+        advance(drawn.tokens, drawn.logprobs, gate.version, gate.told, buffers=buffers, first_stop=FIRST_STOP)
+        gate.check()

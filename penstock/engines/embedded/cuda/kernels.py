@@ -12,17 +12,15 @@ if TYPE_CHECKING:
 
 STOPS = 8
 """Stop tokens of a request that the device looks for; the host finds the others."""
-STOPPED, STOOD_NS, WENT_ON, NEWEST, TOLD = range(5)
+STOPPED, STOOD_NS, WENT_ON, GAVE_UP, NEWEST, TOLD = range(6)
 """What the device tells the host: the update it stands still for, how long it stood for the last, which that was,
-and the version of the newest tokens; and how many such numbers there are."""
-PATIENCE_NS = 20_000_000_000
-"""Copies take milliseconds: whoever stands still for this long has been forgotten."""
+one that it no longer waited for, and the version of the newest tokens; and how many such numbers there are."""
 
 
 @triton.jit
 def _advance_kernel(
     drawn, logprobs, tokens, positions, ended, lengths, stops, output_tokens, output_logprobs, step,
-    version, output_versions, rows, window, stop_stride, STOPS: tl.constexpr, SIZE: tl.constexpr,
+    version, output_versions, newest, rows, window, stop_stride, STOPS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """One program for all rows: they are few, and all need the step before it is counted up. Positions are the
     first row of `positions`."""
@@ -46,7 +44,9 @@ def _advance_kernel(
         tl.store(ended + row, over, mask=real)
         tl.store(tokens + row, token, mask=real)
         tl.store(positions + row, tl.where(was_over == 0, place + 1, place), mask=real)
-    tl.store(output_versions + column, tl.load(version))
+    live = tl.load(version)
+    tl.store(output_versions + column, live)
+    tl.store(newest, live)
     tl.store(step, column + 1)
 
 
@@ -54,19 +54,20 @@ def advance(
     drawn: torch.Tensor,
     logprobs: torch.Tensor,
     version: torch.Tensor,
+    told: torch.Tensor,
     *,
     buffers: "DecodeBuffers",
     first_stop: int,
 ) -> None:
-    """Write `drawn` into the outputs' next column, with the version whose weights are live, and make it the next
-    input. A row that draws one of its stop
-    tokens ends: `lengths` counts what was drawn up to then, and its position stays from then on."""
+    """Write `drawn` into the outputs' next column and make it the next input; with it the version whose weights
+    are live. A row that draws one of its stop tokens ends: `lengths` counts what was drawn up to then, and its
+    position stays from then on."""
     rows = len(drawn)
     stops = buffers.ints[first_stop:]
     _advance_kernel[(1,)](
         drawn, logprobs, buffers.tokens, buffers.ints, buffers.ended, buffers.lengths, stops,
         buffers.output_tokens, buffers.output_logprobs, buffers.step,
-        version, buffers.output_versions, rows, buffers.output_tokens.shape[1], stops.stride(0),
+        version, buffers.output_versions, told[NEWEST:], rows, buffers.output_tokens.shape[1], stops.stride(0),
         STOPS=len(stops), SIZE=min(1024, triton.next_power_of_2(rows)), num_warps=8,
     )  # fmt: skip
 
@@ -79,40 +80,39 @@ def _nanoseconds():
 
 
 @triton.jit
-def _trap():
-    tl.inline_asm_elementwise("{ trap; mov.u32 $0, 0; }", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+def _fence():  # what was stored before is seen by the host before what is stored after
+    tl.inline_asm_elementwise(
+        "{ fence.acq_rel.sys; mov.u32 $0, 0; }", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
 def _gate_kernel(
-    asked, opened, version, told,
-    STOPPED: tl.constexpr, STOOD_NS: tl.constexpr, WENT_ON: tl.constexpr, NEWEST: tl.constexpr,
-    PATIENCE_NS: tl.constexpr,
+    asked, opened, told, patience_ns,
+    STOPPED: tl.constexpr, STOOD_NS: tl.constexpr, WENT_ON: tl.constexpr, GAVE_UP: tl.constexpr,
 ):  # fmt: skip
-    """One warp, so that all threads see the same. `asked` and `told` are the host's memory. A gate that nobody
-    opens ends with an error instead of a hang."""
-    tl.store(told + NEWEST, tl.load(version))
+    """One warp, so that all threads see the same. `asked` and `told` are the host's memory."""
     ticket = tl.load(asked, volatile=True)
     seen = tl.load(opened, volatile=True)
     if seen < ticket:
         start = _nanoseconds()
         tl.store(told + STOPPED, ticket)
-        now = start
-        while (seen < ticket) & (now - start < PATIENCE_NS):
+        _fence()
+        stood = start - start
+        while (seen < ticket) & (stood < patience_ns):
             seen = tl.load(opened, volatile=True)
-            now = _nanoseconds()
+            stood = _nanoseconds() - start
         if seen < ticket:
-            _trap()
-        tl.store(told + STOOD_NS, _nanoseconds() - start)
+            tl.store(told + GAVE_UP, ticket)
+        tl.store(told + STOOD_NS, stood)
+        _fence()
         tl.store(told + WENT_ON, ticket)
 
 
-def stop_if_asked(
-    asked: torch.Tensor, opened: torch.Tensor, version: torch.Tensor, told: torch.Tensor
-) -> None:
-    """Stand still while `asked`, a number of the host's, is above `opened`, and say so in `told`."""
+def stop_if_asked(asked: torch.Tensor, opened: torch.Tensor, told: torch.Tensor, patience_ns: int) -> None:
+    """Stand still while `asked`, a number of the host's, is above `opened`, and say so in `told`. Not for ever:
+    who has waited in vain says that too, and goes on."""
     _gate_kernel[(1,)](
-        asked, opened, version, told,
-        STOPPED=STOPPED, STOOD_NS=STOOD_NS, WENT_ON=WENT_ON, NEWEST=NEWEST, PATIENCE_NS=PATIENCE_NS,
-        num_warps=1,
+        asked, opened, told, patience_ns,
+        STOPPED=STOPPED, STOOD_NS=STOOD_NS, WENT_ON=WENT_ON, GAVE_UP=GAVE_UP, num_warps=1,
     )  # fmt: skip

@@ -26,7 +26,7 @@ class DeviceStepper:
     def __init__(self, scheduler: Scheduler, device: Device, outbox: Outbox, version: int) -> None:
         self._scheduler = scheduler
         self.device = device
-        device.gate.version.fill_(version)
+        device.gate.begin(version)
         self._outbox = outbox
         self._num_for_host = 0
         self._prompts_in_a_row = 0
@@ -132,3 +132,4 @@ class DeviceStepper:
                 self._outbox.send_due(each.seq, reason)
         if ours:
             draw_and_send(logits[[row for row, _ in ours]], [seq for _, seq in ours], self._outbox, version)
+            self.device.gate.drew()

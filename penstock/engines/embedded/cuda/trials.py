@@ -74,6 +74,7 @@ def choose_products(model: nn.Module, batches: Sequence[int], prompts: int) -> s
                     site.switch()
     except (CublasError, torch.cuda.OutOfMemoryError) as error:
         log.warning("no more matrix products are tried, the others are left to torch: %s", error)
+    torch.cuda.empty_cache()  # trials of long passes take gigabytes
     return found
 
 
