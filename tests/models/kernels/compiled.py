@@ -1,0 +1,94 @@
+"""Compiles kernels for a GPU that need not be there, and prints what became of each, as JSON.
+
+    python -m tests.models.kernels.compiled
+
+Triton's interpreter takes what its compiler refuses, and the gate can't be interpreted at all. A process of its own,
+because whether kernels are interpreted is settled when Triton is imported."""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from penstock.engines.embedded.cuda import kernels
+from penstock.models.kernels import decode, sampling
+
+HOPPER = GPUTarget("cuda", 90, 32)
+INTEGERS = ("counts", "ids", "sources", "arena", "cursor", "sizes", "mask_places", "kept", "tables")
+LONG = (
+    "asked", "opened", "told", "version", "output_versions", "newest", "seeds", "places", "tokens", "top_k", "drawn",
+    "positions", "records", "step_at", "step", "stops", "output_tokens",
+)  # fmt: skip
+FLOATS = (
+    "weights", "temperature", "top_p", "min_p", "logprobs", "thresholds", "partial", "output_logprobs",
+)  # fmt: skip
+NARROW = ("logits", "query", "key", "value", "pool", "sinks", "out")
+SCALARS = {"scaling": "fp32", "softcap": "fp32", "patience_ns": "i64"}
+
+
+def type_of(name: str) -> str:
+    """A type by the name of the argument, the same in all kernels; numbers are integers where nothing is said."""
+    for names, kind in ((INTEGERS, "*i32"), (LONG, "*i64"), (FLOATS, "*fp32"), (NARROW, "*bf16")):
+        if name in names:
+            return kind
+    return {"ended": "*i32", "lengths": "*i32", **SCALARS}.get(name, "i32")
+
+
+def assembly(kernel: Any, warps: int, **constants: Any) -> str:
+    signature = {name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names}
+    if constants.get("MAPPED"):
+        signature["logits"] = "*fp32"
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    made = triton.compile(source, target=HOPPER, options={"num_warps": warps})
+    return str(made.asm["ptx"])
+
+
+def all_kernels() -> Iterator[tuple[str, str]]:
+    answers = {name: getattr(kernels, name) for name in ("STOPPED", "STOOD_NS", "WENT_ON", "GAVE_UP")}
+    yield "gate", assembly(kernels._gate_kernel, 1, **answers)
+    yield "advance", assembly(kernels._advance_kernel, 8, STOPS=kernels.STOPS, SIZE=512)
+    draws = {
+        "draw": {"TRUNCATES": False, "MAPPED": False, "RECORDS": False},
+        "draw truncated": {"TRUNCATES": True, "MAPPED": False, "RECORDS": True},
+        "draw from candidates": {"TRUNCATES": True, "MAPPED": True, "RECORDS": True},
+    }
+    for name, flags in draws.items():
+        size = sampling.CANDIDATES if flags["MAPPED"] else sampling.LANES
+        yield (
+            name,
+            assembly(
+                sampling._draw_kernel,
+                4,
+                SOURCES=True,
+                SIZE=size,
+                TURNS=256 if size == 1024 else size,
+                **flags,
+            ),
+        )
+    heads = {"GROUP": 7, "GROUP_PAD": 16, "DK": 128, "DK_PAD": 128, "DV": 128, "DV_PAD": 128}
+    flags = {
+        "BLOCK_SIZE": 16,
+        "KEYS": decode.KEYS,
+        "SOFTCAP": True,
+        "WINDOW": True,
+        "SINKS": True,
+        "PRECISION": "tf32",
+    }
+    for splits in (1, 4):
+        yield f"decode, {splits} splits", assembly(decode._decode_kernel, 1, SPLITS=splits, **heads, **flags)
+
+
+if __name__ == "__main__":
+    found = {}
+    for name, text in all_kernels():
+        found[name] = {
+            word: text.count(word)
+            for word in ("ld.volatile", "fence.acq_rel.sys", "globaltimer", "ex2.", "mma.")
+        }
+    print(json.dumps(found))
