@@ -8,7 +8,7 @@ from tests.models.kernels.device import DEVICE
 
 from penstock.engines.embedded.cuda import cublas, trials  # isort: skip
 from penstock.engines.embedded.cuda.cublas import TILES, even_tiles  # isort: skip
-from penstock.engines.embedded.cuda.products import ChosenLinear, Epilogue, product  # isort: skip
+from penstock.engines.embedded.cuda.products import ChosenLinear, Epilogue, Size, product  # isort: skip
 from penstock.engines.embedded.cuda.trials import choose_products, quickest, sizes_of  # isort: skip
 from penstock.models.joined import join_projections  # isort: skip
 
@@ -104,3 +104,46 @@ def test_every_algorithm_gives_the_product(epilogue, monkeypatch):
         out = torch.full((192, 768), float("nan"), device=DEVICE, dtype=torch.bfloat16)
         made.run(algorithm, x, weight, out, **extra)
         assert float((out.double() - want).norm() / want.norm()) < 5e-3
+
+
+class FakeProduct:
+    """Algorithms by name: `wrong` gives other numbers, `refused` does not run, the others differ in time alone."""
+
+    def __init__(self, handle, rows, outer, inner, dtype, *, bias):
+        self.tried = []
+
+    def algorithms(self):
+        return ["slow", "wrong", "refused", "fast"]
+
+    def variations(self, named):
+        return ["fastest"]
+
+    def run(self, algorithm, x, weight, out, *, bias=None, added=None):
+        if algorithm == "refused":
+            raise cublas.CublasError("not supported")
+        self.tried.append(algorithm)
+        result = functional.linear(x, weight, bias) + (0 if added is None else added)
+        out.copy_(result * (1.5 if algorithm == "wrong" else 1))
+
+
+TIMES = {"slow": 11.0, "wrong": 1.0, "fast": 8.0, "fastest": 5.0}
+
+
+@pytest.mark.parametrize("epilogue", Epilogue)
+@pytest.mark.parametrize(("thorough", "best"), [(False, "fast"), (True, "fastest")])
+def test_the_fastest_that_gives_the_same_numbers_is_chosen(epilogue, thorough, best, monkeypatch):
+    def timer(way, sites):
+        number = way.args[1] if way.func is trials._by_algorithm else None
+        return lambda: TIMES.get(number, 10.0)
+
+    monkeypatch.setattr(trials, "Product", FakeProduct)
+    monkeypatch.setattr(trials, "_timer", timer)
+    bias = torch.randn(6) if epilogue is Epilogue.BIAS else None
+    site = trials.Site(torch.randn(6, 4), bias, lambda: None)
+    size = Size(torch.device("cpu"), torch.float32, 5, 6, 4, epilogue)
+    choice = trials._fastest([site], size, None, thorough)
+    assert choice.algorithm == best
+    assert "refused" not in choice.product.tried
+    monkeypatch.setitem(TIMES, best, 9.99)
+    if not thorough:
+        assert trials._fastest([site], size, None, thorough) is None  # not clearly quicker than torch
