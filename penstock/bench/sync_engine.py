@@ -89,20 +89,20 @@ async def serve(transport: str, shape: str, device: str, batch: int) -> None:
 
 
 async def take(engine: EmbeddedEngine, update: WeightUpdate, watched: Watched) -> dict[str, float]:
-    drawn = Drawn(engine, update.version)
-    with drawn:
+    first = FirstToken(engine, update.version)
+    with first:
         receipt = await engine.update(update)
         seen_at = await watched.until(update.version)
     return {
         "stall_ms": receipt.stall_s * 1e3,
         "verify_ms": receipt.verify_s * 1e3,
-        "fresh_at": min(drawn.at, seen_at),
+        "fresh_at": min(first.at, seen_at),
         "seen_at": seen_at,
     }
 
 
-class Drawn:
-    """When the first token of a version was drawn: a thread looks from time to time while the block runs."""
+class FirstToken:
+    """When it was drawn, of a version: a thread looks from time to time while the block runs."""
 
     def __init__(self, engine: EmbeddedEngine, version: int) -> None:
         self._engine = engine

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from penstock.engines.embedded.cuda import kernels
-from penstock.models.kernels import decode, sampling
+from penstock.models.kernels import decode, sampling, truncation
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INTEGERS = ("counts", "ids", "sources", "arena", "cursor", "sizes", "mask_places", "kept", "tables")
@@ -26,7 +26,7 @@ LONG = (
     "positions", "records", "step_at", "step", "stops", "output_tokens",
 )  # fmt: skip
 FLOATS = (
-    "weights", "temperature", "top_p", "min_p", "logprobs", "thresholds", "partial", "output_logprobs",
+    "weights", "scores", "temperature", "top_p", "min_p", "logprobs", "thresholds", "partial", "output_logprobs",
 )  # fmt: skip
 NARROW = ("logits", "query", "key", "value", "pool", "sinks", "out")
 SCALARS = {"scaling": "fp32", "softcap": "fp32", "patience_ns": "i64"}
@@ -71,6 +71,8 @@ def all_kernels() -> Iterator[tuple[str, str]]:
                 **flags,
             ),
         )
+    size = {"SIZE": truncation.NARROW_BLOCK, "CANDIDATES": sampling.CANDIDATES}
+    yield "narrow", assembly(truncation.narrow_kernel, 8, SOURCES=True, **size)
     heads = {"GROUP": 7, "GROUP_PAD": 16, "DK": 128, "DK_PAD": 128, "DV": 128, "DV_PAD": 128}
     flags = {
         "BLOCK_SIZE": 16,

@@ -26,6 +26,7 @@ def test_kernels_compile_for_a_gpu() -> None:
         "draw",
         "draw truncated",
         "draw from candidates",
+        "narrow",
         "decode, 1 splits",
         "decode, 4 splits",
     }
