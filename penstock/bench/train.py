@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.bench.shapes import hardware, make_shape, num_matrix_parameters
+from penstock.bench.train_steps import ON_CPU, ON_GPU, steps_arm
 from penstock.models.load import resolve_device
 from penstock.models.recompute import Checkpointing
 from penstock.trainer.batch import PackedRow
@@ -66,6 +67,7 @@ def run(
         "arms": arms,
         "groups": groups_arm(shape, device, length // 2, compiled=on_gpu, steps=steps),
         "optimizer_states": states,
+        "whole_steps": whole_steps(shape, device, steps=3),
     }
     console.print(table(report))
     console.print(more(report))
@@ -113,6 +115,13 @@ def packed_arm(
     result["peak_gb"] = max(0.0, result["peak_gb"] - states / GB)
     result["optimizer_gb"] = states / GB
     return result
+
+
+def whole_steps(shape: str, device: str, steps: int) -> dict[str, float]:
+    """Steps as a run makes them, compiled where there is a GPU."""
+    clean(device)
+    on_gpu = device != "cpu"
+    return steps_arm(shape, device, compiled=on_gpu, steps=steps, load=ON_GPU if on_gpu else ON_CPU)
 
 
 def states_arm(shape: str, device: str, length: int, states: OptimizerStates) -> dict[str, float]:
@@ -326,9 +335,14 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def more(report: dict[str, Any]) -> Table:
-    """What else is worth a number: prompts that are run once, and where the optimizer's states are."""
-    groups = report["groups"]
-    shown = Table("", "ms", "", title="shared prompts, and one optimizer update")
+    """What else is worth a number: whole steps, prompts that are run once, and where the optimizer's states are."""
+    groups, whole = report["groups"], report["whole_steps"]
+    shown = Table("", "ms", "", title="whole steps, shared prompts, and one optimizer update")
+    shown.add_row(
+        f"a step of {whole['micro_batches']:.0f} micro-batches, answers of all lengths",
+        f"{whole['ms']:.1f}",
+        f"{whole['tokens']:,.0f} tokens, {whole['tokens_per_s']:,.0f} a second",
+    )
     for name in ("separate", "shared"):
         prompts = (
             f"{GROUPS} groups of {MEMBERS}, prompts {'once' if name == 'shared' else 'with every answer'}"

@@ -20,7 +20,8 @@ def print_summary(summary: Summary) -> None:
         "staleness per token", f"mean {summary.staleness_mean:.2f}, max {summary.staleness_max:.0f}"
     )
     table.add_row("idle", f"trainer {summary.trainer_idle:.0%}, engines {summary.engine_idle:.0%}")
-    table.add_row("generation stalled per weight update", f"{summary.sync_stall_s * 1e3:.1f} ms")
+    stall, longest = summary.sync_stall_s * 1e3, summary.sync_stall_max_s * 1e3
+    table.add_row("stalled by a weight update", f"{stall:.1f} ms, at most {longest:.1f} ms")
     drops = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.drops.items())) or "none"
     table.add_row("dropped groups", drops)
     table.add_row("run folder", summary.folder + (" (stopped early)" if summary.stopped_early else ""))

@@ -85,7 +85,7 @@ class PackedAttention:
         self._device: torch.device | str = "cpu"
         self._boundaries: Boundaries | None = None
         self._layout: Layout | None = None
-        self._num_tokens: int | None = 0
+        self._single = False
 
     def set_lengths(
         self, lengths: Sequence[int], device: torch.device | str = "cpu", members: Sequence[int] = ()
@@ -102,12 +102,12 @@ class PackedAttention:
         key_lengths = self._shared.lengths if self._shared is not None else None
         self._boundaries = Boundaries.of(lengths, device, key_lengths) if self._varlen is not None else None
         self._layout = None
-        self._num_tokens = sum(lengths)
+        self._single = False
 
     def set_single(self) -> None:
         """Every row is one sequence, whatever its length: no packing until the next `set_lengths`."""
         self._lengths, self._shared, self._boundaries, self._layout = (), None, None, None
-        self._num_tokens = None
+        self._single = True
 
     def __call__(
         self,
@@ -121,7 +121,7 @@ class PackedAttention:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        if self._num_tokens is None:
+        if self._single:
             out = causal_attention(
                 query,
                 key,
@@ -132,11 +132,8 @@ class PackedAttention:
                 sinks=sinks,
             )
             return out.transpose(1, 2)
-        if not self._lengths or query.shape[0] != 1 or query.shape[2] != self._num_tokens:
-            raise ValueError(
-                f"packed attention expects one row of {self._num_tokens} tokens, got {tuple(query.shape)}; "
-                "call set_lengths with the lengths of the sequences in the row"
-            )
+        if not torch.compiler.is_compiling():  # a graph that knew lengths would serve no other row
+            self._check(query)
         flat_query, flat_key, flat_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         if self._shared is not None:
             flat_key, flat_value = self._shared.repeat(flat_key), self._shared.repeat(flat_value)
@@ -156,6 +153,14 @@ class PackedAttention:
             return self._attend_in_buckets(flat_query, flat_key, flat_value, **options)[None]  # type: ignore[no-any-return]
         repeated = self._attend_in_buckets(self._shared.repeat(flat_query), flat_key, flat_value, **options)
         return repeated.index_select(0, self._shared.to_row)[None]  # type: ignore[no-any-return]
+
+    def _check(self, query: torch.Tensor) -> None:
+        num_tokens = sum(self._lengths)
+        if not num_tokens or query.shape[0] != 1 or query.shape[2] != num_tokens:
+            raise ValueError(
+                f"packed attention expects one row of {num_tokens} tokens, got {tuple(query.shape)}; "
+                "call set_lengths with the lengths of the sequences in the row"
+            )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attend_in_buckets(

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from penstock.transfer import upload
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefixes:
@@ -55,8 +57,8 @@ class SharedPrefixes:
             segment += count
         return cls(
             lengths=tuple(repeated),
-            to_repeated=torch.cat(places).to(device),
-            to_row=torch.cat(own).to(device),
+            to_repeated=upload(torch.cat(places).numpy(), torch.device(device)),
+            to_row=upload(torch.cat(own).numpy(), torch.device(device)),
         )
 
     def repeat(self, row: torch.Tensor) -> torch.Tensor:

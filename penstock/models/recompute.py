@@ -8,12 +8,14 @@ compute and small to hold: attention, and matrix products that do not widen thei
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 Checkpointing = Literal["off", "selective", "full"]
 
+RECOMPILE_LIMIT = 32
 WIDE_KEPT = 2
 """Every how many-th wide product of a layer is kept by `selective`; 0 keeps none."""
 ATTENTION = (
@@ -36,9 +38,13 @@ def enable_checkpointing(model: nn.Module, mode: Checkpointing) -> None:
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
-    """Fuse each layer with `torch.compile`: one compilation serves all layers of a kind."""
+    """Fuse each layer with `torch.compile`: one compilation serves all layers of a kind and rows of any length.
+
+    Beyond torch's limit of compilations layers run uncompiled, and hardly anybody is told. Its eight are too few
+    for a model with two kinds of layers, prompts shared and not, with gradient and without."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
     for layer in layers_of(model):
-        layer.compile(backend=backend)
+        layer.compile(backend=backend, dynamic=True)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

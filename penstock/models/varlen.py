@@ -6,7 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+
+from penstock.transfer import upload
+from penstock.types import IntArray
 
 VarlenFunction = Callable[..., torch.Tensor]
 HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -19,8 +23,9 @@ class Boundaries:
     queries: torch.Tensor
     """(sequences + 1,), int32, on the row's device."""
     keys: torch.Tensor
-    longest_query: int
-    longest_key: int
+    longest_query: torch.Tensor
+    """(tokens, 0): its first size is meant. A compiled graph serves any size of a tensor, but only one number."""
+    longest_key: torch.Tensor
 
     @classmethod
     def of(
@@ -30,20 +35,19 @@ class Boundaries:
         key_lengths: Sequence[int] | None = None,
     ) -> "Boundaries":
         """Where a sequence has more keys than queries, the queries are its last tokens."""
-        queries = _offsets(lengths).to(device)
-        keys = queries if key_lengths is None else _offsets(key_lengths).to(device)
+        device = torch.device(device)
+        queries = upload(_offsets(lengths), device)
+        keys = queries if key_lengths is None else upload(_offsets(key_lengths), device)
         return cls(
             queries=queries,
             keys=keys,
-            longest_query=max(lengths),
-            longest_key=max(lengths if key_lengths is None else key_lengths),
+            longest_query=torch.empty((max(lengths), 0), device=device),
+            longest_key=torch.empty((max(lengths if key_lengths is None else key_lengths), 0), device=device),
         )
 
 
-def _offsets(lengths: Sequence[int]) -> torch.Tensor:
-    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-    offsets[1:] = torch.tensor(lengths).cumsum(0)
-    return offsets
+def _offsets(lengths: Sequence[int]) -> IntArray:
+    return np.cumsum([0, *lengths], dtype=np.int32)
 
 
 def find_varlen(device: torch.device | str) -> VarlenFunction | None:
@@ -95,8 +99,8 @@ def attend(
         value,
         boundaries.queries,
         boundaries.keys,
-        boundaries.longest_query,
-        boundaries.longest_key,
+        boundaries.longest_query.shape[0],
+        boundaries.longest_key.shape[0],
         scale=scaling,
         window_size=(left, 0),
     )

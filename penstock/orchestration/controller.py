@@ -71,6 +71,7 @@ class Controller:
         steps: int,
         recompute_kv: bool = False,
         on_step: Callable[[TrainedStep], None] = lambda step: None,
+        on_update: Callable[[UpdateReceipt], None] = lambda receipt: None,
         on_drop: Callable[[str, str], None] = lambda reason, message: None,
     ) -> None:
         self._engine = engine
@@ -82,6 +83,7 @@ class Controller:
         self._steps = steps
         self._recompute_kv = recompute_kv
         self._on_step = on_step
+        self._on_update = on_update
         self._on_drop = on_drop
         self._stopping = False
         self._producing: set[asyncio.Task[None]] = set()
@@ -201,7 +203,9 @@ class Controller:
             update = await self._trainers[0].publish(version)
             if self._recompute_kv:
                 update = msgspec.structs.replace(update, recompute_kv=True)
-            self.tally.updates.append(await self._engine.update(update))
+            receipt = await self._engine.update(update)
+            self.tally.updates.append(receipt)
+            self._on_update(receipt)
             self.buffer.served(version)
             await self._trainers[0].release(version)
             self.activity.syncing_version = None

@@ -14,7 +14,7 @@ from penstock.observe.views import View
 from penstock.observe.writers import MetricsWriter
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.stepping import TrainedStep
-from penstock.types import EngineReport
+from penstock.types import EngineReport, UpdateReceipt
 
 POLL_S = 0.5
 BUSY_KINDS = ("forward", "backward", "optimizer")
@@ -82,6 +82,14 @@ class RunMonitor:
         self.heldout.append((step, reward))
         for writer in self._writers:
             writer.write(step, {"heldout_reward": reward})
+
+    def on_update(self, receipt: UpdateReceipt) -> None:
+        """What it cost generation to take a version, of the slowest engine; the first is before training."""
+        if receipt.version:
+            for writer in self._writers:
+                writer.write(
+                    receipt.version, {"sync_stall_s": receipt.stall_s, "sync_verify_s": receipt.verify_s}
+                )
 
     def on_drop(self, reason: str, message: str) -> None:
         """Every drop is counted; the first of each kind is said aloud."""

@@ -6,6 +6,7 @@ prepare ─► workers start ─► version 0 verified ─► evaluate ─► tr
 import asyncio
 import gc
 import os
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -222,6 +223,7 @@ class Session:
             steps=config.run.steps,
             recompute_kv=config.sync.interrupt == "inflight_recompute",
             on_step=on_step,
+            on_update=monitor.on_update,
             on_drop=monitor.on_drop,
         )
         return controller
@@ -242,7 +244,7 @@ class Session:
         times, tally = self._timings, controller.tally
         training_s = max(1e-9, times.training_ended - times.training_started)
         rewards = list(monitor.rewards)[-8:]
-        stalls = [receipt.stall_s for receipt in tally.updates]
+        stalls = [receipt.stall_s for receipt in tally.updates if receipt.version] or [0.0]
         return Summary(
             name=self._prepared.folder.name,
             folder=str(self._prepared.folder),
@@ -259,7 +261,8 @@ class Session:
             tokens_per_s=times.tokens / training_s,
             staleness_mean=monitor.staleness_sum / max(1, tally.steps),
             staleness_max=monitor.staleness_max,
-            sync_stall_s=sum(stalls) / len(stalls) if stalls else 0.0,
+            sync_stall_s=statistics.median(stalls),
+            sync_stall_max_s=max(stalls),
             drops=dict(controller.buffer.gate.drops),
             stopped_early=self._stopped,
         )

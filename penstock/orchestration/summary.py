@@ -26,7 +26,9 @@ class Summary:
     staleness_mean: float
     staleness_max: float
     sync_stall_s: float
-    """Mean time per update in which no forward pass could run."""
+    """Of an update, as its median: the time in which no forward pass could run. The first versions may take
+    longer, since an engine then opens what it will read from."""
+    sync_stall_max_s: float
     drops: dict[str, int]
     stopped_early: bool
 

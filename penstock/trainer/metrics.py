@@ -17,18 +17,23 @@ CORE = ("gap", "advantage", "age", "entropy", "weight")
 
 @dataclass(slots=True)
 class StepRecord:
-    """Detached columns of every micro-batch of a pass, to be read once at its end."""
+    """Losses and columns of every micro-batch of a pass, detached. They stay on their device until they are asked
+    for: fetching one waits for all that the device was given before."""
 
-    loss: float = 0.0
+    losses: list[torch.Tensor] = field(default_factory=list)
     columns: dict[str, list[torch.Tensor]] = field(default_factory=dict)
 
-    def add(self, loss: float, columns: dict[str, torch.Tensor]) -> None:
-        self.loss += loss
+    def add(self, loss: torch.Tensor, columns: dict[str, torch.Tensor]) -> None:
+        self.losses.append(loss.detach())
         for name, column in columns.items():
-            self.columns.setdefault(name, []).append(column.detach().float().cpu())
+            self.columns.setdefault(name, []).append(column.detach().float())
+
+    @property
+    def loss(self) -> float:
+        return sum(torch.stack(self.losses).tolist()) if self.losses else 0.0
 
     def column(self, name: str) -> torch.Tensor:
-        return torch.cat(self.columns.get(name, [torch.zeros(0)]))
+        return torch.cat(self.columns.get(name, [torch.zeros(0)])).cpu()
 
 
 def effective_sample_size(log_weights: torch.Tensor) -> float:

@@ -74,7 +74,8 @@ class Preparation:
         self._policy, self._reference, self._algorithm = policy, reference, algorithm
         self._device, self._config = device, config
         can_share = policy.shares_prefixes and (reference is None or reference.shares_prefixes)
-        self._lays_once = config.shared_prompts and can_share
+        self.lays_once = config.shared_prompts and can_share
+        """Whether rows hold a group's prompt once."""
         self._needs_start = (
             algorithm.needs_values
             or algorithm.loss in STATISTICS
@@ -84,7 +85,7 @@ class Preparation:
     @torch.no_grad()
     def __call__(self, plan: StepPlan) -> list[PreparedRow]:
         packed = [
-            PackedRow.of(sequences, self._device, shared_prompts=self._lays_once)
+            PackedRow.of(sequences, self._device, shared_prompts=self.lays_once)
             for micro_batch in plan.micro_batches
             for sequences in self._cut(micro_batch)
         ]
@@ -108,7 +109,7 @@ class Preparation:
 
     def _cut(self, sequences: tuple[TrainSequence, ...]) -> list[list[TrainSequence]]:
         """A plan counts shared prompts once; where the model can't share them, the row may be too long."""
-        if self._lays_once or not self._config.shared_prompts:
+        if self.lays_once or not self._config.shared_prompts:
             return [list(sequences)]
         lengths = [forward_length(sequence.sample) for sequence in sequences]
         bins = pack(lengths, self._config.micro_batch_tokens)

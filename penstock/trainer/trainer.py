@@ -8,9 +8,7 @@ micro-batches. A new algorithm is a function in `penstock.algorithms`, never ano
 
 import logging
 import math
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch import nn
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.models.precision import guard_bfloat16
+from penstock.trainer.clock import StepClock
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.metrics import StepRecord, summarise
 from penstock.trainer.objective import Objective
@@ -26,6 +25,7 @@ from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
 from penstock.trainer.policy import PackedModel
 from penstock.trainer.preparation import Preparation, PreparedRow
 from penstock.trainer.values import ValueHead
+from penstock.trainer.warming import made_up_row
 from penstock.types import StepPlan, StepResult
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class PolicyTrainer:
         self._value_head = _value_head(self._model).to(device) if algorithm.needs_values else None
         extra = [] if self._value_head is None else list(self._value_head.parameters())
         self._optimizer = MasterAdamW(model, config, extra)
-        policy = PackedModel(
+        policy = self._policy = PackedModel(
             model,
             chunk_tokens=config.logprob_chunk_tokens,
             checkpointing=config.checkpointing,
@@ -76,26 +76,33 @@ class PolicyTrainer:
         self._num_updates = 0
         self._num_skipped = 0
         self._num_gap_warnings = 0
-        self._seconds: dict[str, float] = {}
+
+    def warm_up(self) -> None:
+        """Compile what a step will run, if anything is to be compiled. Weights stay as they are."""
+        if self._config.compile:
+            vocabulary = self._model.get_input_embeddings().num_embeddings
+            row = made_up_row(vocabulary, self._device, shared_prompts=self._prepare.lays_once)
+            self._policy(row).logprobs.sum().backward()  # type: ignore[no-untyped-call]
+            self._optimizer.forget()
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run a plan: every pass ends in one optimizer update, or in none when it is not finite."""
-        self._seconds = {}
-        with self._timed("prepare"):
+        clock = StepClock(self._device)
+        with clock.host("prepare"):
             rows = self._prepare(plan)
         metrics: dict[str, float] = {}
         for index in range(self._config.passes):
-            record = self._accumulate(rows)
-            with self._timed("optimizer"):
+            record = self._accumulate(rows, clock)
+            with clock.device("optimizer"):
                 update = self._update(plan.step, record.loss)
             if index == 0:
-                with self._timed("metrics"):
+                with clock.host("metrics"):
                     metrics = summarise(record, plan)
                     shared = sum(row.row.num_shared_tokens for row in rows)
                     metrics["prompt_tokens_shared"] = float(shared)
                 self._watch_gap(metrics, plan.step)
             metrics |= update
-        return StepResult(step=plan.step, metrics=metrics, seconds=dict(self._seconds))
+        return StepResult(step=plan.step, metrics=metrics, seconds=clock.seconds())
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The live parameters, keyed as `model.named_parameters()`."""
@@ -118,14 +125,15 @@ class PolicyTrainer:
         self._num_updates = state["num_updates"]
         self._num_skipped = state["num_skipped"]
 
-    def _accumulate(self, rows: list[PreparedRow]) -> StepRecord:
+    def _accumulate(self, rows: list[PreparedRow], clock: StepClock) -> StepRecord:
+        """Nothing here waits for a GPU, so that it finds the next micro-batch when it is done with one."""
         record = StepRecord()
         for row in rows:
-            with self._timed("forward"):
+            with clock.device("forward"):
                 loss, columns = self._objective(row)
-            with self._timed("backward"):
+            with clock.device("backward"):
                 loss.backward()  # type: ignore[no-untyped-call]
-            record.add(float(loss.detach()), columns)
+            record.add(loss, columns)
         return record
 
     def _watch_gap(self, metrics: dict[str, float], step: int) -> None:
@@ -163,14 +171,6 @@ class PolicyTrainer:
             "learning_rate": learning_rate,
             "skipped_updates": float(self._num_skipped),
         }
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begin
 
 
 def _value_head(model: Any) -> ValueHead:

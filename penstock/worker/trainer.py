@@ -32,6 +32,8 @@ class TrainerService:
         self._stepping = ThreadPoolExecutor(1, thread_name_prefix="step")
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash")
         publisher.snapshot(0, trainer.weights())
+        # While engines start: steps wait for it in the same thread.
+        self._warmed_up = self._stepping.submit(self._warm_up)
 
     @property
     def num_parameters(self) -> int:
@@ -51,7 +53,12 @@ class TrainerService:
     async def save(self, request: SaveRequest) -> None:
         await asyncio.get_running_loop().run_in_executor(self._stepping, self._save, Path(request.folder))
 
+    def _warm_up(self) -> None:
+        with naming_settings("the trainer", TRAINER):
+            self._trainer.warm_up()
+
     def _step(self, plan: StepPlan) -> StepResult:
+        self._warmed_up.result()
         with naming_settings("the trainer", TRAINER):
             result = self._trainer.step(plan)
             start = time.perf_counter()

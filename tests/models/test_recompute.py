@@ -2,6 +2,7 @@ from collections import Counter
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -105,3 +106,56 @@ def test_compiled_layers_give_the_same(mode, packing):
     torch.testing.assert_close(states, plain)
     for one, other in zip(gradients, want, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+@torch.library.custom_op("penstock_test::pretend_varlen", mutates_args=())
+def pretend_varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, longest_query: int, longest_key: int
+) -> torch.Tensor:
+    return query + longest_query + longest_key
+
+
+@pretend_varlen.register_fake
+def _(query, key, value, longest_query, longest_key):
+    return torch.empty_like(query)
+
+
+def _gradients(ctx, grad):
+    return grad.clone(), *(torch.zeros_like(tensor) for tensor in ctx.saved_tensors), None, None
+
+
+pretend_varlen.register_autograd(
+    _gradients, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[1:3])
+)
+
+
+# Dynamo looks at the .grad of what it traces, leaf or not.
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_one_compilation_serves_rows_of_any_shape(monkeypatch):
+    """Every micro-batch has its own lengths. A graph that knew them would be made anew for each, and after eight
+    torch runs the layers uncompiled."""
+    monkeypatch.setattr("penstock.models.packed.fits", lambda *_: True)
+    model = make()
+    enable_checkpointing(model, "selective")
+    backend = PackedAttention(
+        lambda query, key, value, _, __, longest_query, longest_key, **___: pretend_varlen(
+            query, key, value, longest_query, longest_key
+        )
+    )
+    attention.attach(model, backend)
+    compile_layers(model, backend="aot_eager")
+    before = counters["stats"]["unique_graphs"]
+    eager = make()
+    attention.attach(eager, backend)
+    rows = [((6, 3, 2, 4), (3,)), ((7, 4), (1,)), ((2, 3, 6, 4, 5, 9), (2, 2)), ((3, 8, 8, 8, 8), (4,))]
+    rows += [((6, 9, 3), ()), ((11, 12), ()), ((4,), ())]
+    for lengths, members in rows * 2:
+        backend.set_lengths(lengths, members=members)
+        ids = torch.arange(sum(lengths))[None] % CONFIG.vocab_size
+        states = [
+            one.model(input_ids=ids, position_ids=ids, use_cache=False).last_hidden_state
+            for one in (model, eager)
+        ]
+        torch.testing.assert_close(*states)
+        states[0].sum().backward()
+    assert counters["stats"]["unique_graphs"] - before == 2  # with prompts that are shared, and without

@@ -26,7 +26,7 @@ def test_summary_by_hand():
     gaps = {"gap": [0.0, math.log(3)], "advantage": [2.0, 0.0], "age": [0.0, 2.0]}
     for index in (0, 1):
         part = {name: torch.tensor([values[index]]) for name, values in {**columns, **gaps}.items()}
-        record.add(0.5, part)
+        record.add(torch.tensor(0.5), part)
     metrics = summarise(record, make_plan([1.0, 0.0], [2.0]))
     expected = {
         "loss": 1.0,

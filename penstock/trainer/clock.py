@@ -1,0 +1,50 @@
+"""How long the parts of a step take. A GPU works behind the host, so its parts are measured by its own clock."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class StepClock:
+    """Seconds by the name of a part; parts of the same name add up."""
+
+    def __init__(self, device: str) -> None:
+        self._on_gpu = torch.device(device).type == "cuda"
+        self._seconds: dict[str, float] = {}
+        self._events: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def host(self, name: str) -> Iterator[None]:
+        """Work that the host waits for."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._add(name, time.perf_counter() - begin)
+
+    @contextmanager
+    def device(self, name: str) -> Iterator[None]:
+        """Work that a GPU is given, and that nobody waits for here."""
+        if not self._on_gpu:
+            with self.host(name):
+                yield
+            return
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        yield
+        end.record()
+        self._events.append((name, begin, end))
+
+    def seconds(self) -> dict[str, float]:
+        """Waits for the GPU."""
+        for name, begin, end in self._events:
+            end.synchronize()
+            self._add(name, begin.elapsed_time(end) / 1e3)
+        self._events.clear()
+        return dict(self._seconds)
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
