@@ -78,10 +78,15 @@ class PolicyTrainer:
         self._num_gap_warnings = 0
 
     def warm_up(self) -> None:
-        """Compile what a step will run, if anything is to be compiled. Weights stay as they are."""
+        """Compile what a step will run, if anything is to be compiled, and see that a micro-batch fits. Weights
+        stay as they are."""
         if self._config.compile:
-            vocabulary = self._model.get_input_embeddings().num_embeddings
-            row = made_up_row(vocabulary, self._device, shared_prompts=self._prepare.lays_once)
+            row = made_up_row(
+                self._model.get_input_embeddings().num_embeddings,
+                self._config.micro_batch_tokens,
+                self._device,
+                shared_prompts=self._prepare.lays_once,
+            )
             self._policy(row).logprobs.sum().backward()  # type: ignore[no-untyped-call]
             self._optimizer.forget()
 

@@ -1,23 +1,33 @@
 """A made-up micro-batch, so that compilation is over before the first real one comes."""
 
+from itertools import count
+
 import numpy as np
 
 from penstock.trainer.batch import PackedRow
 from penstock.types import NOT_SAMPLED, Sample, SamplingParams, TrainSequence
 
-GROUPS = ((37, (211, 173, 149)), (53, (191, 127, 89)))
-"""Prompt and answers of each group, in tokens. No two sizes are the same: what is compiled must not take one for
-another. Together they are long enough for kernels to be made as for rows of any length."""
+ANSWERS = (211, 173, 149)
+"""Tokens of the answers of a group. The sizes of a row are all different: what is compiled must not take one for
+another."""
 
 
-def made_up_row(vocabulary: int, device: str, *, shared_prompts: bool) -> PackedRow:
-    sequences = [
-        TrainSequence(
-            sample=_sample(prompt, answer, vocabulary), group=group, episode=episode, turns=((0, prompt),)
-        )
-        for group, (prompt, answers) in enumerate(GROUPS)
-        for episode, answer in enumerate(answers)
-    ]
+def made_up_row(vocabulary: int, tokens: int, device: str, *, shared_prompts: bool) -> PackedRow:
+    """At most `tokens` long, and not much less, if a group fits: what is compiled for a short row does not serve
+    long ones."""
+    sequences: list[TrainSequence] = []
+    room = tokens
+    for group in count():
+        prompt = 37 + group % 16
+        room -= sum(ANSWERS) + prompt * (1 if shared_prompts else len(ANSWERS))
+        if sequences and room < 0:
+            break
+        sequences += [
+            TrainSequence(
+                sample=_sample(prompt, answer, vocabulary), group=group, episode=episode, turns=((0, prompt),)
+            )
+            for episode, answer in enumerate(ANSWERS)
+        ]
     row = PackedRow.of(sequences, device, shared_prompts=shared_prompts)
     assert row is not None
     return row

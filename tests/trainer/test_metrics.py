@@ -62,3 +62,14 @@ def test_a_step_without_loss_tokens_still_reports_rewards():
         "reward_mean": 2.0,
         "reward_std": 1.0,
     }
+
+
+def test_nothing_is_fetched_from_a_device_before_it_is_asked_for():
+    """Fetching waits for the device. What is on `meta` can't be fetched at all."""
+    record = StepRecord()
+    column = torch.ones(3, device="meta", requires_grad=True)
+    record.add(column.sum(), {"gap": column})
+    assert not record.columns["gap"][0].requires_grad
+    assert not record.losses[0].requires_grad
+    with pytest.raises(NotImplementedError):
+        record.column("gap")

@@ -2,6 +2,7 @@ import copy
 import json
 import logging
 import math
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.masks import pack_mask
+from penstock.models.recompute import compile_layers
 from penstock.trainer.batch import PackedRow
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.packing import plan_step
@@ -439,3 +442,23 @@ def test_sampling_mask_rows_follow_the_loss_tokens():
     plain = msgspec.structs.replace(sample, sampling_mask=None)
     bare = msgspec.structs.replace(plan, micro_batches=((TrainSequence(sample=plain, group=0, episode=0),),))
     assert gradients_of(model, bare)[0]["logprob_gap_max"] > 0.5
+
+
+# Dynamo looks at the .grad of what it traces, leaf or not.
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_a_warm_up_compiles_and_changes_nothing(monkeypatch):
+    monkeypatch.setattr("penstock.trainer.policy.compile_layers", partial(compile_layers, backend="eager"))
+    groups = make_groups(8)
+    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=1000)
+    results = {}
+    for warmed in (False, True):
+        model = tiny_model("llama")
+        trainer = trainer_for(model, learning_rate=1e-2, compile=warmed, micro_batch_tokens=700)
+        before = {name: weight.clone() for name, weight in trainer.weights().items()}
+        graphs = counters["stats"]["unique_graphs"]
+        trainer.warm_up()
+        assert (counters["stats"]["unique_graphs"] > graphs) == warmed
+        assert all(torch.equal(weight, before[name]) for name, weight in trainer.weights().items())
+        assert all(parameter.grad is None for parameter in model.parameters())
+        results[warmed] = trainer.step(plan).metrics
+    assert results[True] == pytest.approx(results[False], rel=1e-4, abs=1e-6)
