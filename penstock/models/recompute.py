@@ -41,8 +41,11 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
     """Fuse each layer with `torch.compile`: one compilation serves all layers of a kind and rows of any length.
 
     Beyond torch's limit of compilations layers run uncompiled, and hardly anybody is told. Its eight are too few
-    for a model with two kinds of layers, prompts shared and not, with gradient and without."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+    for a model with two kinds of layers, prompts shared and not, with gradient and without. Sizes vary, floats of a
+    layer never do: taken for variables at first, they would have it traced twice."""
+    settings: Any = torch._dynamo.config
+    settings.recompile_limit = max(settings.recompile_limit, RECOMPILE_LIMIT)
+    settings.specialize_float = True
     for layer in layers_of(model):
         layer.compile(backend=backend, dynamic=True)
 
