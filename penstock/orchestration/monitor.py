@@ -44,6 +44,7 @@ class RunMonitor:
         self._step = 0
         self._samples = 0
         self._last_staleness = 0.0
+        self._last_update: dict[str, float] = {}
         self._busy: dict[str, float] = {}
         self._tokens_per_s = 0.0
         self._drop_samples: dict[str, str] = {}
@@ -69,6 +70,7 @@ class RunMonitor:
             "reward": reward,
             **metrics,
             **{f"{kind}_s": value for kind, value in seconds.items()},
+            **self._last_update,
             "max_staleness": float(bound),
             "waited_s": step.waited_s,
             "step_s": step.took_s,
@@ -84,12 +86,8 @@ class RunMonitor:
             writer.write(step, {"heldout_reward": reward})
 
     def on_update(self, receipt: UpdateReceipt) -> None:
-        """What it cost generation to take a version, of the slowest engine; the first is before training."""
-        if receipt.version:
-            for writer in self._writers:
-                writer.write(
-                    receipt.version, {"sync_stall_s": receipt.stall_s, "sync_verify_s": receipt.verify_s}
-                )
+        """What it cost the slowest engine to take a version: said with the step that ends next."""
+        self._last_update = {"sync_stall_s": receipt.stall_s, "sync_verify_s": receipt.verify_s}
 
     def on_drop(self, reason: str, message: str) -> None:
         """Every drop is counted; the first of each kind is said aloud."""
