@@ -92,7 +92,7 @@ def test_a_run_learns_and_leaves_what_it_promises(project: Path, tiny_model: Pat
     assert summary["staleness_max"] <= 4
     assert summary["drops"] == {}
     assert {row["step"] for row in rows if "heldout_reward" in row} >= {0, 25}
-    assert all(row["sync_stall_s"] >= 0 for row in steps)
+    assert any(row.get("sync_stall_s", 0.0) > 0 for row in steps)
     assert yaml.safe_load((folder / "config.yaml").read_text())["run"]["steps"] == 25
     assert any((folder / "tensorboard").iterdir())
     check_saved_model(folder / "model", tiny_model)

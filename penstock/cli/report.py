@@ -21,7 +21,7 @@ def print_summary(summary: Summary) -> None:
     )
     table.add_row("idle", f"trainer {summary.trainer_idle:.0%}, engines {summary.engine_idle:.0%}")
     stall, longest = summary.sync_stall_s * 1e3, summary.sync_stall_max_s * 1e3
-    table.add_row("stalled by a weight update", f"{stall:.1f} ms, at most {longest:.1f} ms")
+    table.add_row("stalled by a weight update", f"median {stall:.1f} ms, max {longest:.1f} ms")
     drops = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.drops.items())) or "none"
     table.add_row("dropped groups", drops)
     table.add_row("run folder", summary.folder + (" (stopped early)" if summary.stopped_early else ""))

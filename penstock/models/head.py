@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from penstock.models.kernels import available as kernels_available
+from penstock.transfer import upload
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class KeptIds:
     row kept everything."""
 
     offsets: torch.Tensor
+    """On the host: it is asked for sizes, and a device would have to be waited for."""
     ids: torch.Tensor
 
 
@@ -329,12 +331,14 @@ def _fused_gradient(
 def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> torch.Tensor:
     """Minus infinity outside the kept ids, for the rows that were truncated."""
     offsets = kept.offsets[start : stop + 1]
-    counts = offsets[1:] - offsets[:-1]
-    cut = counts > 0
-    if not bool(cut.any()):
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first == last:
         return scaled
-    ids = kept.ids[int(offsets[0]) : int(offsets[-1])]
-    rows = torch.arange(stop - start, device=scaled.device).repeat_interleave(counts)
-    restricted = torch.where(cut[:, None], torch.full_like(scaled, float("-inf")), scaled)
+    ids = kept.ids[first:last]
+    counts = upload(offsets.diff().numpy(), scaled.device)
+    rows = torch.arange(stop - start, device=scaled.device).repeat_interleave(
+        counts, output_size=last - first
+    )
+    restricted = torch.where(counts[:, None] > 0, torch.full_like(scaled, float("-inf")), scaled)
     restricted[rows, ids] = scaled[rows, ids]
     return restricted

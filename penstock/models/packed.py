@@ -17,6 +17,7 @@ from torch import nn
 
 from penstock.models.prefix import SharedPrefixes
 from penstock.models.varlen import Boundaries, VarlenFunction, attend, find_varlen, fits
+from penstock.transfer import upload
 
 BUCKET_RATIO = 0.7
 BUCKET_SLACK = 32
@@ -68,7 +69,11 @@ class Layout:
         to_packed = place_t.repeat_interleave(lengths_t) + within
         to_padded = torch.zeros(start, dtype=torch.long)
         to_padded[to_packed] = torch.arange(len(to_packed))
-        return cls(buckets=tuple(buckets), to_padded=to_padded.to(device), to_packed=to_packed.to(device))
+        return cls(
+            buckets=tuple(buckets),
+            to_padded=upload(to_padded.numpy(), torch.device(device)),
+            to_packed=upload(to_packed.numpy(), torch.device(device)),
+        )
 
 
 class PackedAttention:

@@ -6,6 +6,7 @@ compute and small to hold: attention, and matrix products that do not widen thei
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
@@ -38,16 +39,24 @@ def enable_checkpointing(model: nn.Module, mode: Checkpointing) -> None:
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
-    """Fuse each layer with `torch.compile`: one compilation serves all layers of a kind and rows of any length.
+    """Fuse each layer with `torch.compile`: one compilation serves all layers of a kind and rows of any length. Run
+    them within `compiler_settings`."""
+    for layer in layers_of(model):
+        layer.compile(backend=backend, dynamic=True)
+
+
+def compiler_settings() -> AbstractContextManager[None]:
+    """For forward passes of compiled layers, in the thread that runs them: newer versions of torch have settings of
+    their own in every thread.
 
     Beyond torch's limit of compilations layers run uncompiled, and hardly anybody is told. Its eight are too few
     for a model with two kinds of layers, prompts shared and not, with gradient and without. Sizes vary, floats of a
     layer never do: taken for variables at first, they would have it traced twice."""
     settings: Any = torch._dynamo.config
-    settings.recompile_limit = max(settings.recompile_limit, RECOMPILE_LIMIT)
-    settings.specialize_float = True
-    for layer in layers_of(model):
-        layer.compile(backend=backend, dynamic=True)
+    patched: AbstractContextManager[None] = settings.patch(
+        recompile_limit=RECOMPILE_LIMIT, specialize_float=True
+    )
+    return patched
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

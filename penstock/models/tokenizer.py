@@ -111,6 +111,11 @@ def model_context(name_or_path: str) -> int:
         # As with tokenizers: what is missing or broken decides the kind.
         hint = "" if Path(name_or_path).exists() else " (no such folder here, nor in the hub's cache)"
         raise UserError(f"model {name_or_path!r} could not be loaded{hint}: {_first_line(error)}") from error
+    return max_positions(config)
+
+
+def max_positions(config: Any) -> int:
+    """The longest sequence that a model with this config was made for; very many where it does not say."""
     text = config.get_text_config()
     return int(
         getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 1 << 20

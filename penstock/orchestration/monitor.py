@@ -44,7 +44,8 @@ class RunMonitor:
         self._step = 0
         self._samples = 0
         self._last_staleness = 0.0
-        self._last_update: dict[str, float] = {}
+        self._stalls: list[float] = []
+        """Of the updates since the last step."""
         self._busy: dict[str, float] = {}
         self._tokens_per_s = 0.0
         self._drop_samples: dict[str, str] = {}
@@ -70,13 +71,14 @@ class RunMonitor:
             "reward": reward,
             **metrics,
             **{f"{kind}_s": value for kind, value in seconds.items()},
-            **self._last_update,
+            **({"sync_stall_s": max(self._stalls)} if self._stalls else {}),
             "max_staleness": float(bound),
             "waited_s": step.waited_s,
             "step_s": step.took_s,
             "samples": float(self._samples),
             "tokens_per_s": self._tokens_per_s,
         }
+        self._stalls.clear()
         for writer in self._writers:
             writer.write(step.number, row)
 
@@ -86,8 +88,10 @@ class RunMonitor:
             writer.write(step, {"heldout_reward": reward})
 
     def on_update(self, receipt: UpdateReceipt) -> None:
-        """What it cost the slowest engine to take a version: said with the step that ends next."""
-        self._last_update = {"sync_stall_s": receipt.stall_s, "sync_verify_s": receipt.verify_s}
+        """What it cost the slowest engine to take a version: said with the step that ends next. Before the first
+        version of training nothing is generated."""
+        if receipt.version > 0:
+            self._stalls.append(receipt.stall_s)
 
     def on_drop(self, reason: str, message: str) -> None:
         """Every drop is counted; the first of each kind is said aloud."""

@@ -114,6 +114,6 @@ def _kept(picked: list[tuple[Sample, IntArray]], device: torch.device | str) -> 
         ids.append(sample_ids)
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
     return KeptIds(
-        offsets=torch.from_numpy(offsets).to(device),
+        offsets=torch.from_numpy(offsets),
         ids=torch.from_numpy(np.concatenate(ids).astype(np.int64)).to(device),
     )

@@ -12,7 +12,7 @@ class StepClock:
     """Seconds by the name of a part; parts of the same name add up."""
 
     def __init__(self, device: str) -> None:
-        self._on_gpu = torch.device(device).type == "cuda"
+        self._device = torch.device(device)
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, Any, Any]] = []
 
@@ -28,14 +28,15 @@ class StepClock:
     @contextmanager
     def device(self, name: str) -> Iterator[None]:
         """Work that a GPU is given, and that nobody waits for here."""
-        if not self._on_gpu:
+        if self._device.type != "cuda":
             with self.host(name):
                 yield
             return
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
+        stream = torch.cuda.current_stream(self._device)
+        begin.record(stream)
         yield
-        end.record()
+        end.record(stream)
         self._events.append((name, begin, end))
 
     def seconds(self) -> dict[str, float]:

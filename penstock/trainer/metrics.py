@@ -17,8 +17,8 @@ CORE = ("gap", "advantage", "age", "entropy", "weight")
 
 @dataclass(slots=True)
 class StepRecord:
-    """Losses and columns of every micro-batch of a pass, detached. They stay on their device until they are asked
-    for: fetching one waits for all that the device was given before."""
+    """Losses and columns of every micro-batch of a pass, detached. They stay on their device until `fetch`, since
+    fetching one waits for all that the device was given before."""
 
     losses: list[torch.Tensor] = field(default_factory=list)
     columns: dict[str, list[torch.Tensor]] = field(default_factory=dict)
@@ -28,12 +28,17 @@ class StepRecord:
         for name, column in columns.items():
             self.columns.setdefault(name, []).append(column.detach().float())
 
+    def fetch(self) -> None:
+        """Bring all to the host, before the device is given something else to do."""
+        self.losses = [loss.cpu() for loss in self.losses]
+        self.columns = {name: [torch.cat(parts).cpu()] for name, parts in self.columns.items()}
+
     @property
     def loss(self) -> float:
-        return sum(torch.stack(self.losses).tolist()) if self.losses else 0.0
+        return sum(float(loss) for loss in self.losses)
 
     def column(self, name: str) -> torch.Tensor:
-        return torch.cat(self.columns.get(name, [torch.zeros(0)])).cpu()
+        return torch.cat(self.columns.get(name, [torch.zeros(0)]))
 
 
 def effective_sample_size(log_weights: torch.Tensor) -> float:

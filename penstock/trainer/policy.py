@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,12 @@ from penstock.models import attention
 from penstock.models.head import TokenHead, states_dtype
 from penstock.models.packed import PackedAttention
 from penstock.models.prefix import gather
-from penstock.models.recompute import Checkpointing, compile_layers, enable_checkpointing
+from penstock.models.recompute import (
+    Checkpointing,
+    compile_layers,
+    compiler_settings,
+    enable_checkpointing,
+)
 from penstock.trainer.batch import PackedRow
 from penstock.trainer.values import ValueHead
 
@@ -60,6 +66,7 @@ class PackedModel:
                 f"a value head needs hidden states, and {type(model).__name__} gives only logits; "
                 "use an advantage without a value head"
             )
+        self._compiled = compiled
         if compiled:
             compile_layers(model)
 
@@ -69,7 +76,8 @@ class PackedModel:
         return self._shares
 
     def __call__(self, row: PackedRow) -> TokenOutputs:
-        states = self._states(row.input_ids, row.position_ids, row.lengths, row.members)
+        with compiler_settings() if self._compiled else nullcontext():
+            states = self._states(row.input_ids, row.position_ids, row.lengths, row.members)
         states = gather(states, row.rows) if row.num_shared_tokens else states.index_select(0, row.rows)
         logprobs, entropy = self._head(states, row.targets, row.temperature, row.kept)
         values = self._value_head(states) if self._value_head is not None else None
@@ -82,6 +90,8 @@ class PackedModel:
         lengths: Sequence[int],
         members: Sequence[int] = (),
     ) -> torch.Tensor:
+        if input_ids.shape[1] != sum(lengths):  # compiled layers do not look at lengths
+            raise ValueError(f"a row of {input_ids.shape[1]} tokens can't have lengths {list(lengths)}")
         if self._packs:
             self._attention.set_lengths(lengths, self._device, members)
             return self._head.states(input_ids, position_ids)

@@ -76,11 +76,12 @@ class Preparation:
         can_share = policy.shares_prefixes and (reference is None or reference.shares_prefixes)
         self.lays_once = config.shared_prompts and can_share
         """Whether rows hold a group's prompt once."""
-        self._needs_start = (
+        self.needs_start = (
             algorithm.needs_values
             or algorithm.loss in STATISTICS
             or (config.passes > 1 and algorithm.effective_proximal == "start")
         )
+        """Whether a forward pass without gradient comes first."""
 
     @torch.no_grad()
     def __call__(self, plan: StepPlan) -> list[PreparedRow]:
@@ -90,7 +91,7 @@ class Preparation:
             for sequences in self._cut(micro_batch)
         ]
         rows = [row for row in packed if row is not None]
-        start = [self._policy(row) if self._needs_start else None for row in rows]
+        start = [self._policy(row) if self.needs_start else None for row in rows]
         advantages, returns = self._advantages(plan, rows, start)
         prepared = [
             PreparedRow(

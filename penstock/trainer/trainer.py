@@ -17,6 +17,7 @@ from torch import nn
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.models.precision import guard_bfloat16
+from penstock.models.tokenizer import max_positions
 from penstock.trainer.clock import StepClock
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.metrics import StepRecord, summarise
@@ -78,17 +79,22 @@ class PolicyTrainer:
         self._num_gap_warnings = 0
 
     def warm_up(self) -> None:
-        """Compile what a step will run, if anything is to be compiled, and see that a micro-batch fits. Weights
-        stay as they are."""
-        if self._config.compile:
-            row = made_up_row(
-                self._model.get_input_embeddings().num_embeddings,
-                self._config.micro_batch_tokens,
-                self._device,
-                shared_prompts=self._prepare.lays_once,
-            )
-            self._policy(row).logprobs.sum().backward()  # type: ignore[no-untyped-call]
-            self._optimizer.forget()
+        """Compile what the usual row will run, if anything is to be compiled. Weights stay as they are. Left for
+        when they come: rows without a shared prompt where others have one, and updates in 8 bits."""
+        if not self._config.compile:
+            return
+        row = made_up_row(
+            self._model.get_input_embeddings().num_embeddings,
+            self._config.micro_batch_tokens,
+            self._device,
+            longest=max_positions(self._model.config),
+            shared_prompts=self._prepare.lays_once,
+        )
+        if self._prepare.needs_start:
+            with torch.no_grad():
+                self._policy(row)
+        self._policy(row).logprobs.sum().backward()  # type: ignore[no-untyped-call]
+        self._optimizer.forget()
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run a plan: every pass ends in one optimizer update, or in none when it is not finite."""
@@ -131,7 +137,8 @@ class PolicyTrainer:
         self._num_skipped = state["num_skipped"]
 
     def _accumulate(self, rows: list[PreparedRow], clock: StepClock) -> StepRecord:
-        """Nothing here waits for a GPU, so that it finds the next micro-batch when it is done with one."""
+        """Nothing waits for a GPU before its last micro-batch is queued, so that it finds the next one when it is
+        done with one."""
         record = StepRecord()
         for row in rows:
             with clock.device("forward"):
@@ -139,6 +146,7 @@ class PolicyTrainer:
             with clock.device("backward"):
                 loss.backward()  # type: ignore[no-untyped-call]
             record.add(loss, columns)
+        record.fetch()
         return record
 
     def _watch_gap(self, metrics: dict[str, float], step: int) -> None:

@@ -1,47 +1,59 @@
 """A made-up micro-batch, so that compilation is over before the first real one comes."""
 
-from itertools import count
+from collections.abc import Iterator
 
 import numpy as np
 
 from penstock.trainer.batch import PackedRow
 from penstock.types import NOT_SAMPLED, Sample, SamplingParams, TrainSequence
 
-ANSWERS = (211, 173, 149)
-"""Tokens of the answers of a group. The sizes of a row are all different: what is compiled must not take one for
-another."""
+PROMPT, ANSWERS = 37, (211, 173, 149)
+"""Tokens of the first group; prompts of others are a little longer. The sizes of a row are all different: what is
+compiled must not take one for another."""
 
 
-def made_up_row(vocabulary: int, tokens: int, device: str, *, shared_prompts: bool) -> PackedRow:
-    """At most `tokens` long, and not much less, if a group fits: what is compiled for a short row does not serve
-    long ones."""
+def made_up_row(
+    vocabulary: int, tokens: int, device: str, *, longest: int, shared_prompts: bool
+) -> PackedRow:
+    """A row of this many tokens, since what is compiled for a short row does not serve long ones; of sequences of
+    at most `longest`."""
+    scale = min(1.0, longest / 512, tokens / 1024)
+    answers = [max(2, int(scale * answer)) for answer in ANSWERS]
     sequences: list[TrainSequence] = []
     room = tokens
-    for group in count():
-        prompt = 37 + group % 16
-        room -= sum(ANSWERS) + prompt * (1 if shared_prompts else len(ANSWERS))
-        if sequences and room < 0:
+    for group, prompt in enumerate(_prompts(scale)):
+        # A sequence's last token is predicted, and not run.
+        cost = sum(answers) - len(answers) + prompt * (1 if shared_prompts else len(answers))
+        if cost > room:
             break
+        room -= cost
         sequences += [
-            TrainSequence(
-                sample=_sample(prompt, answer, vocabulary), group=group, episode=episode, turns=((0, prompt),)
-            )
-            for episode, answer in enumerate(ANSWERS)
+            _sequence(group, episode, prompt, answer, vocabulary) for episode, answer in enumerate(answers)
         ]
+    while room > 0 or not sequences:
+        length = max(1, min(room, longest - 1))
+        sequences.append(_sequence(len(sequences), 0, 1, length, vocabulary))
+        room -= length
     row = PackedRow.of(sequences, device, shared_prompts=shared_prompts)
     assert row is not None
     return row
 
 
-def _sample(prompt: int, answer: int, vocabulary: int) -> Sample:
-    """Answers differ from their first token on, so that nothing but the prompt is shared."""
+def _prompts(scale: float) -> Iterator[int]:
+    while True:
+        yield from (max(1, int(scale * (PROMPT + more))) for more in range(16))
+
+
+def _sequence(group: int, episode: int, prompt: int, answer: int, vocabulary: int) -> TrainSequence:
+    """Answers of a group differ from their first token on, so that nothing but the prompt is shared."""
     length = prompt + answer
-    ids = np.concatenate([np.arange(prompt), np.arange(answer, answer + answer)]) % vocabulary
+    ids = np.concatenate([np.arange(prompt), np.arange(episode, episode + answer)]) % vocabulary
     sampled = np.arange(length) >= prompt
-    return Sample(
+    sample = Sample(
         token_ids=ids.astype(np.int32),
         loss_mask=sampled,
         logprobs=np.zeros(length, dtype=np.float32),
         versions=np.where(sampled, 0, NOT_SAMPLED).astype(np.int32),
         sampling=SamplingParams(max_tokens=answer),
     )
+    return TrainSequence(sample=sample, group=group, episode=episode, turns=((0, prompt),))

@@ -11,6 +11,7 @@ import torch
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.channel import Channel
+from penstock.errors import UserError
 from penstock.models.load import DTYPES, load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.sync.transports import Publisher, make_publisher
@@ -32,8 +33,9 @@ class TrainerService:
         self._stepping = ThreadPoolExecutor(1, thread_name_prefix="step")
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash")
         publisher.snapshot(0, trainer.weights())
-        # While engines start: steps wait for it in the same thread.
-        self._warmed_up = self._stepping.submit(self._warm_up)
+
+        # Beside the start of engines. What follows in the same thread waits for it.
+        self.warmed_up = self._stepping.submit(self._warm_up)
 
     @property
     def num_parameters(self) -> int:
@@ -58,7 +60,7 @@ class TrainerService:
             self._trainer.warm_up()
 
     def _step(self, plan: StepPlan) -> StepResult:
-        self._warmed_up.result()
+        self.warmed_up.result()
         with naming_settings("the trainer", TRAINER):
             result = self._trainer.step(plan)
             start = time.perf_counter()
@@ -67,6 +69,7 @@ class TrainerService:
         return msgspec.structs.replace(result, seconds=seconds)
 
     def _save(self, folder: Path) -> None:
+        self.warmed_up.result()
         self._trainer.save(folder)
         self._tokenizer.save(folder)
 
@@ -83,6 +86,14 @@ async def start(
     channel.serve(PUBLISH, service.publish)
     channel.serve(RELEASE, service.release)
     channel.serve(SAVE, service.save)
+
+    def warmed_up(task: "asyncio.Future[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        # What the user can mend is the answer to the first step; the process stays to deliver that.
+        if error is not None and not isinstance(error, UserError):
+            fail(error)
+
+    asyncio.wrap_future(service.warmed_up).add_done_callback(warmed_up)
     return TrainerReady(num_parameters=service.num_parameters)
 
 

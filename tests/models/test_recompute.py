@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from penstock.models import attention
 from penstock.models.packed import PackedAttention
-from penstock.models.recompute import compile_layers, enable_checkpointing, layers_of
+from penstock.models.recompute import compile_layers, compiler_settings, enable_checkpointing, layers_of
 
 CONFIG = LlamaConfig(
     vocab_size=23,
@@ -152,10 +152,11 @@ def test_one_compilation_serves_rows_of_any_shape(monkeypatch):
     for lengths, members in rows * 2:
         backend.set_lengths(lengths, members=members)
         ids = torch.arange(sum(lengths))[None] % CONFIG.vocab_size
-        states = [
-            one.model(input_ids=ids, position_ids=ids, use_cache=False).last_hidden_state
-            for one in (model, eager)
-        ]
+        with compiler_settings():
+            states = [
+                one.model(input_ids=ids, position_ids=ids, use_cache=False).last_hidden_state
+                for one in (model, eager)
+            ]
         torch.testing.assert_close(*states)
         states[0].sum().backward()
     assert counters["stats"]["unique_graphs"] - before == 2  # with prompts that are shared, and without

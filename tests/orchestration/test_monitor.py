@@ -17,6 +17,10 @@ class Writer:
         self.rows.append((step, row))
 
 
+def update(monitor, version, stall_s):
+    monitor.on_update(UpdateReceipt(policy="default", version=version, stall_s=stall_s, verify_s=0.0))
+
+
 def trained(number):
     scored = SimpleNamespace(values=np.array([0.0, 1.0]), scores=(None, None))
     result = StepResult(step=number, metrics={"loss": 2.0}, seconds={"forward": 0.25})
@@ -30,17 +34,19 @@ def trained(number):
     )
 
 
-def test_a_step_is_written_with_what_the_last_update_cost():
+def test_a_step_is_written_with_the_longest_stall_since_the_last():
     writer = Writer()
 
     async def main():
         monitor = RunMonitor(name="a run", steps=2, config=ObserveConfig(), view=None, writers=[writer])
+        update(monitor, 0, 9.0)  # before training
         monitor.on_step(trained(1), bound=4)
-        monitor.on_update(UpdateReceipt(policy="default", version=1, stall_s=0.5, verify_s=0.125))
+        update(monitor, 1, 0.5)
+        update(monitor, 2, 0.25)
         monitor.on_step(trained(2), bound=4)
+        monitor.on_step(trained(3), bound=4)
 
     asyncio.run(main())
-    (_, before), (step, after) = writer.rows
-    assert "sync_stall_s" not in before
-    assert (step, after["sync_stall_s"], after["sync_verify_s"]) == (2, 0.5, 0.125)
-    assert (after["reward"], after["loss"], after["forward_s"], after["samples"]) == (0.5, 2.0, 0.25, 4.0)
+    assert [(step, row.get("sync_stall_s")) for step, row in writer.rows] == [(1, None), (2, 0.5), (3, None)]
+    last = writer.rows[-1][1]
+    assert (last["reward"], last["loss"], last["forward_s"], last["samples"]) == (0.5, 2.0, 0.25, 6.0)

@@ -24,7 +24,8 @@ def test_on_a_gpu_its_own_clock_counts_and_nobody_waits_before_the_end(monkeypat
         def __init__(self, enable_timing):
             assert enable_timing
 
-        def record(self):
+        def record(self, stream):
+            assert stream == "the stream of cuda:1"
             Event.now += 500
             self.at = Event.now
 
@@ -35,7 +36,8 @@ def test_on_a_gpu_its_own_clock_counts_and_nobody_waits_before_the_end(monkeypat
             return end.at - self.at
 
     monkeypatch.setattr("torch.cuda.Event", Event)
-    clock = StepClock("cuda:0")
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: f"the stream of {device}")
+    clock = StepClock("cuda:1")
     for name in ("forward", "backward", "forward"):
         with clock.device(name):
             pass

@@ -27,6 +27,7 @@ def test_summary_by_hand():
     for index in (0, 1):
         part = {name: torch.tensor([values[index]]) for name, values in {**columns, **gaps}.items()}
         record.add(torch.tensor(0.5), part)
+    record.fetch()
     metrics = summarise(record, make_plan([1.0, 0.0], [2.0]))
     expected = {
         "loss": 1.0,
@@ -72,4 +73,4 @@ def test_nothing_is_fetched_from_a_device_before_it_is_asked_for():
     assert not record.columns["gap"][0].requires_grad
     assert not record.losses[0].requires_grad
     with pytest.raises(NotImplementedError):
-        record.column("gap")
+        record.fetch()

@@ -1,4 +1,5 @@
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from penstock.models.recompute import RECOMPILE_LIMIT
 from penstock.trainer.batch import PackedRow
 from penstock.trainer.packing import plan_step
 from penstock.trainer.policy import PackedModel
 from penstock.trainer.values import ValueHead
-from tests.trainer.builders import SIZES, VOCAB, make_groups
+from penstock.trainer.warming import made_up_row
+from tests.trainer.builders import SIZES, VOCAB, make_groups, tiny_model
 
 SMALL = {key: value for key, value in SIZES.items() if key not in ("head_dim", "initializer_range")}
 CONFIGS = {
@@ -104,3 +107,26 @@ def test_checkpointing_recomputes_layers_without_dropout(checkpointing, runs):
     row = PackedRow.of(plan_step(1, 0, make_groups(1), micro_batch_tokens=1000)[0].micro_batches[0])
     policy(row).logprobs.sum().backward()
     assert seen == [False] * runs
+
+
+def test_compiled_layers_run_under_their_settings_in_whatever_thread(monkeypatch):
+    """Newer versions of torch have settings of their own in every thread; the trainer builds in one and steps in
+    another."""
+    monkeypatch.setattr("penstock.trainer.policy.compile_layers", lambda model: None)
+    model = tiny_model("llama")
+    seen = []
+
+    def look(*_):
+        settings = torch._dynamo.config
+        seen.append((settings.recompile_limit, settings.specialize_float))
+
+    usual = torch._dynamo.config.recompile_limit, torch._dynamo.config.specialize_float
+    policy = PackedModel(model, chunk_tokens=16, compiled=True)
+    model.get_input_embeddings().register_forward_hook(look)
+    row = made_up_row(VOCAB, 40, "cpu", longest=128, shared_prompts=True)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(policy, row).result()
+        assert other.submit(lambda: torch._dynamo.config.recompile_limit).result() == usual[0]
+    assert seen == [(RECOMPILE_LIMIT, True)]
+    assert usual == (torch._dynamo.config.recompile_limit, torch._dynamo.config.specialize_float)
+    assert usual[0] < RECOMPILE_LIMIT

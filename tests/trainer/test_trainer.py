@@ -462,3 +462,16 @@ def test_a_warm_up_compiles_and_changes_nothing(monkeypatch):
         assert all(parameter.grad is None for parameter in model.parameters())
         results[warmed] = trainer.step(plan).metrics
     assert results[True] == pytest.approx(results[False], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(("advantage", "passes"), [("grpo", [True]), ("gae", [False, True])])
+def test_a_warm_up_runs_the_passes_that_a_step_will(monkeypatch, advantage, passes):
+    """With gradient, and before that without where values at the start of a step are needed."""
+    monkeypatch.setattr("penstock.trainer.policy.compile_layers", lambda model: None)
+    model = tiny_model("llama")
+    algorithm = AlgorithmConfig(**CLIP, advantage=advantage)
+    trainer = trainer_for(model, algorithm=algorithm, compile=True, micro_batch_tokens=64)
+    seen = []
+    model.get_input_embeddings().register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+    trainer.warm_up()
+    assert seen == passes
