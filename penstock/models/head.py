@@ -222,9 +222,9 @@ class _Logprobs(torch.autograd.Function):
 
 
 def _project(states: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-    """Raw logits. On a GPU half-precision products are summed and kept in float32."""
+    """Raw logits, the caller's own. On a GPU half-precision products are summed and kept in float32."""
     if weight is None:
-        return states.contiguous()
+        return states.clone(memory_format=torch.contiguous_format)
     if not _sums_in_float32(states):
         return torch.nn.functional.linear(states, weight, bias)
     raw = torch.mm(states, weight.T, out_dtype=torch.float32)
@@ -329,7 +329,7 @@ def _fused_gradient(
 
 
 def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> torch.Tensor:
-    """Minus infinity outside the kept ids, for the rows that were truncated."""
+    """Minus infinity outside the kept ids, for the rows that were truncated; in place."""
     offsets = kept.offsets[start : stop + 1]
     first, last = int(offsets[0]), int(offsets[-1])
     if first == last:
@@ -339,6 +339,7 @@ def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> tor
     rows = torch.arange(stop - start, device=scaled.device).repeat_interleave(
         counts, output_size=last - first
     )
-    restricted = torch.where(counts[:, None] > 0, torch.full_like(scaled, float("-inf")), scaled)
-    restricted[rows, ids] = scaled[rows, ids]
-    return restricted
+    values = scaled[rows, ids]
+    scaled.masked_fill_(counts[:, None] > 0, float("-inf"))
+    scaled[rows, ids] = values
+    return scaled

@@ -84,3 +84,17 @@ def test_the_head_gives_the_same_with_kernels_and_without(kept, softcap):
         results.append([logprobs, entropy, *torch.autograd.grad(value, leaves)])
     for plain, fused in zip(*results, strict=True):
         torch.testing.assert_close(fused, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_logits_that_are_given_are_not_written_to():
+    """A model whose head is not known gives its full logits; truncation is cut out of a copy."""
+    logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    before = logits.clone()
+    kept = KeptIds(offsets=torch.tensor([0, 2, 2, 5]), ids=torch.tensor([1, 4, 0, 2, 6], device=DEVICE))
+    targets, temperature = torch.tensor([4, 5, 0], device=DEVICE), torch.ones(3, device=DEVICE)
+    for fused in (False, True):
+        logprobs, _ = _Logprobs.apply(logits, None, None, targets, temperature, kept, LogitShape(), 2, fused)
+        want = [before[0, [1, 4]].log_softmax(0)[1], before[1].log_softmax(0)[5]]
+        want.append(before[2, [0, 2, 6]].log_softmax(0)[0])
+        torch.testing.assert_close(logprobs, torch.stack(want), atol=1e-5, rtol=1e-5)
+        assert torch.equal(logits, before)
