@@ -20,6 +20,9 @@ class EngineConfig(Section):
     """Number format of the cache; `auto` is that of the weights. `float8` (e4m3, on a GPU only) halves the cache
     and what attention reads, and rounds keys and values to two or three digits: logprobs differ more from the
     trainer's, which the step metrics show."""
+    logits: Literal["model", "float32"] = "model"
+    """Number format of the logits. A model of 16 bits rounds them, and draws from a distribution that is a little
+    different from the one that is trained; `float32` keeps what the last product adds up to."""
     device: str = "auto"
     """Torch device that the engine runs on; `auto` takes `model.device`."""
     max_batch: int = Field(default=64, ge=1)

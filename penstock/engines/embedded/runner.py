@@ -14,6 +14,7 @@ from penstock.engines.embedded.scheduler import Batch
 from penstock.engines.embedded.sizing import count_blocks, device_memory
 from penstock.errors import UserError
 from penstock.models import attention, kernels
+from penstock.models.float32_logits import keep_logits_in_float32
 from penstock.models.joined import join_projections
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class ModelRunner:
         self.block_size = config.block_size
         self.prefill_chunk = PREFILL_CHUNK.get(self.device.type, PREFILL_CHUNK["cpu"])
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        if config.logits == "float32":
+            keep_logits_in_float32(model)
         attention.register()
         model.set_attn_implementation(attention.IMPLEMENTATION)  # type: ignore[operator]
         self.shapes = shapes = self._probe(text_config)

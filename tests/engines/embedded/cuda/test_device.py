@@ -17,6 +17,7 @@ from tests.models.kernels.device import DEVICE
 from penstock.engines.embedded.runner import ModelRunner, compile_layers  # isort: skip
 from penstock.errors import FingerprintMismatch
 from penstock.interfaces import Engine
+from penstock.models.float32_logits import keep_logits_in_float32
 from tests.engines.contract import EngineContract, ask, update_to
 from tests.engines.embedded.test_exact import check_against_plain_forwards, plain_table, play_move
 from tests.engines.embedded.test_swaps import Shadow, any_engine, play_with_swaps, replay
@@ -253,6 +254,28 @@ def test_after_many_swaps_an_engine_is_one_that_began_with_the_last_weights():
         bound = 1e-4 + 2 * (torch.log_softmax(logits.float().cpu(), dim=-1) - table).abs().max()
         expected = table.gather(1, torch.tensor(output)[:, None])[:, 0]
         torch.testing.assert_close(logprobs, expected, atol=float(bound), rtol=0)
+
+    asyncio.run(main())
+
+
+def test_logits_in_float32_are_drawn_from_as_they_are():
+    """In bf16 on a GPU; on a CPU the model is in float32, and nothing changes."""
+    model = make_model().to(DEVICE, torch.bfloat16 if DEVICE == "cuda" else torch.float32)
+    plain = copy.deepcopy(model)
+    keep_logits_in_float32(plain)
+    prompt = [4, 5, 6, 7]
+
+    async def main():
+        driver = Driver(make_engine(model, logits="float32", window=2))
+        await driver.start(ask("one", prompt, max_tokens=8, seed=1))
+        await driver.drain()
+        output = driver.output("one")
+        with torch.no_grad():
+            logits = plain(torch.tensor([prompt + output], device=DEVICE)).logits[0, len(prompt) - 1 : -1]
+        assert logits.dtype == torch.float32
+        expected = torch.log_softmax(logits.cpu(), dim=-1).gather(1, torch.tensor(output)[:, None])[:, 0]
+        bound = 2e-2 if DEVICE == "cuda" else 1e-4  # of the layers below
+        torch.testing.assert_close(driver.logprobs("one"), expected, atol=bound, rtol=0)
 
     asyncio.run(main())
 
