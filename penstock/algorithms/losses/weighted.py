@@ -50,4 +50,5 @@ def topr(tokens: LossTokens, *, cap: float = 1.0) -> LossValues:
         tokens,
         -weight * tokens.advantages * finite(tokens.logprobs),
         clip_fraction=negative & (total.exp() > cap),
+        topr_weight=weight,
     )

@@ -44,6 +44,7 @@ def test_topr_tapers_bad_sequences_by_their_whole_ratio():
     values = topr(tokens)
     assert gradient(values.loss, tokens) == pytest.approx([-1.0, -1.0, 0.25, 0.25, 3.0, 3.0])
     assert values.facts["clip_fraction"].tolist() == [0, 0, 0, 0, 1, 1]
+    assert values.facts["topr_weight"].tolist() == pytest.approx([1, 1, 0.25, 0.25, 1, 1])
 
 
 @pytest.mark.parametrize("loss", [cispo, tis_reinforce, topr])
