@@ -8,11 +8,10 @@ import logging
 
 import torch
 from torch import nn
-from torch.nn import functional
+
+from penstock.models.precision import HALF_TYPES, float32_product
 
 log = logging.getLogger(__name__)
-
-HALF_TYPES = (torch.bfloat16, torch.float16)
 
 
 class Float32Linear(nn.Linear):
@@ -20,14 +19,7 @@ class Float32Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, input.shape[-1])
-        if input.is_cuda:
-            result = torch.mm(rows, self.weight.T, out_dtype=torch.float32)
-            if self.bias is not None:
-                result += self.bias
-        else:
-            bias = None if self.bias is None else self.bias.float()
-            result = functional.linear(rows.float(), self.weight.float(), bias)
-        return result.view(*input.shape[:-1], -1)
+        return float32_product(rows, self.weight, self.bias).view(*input.shape[:-1], -1)
 
 
 def keep_logits_in_float32(model: nn.Module) -> None:

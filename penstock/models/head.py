@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from penstock.models.kernels import available as kernels_available
+from penstock.models.precision import HALF_TYPES, float32_product
 from penstock.transfer import upload
 
 log = logging.getLogger(__name__)
@@ -227,8 +228,7 @@ def _project(states: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tens
         return states.clone(memory_format=torch.contiguous_format)
     if not _sums_in_float32(states):
         return torch.nn.functional.linear(states, weight, bias)
-    raw = torch.mm(states, weight.T, out_dtype=torch.float32)
-    return raw if bias is None else raw.add_(bias)
+    return float32_product(states, weight, bias)
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -240,7 +240,7 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 
 
 def _sums_in_float32(tensor: torch.Tensor) -> bool:
-    return tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16)
+    return tensor.is_cuda and tensor.dtype in HALF_TYPES
 
 
 def _prepare(

@@ -1,4 +1,5 @@
-"""A guard for bfloat16 on CPUs that promise more than they can do.
+"""Formats of 16 bits: which there are, products that are not rounded to them, and a guard for CPUs that promise
+more than they can do.
 
 Some virtual machines report AMX and then stop the process with an illegal instruction at the first
 bfloat16 matrix product. Nothing can be caught in the process itself, so another one tries it first.
@@ -10,6 +11,9 @@ import subprocess
 import sys
 
 import torch
+from torch.nn import functional
+
+HALF_TYPES = (torch.bfloat16, torch.float16)
 
 log = logging.getLogger(__name__)
 
@@ -35,3 +39,11 @@ def guard_bfloat16(device: str) -> None:
 def _products_work() -> bool:
     probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, timeout=120, check=False)
     return probe.returncode == 0
+
+
+def float32_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """What a linear layer of 16 bits adds up to, in float32."""
+    if not rows.is_cuda:
+        return functional.linear(rows.float(), weight.float(), None if bias is None else bias.float())
+    result = torch.mm(rows, weight.T, out_dtype=torch.float32)
+    return result if bias is None else result.add_(bias)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.models.precision import HALF_TYPES
 from penstock.transfer import upload
 from penstock.types import IntArray
 
 VarlenFunction = Callable[..., torch.Tensor]
-HALF_TYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

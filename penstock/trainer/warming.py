@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.trainer.batch import PackedRow
-from penstock.types import NOT_SAMPLED, Sample, SamplingParams, TrainSequence
+from penstock.types import SamplingParams, TrainSequence, Turn, sample_of_turn
 
 PROMPT, ANSWERS = 37, (211, 173, 149)
 """Tokens of the first group; prompts of others are a little longer. The sizes of a row are all different: what is
@@ -46,14 +46,13 @@ def _prompts(scale: float) -> Iterator[int]:
 
 def _sequence(group: int, episode: int, prompt: int, answer: int, vocabulary: int) -> TrainSequence:
     """Answers of a group differ from their first token on, so that nothing but the prompt is shared."""
-    length = prompt + answer
-    ids = np.concatenate([np.arange(prompt), np.arange(episode, episode + answer)]) % vocabulary
-    sampled = np.arange(length) >= prompt
-    sample = Sample(
-        token_ids=ids.astype(np.int32),
-        loss_mask=sampled,
-        logprobs=np.zeros(length, dtype=np.float32),
-        versions=np.where(sampled, 0, NOT_SAMPLED).astype(np.int32),
+    turn = Turn(
+        prompt_ids=(np.arange(prompt) % vocabulary).astype(np.int32),
+        output_ids=(np.arange(episode, episode + answer) % vocabulary).astype(np.int32),
+        logprobs=np.zeros(answer, dtype=np.float32),
+        versions=np.zeros(answer, dtype=np.int32),
+        finish_reason="stop",
         sampling=SamplingParams(max_tokens=answer),
+        text="",
     )
-    return TrainSequence(sample=sample, group=group, episode=episode, turns=((0, prompt),))
+    return TrainSequence(sample=sample_of_turn(turn), group=group, episode=episode, turns=((0, prompt),))

@@ -16,6 +16,7 @@ import torch
 from torch.nn import attention
 
 from penstock.models.kernels.prefill import QueryTiles, attend_packed
+from penstock.models.precision import HALF_TYPES
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def serves(
         softcap is None
         and sinks is None
         and pool.dtype == query.dtype
-        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.dtype in HALF_TYPES
         and pool.shape[3] == 2 * query.shape[2]
         and _varlen() is not None
         and current() in PAGING
