@@ -4,6 +4,8 @@ Three jobs. *Uniform*: all requests at once, equal prompts and answers; wall tim
 prefill and scheduling, logprobs and versions recorded. *Long-tailed*: log-normal answers from a queue, measured
 until it is empty, against a uniform job at the same mean live context. *Masks*: top-p with and without
 recording what it kept, at about one nat of entropy. transformers' two ways to serve run beside them.
+
+Settings of the engine are given as to a run (`engine.kv_dtype=float8`).
 """
 
 import asyncio
@@ -11,6 +13,7 @@ import gc
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ from rich.table import Table
 
 from penstock.bench.engine_contenders import Workload, run_continuous, run_generate
 from penstock.bench.shapes import hardware, make_shape, num_matrix_parameters
+from penstock.config import Section
+from penstock.config.loader import load_config
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.once import FixedWeights
@@ -64,37 +69,41 @@ SMALL = Sizes(
 """For a CPU, where only the logic is looked at."""
 
 
+class Settings(Section):
+    """What can be set from outside."""
+
+    engine: EngineConfig = EngineConfig()
+
+
 def run(
     json_path: Path | None = None,
     *,
     shape: str,
-    compiled: bool = True,
-    window: int = 8,
+    settings: Sequence[str] = (),
+    only: str | None = None,
     sizes: Sizes | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """All jobs, a table, and JSON."""
+    """All jobs (or `only` the uniform one), a table, and JSON."""
     console = console or Console()
     device = resolve_device("auto")
     on_gpu = device != "cpu"
     sizes = sizes or (Sizes() if on_gpu else SMALL)
-    dtype = torch.bfloat16 if on_gpu else torch.float32
-    contenders = run_contenders(make_shape(shape, device, dtype), sizes)
+    config = engine_config(device, sizes, settings)
+    dtype = getattr(torch, config.dtype)
+    contenders = run_contenders(make_shape(shape, device, dtype), sizes) if only is None else {}
     clean(on_gpu)
     model = make_shape(shape, device, dtype)
-    bench = Bench(model, sizes, compiled=compiled and on_gpu, window=window, console=console)
-    measured = asyncio.run(bench.run_all())
+    measured = asyncio.run(Bench(model, sizes, config, console).run_all(only))
     uniform = measured["uniform"]["tokens_per_s"]
     report = {
         "headline": {
             "tokens_per_s": uniform,
-            "long_tail_fraction": measured["long_tail"]["fraction"],
-            "mask_cost": measured["masks"]["mask_cost"],
-            "top_p_cost": measured["masks"]["top_p_cost"],
+            **headline(measured),
             **{f"vs_{name}": uniform / rate for name, rate in contenders.items()},
         },
         "hardware": hardware(device),
-        "setting": {"shape": shape, "compiled": compiled and on_gpu, "window": window, "batch": sizes.batch},
+        "setting": {"shape": shape, "batch": sizes.batch, "engine": list(settings)},
         "contenders_tokens_per_s": contenders,
         "floor": floor(model, sizes),
         **measured,
@@ -103,6 +112,36 @@ def run(
     if json_path is not None:
         json_path.write_text(json.dumps(report, indent=2) + "\n")
     return report
+
+
+def engine_config(device: str, sizes: Sizes, settings: Sequence[str]) -> EngineConfig:
+    """What the jobs need, and over it what was asked for."""
+    on_gpu = device != "cpu"
+    context = sizes.prompt + sizes.longest
+    needed = {
+        "max_batch": sizes.batch,
+        "max_context": context,
+        "prefill_chunk": 8192 if on_gpu else 64,
+        "kv_tokens": sizes.batch * min(context, 2048),
+        "prefix_cache": False,
+        "keep_finished": 0,
+        "compile": "on" if on_gpu else "off",
+        "device": device,
+        "dtype": "bfloat16" if on_gpu else "float32",
+    }
+    asked = load_config(Settings, None, settings).engine.model_dump(exclude_unset=True)
+    return EngineConfig(**{**needed, **asked})
+
+
+def headline(measured: dict[str, Any]) -> dict[str, float]:
+    """Of the jobs that were run."""
+    found = {}
+    if "long_tail" in measured:
+        found["long_tail_fraction"] = measured["long_tail"]["fraction"]
+    if "masks" in measured:
+        found["mask_cost"] = measured["masks"]["mask_cost"]
+        found["top_p_cost"] = measured["masks"]["top_p_cost"]
+    return found
 
 
 def run_contenders(model: Any, sizes: Sizes) -> dict[str, float]:
@@ -122,33 +161,18 @@ def run_contenders(model: Any, sizes: Sizes) -> dict[str, float]:
 class Bench:
     """One engine, and the jobs it is given one after another."""
 
-    def __init__(self, model: Any, sizes: Sizes, *, compiled: bool, window: int, console: Console) -> None:
+    def __init__(self, model: Any, sizes: Sizes, config: EngineConfig, console: Console) -> None:
         self.sizes = sizes
         self.vocab = int(model.config.vocab_size)
         self.console = console
         self.model = model
-        device = next(model.parameters()).device
-        on_gpu = device.type == "cuda"
-        context = sizes.prompt + sizes.longest
-        config = EngineConfig(
-            max_batch=sizes.batch,
-            max_context=context,
-            prefill_chunk=8192 if on_gpu else 64,
-            kv_tokens=sizes.batch * min(context, 2048),
-            prefix_cache=False,
-            keep_finished=0,
-            compile="on" if compiled else "off",
-            window=window,
-            device=str(device),
-            dtype="bfloat16" if on_gpu else "float32",
-        )
         began = time.perf_counter()
         self.engine = EmbeddedEngine(model, config=config, receiver=FixedWeights())
         self._made_s = time.perf_counter() - began
         self._number = 0
         self._rng = np.random.default_rng(1)
 
-    async def run_all(self) -> dict[str, Any]:
+    async def run_all(self, only: str | None = None) -> dict[str, Any]:
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(self.engine.run())
             began = time.perf_counter()
@@ -158,14 +182,15 @@ class Bench:
             gc.freeze()  # as a worker does when it has started
             start_s = self._made_s + time.perf_counter() - began
             self.console.print(f"started in {start_s:.1f} s")
-            uniform = await self.uniform(self.sizes.answer)
-            self.console.print(f"uniform: {uniform['tokens_per_s']:,.0f} tokens/s")
-            masks = await self.masks()
-            self.console.print(f"masks: {masks['mask_cost']:+.1%}, top-p {masks['top_p_cost']:+.1%}")
-            long_tail = await self.long_tail()
+            measured: dict[str, Any] = {"start_s": start_s, "uniform": await self.uniform(self.sizes.answer)}
+            self.console.print(f"uniform: {measured['uniform']['tokens_per_s']:,.0f} tokens/s")
+            if only is None:
+                measured["masks"] = masks = await self.masks()
+                self.console.print(f"masks: {masks['mask_cost']:+.1%}, top-p {masks['top_p_cost']:+.1%}")
+                measured["long_tail"] = await self.long_tail()
             await self.engine.close()
             await asyncio.wait([serving])
-        return {"start_s": start_s, "uniform": uniform, "masks": masks, "long_tail": long_tail}
+        return measured
 
     async def uniform(self, answer: int) -> dict[str, float]:
         """The best of some rounds of a job in which all answers are equally long."""
@@ -293,14 +318,16 @@ def clean(on_gpu: bool) -> None:
 
 
 def table(report: dict[str, Any]) -> Table:
-    setting, masks, tail = report["setting"], report["masks"], report["long_tail"]
-    title = f"{setting['shape']}, batch {setting['batch']}, {report['hardware']['device']}"
-    shown = Table("", "tokens/s", "", title=title)
+    setting = report["setting"]
+    parts = [setting["shape"], f"batch {setting['batch']}", report["hardware"]["device"], *setting["engine"]]
+    shown = Table("", "tokens/s", "", title=", ".join(parts))
     shown.add_row("uniform", f"{report['uniform']['tokens_per_s']:,.0f}", f"start {report['start_s']:.1f} s")
-    share = f"{tail['fraction']:.2f} of uniform at context {tail['mean_live_context']:.0f}"
-    shown.add_row("long-tailed", f"{tail['tokens_per_s']:,.0f}", share)
+    if tail := report.get("long_tail"):
+        share = f"{tail['fraction']:.2f} of uniform at context {tail['mean_live_context']:.0f}"
+        shown.add_row("long-tailed", f"{tail['tokens_per_s']:,.0f}", share)
     for name, rate in report["contenders_tokens_per_s"].items():
         shown.add_row(f"transformers {name.replace('_', ' ')}", f"{rate:,.0f}", "")
-    shown.add_row("top-p 0.95 at one nat", "", f"{masks['top_p_cost']:+.1%} time")
-    shown.add_row("and its masks recorded", "", f"{masks['mask_cost']:+.1%} more")
+    if masks := report.get("masks"):
+        shown.add_row("top-p 0.95 at one nat", "", f"{masks['top_p_cost']:+.1%} time")
+        shown.add_row("and its masks recorded", "", f"{masks['mask_cost']:+.1%} more")
     return shown

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from penstock.errors import ConfigError
+
 bench = typer.Typer(help="Measure Penstock against itself and others, as ratios within one run.")
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")]
@@ -18,6 +20,10 @@ Shape = Annotated[
 class LoopPart(StrEnum):
     settings = "settings"
     colocated = "colocated"
+
+
+class EngineJob(StrEnum):
+    uniform = "uniform"
 
 
 @bench.command()
@@ -35,9 +41,12 @@ def loop(
 
 @bench.command()
 def engine(
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="With --shape: settings such as engine.kv_dtype=float8.")
+    ] = None,
     json: Json = None,
     shape: Shape = None,
-    compile: Annotated[bool, typer.Option(help="With --shape: fuse layers with torch.compile.")] = True,
+    only: Annotated[EngineJob | None, typer.Option(help="With --shape: run this job alone.")] = None,
 ) -> None:
     """The embedded engine against transformers' generate and continuous batching. With --shape, or on a GPU:
     a whole job, a long-tailed queue and recorded masks at that shape."""
@@ -45,9 +54,16 @@ def engine(
     from penstock.models.load import resolve_device
 
     if shape is None and resolve_device("auto") == "cpu":
+        if settings or only:
+            raise ConfigError("settings and --only belong to a shape: add --shape tiny, 1.5b or 7b")
         engine.run(json)
     else:
-        engine_gpu.run(json, shape=shape or "1.5b", compiled=compile)
+        engine_gpu.run(
+            json,
+            shape=shape or "1.5b",
+            settings=settings or (),
+            only=None if only is None else only.value,
+        )
 
 
 @bench.command()
