@@ -4,6 +4,7 @@ A token's kept ids are stored as they are, or as a bitmask of the vocabulary whe
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,21 +13,60 @@ from penstock.types import BoolArray, Chunk, IntArray, SamplingMask
 _WORD = np.dtype("<i4")
 
 
+class Packed(NamedTuple):
+    """Part of a mask on its way to one: `counts` and `words` of some tokens, as in `SamplingMask`."""
+
+    counts: list[int]
+    words: IntArray
+
+
+NO_WORDS: IntArray = np.zeros(0, dtype=np.int32)
+
+
 def pack_mask(kept: Sequence[IntArray], vocab_size: int) -> SamplingMask:
     """The mask of tokens with these kept ids, ascending; no ids: nothing was cut."""
     counts = np.array([len(ids) for ids in kept], dtype=np.int32)
-    words = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int32)
-    bitmask_words = SamplingMask.bitmask_words(vocab_size)
-    is_bitmask = counts > bitmask_words
-    if is_bitmask.any():
-        sizes = np.minimum(counts, bitmask_words)
-        of_bitmask, in_bitmask = np.repeat(is_bitmask, counts), np.repeat(is_bitmask, sizes)
-        ids, words = words, np.empty(len(in_bitmask), dtype=np.int32)
-        words[~in_bitmask] = ids[~of_bitmask]
-        flags = np.zeros((int(is_bitmask.sum()), 32 * bitmask_words), dtype=np.bool_)
-        flags[np.repeat(np.arange(len(flags)), counts[is_bitmask]), ids[of_bitmask]] = True
-        words[in_bitmask] = _words_of(flags).reshape(-1)
+    ids = np.concatenate(kept) if kept else NO_WORDS
+    words = shorten(counts, ids, np.ones(len(counts), dtype=np.bool_), vocab_size)
     return SamplingMask(counts=counts, words=words, vocab_size=vocab_size)
+
+
+def pack_token(ids: IntArray, vocab_size: int) -> Packed:
+    """What is kept at one token."""
+    if len(ids) <= SamplingMask.bitmask_words(vocab_size):
+        return Packed([len(ids)], ids)
+    return Packed([len(ids)], pack_mask([ids], vocab_size).words)
+
+
+def first_tokens(packed: Packed, count: int, vocab_size: int) -> Packed:
+    """The part of it that belongs to its first `count` tokens."""
+    if count == len(packed.counts):
+        return packed
+    most = SamplingMask.bitmask_words(vocab_size)
+    counts = packed.counts[:count]
+    return Packed(counts, packed.words[: sum(min(each, most) for each in counts)])
+
+
+def join_packed(parts: Sequence[Packed], vocab_size: int) -> SamplingMask:
+    counts = np.array([count for part in parts for count in part.counts], dtype=np.int32)
+    words = np.concatenate([part.words for part in parts]) if parts else NO_WORDS
+    return SamplingMask(counts=counts, words=words, vocab_size=vocab_size)
+
+
+def shorten(counts: IntArray, words: IntArray, holds_ids: BoolArray, vocab_size: int) -> IntArray:
+    """The words of tokens that are held as ids or as bitmasks, with a bitmask wherever that takes fewer."""
+    most = SamplingMask.bitmask_words(vocab_size)
+    changes = holds_ids & (counts > most)
+    if not changes.any():
+        return words
+    before = np.repeat(changes, np.where(holds_ids, counts, most))
+    after = np.repeat(changes, np.minimum(counts, most))
+    shorter = np.empty(len(after), dtype=np.int32)
+    shorter[~after] = words[~before]
+    flags = np.zeros((int(changes.sum()), 32 * most), dtype=np.bool_)
+    flags[np.repeat(np.arange(len(flags)), counts[changes]), words[before]] = True
+    shorter[after] = _words_of(flags).reshape(-1)
+    return shorter
 
 
 def kept_ids(mask: SamplingMask, tokens: IntArray) -> tuple[IntArray, IntArray]:

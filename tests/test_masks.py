@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.masks import join_masks, kept_ids, pack_mask
+from penstock.masks import first_tokens, join_masks, join_packed, kept_ids, pack_mask, pack_token
 from penstock.types import Chunk, SamplingMask
 
 VOCAB = 70
@@ -88,3 +88,19 @@ def test_what_is_packed_comes_back(case: tuple[int, list[list[int]]], data: st.D
     joined = join_masks([chunk_of(len(piece), pack_mask(ids_of(piece), vocab)) for piece in pieces])
     assert joined is not None
     assert (joined.counts.tolist(), joined.words.tolist()) == (mask.counts.tolist(), mask.words.tolist())
+
+
+@given(st.lists(st.sets(st.integers(0, VOCAB - 1), max_size=12), max_size=6), st.data())
+def test_tokens_packed_one_by_one_make_the_mask_of_all(rows: list[set[int]], data: st.DataObject) -> None:
+    ids = ids_of([sorted(row) for row in rows])
+    cut = data.draw(st.integers(0, len(rows)))
+    parts = [pack_token(each, VOCAB) for each in ids]
+    for mask, kept in ((join_packed(parts, VOCAB), ids), (join_packed(parts[:cut], VOCAB), ids[:cut])):
+        expected = pack_mask(kept, VOCAB)
+        np.testing.assert_array_equal(mask.counts, expected.counts)
+        np.testing.assert_array_equal(mask.words, expected.words)
+    whole = pack_mask(ids, VOCAB)
+    first = first_tokens(type(parts[0])(whole.counts.tolist(), whole.words), cut, VOCAB) if parts else None
+    if first is not None:
+        np.testing.assert_array_equal(first.words, pack_mask(ids[:cut], VOCAB).words)
+        assert first.counts == [len(each) for each in ids[:cut]]

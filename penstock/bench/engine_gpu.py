@@ -84,7 +84,7 @@ def run(
     sizes: Sizes | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """All jobs (or `only` the uniform one), a table, and JSON."""
+    """All jobs (or `only` one of them), a table, and JSON."""
     console = console or Console()
     device = resolve_device("auto")
     on_gpu = device != "cpu"
@@ -95,13 +95,8 @@ def run(
     clean(on_gpu)
     model = make_shape(shape, device, dtype)
     measured = asyncio.run(Bench(model, sizes, config, console).run_all(only))
-    uniform = measured["uniform"]["tokens_per_s"]
     report = {
-        "headline": {
-            "tokens_per_s": uniform,
-            **headline(measured),
-            **{f"vs_{name}": uniform / rate for name, rate in contenders.items()},
-        },
+        "headline": headline(measured, contenders),
         "hardware": hardware(device),
         "setting": {"shape": shape, "batch": sizes.batch, "engine": list(settings)},
         "contenders_tokens_per_s": contenders,
@@ -133,14 +128,16 @@ def engine_config(device: str, sizes: Sizes, settings: Sequence[str]) -> EngineC
     return EngineConfig(**{**needed, **asked})
 
 
-def headline(measured: dict[str, Any]) -> dict[str, float]:
+def headline(measured: dict[str, Any], contenders: dict[str, float]) -> dict[str, float]:
     """Of the jobs that were run."""
     found = {}
+    if "uniform" in measured:
+        found["tokens_per_s"] = uniform = measured["uniform"]["tokens_per_s"]
+        found |= {f"vs_{name}": uniform / rate for name, rate in contenders.items()}
     if "long_tail" in measured:
         found["long_tail_fraction"] = measured["long_tail"]["fraction"]
     if "masks" in measured:
-        found["mask_cost"] = measured["masks"]["mask_cost"]
-        found["top_p_cost"] = measured["masks"]["top_p_cost"]
+        found |= {name: measured["masks"][name] for name in ("mask_cost", "top_p_cost")}
     return found
 
 
@@ -182,11 +179,14 @@ class Bench:
             gc.freeze()  # as a worker does when it has started
             start_s = self._made_s + time.perf_counter() - began
             self.console.print(f"started in {start_s:.1f} s")
-            measured: dict[str, Any] = {"start_s": start_s, "uniform": await self.uniform(self.sizes.answer)}
-            self.console.print(f"uniform: {measured['uniform']['tokens_per_s']:,.0f} tokens/s")
-            if only is None:
+            measured: dict[str, Any] = {"start_s": start_s}
+            if only in (None, "uniform"):
+                measured["uniform"] = uniform = await self.uniform(self.sizes.answer)
+                self.console.print(f"uniform: {uniform['tokens_per_s']:,.0f} tokens/s")
+            if only in (None, "masks"):
                 measured["masks"] = masks = await self.masks()
                 self.console.print(f"masks: {masks['mask_cost']:+.1%}, top-p {masks['top_p_cost']:+.1%}")
+            if only in (None, "long_tail"):
                 measured["long_tail"] = await self.long_tail()
             await self.engine.close()
             await asyncio.wait([serving])
@@ -321,7 +321,9 @@ def table(report: dict[str, Any]) -> Table:
     setting = report["setting"]
     parts = [setting["shape"], f"batch {setting['batch']}", report["hardware"]["device"], *setting["engine"]]
     shown = Table("", "tokens/s", "", title=", ".join(parts))
-    shown.add_row("uniform", f"{report['uniform']['tokens_per_s']:,.0f}", f"start {report['start_s']:.1f} s")
+    shown.add_row("start", "", f"{report['start_s']:.1f} s")
+    if uniform := report.get("uniform"):
+        shown.add_row("uniform", f"{uniform['tokens_per_s']:,.0f}", f"{uniform['seconds']:.2f} s")
     if tail := report.get("long_tail"):
         share = f"{tail['fraction']:.2f} of uniform at context {tail['mean_live_context']:.0f}"
         shown.add_row("long-tailed", f"{tail['tokens_per_s']:,.0f}", share)

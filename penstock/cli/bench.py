@@ -24,6 +24,8 @@ class LoopPart(StrEnum):
 
 class EngineJob(StrEnum):
     uniform = "uniform"
+    masks = "masks"
+    long_tail = "long_tail"
 
 
 @bench.command()

@@ -34,6 +34,8 @@ def test_all_jobs_run_and_the_headline_is_made_of_them(tmp_path: Path) -> None:
 
 
 def test_one_job_alone_has_its_own_headline() -> None:
+    report = run(shape="tiny", sizes=SIZES, only="masks")
+    assert list(report["headline"]) == ["mask_cost", "top_p_cost"]
     report = run(shape="tiny", sizes=SIZES, only="uniform", settings=["engine.max_batch=2"])
     assert list(report["headline"]) == ["tokens_per_s"]
     assert report["setting"]["engine"] == ["engine.max_batch=2"]

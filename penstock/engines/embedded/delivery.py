@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.engines.embedded.sequence import Sequence
 from penstock.interfaces import Tokenizer
-from penstock.masks import pack_mask
+from penstock.masks import join_packed
 from penstock.types import Chunk, FinishReason
 
 
@@ -72,7 +72,7 @@ def end_within(
 def cut_chunk(seq: Sequence, reason: FinishReason | None, *, vocab_size: int) -> Chunk:
     """What has been drawn since the last chunk."""
     start, seq.num_sent = seq.num_sent, seq.num_output
-    mask = pack_mask(seq.masks, vocab_size) if seq.request.record_sampling_mask else None
+    mask = join_packed(seq.masks, vocab_size) if seq.request.record_sampling_mask else None
     seq.masks = []
     return Chunk(
         token_ids=np.array(seq.tokens[seq.num_prompt + start :], dtype=np.int32),

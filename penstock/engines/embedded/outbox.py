@@ -1,19 +1,11 @@
 """Where drawn tokens go: onto their sequence, and out in chunks to whoever asked for them."""
 
-from collections.abc import Sequence as Many
-
-import numpy as np
-import numpy.typing as npt
-
 from penstock.engines.embedded.delivery import Stream, cut_chunk, end_within
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence
 from penstock.interfaces import Tokenizer
+from penstock.masks import Packed, first_tokens
 from penstock.types import FinishReason
-
-Ids = npt.NDArray[np.int32]
-NOTHING_CUT: Ids = np.zeros(0, dtype=np.int32)
-"""Instead of kept ids, where truncation left everything."""
 
 
 class Outbox:
@@ -22,7 +14,7 @@ class Outbox:
     def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer | None, vocab_size: int) -> None:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self.streams: dict[str, Stream] = {}
         self.num_tokens = 0
 
@@ -32,7 +24,7 @@ class Outbox:
         tokens: list[int],
         logprobs: list[float],
         versions: list[int],
-        masks: Many[Ids] | None = None,
+        masks: Packed | None = None,
     ) -> FinishReason | None:
         """Add what was drawn for a sequence, up to where it ends; says why, if it does."""
         count, reason = end_within(seq, tokens, self._tokenizer)
@@ -40,7 +32,7 @@ class Outbox:
         seq.logprobs.extend(logprobs[:count])
         seq.versions.extend(versions[:count])
         if masks is not None:
-            seq.masks.extend(masks[:count])
+            seq.masks.append(first_tokens(masks, count, self.vocab_size))
         self.num_tokens += count
         return reason
 
@@ -63,4 +55,4 @@ class Outbox:
             stream.fail(error)
 
     def _send(self, seq: Sequence, reason: FinishReason | None) -> None:
-        self.streams[seq.request.id].put(cut_chunk(seq, reason, vocab_size=self._vocab_size))
+        self.streams[seq.request.id].put(cut_chunk(seq, reason, vocab_size=self.vocab_size))

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from penstock.engines.embedded.blocks import ROOT
+from penstock.masks import Packed
 from penstock.types import GenerateRequest
 
 
@@ -22,7 +21,7 @@ class Sequence:
     num_prompt: int
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    masks: list[np.ndarray] = field(default_factory=list)
+    masks: list[Packed] = field(default_factory=list)
     """Kept ids of the output tokens that have not left yet: a flat distribution keeps many."""
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)

@@ -7,12 +7,13 @@ from typing import Protocol
 
 import torch
 
-from penstock.engines.embedded.outbox import NOTHING_CUT, Outbox
+from penstock.engines.embedded.outbox import Outbox
 from penstock.engines.embedded.runner import ModelRunner
 from penstock.engines.embedded.sampler import draw
 from penstock.engines.embedded.scheduler import Batch, Scheduler
 from penstock.engines.embedded.sequence import Sequence
 from penstock.interfaces import Verification
+from penstock.masks import NO_WORDS, pack_token
 
 COUNTED = ("steps", "prefill_tokens", "cached_tokens", "preemptions")
 
@@ -104,7 +105,9 @@ def draw_and_send(logits: torch.Tensor, sequences: list[Sequence], outbox: Outbo
     """Draw a token of each sequence from the row of its number, on the host."""
     result = draw(logits, sequences)
     for row, seq in enumerate(sequences):
-        masks = [result.kept.get(row, NOTHING_CUT)] if seq.request.record_sampling_mask else None
+        masks = None
+        if seq.request.record_sampling_mask:
+            masks = pack_token(result.kept.get(row, NO_WORDS), outbox.vocab_size)
         reason = outbox.take(seq, [result.tokens[row]], [result.logprobs[row]], [version], masks)
         outbox.send_due(seq, reason)
 

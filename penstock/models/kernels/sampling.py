@@ -13,19 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.models.kernels.truncation import (
-    NARROW_BLOCK,
-    NONE,
-    inverse_heat,
-    narrow_kernel,
-    threshold_of,
-    write_mask,
-)
+from penstock.models.kernels.scores import NONE, inverse_heat, scores_at, sum_by_lane
+from penstock.models.kernels.truncation import narrow_kernel, threshold_of, write_mask
 
 LANES = 1024
-AT_ONCE = tl.constexpr(4)
-"""Tokens of a lane that are looked at together: their highest score is found first, so that the sum is brought to a
-new scale once for all of them."""
+NARROW_WARPS = 8
+COPY_BLOCK = 4096
+"""Tokens of a row that are searched for candidates at once."""
 CANDIDATES = 2048
 """Tokens of a row that are copied out at most."""
 PLACE_STRIDE = tl.constexpr(0x632BE59BD9B4E019)
@@ -39,45 +33,12 @@ def _gumbel(seed, cell):
 
 
 @triton.jit
-def _kept(logits, places, width, inverse, threshold, TRUNCATES: tl.constexpr):
-    """Scores at any places, far below all others where there is none or it is cut."""
-    raw = tl.load(logits + places, mask=places < width, other=-float("inf")).to(tl.float32)
-    score = tl.maximum(raw * inverse, 2 * NONE)
-    if TRUNCATES:
-        score = tl.where((raw > NONE) & (score >= threshold), score, 2 * NONE)
-    return score
-
-
-@triton.jit
-def _sum_by_lane(logits, width, inverse, threshold, TRUNCATES: tl.constexpr, SIZE: tl.constexpr):
-    """Of the tokens that each lane comes across: the highest score, the weight relative to it, and how many."""
-    lane = tl.arange(0, SIZE)
-    tops = tl.full([SIZE], NONE, tl.float32)
-    sums = tl.zeros([SIZE], tl.float32)
-    number = tl.zeros([SIZE], tl.int32)
-    for base in tl.range(0, width, AT_ONCE * SIZE, num_stages=3):
-        place = base + lane
-        a = _kept(logits, place, width, inverse, threshold, TRUNCATES)
-        b = _kept(logits, place + SIZE, width, inverse, threshold, TRUNCATES)
-        c = _kept(logits, place + 2 * SIZE, width, inverse, threshold, TRUNCATES)
-        d = _kept(logits, place + 3 * SIZE, width, inverse, threshold, TRUNCATES)
-        higher = tl.maximum(tl.maximum(tl.maximum(a, b), tl.maximum(c, d)), tops)
-        weight = tl.exp(a - higher) + tl.exp(b - higher) + tl.exp(c - higher) + tl.exp(d - higher)
-        sums = sums * tl.exp(tops - higher) + weight
-        tops = higher
-        if TRUNCATES:
-            number += (a > NONE).to(tl.int32) + (b > NONE).to(tl.int32)
-            number += (c > NONE).to(tl.int32) + (d > NONE).to(tl.int32)
-    return tops, sums, number
-
-
-@triton.jit
 def _first_of(logits, width, inverse, top, SIZE: tl.constexpr):
     """The first token with this score."""
     first = tl.zeros([SIZE], tl.int32) + width
     for base in range(0, width, SIZE):
         place = base + tl.arange(0, SIZE)
-        score = _kept(logits, place, width, inverse, NONE, False)
+        score = scores_at(logits, place, width, inverse, NONE, False)
         first = tl.minimum(first, tl.where(score == top, place, width))
     return tl.min(first, 0)
 
@@ -114,17 +75,22 @@ def _draw_kernel(
         seed = tl.load(seeds + row) + tl.load(places + row) * PLACE_STRIDE
         lane = tl.arange(0, SIZE)
         threshold = tl.full([], NONE, tl.float32)
+        held = threshold
+        if MAPPED:
+            held = scores_at(data, lane, width, inverse, NONE, True)
         if TRUNCATES:
             weight = tl.load(weights + row)
-            threshold = threshold_of(data, width, vocab, inverse, row, top_k, top_p, min_p, weight, SIZE)
+            threshold = threshold_of(
+                data, held, width, vocab, inverse, row, top_k, top_p, min_p, weight, MAPPED, SIZE
+            )
         if MAPPED:
             names = tl.load(named + lane, mask=lane < width, other=0)
-            score = _kept(data, lane, width, inverse, threshold, True)
+            score = tl.where(held >= threshold, held, 2 * NONE)
             number = tl.where(score > NONE, 1, 0)
             top = tl.max(score, 0)
             total = tl.sum(tl.exp(score - top), 0)
         else:
-            tops, sums, number = _sum_by_lane(data, width, inverse, threshold, TRUNCATES, SIZE)
+            tops, sums, number = sum_by_lane(data, width, inverse, threshold, TRUNCATES, SIZE)
             top = tl.max(tops, 0)
             total = tl.sum(sums * tl.exp(tops - top), 0)
             entry = tops + tl.log(tl.maximum(sums, 1e-30)) + _gumbel(seed, vocab + lane)
@@ -132,7 +98,7 @@ def _draw_kernel(
             if greedy:
                 group = _first_of(data, width, inverse, top, SIZE) % SIZE
             names = group + SIZE * tl.arange(0, TURNS)
-            score = _kept(data, names, width, inverse, threshold, TRUNCATES)
+            score = scores_at(data, names, width, inverse, threshold, TRUNCATES)
         noise = tl.where(greedy, 0.0, _gumbel(seed, names))
         winner = tl.argmax(tl.where(score > NONE, score + noise, 2 * NONE), 0)
         is_winner = tl.arange(0, TURNS) == winner
@@ -230,11 +196,12 @@ def sample(
     if cuts is not None:
         scores = torch.empty(rows, CANDIDATES, device=device)
         ids = torch.empty(rows, CANDIDATES, dtype=torch.int32, device=device)
-        counts = torch.zeros(rows, dtype=torch.int32, device=device)
+        counts = torch.empty(rows, dtype=torch.int32, device=device)
         weights = torch.empty(rows, device=device)
         narrow_kernel[(rows,)](
             logits, given, temperature, *limits, scores, ids, counts, weights, vocab, logits.stride(0),
-            SOURCES=sources is not None, SIZE=NARROW_BLOCK, CANDIDATES=CANDIDATES, num_warps=8,
+            SOURCES=sources is not None, SIZE=LANES, BLOCK=COPY_BLOCK, CANDIDATES=CANDIDATES,
+            num_warps=NARROW_WARPS,
         )  # fmt: skip
         _draw_kernel[(rows,)](
             scores, given, ids, counts, weights, temperature, seeds, places, *limits, *recording, *results,

@@ -1,52 +1,49 @@
 """Truncation of a row of logits as a threshold, found without a sort, and what it leaves, written down.
 
 Top-k, top-p of what top-k left, and min-p all keep the tokens above some score, so truncation is a threshold;
-equal scores are kept or cut together. It is found in two steps. `narrow_kernel` reads a row and counts what
-lies above each of a few thresholds; that brackets the one looked for, and the tokens above the bracket, as a
-rule some hundred, are copied out as *candidates*. The threshold is then bisected among them alone. Where there
-are too many candidates, as in a flat distribution, it is bisected over the whole row, a pass each.
+equal scores are kept or cut together. It is found in two steps. `narrow_kernel` reads a row once for the highest
+score of each lane and the weight of all. The lanes' highest alone say how low the threshold can be at most; what
+reaches that, as a rule some dozens of tokens, is copied out as *candidates* by a second pass. The threshold is
+then bisected among them. Where there are too many, as in a flat distribution, it is bisected over the whole row, a
+pass each.
 """
 
 import triton
 import triton.language as tl
 
-NARROW_BLOCK = 1024
+from penstock.models.kernels.scores import NONE, inverse_heat, scores_at, sum_by_lane
+
 STEPS = tl.constexpr(48)
 """Bisection steps at most: more than float32 has distinct midpoints in any range of scores."""
-NONE = tl.constexpr(-1e30)
-"""Below every score: the threshold that cuts nothing."""
-LADDER = tl.constexpr(16)
-"""Thresholds that a row is held against at once: 1 to 16 nats below its highest score."""
+ROUGH_STEPS = tl.constexpr(10)
+"""Of the bisection among the lanes' highest, which only has to come near."""
 
 
 @triton.jit
-def inverse_heat(temperature, row):
-    heat = tl.load(temperature + row)
-    return 1.0 / tl.where(heat <= 0, 1.0, heat)
-
-
-@triton.jit
-def _scores(logits, base, width, inverse, SIZE: tl.constexpr):
-    place = base + tl.arange(0, SIZE)
-    raw = tl.load(logits + place, mask=place < width, other=-float("inf")).to(tl.float32)
-    return tl.where(raw > NONE, raw * inverse, 2 * NONE)
-
-
-@triton.jit
-def _above(logits, width, inverse, threshold, top, SIZE: tl.constexpr):
+def _above(
+    logits, held, width, inverse, threshold, top, HELD: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
     """How many scores reach the threshold, and their weight relative to the highest."""
-    count = tl.zeros([SIZE], tl.float32)
-    weight = tl.zeros([SIZE], tl.float32)
-    for base in range(0, width, SIZE):
-        score = _scores(logits, base, width, inverse, SIZE)
-        reached = score >= threshold
-        count += tl.where(reached, 1.0, 0.0)
-        weight += tl.where(reached, tl.exp(score - top), 0.0)
+    if HELD:
+        reached = held >= threshold
+        count = tl.where(reached, 1.0, 0.0)
+        weight = tl.where(reached, tl.exp(held - top), 0.0)
+    else:
+        count = tl.zeros([SIZE], tl.float32)
+        weight = tl.zeros([SIZE], tl.float32)
+        for base in range(0, width, SIZE):
+            score = scores_at(logits, base + tl.arange(0, SIZE), width, inverse, NONE, True)
+            reached = score >= threshold
+            count += tl.where(reached, 1.0, 0.0)
+            weight += tl.where(reached, tl.exp(score - top), 0.0)
     return tl.sum(count, 0), tl.sum(weight, 0)
 
 
 @triton.jit
-def _bisect(logits, width, inverse, low, count_low, top, needed, BY_WEIGHT: tl.constexpr, SIZE: tl.constexpr):
+def _bisect(
+    logits, held, width, inverse, low, count_low, top, needed,
+    BY_WEIGHT: tl.constexpr, HELD: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
     """The highest threshold that still leaves `needed` tokens, or that much weight; `low` leaves enough.
 
     Done as soon as a single token lies between the bounds; equal scores take until the bounds meet."""
@@ -56,7 +53,7 @@ def _bisect(logits, width, inverse, low, count_low, top, needed, BY_WEIGHT: tl.c
     going = count_low > 1.5
     while going:
         middle = low + (high - low) * 0.5
-        count, weight = _above(logits, width, inverse, middle, top, SIZE)
+        count, weight = _above(logits, held, width, inverse, middle, top, HELD, SIZE)
         found = count
         if BY_WEIGHT:
             found = weight
@@ -72,67 +69,101 @@ def _bisect(logits, width, inverse, low, count_low, top, needed, BY_WEIGHT: tl.c
 
 
 @triton.jit
+def _enough(tops, top, threshold, needed, by_number):
+    """Whether the lanes' highest scores alone are so many, or of so much weight, above the threshold."""
+    reached = tops >= threshold
+    number = tl.sum(tl.where(reached, 1.0, 0.0), 0)
+    weight = tl.sum(tl.where(reached, tl.exp(tops - top), 0.0), 0)
+    return tl.where(by_number, number, weight) >= needed, number
+
+
+@triton.jit
+def _rough_threshold(tops, top, needed, by_number, SIZE: tl.constexpr):
+    """A threshold that leaves enough; where the lanes' highest can't tell, one that leaves tokens in at most three
+    quarters of the lanes, which are about 1.4 tokens a lane."""
+    full = SIZE * 0.75
+    bottom = tl.min(tl.where(tops > NONE, tops, top), 0)
+    low, high = bottom, top
+    for _ in range(ROUGH_STEPS):
+        middle = low + (high - low) * 0.5
+        enough, number = _enough(tops, top, middle, needed, by_number)
+        goes_up = enough | (number > full)
+        low = tl.where(goes_up, middle, low)
+        high = tl.where(goes_up, high, middle)
+    enough, _ = _enough(tops, top, low, needed, by_number)
+    _, number = _enough(tops, top, bottom, needed, by_number)
+    return tl.where(enough, low, tl.where(number > full, high, NONE))
+
+
+@triton.jit
 def narrow_kernel(
     logits, sources, temperature, top_k, top_p, min_p, scores, ids, counts, weights, width, stride,
-    SOURCES: tl.constexpr, SIZE: tl.constexpr, CANDIDATES: tl.constexpr,
+    SOURCES: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Copy out the tokens of a row that truncation may keep, or say with a count of -1 that they are too many.
-
-    `counts` must come as zeros. `weights` is the weight of the whole row relative to its highest score."""
+    """Copy out the tokens of a row that truncation may keep, ascending, or say with a count of -1 that they are too
+    many. `weights` is the weight of the whole row relative to its highest score."""
     row = tl.program_id(0).to(tl.int64)
     source = row
     if SOURCES:
         source = tl.load(sources + row).to(tl.int64)
     logits += source * stride
     inverse = inverse_heat(temperature, row)
-    highest = tl.full([SIZE], 2 * NONE, tl.float32)
-    for base in range(0, width, SIZE):
-        highest = tl.maximum(highest, _scores(logits, base, width, inverse, SIZE))
-    top = tl.max(highest, 0)
-    rungs = top - 1.0 - tl.arange(0, LADDER).to(tl.float32)
-    rungs = tl.where(tl.arange(0, LADDER) == LADDER - 1, NONE, rungs)  # the last rung is under everything
-    count = tl.zeros([LADDER, SIZE], tl.float32)
-    weight = tl.zeros([LADDER, SIZE], tl.float32)
-    for base in range(0, width, SIZE):
-        score = _scores(logits, base, width, inverse, SIZE)
-        reached = score[None, :] >= rungs[:, None]
-        count += tl.where(reached, 1.0, 0.0)
-        weight += tl.where(reached, tl.exp(score - top)[None, :], 0.0)
-    counts_above, weights_above = tl.sum(count, 1), tl.sum(weight, 1)
-    total = tl.max(weights_above, 0)
-    most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
-    low = tl.full([], NONE, tl.float32)
-    if (most > 0) & (most < width):
-        low = tl.max(tl.where(counts_above >= most.to(tl.float32), rungs, 2 * NONE), 0)
-    else:
-        if share < 1.0:
-            low = tl.max(tl.where(weights_above >= share * total, rungs, 2 * NONE), 0)
-        if least > 0.0:  # not after top-k: top-p is a share of all that top-k left
-            low = tl.maximum(low, top + tl.log(least))
-    bound = tl.min(tl.where(rungs <= low, counts_above, 1e30), 0)  # of the next rung at or under it
+    tops, sums, _ = sum_by_lane(logits, width, inverse, NONE, False, SIZE)
+    top = tl.max(tops, 0)
+    total = tl.sum(sums * tl.exp(tops - top), 0)
     tl.store(weights + row, total)
-    cursor = counts + row
-    if bound > CANDIDATES:
-        tl.store(cursor, -1)
+    most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+    by_number = (most > 0) & (most < width)
+    needed = tl.where(by_number, most.to(tl.float32), tl.where(share < 1.0, share * total, 0.0))
+    low = tl.full([], NONE, tl.float32)
+    cuts = (needed > 0.0) | (least > 0.0)
+    if (needed > 0.0) & (width > CANDIDATES):
+        low = _rough_threshold(tops, top, needed, by_number, SIZE)
+    if (least > 0.0) & (by_number == 0):  # not after top-k: top-p is a share of all that top-k left
+        low = tl.maximum(low, top + tl.log(least))
+        needed = tl.where(low > top + tl.log(least), needed, 0.0)
+    number = tl.zeros([], tl.int32)
+    if cuts | (width <= CANDIDATES):
+        scores += row * CANDIDATES
+        ids += row * CANDIDATES
+        lane = tl.arange(0, BLOCK)
+        weight = tl.zeros([BLOCK], tl.float32)
+        score = scores_at(logits, lane, width, inverse, low, True)
+        for base in range(0, width, BLOCK):
+            following = scores_at(logits, base + BLOCK + lane, width, inverse, low, True)
+            if tl.max(score, 0) > NONE:
+                inside = score > NONE
+                at = number + tl.cumsum(inside.to(tl.int32), 0) - 1
+                fits = inside & (at < CANDIDATES)
+                tl.store(scores + at, score, mask=fits)
+                tl.store(ids + at, base + lane, mask=fits)
+                number += tl.sum(inside.to(tl.int32), 0)
+                weight += tl.where(inside, tl.exp(score - top), 0.0)
+            score = following
+        found = tl.where(by_number, number.to(tl.float32), tl.sum(weight, 0))
+        number = tl.where((number <= CANDIDATES) & ((found >= needed) | (low <= NONE)), number, -1)
     else:
-        for base in range(0, width, SIZE):
-            score = _scores(logits, base, width, inverse, SIZE)
-            inside = (score >= low) & (score > NONE)
-            if tl.max(score, 0) >= low:
-                at = row * CANDIDATES + tl.atomic_add(cursor + tl.zeros([SIZE], tl.int32), 1, mask=inside)
-                tl.store(scores + at, score, mask=inside)
-                tl.store(ids + at, base + tl.arange(0, SIZE), mask=inside)
+        number -= 1
+    tl.store(counts + row, number)
 
 
 @triton.jit
-def threshold_of(logits, width, vocab, inverse, row, top_k, top_p, min_p, whole_weight, SIZE: tl.constexpr):
-    """The score under which everything is cut. `whole_weight` is the weight of the uncut row."""
-    highest = tl.full([SIZE], 2 * NONE, tl.float32)
-    lowest = tl.full([SIZE], -NONE, tl.float32)
-    for base in range(0, width, SIZE):
-        score = _scores(logits, base, width, inverse, SIZE)
-        highest = tl.maximum(highest, score)
-        lowest = tl.minimum(lowest, tl.where(score > NONE, score, -NONE))
+def threshold_of(
+    logits, held, width, vocab, inverse, row, top_k, top_p, min_p, whole_weight,
+    HELD: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """The score under which everything is cut. `whole_weight` is the weight of the uncut row. `HELD`: the row's
+    scores are all in `held`."""
+    if HELD:
+        highest = held
+        lowest = tl.where(held > NONE, held, -NONE)
+    else:
+        highest = tl.full([SIZE], 2 * NONE, tl.float32)
+        lowest = tl.full([SIZE], -NONE, tl.float32)
+        for base in range(0, width, SIZE):
+            score = scores_at(logits, base + tl.arange(0, SIZE), width, inverse, NONE, True)
+            highest = tl.maximum(highest, score)
+            lowest = tl.minimum(lowest, tl.where(score > NONE, score, -NONE))
     top = tl.max(highest, 0)
     bottom = tl.min(lowest, 0)
     most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
@@ -140,12 +171,16 @@ def threshold_of(logits, width, vocab, inverse, row, top_k, top_p, min_p, whole_
     by_number = (most > 0) & (most < vocab)
     if by_number & (most < width):
         wanted = most.to(tl.float32)
-        threshold = _bisect(logits, width, inverse, bottom, width * 1.0, top, wanted, False, SIZE)
+        threshold = _bisect(
+            logits, held, width, inverse, bottom, width * 1.0, top, wanted, False, HELD, SIZE
+        )  # fmt: skip
     if share < 1.0:
-        count, weight = _above(logits, width, inverse, threshold, top, SIZE)
+        count, weight = _above(logits, held, width, inverse, threshold, top, HELD, SIZE)
         weight = tl.where(by_number, weight, whole_weight)
         start = tl.maximum(threshold, bottom)
-        threshold = _bisect(logits, width, inverse, start, count, top, share * weight, True, SIZE)
+        threshold = _bisect(
+            logits, held, width, inverse, start, count, top, share * weight, True, HELD, SIZE
+        )  # fmt: skip
     if least > 0.0:
         threshold = tl.maximum(threshold, top + tl.log(least))
     return tl.maximum(threshold, bottom)
@@ -156,7 +191,7 @@ def write_mask(
     logits, ids, width, inverse, threshold, num_kept, vocab, row, step, steps, arena, cursor, sizes, places,
     MAPPED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The kept ids of a row into the arena: as ids, or as a bit for each token where that is shorter."""
+    """The kept ids of a row into the arena, ascending, or a bit for each token where that is shorter."""
     words = tl.cdiv(vocab, 32)
     as_ids = num_kept <= words
     if MAPPED:
@@ -169,8 +204,7 @@ def write_mask(
     lane = tl.arange(0, SIZE)
     before = tl.zeros([], tl.int32)
     for base in range(0, width, SIZE):
-        score = _scores(logits, base, width, inverse, SIZE)
-        inside = (score >= threshold) & (score > NONE)
+        inside = scores_at(logits, base + lane, width, inverse, threshold, True) > NONE
         if as_ids:
             names = base + lane
             if MAPPED:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.engines.embedded.delivery import Stream, cut_chunk, finish_reason
+from penstock.masks import pack_token
 from penstock.types import Message
 from tests.engines.embedded.test_sampler import row
 
@@ -62,7 +63,7 @@ def test_stop_tokens_and_length() -> None:
 def test_chunks_carry_what_is_new_and_masks_in_rows() -> None:
     seq = row(output=[4, 5, 6], record_sampling_mask=True)
     seq.logprobs, seq.versions = [-1.0, -2.0, -3.0], [0, 0, 1]
-    seq.masks = [np.array(ids, dtype=np.int32) for ids in ([], [6])]  # of what has not left yet
+    seq.masks = [pack_token(np.array(ids, dtype=np.int32), 64) for ids in ([], [6])]  # not yet sent
     seq.num_sent = 1
     chunk = cut_chunk(seq, "stop", vocab_size=64)
     assert chunk.token_ids.tolist() == [5, 6]

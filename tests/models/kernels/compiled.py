@@ -71,7 +71,7 @@ def all_kernels() -> Iterator[tuple[str, str]]:
                 **flags,
             ),
         )
-    size = {"SIZE": truncation.NARROW_BLOCK, "CANDIDATES": sampling.CANDIDATES}
+    size = {"SIZE": sampling.LANES, "BLOCK": sampling.COPY_BLOCK, "CANDIDATES": sampling.CANDIDATES}
     yield "narrow", assembly(truncation.narrow_kernel, 8, SOURCES=True, **size)
     heads = {"GROUP": 7, "GROUP_PAD": 16, "DK": 128, "DK_PAD": 128, "DV": 128, "DV_PAD": 128}
     flags = {

@@ -5,6 +5,7 @@ import torch
 from tests.models.kernels.device import DEVICE
 
 from penstock.models.kernels import sampling  # isort: skip
+from penstock.models.kernels.truncation import narrow_kernel  # isort: skip
 
 CUTS = [
     (0, 1.0, 0.0),
@@ -91,6 +92,54 @@ def test_truncation_keeps_what_sorting_keeps_and_writes_it_down(candidates, monk
         assert token in want
         normaliser = scaled[sorted(want)].logsumexp(0)
         torch.testing.assert_close(drawn.logprobs[row], scaled[token] - normaliser, atol=1e-5, rtol=1e-5)
+
+
+def narrowed(logits, cuts, *, lanes, candidates):
+    """The candidates of each row, or None where there are too many."""
+    rows, width = logits.shape
+    scores = torch.full((rows, candidates), torch.nan, device=DEVICE)
+    ids = torch.full((rows, candidates), -7, dtype=torch.int32, device=DEVICE)
+    counts, weights = (
+        torch.full((rows,), -7, dtype=torch.int32, device=DEVICE),
+        torch.zeros(rows, device=DEVICE),
+    )
+    narrow_kernel[(rows,)](
+        logits, counts, torch.ones(rows, device=DEVICE), cuts.top_k, cuts.top_p, cuts.min_p,
+        scores, ids, counts, weights, width, logits.stride(0),
+        SOURCES=False, SIZE=lanes, BLOCK=256, CANDIDATES=candidates,
+    )  # fmt: skip
+    torch.testing.assert_close(weights, (logits - logits.amax(-1, keepdim=True)).exp().sum(-1))
+    found = [ids[row, :count].tolist() if count >= 0 else None for row, count in enumerate(counts.tolist())]
+    for row, names in enumerate(found):
+        if names is not None:
+            assert torch.equal(scores[row, : len(names)], logits[row, names])
+    return found
+
+
+def test_candidates_are_few_ascending_and_hold_all_that_is_kept():
+    logits, _ = make(4, 3000, scale=4.0)
+    cuts = [(0, 0.9, 0.0), (20, 1.0, 0.0), (0, 1.0, 0.1), (0, 0.99, 0.2)]
+    found = narrowed(logits, cuts_of(cuts), lanes=128, candidates=256)
+    for row, cut in enumerate(cuts):
+        want = kept_by_sorting(logits[row], 1.0, *cut)
+        assert found[row] == sorted(found[row])
+        assert want <= set(found[row])
+        assert len(found[row]) <= 3 * len(want) + 10
+
+
+def test_candidates_of_rows_that_the_lanes_can_not_tell_about():
+    width = 3000
+    flat = torch.zeros(width)
+    crowded = torch.full((width,), -20.0)
+    crowded[64 : 64 + 128 * 20 : 128] = 0.0  # twenty equal ones, all seen by one lane
+    few = torch.full((width,), -torch.inf)
+    few[7::128] = torch.randn(24, generator=torch.Generator().manual_seed(0))
+    whole = torch.randn(width, generator=torch.Generator().manual_seed(1))
+    too_many = torch.where(torch.arange(width) % 128 < 60, 0.0, -9.0)
+    logits = torch.stack([flat, crowded, few, whole, too_many]).to(DEVICE)
+    cuts = cuts_of([(0, 0.9, 0.0)] * 3 + [(0, 1.0, 0.0), (0, 0.9, 0.0)])
+    found = narrowed(logits, cuts, lanes=128, candidates=256)
+    assert found == [None, list(range(64, 64 + 128 * 20, 128)), list(range(7, width, 128)), None, None]
 
 
 def test_rows_that_record_nothing_leave_the_arena_alone():

@@ -33,10 +33,10 @@ from penstock.engines.embedded.cuda.launches import Drawn, Launch
 from penstock.engines.embedded.cuda.masks import SEGMENTS, Recorded
 from penstock.engines.embedded.cuda.prompts import lay_out_prompts
 from penstock.engines.embedded.cuda.rows import ON_DEVICE, Rows, settings_of
-from penstock.engines.embedded.outbox import NOTHING_CUT
 from penstock.engines.embedded.paged import PagedAttention
 from penstock.engines.embedded.scheduler import Batch
 from penstock.engines.embedded.sequence import Sequence
+from penstock.masks import NO_WORDS, Packed
 from penstock.models import attention
 from penstock.models.kernels.decode import SPLIT_COUNTS, choose_splits
 from penstock.models.kernels.sampling import Cuts, Sampled, sample
@@ -246,15 +246,13 @@ class Device:
             each.tolist() for each in (launch.tokens, launch.logprobs, launch.versions)
         )
         lengths = launch.lengths.tolist() if launch.lengths is not None else None
-        words = self.graphs.mask_room().read(launch.masks) if launch.masks is not None else None
+        table = self.graphs.mask_room().read(launch.masks) if launch.masks is not None else None
         drawn = []
         for seq, row in zip(launch.sequences, launch.rows, strict=True):
             count = launch.steps if lengths is None else lengths[row]
             masks = None
             if seq.request.record_sampling_mask:
-                masks = [NOTHING_CUT] * count
-                if words is not None and launch.masks is not None:
-                    masks = self.graphs.mask_room().kept(launch.masks, words, row, count)
+                masks = table.packed(row, count) if table is not None else Packed([0] * count, NO_WORDS)
             drawn.append(Drawn(seq, tokens[row][:count], logprobs[row][:count], versions[:count], masks))
         return drawn
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from penstock.engines.embedded.cuda.masks import Recorded
-from penstock.engines.embedded.outbox import Ids
 from penstock.engines.embedded.sequence import Sequence
+from penstock.masks import Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class Drawn:
     tokens: list[int]
     logprobs: list[float]
     versions: list[int]
-    masks: list[Ids] | None
-    """The ids that truncation left, per token; empty where nothing was cut."""
+    masks: Packed | None
+    """What truncation left, where the request records it."""
 
 
 @dataclass(slots=True)

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from penstock.engines.embedded.outbox import NOTHING_CUT, Ids
-from penstock.models.kernels.sampling import WORD, MaskArena
+from penstock.masks import NO_WORDS, Packed, shorten
+from penstock.models.kernels.sampling import MaskArena
 from penstock.transfer import download
+from penstock.types import IntArray, SamplingMask
 
 SEGMENTS = 3
 """Parts of the arena: each launch in flight has its own, and the next takes another."""
@@ -60,33 +60,42 @@ class MaskRoom:
         sizes, places = (table[:rows, :steps].contiguous() for table in (arena.sizes, arena.places))
         return Recorded(download(sizes), download(places), download(arena.cursor), segment)
 
-    def read(self, recorded: Recorded) -> npt.NDArray[np.int32]:
-        """The used part of a launch's segment, copied beside the work that is queued behind."""
-        part = self._words[recorded.start : int(recorded.end)]
+    def read(self, recorded: Recorded) -> "MaskTable":
+        """What a launch has written, copied beside the work that is queued behind it."""
+        sizes, places = recorded.sizes.numpy(), recorded.places.numpy()
+        words = self._copy(self._words[recorded.start : int(recorded.end)])
+        return MaskTable(sizes, places - recorded.start, words, self._vocab)
+
+    def _copy(self, part: torch.Tensor) -> IntArray:
         if part.device.type == "cpu":
-            copy: npt.NDArray[np.int32] = part.numpy().copy()
+            copy: IntArray = part.numpy().copy()
             return copy
         if self._side is None:
             self._side = torch.cuda.Stream(part.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._side):
             words = download(part)
         self._side.synchronize()
-        on_host: npt.NDArray[np.int32] = words.numpy()
+        on_host: IntArray = words.numpy()
         return on_host
 
-    def kept(self, recorded: Recorded, words: npt.NDArray[np.int32], row: int, count: int) -> list[Ids]:
-        """The kept ids of the first `count` tokens of a row, ascending; none where nothing was cut."""
-        sizes, places = (table[row, :count].tolist() for table in (recorded.sizes, recorded.places))
-        return [
-            self._ids(words[place - recorded.start :], size)
-            for size, place in zip(sizes, places, strict=True)
-        ]
 
-    def _ids(self, words: npt.NDArray[np.int32], size: int) -> Ids:
-        if size == 0:
-            return NOTHING_CUT
-        if size > 0:
-            return np.sort(words[:size])
-        bits = words[: -(-self._vocab // WORD)].view(np.uint8)
-        flags = np.unpackbits(bits, bitorder="little")[: self._vocab]
-        return np.flatnonzero(flags).astype(np.int32)
+class MaskTable:
+    """The masks of one launch, put in order: row after row, in it step after step."""
+
+    def __init__(self, sizes: IntArray, places: IntArray, words: IntArray, vocab: int) -> None:
+        counts, holds_ids = np.abs(sizes), sizes >= 0
+        most = SamplingMask.bitmask_words(vocab)
+        lengths = np.where(holds_ids, counts, most).reshape(-1)
+        before = np.cumsum(lengths, dtype=np.int64) - lengths
+        ordered = words[np.repeat(places.reshape(-1) - before, lengths) + np.arange(lengths.sum())]
+        self._words = shorten(counts.reshape(-1), ordered, holds_ids.reshape(-1), vocab)
+        ends = np.cumsum(np.minimum(counts, most), dtype=np.int64)
+        self._ends: Any = ends.reshape(counts.shape).tolist()
+        self._counts: Any = counts.tolist()
+
+    def packed(self, row: int, count: int) -> Packed:
+        """Of the first `count` tokens of a row."""
+        if count == 0:
+            return Packed([], NO_WORDS)
+        start = self._ends[row - 1][-1] if row else 0
+        return Packed(self._counts[row][:count], self._words[start : self._ends[row][count - 1]])

@@ -1,0 +1,49 @@
+"""Scores, logits over the temperature, of one row: read, and added up lane by lane."""
+
+import triton
+import triton.language as tl
+
+NONE = tl.constexpr(-1e30)
+"""Below every score: the threshold that cuts nothing."""
+AT_ONCE = tl.constexpr(4)
+"""Tokens of a lane that are looked at together: their highest score is found first, so that the sum is brought to a
+new scale once for all of them."""
+
+
+@triton.jit
+def inverse_heat(temperature, row):
+    heat = tl.load(temperature + row)
+    return 1.0 / tl.where(heat <= 0, 1.0, heat)
+
+
+@triton.jit
+def scores_at(logits, places, width, inverse, threshold, TRUNCATES: tl.constexpr):
+    """Scores at any places, far below all others where there is none or it is cut."""
+    raw = tl.load(logits + places, mask=places < width, other=-float("inf")).to(tl.float32)
+    score = tl.maximum(raw * inverse, 2 * NONE)
+    if TRUNCATES:
+        score = tl.where((raw > NONE) & (score >= threshold), score, 2 * NONE)
+    return score
+
+
+@triton.jit
+def sum_by_lane(logits, width, inverse, threshold, TRUNCATES: tl.constexpr, SIZE: tl.constexpr):
+    """Of the tokens that each lane comes across: the highest score, the weight relative to it, and how many."""
+    lane = tl.arange(0, SIZE)
+    tops = tl.full([SIZE], NONE, tl.float32)
+    sums = tl.zeros([SIZE], tl.float32)
+    number = tl.zeros([SIZE], tl.int32)
+    for base in tl.range(0, width, AT_ONCE * SIZE, num_stages=3):
+        place = base + lane
+        a = scores_at(logits, place, width, inverse, threshold, TRUNCATES)
+        b = scores_at(logits, place + SIZE, width, inverse, threshold, TRUNCATES)
+        c = scores_at(logits, place + 2 * SIZE, width, inverse, threshold, TRUNCATES)
+        d = scores_at(logits, place + 3 * SIZE, width, inverse, threshold, TRUNCATES)
+        higher = tl.maximum(tl.maximum(tl.maximum(a, b), tl.maximum(c, d)), tops)
+        weight = tl.exp(a - higher) + tl.exp(b - higher) + tl.exp(c - higher) + tl.exp(d - higher)
+        sums = sums * tl.exp(tops - higher) + weight
+        tops = higher
+        if TRUNCATES:
+            number += (a > NONE).to(tl.int32) + (b > NONE).to(tl.int32)
+            number += (c > NONE).to(tl.int32) + (d > NONE).to(tl.int32)
+    return tops, sums, number
