@@ -13,13 +13,19 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.models.kernels.scores import NONE, inverse_heat, scores_at, sum_by_lane
-from penstock.models.kernels.truncation import narrow_kernel, threshold_of, write_mask
+from penstock.models.kernels.scores import NONE, inverse_heat, num_turns, scores_at, sum_by_lane
+from penstock.models.kernels.truncation import (
+    BAND,
+    FACTS,
+    UNKNOWN,
+    narrow_kernel,
+    threshold_of_candidates,
+    threshold_of_row,
+    write_mask,
+)
 
 LANES = 1024
-NARROW_WARPS = 8
-COPY_BLOCK = 4096
-"""Tokens of a row that are searched for candidates at once."""
+NARROW_WARPS = 4
 CANDIDATES = 2048
 """Tokens of a row that are copied out at most."""
 PLACE_STRIDE = tl.constexpr(0x632BE59BD9B4E019)
@@ -45,22 +51,29 @@ def _first_of(logits, width, inverse, top, SIZE: tl.constexpr):
 
 @triton.jit
 def _draw_kernel(
-    logits, sources, ids, counts, weights, temperature, seeds, places, top_k, top_p, min_p,
+    logits, sources, ids, counts, facts, temperature, seeds, places, top_k, top_p, min_p,
     records, step_at, arena, cursor, sizes, mask_places,
     tokens, logprobs, thresholds, kept, vocab, stride, steps,
     SOURCES: tl.constexpr, TRUNCATES: tl.constexpr, MAPPED: tl.constexpr, RECORDS: tl.constexpr,
     SIZE: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """`MAPPED`: the row is a list of candidates, of `ids`; rows with a count of -1 are left to the launch
-    over whole rows, and the others are left alone by that."""
+    """`MAPPED`: the row is a list of candidates, of `ids`, and the threshold is found among them. Rows whose
+    candidates are not all that is kept are left to the launch over whole rows, which comes next."""
     row = tl.program_id(0).to(tl.int64)
     width = vocab
     mine = True
+    threshold = tl.full([], NONE, tl.float32)
+    held = threshold
     if TRUNCATES:
         count = tl.load(counts + row)
         mine = (count >= 0) == MAPPED
-        if MAPPED:
-            width = count
+    if MAPPED:
+        width = tl.where(count >= 0, count, tl.maximum(-count + BAND, 0))
+        held = scores_at(logits + row * stride, tl.arange(0, SIZE), width, 1.0, NONE, True)
+        threshold = threshold_of_candidates(
+            held, width, count <= BAND, vocab, row, top_k, top_p, min_p, facts, SIZE
+        )
+        tl.store(thresholds + row, threshold)
     if mine:
         source = row
         if SOURCES:
@@ -74,15 +87,11 @@ def _draw_kernel(
         greedy = tl.load(temperature + row) <= 0
         seed = tl.load(seeds + row) + tl.load(places + row) * PLACE_STRIDE
         lane = tl.arange(0, SIZE)
-        threshold = tl.full([], NONE, tl.float32)
-        held = threshold
-        if MAPPED:
-            held = scores_at(data, lane, width, inverse, NONE, True)
-        if TRUNCATES:
-            weight = tl.load(weights + row)
-            threshold = threshold_of(
-                data, held, width, vocab, inverse, row, top_k, top_p, min_p, weight, MAPPED, SIZE
-            )
+        if TRUNCATES and not MAPPED:
+            threshold = tl.load(thresholds + row)
+            if count == UNKNOWN:
+                threshold = threshold_of_row(data, width, inverse, row, top_k, top_p, min_p, facts, SIZE)
+                tl.store(thresholds + row, threshold)
         if MAPPED:
             names = tl.load(named + lane, mask=lane < width, other=0)
             score = tl.where(held >= threshold, held, 2 * NONE)
@@ -90,7 +99,7 @@ def _draw_kernel(
             top = tl.max(score, 0)
             total = tl.sum(tl.exp(score - top), 0)
         else:
-            tops, sums, number = sum_by_lane(data, width, inverse, threshold, TRUNCATES, SIZE)
+            tops, sums, number, _ = sum_by_lane(data, width, inverse, threshold, TRUNCATES, SIZE, 1)
             top = tl.max(tops, 0)
             total = tl.sum(sums * tl.exp(tops - top), 0)
             entry = tops + tl.log(tl.maximum(sums, 1e-30)) + _gumbel(seed, vocab + lane)
@@ -107,7 +116,6 @@ def _draw_kernel(
         tl.store(logprobs + row, chosen - (top + tl.log(total)))
         if TRUNCATES:
             num_kept = tl.sum(number, 0)
-            tl.store(thresholds + row, threshold)
             tl.store(kept + row, num_kept)
             if RECORDS:
                 step = tl.load(step_at)
@@ -192,23 +200,23 @@ def sample(
         steps = arena.sizes.shape[1]
     given = unused if sources is None else sources
     results = (result.tokens, result.logprobs, result.thresholds, result.num_kept)
-    counts = weights = unused
+    counts = facts = unused
     if cuts is not None:
         scores = torch.empty(rows, CANDIDATES, device=device)
         ids = torch.empty(rows, CANDIDATES, dtype=torch.int32, device=device)
         counts = torch.empty(rows, dtype=torch.int32, device=device)
-        weights = torch.empty(rows, device=device)
+        facts = torch.empty(rows, FACTS.value, device=device)
         narrow_kernel[(rows,)](
-            logits, given, temperature, *limits, scores, ids, counts, weights, vocab, logits.stride(0),
-            SOURCES=sources is not None, SIZE=LANES, BLOCK=COPY_BLOCK, CANDIDATES=CANDIDATES,
+            logits, given, temperature, *limits, scores, ids, counts, facts, vocab, logits.stride(0),
+            SOURCES=sources is not None, SIZE=LANES, TURNS=num_turns(vocab, LANES), CANDIDATES=CANDIDATES,
             num_warps=NARROW_WARPS,
         )  # fmt: skip
         _draw_kernel[(rows,)](
-            scores, given, ids, counts, weights, temperature, seeds, places, *limits, *recording, *results,
+            scores, given, ids, counts, facts, temperature, seeds, places, *limits, *recording, *results,
             vocab, CANDIDATES, steps, MAPPED=True, SIZE=CANDIDATES, TURNS=CANDIDATES, num_warps=8, **flags,
         )  # fmt: skip
     _draw_kernel[(rows,)](
-        logits, given, unused, counts, weights, temperature, seeds, places, *limits, *recording, *results,
+        logits, given, unused, counts, facts, temperature, seeds, places, *limits, *recording, *results,
         vocab, logits.stride(0), steps, MAPPED=False, SIZE=LANES,
         TURNS=max(16, triton.next_power_of_2(triton.cdiv(vocab, LANES))), num_warps=4, **flags,
     )  # fmt: skip

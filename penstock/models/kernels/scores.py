@@ -10,6 +10,11 @@ AT_ONCE = tl.constexpr(4)
 new scale once for all of them."""
 
 
+def num_turns(width: int, lanes: int) -> int:
+    """Room for the turns that `sum_by_lane` takes over a row."""
+    return max(2, triton.next_power_of_2(triton.cdiv(width, AT_ONCE.value * lanes)))
+
+
 @triton.jit
 def inverse_heat(temperature, row):
     heat = tl.load(temperature + row)
@@ -27,23 +32,30 @@ def scores_at(logits, places, width, inverse, threshold, TRUNCATES: tl.constexpr
 
 
 @triton.jit
-def sum_by_lane(logits, width, inverse, threshold, TRUNCATES: tl.constexpr, SIZE: tl.constexpr):
-    """Of the tokens that each lane comes across: the highest score, the weight relative to it, and how many."""
+def sum_by_lane(
+    logits, width, inverse, threshold, TRUNCATES: tl.constexpr, SIZE: tl.constexpr, TURNS: tl.constexpr
+):  # fmt: skip
+    """Of the tokens that each lane comes across: the highest score, the weight relative to it, and how many. With
+    `TURNS` also the highest score that all lanes see in each turn of `AT_ONCE` tokens."""
     lane = tl.arange(0, SIZE)
     tops = tl.full([SIZE], NONE, tl.float32)
     sums = tl.zeros([SIZE], tl.float32)
     number = tl.zeros([SIZE], tl.int32)
+    by_turn = tl.full([TURNS], NONE, tl.float32)
     for base in tl.range(0, width, AT_ONCE * SIZE, num_stages=3):
         place = base + lane
         a = scores_at(logits, place, width, inverse, threshold, TRUNCATES)
         b = scores_at(logits, place + SIZE, width, inverse, threshold, TRUNCATES)
         c = scores_at(logits, place + 2 * SIZE, width, inverse, threshold, TRUNCATES)
         d = scores_at(logits, place + 3 * SIZE, width, inverse, threshold, TRUNCATES)
-        higher = tl.maximum(tl.maximum(tl.maximum(a, b), tl.maximum(c, d)), tops)
+        highest = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+        if TURNS > 1:
+            by_turn = tl.where(tl.arange(0, TURNS) == base // (AT_ONCE * SIZE), tl.max(highest, 0), by_turn)
+        higher = tl.maximum(highest, tops)
         weight = tl.exp(a - higher) + tl.exp(b - higher) + tl.exp(c - higher) + tl.exp(d - higher)
         sums = sums * tl.exp(tops - higher) + weight
         tops = higher
         if TRUNCATES:
             number += (a > NONE).to(tl.int32) + (b > NONE).to(tl.int32)
             number += (c > NONE).to(tl.int32) + (d > NONE).to(tl.int32)
-    return tops, sums, number
+    return tops, sums, number, by_turn

@@ -1,22 +1,41 @@
 """Truncation of a row of logits as a threshold, found without a sort, and what it leaves, written down.
 
 Top-k, top-p of what top-k left, and min-p all keep the tokens above some score, so truncation is a threshold;
-equal scores are kept or cut together. It is found in two steps. `narrow_kernel` reads a row once for the highest
-score of each lane and the weight of all. The lanes' highest alone say how low the threshold can be at most; what
-reaches that, as a rule some dozens of tokens, is copied out as *candidates* by a second pass. The threshold is
-then bisected among them. Where there are too many, as in a flat distribution, it is bisected over the whole row, a
-pass each.
+equal scores are kept or cut together. It is found in two steps. `narrow_kernel` reads a row once for the weight of
+all, the highest score of each lane and of each turn. The lanes' highest alone say how low the threshold can be at
+most; what reaches that, as a rule some dozens of tokens, is copied out as *candidates*, from the turns that have
+any. The threshold is then bisected among them, and the token drawn from them.
+
+In a flat distribution there are too many. Then a few more passes bracket the threshold until the tokens between the
+bounds can be candidates; it is bisected among those, and the token drawn from the whole row. Only a large
+top-k is bisected over the whole row, a pass each.
 """
 
 import triton
 import triton.language as tl
 
-from penstock.models.kernels.scores import NONE, inverse_heat, scores_at, sum_by_lane
+from penstock.models.kernels.scores import AT_ONCE, NONE, inverse_heat, scores_at, sum_by_lane
 
 STEPS = tl.constexpr(48)
 """Bisection steps at most: more than float32 has distinct midpoints in any range of scores."""
 ROUGH_STEPS = tl.constexpr(10)
 """Of the bisection among the lanes' highest, which only has to come near."""
+BRACKET_STEPS = tl.constexpr(16)
+"""Passes at most until the bounds can't come closer: each leaves a quarter of the range."""
+
+# What `narrow_kernel` says of a row. A count of candidates, from which a token can be drawn; or BAND minus their
+# number, where everything above them is kept too; or UNKNOWN.
+UNKNOWN = tl.constexpr(-1)
+BAND = tl.constexpr(-2)
+# And the columns of its facts.
+FACTS = tl.constexpr(4)
+TOP = tl.constexpr(0)
+TOTAL = tl.constexpr(1)
+"""Weight of the whole row, relative to its highest score as all weights are."""
+LOW = tl.constexpr(2)
+"""No threshold is lower."""
+ABOVE = tl.constexpr(3)
+"""Weight above a band."""
 
 
 @triton.jit
@@ -69,6 +88,56 @@ def _bisect(
 
 
 @triton.jit
+def _above_three(logits, width, inverse, first, second, third, top, SIZE: tl.constexpr):
+    """As `_above`, of three thresholds in one pass."""
+    nothing = tl.zeros([SIZE], tl.float32)
+    count_1, count_2, count_3 = nothing, nothing, nothing
+    weight_1, weight_2, weight_3 = nothing, nothing, nothing
+    for base in tl.range(0, width, SIZE, num_stages=3):
+        score = scores_at(logits, base + tl.arange(0, SIZE), width, inverse, NONE, True)
+        weight = tl.exp(score - top)
+        count_1 += tl.where(score >= first, 1.0, 0.0)
+        count_2 += tl.where(score >= second, 1.0, 0.0)
+        count_3 += tl.where(score >= third, 1.0, 0.0)
+        weight_1 += tl.where(score >= first, weight, 0.0)
+        weight_2 += tl.where(score >= second, weight, 0.0)
+        weight_3 += tl.where(score >= third, weight, 0.0)
+    count_1, count_2, count_3 = tl.sum(count_1, 0), tl.sum(count_2, 0), tl.sum(count_3, 0)
+    return count_1, count_2, count_3, tl.sum(weight_1, 0), tl.sum(weight_2, 0), tl.sum(weight_3, 0)
+
+
+@triton.jit
+def _bracket(
+    logits, width, inverse, low, high, count_high, weight_high, top, needed, most, SIZE: tl.constexpr
+):  # fmt: skip
+    """Bounds of the highest threshold that leaves `needed` weight, with at most `most` tokens between them; how
+    many there are, and the weight above. `low` leaves enough, or is the answer."""
+    count_low, _ = _above(logits, 0.0, width, inverse, low, top, False, SIZE)
+    steps = 0
+    going = count_low - count_high > most
+    while going:
+        quarter = (high - low) * 0.25
+        first, second, third = low + quarter, low + 2 * quarter, high - quarter
+        count_1, count_2, count_3, weight_1, weight_2, weight_3 = _above_three(
+            logits, width, inverse, first, second, third, top, SIZE
+        )
+        met = (first <= low) | (third >= high)
+        if weight_3 >= needed:
+            low, count_low = third, count_3
+        elif weight_2 >= needed:
+            low, count_low = second, count_2
+            high, count_high, weight_high = third, count_3, weight_3
+        elif weight_1 >= needed:
+            low, count_low = first, count_1
+            high, count_high, weight_high = second, count_2, weight_2
+        else:
+            high, count_high, weight_high = first, count_1, weight_1
+        steps += 1
+        going = (met == 0) & (steps < BRACKET_STEPS) & (count_low - count_high > most)
+    return low, high, count_low - count_high, weight_high
+
+
+@triton.jit
 def _enough(tops, top, threshold, needed, by_number):
     """Whether the lanes' highest scores alone are so many, or of so much weight, above the threshold."""
     reached = tops >= threshold
@@ -96,94 +165,143 @@ def _rough_threshold(tops, top, needed, by_number, SIZE: tl.constexpr):
 
 
 @triton.jit
-def narrow_kernel(
-    logits, sources, temperature, top_k, top_p, min_p, scores, ids, counts, weights, width, stride,
-    SOURCES: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr,
+def _copy_out(
+    logits, by_turn, width, inverse, low, high, top, scores, ids,
+    SIZE: tl.constexpr, TURNS: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Copy out the tokens of a row that truncation may keep, ascending, or say with a count of -1 that they are too
-    many. `weights` is the weight of the whole row relative to its highest score."""
+    """Write down the tokens from `low` to below `high`, ascending, as far as there is room. How many there are, and
+    their weight."""
+    number = tl.zeros([], tl.int32)
+    weight = tl.zeros([SIZE], tl.float32)
+    for turn in range(tl.cdiv(width, AT_ONCE * SIZE)):
+        if tl.max(tl.where(tl.arange(0, TURNS) == turn, by_turn, NONE), 0) >= low:
+            for part in range(AT_ONCE):
+                place = (turn * AT_ONCE + part) * SIZE + tl.arange(0, SIZE)
+                score = scores_at(logits, place, width, inverse, low, True)
+                inside = (score > NONE) & (score < high)
+                more = tl.sum(inside.to(tl.int32), 0)
+                if more > 0:
+                    at = number + tl.cumsum(inside.to(tl.int32), 0) - 1
+                    fits = inside & (at < CANDIDATES)
+                    tl.store(scores + at, score, mask=fits)
+                    tl.store(ids + at, place, mask=fits)
+                    number += more
+                    weight += tl.where(inside, tl.exp(score - top), 0.0)
+    return number, tl.sum(weight, 0)
+
+
+@triton.jit
+def narrow_kernel(
+    logits, sources, temperature, top_k, top_p, min_p, scores, ids, counts, facts, width, stride,
+    SOURCES: tl.constexpr, SIZE: tl.constexpr, TURNS: tl.constexpr, CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """Copy out the tokens of a row among which the threshold lies, ascending."""
     row = tl.program_id(0).to(tl.int64)
     source = row
     if SOURCES:
         source = tl.load(sources + row).to(tl.int64)
     logits += source * stride
+    scores += row * CANDIDATES
+    ids += row * CANDIDATES
     inverse = inverse_heat(temperature, row)
-    tops, sums, _ = sum_by_lane(logits, width, inverse, NONE, False, SIZE)
+    tops, sums, _, by_turn = sum_by_lane(logits, width, inverse, NONE, False, SIZE, TURNS)
     top = tl.max(tops, 0)
+    above_all = top + tl.abs(top) * 1e-6 + 1e-6
     total = tl.sum(sums * tl.exp(tops - top), 0)
-    tl.store(weights + row, total)
     most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
     by_number = (most > 0) & (most < width)
     needed = tl.where(by_number, most.to(tl.float32), tl.where(share < 1.0, share * total, 0.0))
+    bound = tl.full([], NONE, tl.float32)
+    if (least > 0.0) & (by_number == 0):  # not after top-k: top-p is a share of all that top-k left
+        bound = top + tl.log(least)
     low = tl.full([], NONE, tl.float32)
-    cuts = (needed > 0.0) | (least > 0.0)
     if (needed > 0.0) & (width > CANDIDATES):
         low = _rough_threshold(tops, top, needed, by_number, SIZE)
-    if (least > 0.0) & (by_number == 0):  # not after top-k: top-p is a share of all that top-k left
-        low = tl.maximum(low, top + tl.log(least))
-        needed = tl.where(low > top + tl.log(least), needed, 0.0)
+    low = tl.maximum(low, bound)
+    above = tl.zeros([], tl.float32)
     number = tl.zeros([], tl.int32)
+    cuts = (needed > 0.0) | (least > 0.0)
     if cuts | (width <= CANDIDATES):
-        scores += row * CANDIDATES
-        ids += row * CANDIDATES
-        lane = tl.arange(0, BLOCK)
-        weight = tl.zeros([BLOCK], tl.float32)
-        score = scores_at(logits, lane, width, inverse, low, True)
-        for base in range(0, width, BLOCK):
-            following = scores_at(logits, base + BLOCK + lane, width, inverse, low, True)
-            if tl.max(score, 0) > NONE:
-                inside = score > NONE
-                at = number + tl.cumsum(inside.to(tl.int32), 0) - 1
-                fits = inside & (at < CANDIDATES)
-                tl.store(scores + at, score, mask=fits)
-                tl.store(ids + at, base + lane, mask=fits)
-                number += tl.sum(inside.to(tl.int32), 0)
-                weight += tl.where(inside, tl.exp(score - top), 0.0)
-            score = following
-        found = tl.where(by_number, number.to(tl.float32), tl.sum(weight, 0))
-        number = tl.where((number <= CANDIDATES) & ((found >= needed) | (low <= NONE)), number, -1)
+        number, weight = _copy_out(
+            logits, by_turn, width, inverse, low, above_all, top, scores, ids, SIZE, TURNS, CANDIDATES
+        )
+        has_enough = tl.where(by_number, number.to(tl.float32), weight) >= needed
+        has_enough |= low <= bound
+        if (number > CANDIDATES) | (has_enough == 0):
+            if by_number:
+                number = tl.full([], UNKNOWN, tl.int32)
+            else:
+                high = above_all
+                count_high = tl.zeros([], tl.float32)
+                if has_enough == 0:
+                    high, count_high, above = low, number.to(tl.float32), weight
+                    low = bound
+                between = count_high
+                if needed > 0.0:
+                    # Tokens below this weigh less, all together, than what may be cut.
+                    low = tl.maximum(low, top + tl.log((1.0 - share) * total / width))
+                    low, high, between, above = _bracket(
+                        logits, width, inverse, low, high, count_high, above, top, needed, CANDIDATES, SIZE
+                    )
+                number = tl.full([], BAND, tl.int32)
+                if (needed > 0.0) & (between <= CANDIDATES):
+                    found, weight = _copy_out(
+                        logits, by_turn, width, inverse, low, high, top, scores, ids, SIZE, TURNS, CANDIDATES
+                    )
+                    number -= found
     else:
-        number -= 1
+        number = tl.full([], BAND, tl.int32)
     tl.store(counts + row, number)
+    facts += row * FACTS
+    tl.store(facts + TOP, top)
+    tl.store(facts + TOTAL, total)
+    tl.store(facts + LOW, low)
+    tl.store(facts + ABOVE, above)
 
 
 @triton.jit
-def threshold_of(
-    logits, held, width, vocab, inverse, row, top_k, top_p, min_p, whole_weight,
-    HELD: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    """The score under which everything is cut. `whole_weight` is the weight of the uncut row. `HELD`: the row's
-    scores are all in `held`."""
-    if HELD:
-        highest = held
-        lowest = tl.where(held > NONE, held, -NONE)
-    else:
-        highest = tl.full([SIZE], 2 * NONE, tl.float32)
-        lowest = tl.full([SIZE], -NONE, tl.float32)
-        for base in range(0, width, SIZE):
-            score = scores_at(logits, base + tl.arange(0, SIZE), width, inverse, NONE, True)
-            highest = tl.maximum(highest, score)
-            lowest = tl.minimum(lowest, tl.where(score > NONE, score, -NONE))
-    top = tl.max(highest, 0)
-    bottom = tl.min(lowest, 0)
+def threshold_of_candidates(
+    held, number, is_band, vocab, row, top_k, top_p, min_p, facts, SIZE: tl.constexpr
+):
+    """The score under which everything is cut, by the candidates of a row, which `held` holds."""
+    facts += row * FACTS
+    top, total = tl.load(facts + TOP), tl.load(facts + TOTAL)
+    low, above = tl.load(facts + LOW), tl.load(facts + ABOVE)
+    bottom = tl.min(tl.where(held > NONE, held, top), 0)
+    threshold = tl.where(is_band, low, bottom)
     most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
-    threshold = tl.full([], NONE, tl.float32)
     by_number = (most > 0) & (most < vocab)
-    if by_number & (most < width):
+    if by_number & (most < number):
         wanted = most.to(tl.float32)
-        threshold = _bisect(
-            logits, held, width, inverse, bottom, width * 1.0, top, wanted, False, HELD, SIZE
-        )  # fmt: skip
+        threshold = _bisect(held, held, number, 1.0, threshold, number * 1.0, top, wanted, False, True, SIZE)
     if share < 1.0:
-        count, weight = _above(logits, held, width, inverse, threshold, top, HELD, SIZE)
-        weight = tl.where(by_number, weight, whole_weight)
-        start = tl.maximum(threshold, bottom)
-        threshold = _bisect(
-            logits, held, width, inverse, start, count, top, share * weight, True, HELD, SIZE
-        )  # fmt: skip
+        count, weight = _above(held, held, number, 1.0, threshold, top, True, SIZE)
+        needed = share * tl.where(by_number, weight, total) - above
+        threshold = _bisect(held, held, number, 1.0, threshold, count, top, needed, True, True, SIZE)
     if least > 0.0:
         threshold = tl.maximum(threshold, top + tl.log(least))
-    return tl.maximum(threshold, bottom)
+    return threshold
+
+
+@triton.jit
+def threshold_of_row(logits, width, inverse, row, top_k, top_p, min_p, facts, SIZE: tl.constexpr):
+    """The score under which everything is cut, where it is not known otherwise: after a large top-k."""
+    lowest = tl.full([SIZE], -NONE, tl.float32)
+    for base in range(0, width, SIZE):
+        score = scores_at(logits, base + tl.arange(0, SIZE), width, inverse, NONE, True)
+        lowest = tl.minimum(lowest, tl.where(score > NONE, score, -NONE))
+    bottom = tl.min(lowest, 0)
+    top = tl.load(facts + row * FACTS + TOP)
+    most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+    wanted = most.to(tl.float32)
+    threshold = _bisect(logits, bottom, width, inverse, bottom, width * 1.0, top, wanted, False, False, SIZE)
+    if share < 1.0:
+        count, weight = _above(logits, bottom, width, inverse, threshold, top, False, SIZE)
+        wanted = share * weight
+        threshold = _bisect(logits, bottom, width, inverse, threshold, count, top, wanted, True, False, SIZE)
+    if least > 0.0:
+        threshold = tl.maximum(threshold, top + tl.log(least))
+    return threshold
 
 
 @triton.jit

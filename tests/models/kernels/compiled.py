@@ -26,7 +26,7 @@ LONG = (
     "positions", "records", "step_at", "step", "stops", "output_tokens",
 )  # fmt: skip
 FLOATS = (
-    "weights", "scores", "temperature", "top_p", "min_p", "logprobs", "thresholds", "partial", "output_logprobs",
+    "facts", "scores", "temperature", "top_p", "min_p", "logprobs", "thresholds", "partial", "output_logprobs",
 )  # fmt: skip
 NARROW = ("logits", "query", "key", "value", "pool", "sinks", "out")
 SCALARS = {"scaling": "fp32", "softcap": "fp32", "patience_ns": "i64"}
@@ -71,7 +71,7 @@ def all_kernels() -> Iterator[tuple[str, str]]:
                 **flags,
             ),
         )
-    size = {"SIZE": sampling.LANES, "BLOCK": sampling.COPY_BLOCK, "CANDIDATES": sampling.CANDIDATES}
+    size = {"SIZE": sampling.LANES, "TURNS": 64, "CANDIDATES": sampling.CANDIDATES}
     yield "narrow", assembly(truncation.narrow_kernel, 8, SOURCES=True, **size)
     heads = {"GROUP": 7, "GROUP_PAD": 16, "DK": 128, "DK_PAD": 128, "DV": 128, "DV_PAD": 128}
     flags = {

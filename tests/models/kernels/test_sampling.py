@@ -5,6 +5,7 @@ import torch
 from tests.models.kernels.device import DEVICE
 
 from penstock.models.kernels import sampling  # isort: skip
+from penstock.models.kernels.scores import num_turns  # isort: skip
 from penstock.models.kernels.truncation import narrow_kernel  # isort: skip
 
 CUTS = [
@@ -18,6 +19,7 @@ CUTS = [
     (0, 0.9, 0.3),
     (30, 0.5, 0.3),
     (5000, 0.8, 0.0),
+    (0, 0.99, 0.01),
 ]
 
 
@@ -74,11 +76,12 @@ def recorded(arena, row, vocab):
     return set(ids.tolist())
 
 
+@pytest.mark.parametrize("scale", [2.0, 0.3])
 @pytest.mark.parametrize("candidates", [2048, 64, 2], ids=["among few", "some rows whole", "over whole rows"])
-def test_truncation_keeps_what_sorting_keeps_and_writes_it_down(candidates, monkeypatch):
+def test_truncation_keeps_what_sorting_keeps_and_writes_it_down(candidates, scale, monkeypatch):
     monkeypatch.setattr(sampling, "CANDIDATES", candidates)
     monkeypatch.setattr(sampling, "LANES", 256)
-    logits, seeds = make(len(CUTS), 700)
+    logits, seeds = make(len(CUTS), 700, scale=scale)
     temperature = torch.linspace(0.7, 1.5, len(CUTS)).to(DEVICE)
     arena = arena_of(len(CUTS), 700)
     drawn = draw(logits, temperature, seeds, cuts=cuts_of(CUTS), arena=arena)
@@ -94,52 +97,88 @@ def test_truncation_keeps_what_sorting_keeps_and_writes_it_down(candidates, monk
         torch.testing.assert_close(drawn.logprobs[row], scaled[token] - normaliser, atol=1e-5, rtol=1e-5)
 
 
-def narrowed(logits, cuts, *, lanes, candidates):
-    """The candidates of each row, or None where there are too many."""
+UNKNOWN, BAND = -1, -2
+
+
+def narrowed(logits, cuts, *, lanes=128, candidates=256):
+    """Of each row, what it is counted as (candidates, a band, unknown), the ids, and its facts."""
     rows, width = logits.shape
     scores = torch.full((rows, candidates), torch.nan, device=DEVICE)
     ids = torch.full((rows, candidates), -7, dtype=torch.int32, device=DEVICE)
-    counts, weights = (
-        torch.full((rows,), -7, dtype=torch.int32, device=DEVICE),
-        torch.zeros(rows, device=DEVICE),
-    )
+    counts = torch.full((rows,), -7, dtype=torch.int32, device=DEVICE)
+    facts = torch.full((rows, 4), torch.nan, device=DEVICE)
     narrow_kernel[(rows,)](
         logits, counts, torch.ones(rows, device=DEVICE), cuts.top_k, cuts.top_p, cuts.min_p,
-        scores, ids, counts, weights, width, logits.stride(0),
-        SOURCES=False, SIZE=lanes, BLOCK=256, CANDIDATES=candidates,
+        scores, ids, counts, facts, width, logits.stride(0),
+        SOURCES=False, SIZE=lanes, TURNS=num_turns(width, lanes), CANDIDATES=candidates,
     )  # fmt: skip
-    torch.testing.assert_close(weights, (logits - logits.amax(-1, keepdim=True)).exp().sum(-1))
-    found = [ids[row, :count].tolist() if count >= 0 else None for row, count in enumerate(counts.tolist())]
-    for row, names in enumerate(found):
-        if names is not None:
-            assert torch.equal(scores[row, : len(names)], logits[row, names])
+    top = logits.amax(-1)
+    torch.testing.assert_close(facts[:, 0], top)
+    torch.testing.assert_close(facts[:, 1], (logits - top[:, None]).exp().sum(-1))
+    found = []
+    for row, count in enumerate(counts.tolist()):
+        kind = min(0, max(count, BAND))
+        names = ids[row, : count if kind == 0 else BAND - count if kind == BAND else 0]
+        assert torch.equal(scores[row, : len(names)], logits[row, names])
+        found.append((kind, names.tolist(), *facts[row, 2:].tolist()))
     return found
 
 
 def test_candidates_are_few_ascending_and_hold_all_that_is_kept():
     logits, _ = make(4, 3000, scale=4.0)
     cuts = [(0, 0.9, 0.0), (20, 1.0, 0.0), (0, 1.0, 0.1), (0, 0.99, 0.2)]
-    found = narrowed(logits, cuts_of(cuts), lanes=128, candidates=256)
-    for row, cut in enumerate(cuts):
-        want = kept_by_sorting(logits[row], 1.0, *cut)
-        assert found[row] == sorted(found[row])
-        assert want <= set(found[row])
-        assert len(found[row]) <= 3 * len(want) + 10
+    for row, (kind, names, _, _) in enumerate(narrowed(logits, cuts_of(cuts))):
+        want = kept_by_sorting(logits[row], 1.0, *cuts[row])
+        assert kind == 0
+        assert names == sorted(names)
+        assert want <= set(names)
+        assert len(names) <= 3 * len(want) + 10
 
 
-def test_candidates_of_rows_that_the_lanes_can_not_tell_about():
+def test_candidates_where_the_lanes_highest_can_not_tell():
     width = 3000
-    flat = torch.zeros(width)
     crowded = torch.full((width,), -20.0)
     crowded[64 : 64 + 128 * 20 : 128] = 0.0  # twenty equal ones, all seen by one lane
     few = torch.full((width,), -torch.inf)
     few[7::128] = torch.randn(24, generator=torch.Generator().manual_seed(0))
-    whole = torch.randn(width, generator=torch.Generator().manual_seed(1))
-    too_many = torch.where(torch.arange(width) % 128 < 60, 0.0, -9.0)
-    logits = torch.stack([flat, crowded, few, whole, too_many]).to(DEVICE)
-    cuts = cuts_of([(0, 0.9, 0.0)] * 3 + [(0, 1.0, 0.0), (0, 0.9, 0.0)])
-    found = narrowed(logits, cuts, lanes=128, candidates=256)
-    assert found == [None, list(range(64, 64 + 128 * 20, 128)), list(range(7, width, 128)), None, None]
+    logits = torch.stack([crowded, few]).to(DEVICE)
+    found = narrowed(logits, cuts_of([(0, 0.9, 0.0)] * 2))
+    assert [(kind, names) for kind, names, _, _ in found] == [
+        (0, list(range(64, 64 + 128 * 20, 128))),
+        (0, list(range(7, width, 128))),
+    ]
+
+
+@pytest.mark.parametrize("top_p", [0.4, 0.9, 0.999])
+def test_a_flat_row_is_bracketed_by_a_band_of_few(top_p):
+    logits, _ = make(2, 3000, scale=0.5)
+    logits[1, ::2] = -torch.inf
+    for row, (kind, names, low, above) in enumerate(narrowed(logits, cuts_of([(0, top_p, 0.0)] * 2))):
+        want = kept_by_sorting(logits[row], 1.0, 0, top_p, 0.0)
+        lowest = float(logits[row, sorted(want)].min())
+        assert kind == BAND
+        assert len(want) > 256
+        assert 0 < len(names) <= 256
+        assert names == sorted(names)
+        assert low <= lowest
+        assert float(logits[row, names].min()) <= lowest <= float(logits[row, names].max())
+        higher = logits[row] > logits[row, names].max()
+        assert above == pytest.approx(float((logits[row] - logits[row].max()).exp()[higher].sum()), rel=1e-5)
+
+
+def test_rows_without_a_band():
+    width = 3000
+    whole, _ = make(1, width)
+    halves = torch.where(torch.arange(width) % 128 < 60, 0.0, -9.0)
+    rows = [torch.zeros(width), whole[0].cpu(), halves, whole[0].cpu() * 0.1, whole[0].cpu() * 0.1]
+    cuts = [(0, 0.9, 0.0), (0, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.5), (1500, 0.9, 0.0)]
+    found = narrowed(torch.stack(rows).to(DEVICE), cuts_of(cuts))
+    assert [(kind, names) for kind, names, _, _ in found] == [(BAND, [])] * 4 + [(UNKNOWN, [])]
+    lows = [low for _, _, low, _ in found]
+    assert lows[0] == pytest.approx(0.0, abs=1e-5)  # all are equal
+    assert lows[1] < -1e29
+    assert -9 < lows[2] <= 0
+    assert lows[3] == pytest.approx(float(rows[3].max()) + np.log(0.5), abs=1e-5)
 
 
 def test_rows_that_record_nothing_leave_the_arena_alone():
