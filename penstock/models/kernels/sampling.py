@@ -25,7 +25,6 @@ from penstock.models.kernels.truncation import (
 )
 
 LANES = 1024
-NARROW_WARPS = 4
 CANDIDATES = 2048
 """Tokens of a row that are copied out at most."""
 PLACE_STRIDE = tl.constexpr(0x632BE59BD9B4E019)
@@ -209,7 +208,7 @@ def sample(
         narrow_kernel[(rows,)](
             logits, given, temperature, *limits, scores, ids, counts, facts, vocab, logits.stride(0),
             SOURCES=sources is not None, SIZE=LANES, TURNS=num_turns(vocab, LANES), CANDIDATES=CANDIDATES,
-            num_warps=NARROW_WARPS,
+            num_warps=4,
         )  # fmt: skip
         _draw_kernel[(rows,)](
             scores, given, ids, counts, facts, temperature, seeds, places, *limits, *recording, *results,

@@ -72,7 +72,7 @@ def all_kernels() -> Iterator[tuple[str, str]]:
             ),
         )
     size = {"SIZE": sampling.LANES, "TURNS": 64, "CANDIDATES": sampling.CANDIDATES}
-    yield "narrow", assembly(truncation.narrow_kernel, 8, SOURCES=True, **size)
+    yield "narrow", assembly(truncation.narrow_kernel, 4, SOURCES=True, **size)
     heads = {"GROUP": 7, "GROUP_PAD": 16, "DK": 128, "DK_PAD": 128, "DV": 128, "DV_PAD": 128}
     flags = {
         "BLOCK_SIZE": 16,
