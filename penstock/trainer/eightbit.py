@@ -84,8 +84,8 @@ class _Moments:
         weights, gradients = self.master.view(-1), self.master.grad.reshape(-1)
         beta1, beta2 = config.betas
         step_size = learning_rate / (1 - beta1**self._num_updates)
-        # A tensor: as a number it would be compiled anew for every update.
-        correction = torch.tensor((1 - beta2**self._num_updates) ** 0.5, device=weights.device)
+        # A tensor: as a number it would be compiled anew for every update. Filled, not copied: a copy would wait.
+        correction = torch.full((), (1 - beta2**self._num_updates) ** 0.5, device=weights.device)
         decay = learning_rate * decay_of(self.master, config)
         if decay:
             weights.mul_(1 - decay)
