@@ -27,7 +27,8 @@ from penstock.trainer.batch import PackedRow
 from penstock.trainer.config import OptimizerStates, TrainerConfig
 from penstock.trainer.optimizer import MasterAdamW
 from penstock.trainer.policy import PackedModel
-from penstock.types import Sample, SamplingParams, TrainSequence
+from penstock.trainer.warming import made_up_turn
+from penstock.types import TrainSequence, sample_of_turn
 
 GB = 1e9
 WARMUP = 3
@@ -179,16 +180,8 @@ def make_groups(vocabulary: int, length: int) -> list[TrainSequence]:
     for group in range(GROUPS):
         prompt = draw.integers(0, vocabulary, length)
         for episode in range(MEMBERS):
-            ids = np.concatenate([prompt, draw.integers(0, vocabulary, length)]).astype(np.int32)
-            is_output = np.arange(2 * length) >= length
-            sample = Sample(
-                token_ids=ids,
-                loss_mask=is_output,
-                logprobs=np.zeros(2 * length, dtype=np.float32),
-                versions=np.where(is_output, 0, -1).astype(np.int32),
-                sampling=SamplingParams(temperature=1.0),
-            )
-            sequences.append(TrainSequence(sample=sample, group=group, episode=episode))
+            turn = made_up_turn(prompt, draw.integers(0, vocabulary, length), vocabulary)
+            sequences.append(TrainSequence(sample=sample_of_turn(turn), group=group, episode=episode))
     return sequences
 
 

@@ -18,7 +18,8 @@ from penstock.trainer.config import TrainerConfig
 from penstock.trainer.packing import plan_step
 from penstock.trainer.sharing import find_families
 from penstock.trainer.trainer import PolicyTrainer
-from penstock.types import Episode, Group, SamplingParams, Score, ScoredGroup, StepPlan, Task, Turn
+from penstock.trainer.warming import made_up_turn
+from penstock.types import Episode, Group, Score, ScoredGroup, StepPlan, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,20 +103,9 @@ def num_forward_tokens(plan: StepPlan) -> int:
 
 
 def _group(load: Load, vocabulary: int, rng: np.random.Generator, number: int) -> ScoredGroup:
-    prompt = rng.integers(0, vocabulary, rng.integers(*load.prompt, endpoint=True)).astype(np.int32)
+    prompt = rng.integers(0, vocabulary, rng.integers(*load.prompt, endpoint=True))
     lengths = np.clip(np.exp(rng.normal(np.log(load.median), 0.9, load.members)), 1, load.longest).astype(int)
-    turns = (
-        Turn(
-            prompt_ids=prompt,
-            output_ids=rng.integers(0, vocabulary, length).astype(np.int32),
-            logprobs=np.full(length, -np.log(vocabulary), dtype=np.float32),
-            versions=np.zeros(length, dtype=np.int32),
-            finish_reason="stop",
-            sampling=SamplingParams(max_tokens=load.longest),
-            text="",
-        )
-        for length in lengths
-    )
+    turns = (made_up_turn(prompt, rng.integers(0, vocabulary, length), vocabulary) for length in lengths)
     episodes = tuple(Episode(task_id=str(number), turns=(turn,)) for turn in turns)
     scores = tuple(Score(value=float(value)) for value in rng.normal(size=load.members))
     task = Task(id=str(number), prompt="")

@@ -44,15 +44,21 @@ def _prompts(scale: float) -> Iterator[int]:
         yield from (max(1, int(scale * (PROMPT + more))) for more in range(16))
 
 
-def _sequence(group: int, episode: int, prompt: int, answer: int, vocabulary: int) -> TrainSequence:
-    """Answers of a group differ from their first token on, so that nothing but the prompt is shared."""
-    turn = Turn(
-        prompt_ids=(np.arange(prompt) % vocabulary).astype(np.int32),
-        output_ids=(np.arange(episode, episode + answer) % vocabulary).astype(np.int32),
-        logprobs=np.zeros(answer, dtype=np.float32),
-        versions=np.zeros(answer, dtype=np.int32),
+def made_up_turn(prompt_ids: np.ndarray, output_ids: np.ndarray, vocabulary: int) -> Turn:
+    """As if an engine that knows nothing had drawn these tokens."""
+    return Turn(
+        prompt_ids=prompt_ids.astype(np.int32),
+        output_ids=output_ids.astype(np.int32),
+        logprobs=np.full(len(output_ids), -np.log(vocabulary), dtype=np.float32),
+        versions=np.zeros(len(output_ids), dtype=np.int32),
         finish_reason="stop",
-        sampling=SamplingParams(max_tokens=answer),
+        sampling=SamplingParams(max_tokens=len(output_ids)),
         text="",
     )
+
+
+def _sequence(group: int, episode: int, prompt: int, answer: int, vocabulary: int) -> TrainSequence:
+    """Answers of a group differ from their first token on, so that nothing but the prompt is shared."""
+    answer_ids = np.arange(episode, episode + answer) % vocabulary
+    turn = made_up_turn(np.arange(prompt) % vocabulary, answer_ids, vocabulary)
     return TrainSequence(sample=sample_of_turn(turn), group=group, episode=episode, turns=((0, prompt),))

@@ -12,7 +12,7 @@ new scale once for all of them."""
 
 def num_turns(width: int, lanes: int) -> int:
     """Room for the turns that `sum_by_lane` takes over a row."""
-    return max(2, triton.next_power_of_2(triton.cdiv(width, AT_ONCE.value * lanes)))
+    return int(max(2, triton.next_power_of_2(triton.cdiv(width, AT_ONCE.value * lanes))))
 
 
 @triton.jit
