@@ -145,6 +145,8 @@ class Chunk(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_aligned("Chunk", self.token_ids, self.logprobs, self.versions)
+        if self.sampling_mask is not None:
+            check_aligned("Chunk with its sampling mask", self.token_ids, self.sampling_mask.counts)
 
 
 class Turn(Record, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.masks import first_tokens, join_masks, join_packed, kept_ids, pack_mask, pack_token
+from penstock.masks import Packed, first_tokens, join_masks, join_packed, kept_ids, pack_mask, pack_token
 from penstock.types import Chunk, SamplingMask
 
 VOCAB = 70
@@ -100,7 +100,6 @@ def test_tokens_packed_one_by_one_make_the_mask_of_all(rows: list[set[int]], dat
         np.testing.assert_array_equal(mask.counts, expected.counts)
         np.testing.assert_array_equal(mask.words, expected.words)
     whole = pack_mask(ids, VOCAB)
-    first = first_tokens(type(parts[0])(whole.counts.tolist(), whole.words), cut, VOCAB) if parts else None
-    if first is not None:
-        np.testing.assert_array_equal(first.words, pack_mask(ids[:cut], VOCAB).words)
-        assert first.counts == [len(each) for each in ids[:cut]]
+    first = first_tokens(Packed(whole.counts.tolist(), whole.words), cut, VOCAB)
+    np.testing.assert_array_equal(first.words, pack_mask(ids[:cut], VOCAB).words)
+    assert first.counts == [len(each) for each in ids[:cut]]

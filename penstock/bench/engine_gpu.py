@@ -33,6 +33,7 @@ from penstock.engines.embedded.once import FixedWeights
 from penstock.models.load import resolve_device
 from penstock.types import GenerateRequest, SamplingParams
 
+JOBS = ("uniform", "masks", "long_tail")
 TOP_P, ENTROPY = 0.95, 1.0
 LOOK_EVERY_S = 0.05
 
@@ -85,11 +86,14 @@ def run(
     console: Console | None = None,
 ) -> dict[str, Any]:
     """All jobs (or `only` one of them), a table, and JSON."""
+    if only not in (None, *JOBS):
+        raise ValueError(f"only must be one of {', '.join(JOBS)}, got {only!r}")
     console = console or Console()
-    device = resolve_device("auto")
+    asked = load_config(Settings, None, settings).engine
+    device = resolve_device(asked.device)
     on_gpu = device != "cpu"
     sizes = sizes or (Sizes() if on_gpu else SMALL)
-    config = engine_config(device, sizes, settings)
+    config = engine_config(device, sizes, asked)
     dtype = getattr(torch, config.dtype)
     contenders = run_contenders(make_shape(shape, device, dtype), sizes) if only is None else {}
     clean(on_gpu)
@@ -98,9 +102,9 @@ def run(
     report = {
         "headline": headline(measured, contenders),
         "hardware": hardware(device),
-        "setting": {"shape": shape, "batch": sizes.batch, "engine": list(settings)},
+        "setting": {"shape": shape, "batch": config.max_batch, "engine": list(settings)},
         "contenders_tokens_per_s": contenders,
-        "floor": floor(model, sizes),
+        "floor": floor(model, sizes, config),
         **measured,
     }
     console.print(table(report))
@@ -109,8 +113,8 @@ def run(
     return report
 
 
-def engine_config(device: str, sizes: Sizes, settings: Sequence[str]) -> EngineConfig:
-    """What the jobs need, and over it what was asked for."""
+def engine_config(device: str, sizes: Sizes, asked: EngineConfig) -> EngineConfig:
+    """What the jobs need, and over it what was set."""
     on_gpu = device != "cpu"
     context = sizes.prompt + sizes.longest
     needed = {
@@ -124,8 +128,7 @@ def engine_config(device: str, sizes: Sizes, settings: Sequence[str]) -> EngineC
         "device": device,
         "dtype": "bfloat16" if on_gpu else "float32",
     }
-    asked = load_config(Settings, None, settings).engine.model_dump(exclude_unset=True)
-    return EngineConfig(**{**needed, **asked})
+    return EngineConfig(**{**needed, **asked.model_dump(exclude_unset=True, exclude={"device"})})
 
 
 def headline(measured: dict[str, Any], contenders: dict[str, float]) -> dict[str, float]:
@@ -296,17 +299,19 @@ class Bench:
         return float((low * high) ** 0.5)
 
 
-def floor(model: Any, sizes: Sizes) -> dict[str, float]:
+def floor(model: Any, sizes: Sizes, engine: EngineConfig) -> dict[str, float]:
     """What a decode step of the uniform job must at least do: multiply, and read weights and cache."""
     config = model.config
     parameters = num_matrix_parameters(model)
     dim = config.hidden_size // config.num_attention_heads
-    per_token = 2 * config.num_key_value_heads * dim * config.num_hidden_layers * model.dtype.itemsize
+    key_bytes = 1 if engine.kv_dtype == "float8" else model.dtype.itemsize
+    per_token = 2 * config.num_key_value_heads * dim * config.num_hidden_layers * key_bytes
+    batch = min(engine.max_batch, sizes.batch)
     context = sizes.prompt + sizes.answer / 2
     return {
-        "step_tflop": 2.0 * parameters * sizes.batch / 1e12,
+        "step_tflop": 2.0 * parameters * batch / 1e12,
         "step_weights_gb": parameters * model.dtype.itemsize / 1e9,
-        "step_cache_gb": per_token * context * sizes.batch / 1e9,
+        "step_cache_gb": per_token * context * batch / 1e9,
         "prefill_tflop": 2.0 * parameters * sizes.batch * sizes.prompt / 1e12,
     }
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from penstock.bench.engine_gpu import Sizes, engine_config, run
+from penstock.engines.config import EngineConfig
 from penstock.errors import ConfigError
 
 SIZES = Sizes(
@@ -38,11 +39,13 @@ def test_one_job_alone_has_its_own_headline() -> None:
     assert list(report["headline"]) == ["mask_cost", "top_p_cost"]
     report = run(shape="tiny", sizes=SIZES, only="uniform", settings=["engine.max_batch=2"])
     assert list(report["headline"]) == ["tokens_per_s"]
-    assert report["setting"]["engine"] == ["engine.max_batch=2"]
+    assert report["setting"] == {"shape": "tiny", "batch": 2, "engine": ["engine.max_batch=2"]}
 
 
 def test_settings_go_over_what_the_jobs_need() -> None:
-    config = engine_config("cpu", SIZES, ["engine.kv_dtype=float8", "engine.max_batch=2"])
+    config = engine_config("cpu", SIZES, EngineConfig(kv_dtype="float8", max_batch=2))
     assert (config.kv_dtype, config.max_batch, config.max_context) == ("float8", 2, 25)
-    with pytest.raises(ConfigError, match="window"):
-        engine_config("cpu", SIZES, ["engine.windw=2"])
+    with pytest.raises(ConfigError, match="did you mean 'window'"):
+        run(shape="tiny", sizes=SIZES, settings=["engine.windw=2"])
+    with pytest.raises(ValueError, match="only must be one of uniform, masks, long_tail, got 'mask'"):
+        run(shape="tiny", sizes=SIZES, only="mask")

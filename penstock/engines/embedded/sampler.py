@@ -21,6 +21,7 @@ from penstock.engines.embedded.noise import Words, exponentials, streams
 from penstock.engines.embedded.sequence import Sequence
 from penstock.engines.embedded.shaping import shape_logits
 from penstock.engines.embedded.truncation import truncate
+from penstock.masks import NO_WORDS
 
 Ids = npt.NDArray[np.int32]
 
@@ -118,5 +119,5 @@ def _draw_truncated(probs: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
         left = (weights > 0).cpu().numpy()
         for row in recording:
             kept = names[row][left[row]].astype(np.int32)
-            drawn.kept[row] = np.sort(kept) if len(kept) < probs.shape[1] else kept[:0]
+            drawn.kept[row] = np.sort(kept) if len(kept) < probs.shape[1] else NO_WORDS
     return drawn

@@ -112,7 +112,7 @@ def _draw_kernel(
         is_winner = tl.arange(0, TURNS) == winner
         chosen = tl.sum(tl.where(is_winner, score, 0.0), 0)
         tl.store(tokens + row, tl.sum(tl.where(is_winner, names, 0), 0).to(tl.int64))
-        tl.store(logprobs + row, chosen - (top + tl.log(total)))
+        tl.store(logprobs + row, (chosen - top) - tl.log(total))
         if TRUNCATES:
             num_kept = tl.sum(number, 0)
             tl.store(kept + row, num_kept)

@@ -17,7 +17,7 @@ import triton.language as tl
 from penstock.models.kernels.scores import AT_ONCE, NONE, inverse_heat, scores_at, sum_by_lane
 
 STEPS = tl.constexpr(48)
-"""Bisection steps at most: more than float32 has distinct midpoints in any range of scores."""
+"""Bisection steps at most: enough to tell float32 neighbours apart in any range that scores have."""
 ROUGH_STEPS = tl.constexpr(10)
 """Of the bisection among the lanes' highest, which only has to come near."""
 BRACKET_STEPS = tl.constexpr(16)
@@ -39,19 +39,24 @@ ABOVE = tl.constexpr(3)
 
 
 @triton.jit
-def _above(
-    logits, held, width, inverse, threshold, top, HELD: tl.constexpr, SIZE: tl.constexpr
-):  # fmt: skip
-    """How many scores reach the threshold, and their weight relative to the highest."""
+def _over(top):
+    """A threshold that nothing reaches."""
+    return top + tl.abs(top) * 1e-6 + 1e-6
+
+
+@triton.jit
+def _above(scores, width, inverse, threshold, top, HELD: tl.constexpr, SIZE: tl.constexpr):
+    """How many scores reach the threshold, and their weight relative to the highest. `HELD`: all scores are given;
+    else the place of their logits is."""
     if HELD:
-        reached = held >= threshold
+        reached = scores >= threshold
         count = tl.where(reached, 1.0, 0.0)
-        weight = tl.where(reached, tl.exp(held - top), 0.0)
+        weight = tl.where(reached, tl.exp(scores - top), 0.0)
     else:
         count = tl.zeros([SIZE], tl.float32)
         weight = tl.zeros([SIZE], tl.float32)
         for base in range(0, width, SIZE):
-            score = scores_at(logits, base + tl.arange(0, SIZE), width, inverse, NONE, True)
+            score = scores_at(scores, base + tl.arange(0, SIZE), width, inverse, NONE, True)
             reached = score >= threshold
             count += tl.where(reached, 1.0, 0.0)
             weight += tl.where(reached, tl.exp(score - top), 0.0)
@@ -60,19 +65,19 @@ def _above(
 
 @triton.jit
 def _bisect(
-    logits, held, width, inverse, low, count_low, top, needed,
+    scores, width, inverse, low, count_low, top, needed,
     BY_WEIGHT: tl.constexpr, HELD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The highest threshold that still leaves `needed` tokens, or that much weight; `low` leaves enough.
 
     Done as soon as a single token lies between the bounds; equal scores take until the bounds meet."""
-    high = top + tl.abs(top) * 1e-6 + 1e-6
+    high = _over(top)
     count_high = 0.0
     steps = 0
     going = count_low > 1.5
     while going:
         middle = low + (high - low) * 0.5
-        count, weight = _above(logits, held, width, inverse, middle, top, HELD, SIZE)
+        count, weight = _above(scores, width, inverse, middle, top, HELD, SIZE)
         found = count
         if BY_WEIGHT:
             found = weight
@@ -112,7 +117,7 @@ def _bracket(
 ):  # fmt: skip
     """Bounds of the highest threshold that leaves `needed` weight, with at most `most` tokens between them; how
     many there are, and the weight above. `low` leaves enough, or is the answer."""
-    count_low, _ = _above(logits, 0.0, width, inverse, low, top, False, SIZE)
+    count_low, _ = _above(logits, width, inverse, low, top, False, SIZE)
     steps = 0
     going = count_low - count_high > most
     while going:
@@ -204,9 +209,9 @@ def narrow_kernel(
     scores += row * CANDIDATES
     ids += row * CANDIDATES
     inverse = inverse_heat(temperature, row)
-    tops, sums, _, by_turn = sum_by_lane(logits, width, inverse, NONE, False, SIZE, TURNS)
+    tops, sums, _counted, by_turn = sum_by_lane(logits, width, inverse, NONE, False, SIZE, TURNS)
     top = tl.max(tops, 0)
-    above_all = top + tl.abs(top) * 1e-6 + 1e-6
+    above_all = _over(top)
     total = tl.sum(sums * tl.exp(tops - top), 0)
     most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
     by_number = (most > 0) & (most < width)
@@ -220,8 +225,8 @@ def narrow_kernel(
     low = tl.maximum(low, bound)
     above = tl.zeros([], tl.float32)
     number = tl.zeros([], tl.int32)
-    cuts = (needed > 0.0) | (least > 0.0)
-    if cuts | (width <= CANDIDATES):
+    cuts = (needed > 0.0) | (least > 0.0)  # else the row is drawn as if nobody around it were cut
+    if cuts:
         number, weight = _copy_out(
             logits, by_turn, width, inverse, low, above_all, top, scores, ids, SIZE, TURNS, CANDIDATES
         )
@@ -236,7 +241,7 @@ def narrow_kernel(
                 if has_enough == 0:
                     high, count_high, above = low, number.to(tl.float32), weight
                     low = bound
-                between = count_high
+                between = tl.zeros([], tl.float32)
                 if needed > 0.0:
                     # Tokens below this weigh less, all together, than what may be cut.
                     low = tl.maximum(low, top + tl.log((1.0 - share) * total / width))
@@ -245,7 +250,7 @@ def narrow_kernel(
                     )
                 number = tl.full([], BAND, tl.int32)
                 if (needed > 0.0) & (between <= CANDIDATES):
-                    found, weight = _copy_out(
+                    found, _ = _copy_out(
                         logits, by_turn, width, inverse, low, high, top, scores, ids, SIZE, TURNS, CANDIDATES
                     )
                     number -= found
@@ -273,11 +278,11 @@ def threshold_of_candidates(
     by_number = (most > 0) & (most < vocab)
     if by_number & (most < number):
         wanted = most.to(tl.float32)
-        threshold = _bisect(held, held, number, 1.0, threshold, number * 1.0, top, wanted, False, True, SIZE)
+        threshold = _bisect(held, number, 1.0, threshold, number * 1.0, top, wanted, False, True, SIZE)
     if share < 1.0:
-        count, weight = _above(held, held, number, 1.0, threshold, top, True, SIZE)
+        count, weight = _above(held, number, 1.0, threshold, top, True, SIZE)
         needed = share * tl.where(by_number, weight, total) - above
-        threshold = _bisect(held, held, number, 1.0, threshold, count, top, needed, True, True, SIZE)
+        threshold = _bisect(held, number, 1.0, threshold, count, top, needed, True, True, SIZE)
     if least > 0.0:
         threshold = tl.maximum(threshold, top + tl.log(least))
     return threshold
@@ -294,11 +299,11 @@ def threshold_of_row(logits, width, inverse, row, top_k, top_p, min_p, facts, SI
     top = tl.load(facts + row * FACTS + TOP)
     most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
     wanted = most.to(tl.float32)
-    threshold = _bisect(logits, bottom, width, inverse, bottom, width * 1.0, top, wanted, False, False, SIZE)
+    threshold = _bisect(logits, width, inverse, bottom, width * 1.0, top, wanted, False, False, SIZE)
     if share < 1.0:
-        count, weight = _above(logits, bottom, width, inverse, threshold, top, False, SIZE)
+        count, weight = _above(logits, width, inverse, threshold, top, False, SIZE)
         wanted = share * weight
-        threshold = _bisect(logits, bottom, width, inverse, threshold, count, top, wanted, True, False, SIZE)
+        threshold = _bisect(logits, width, inverse, threshold, count, top, wanted, True, False, SIZE)
     if least > 0.0:
         threshold = tl.maximum(threshold, top + tl.log(least))
     return threshold

@@ -64,7 +64,7 @@ def all_kernels() -> Iterator[tuple[str, str]]:
             name,
             assembly(
                 sampling._draw_kernel,
-                4,
+                8 if flags["MAPPED"] else 4,
                 SOURCES=True,
                 SIZE=size,
                 TURNS=256 if size == 1024 else size,

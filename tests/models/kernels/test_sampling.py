@@ -6,7 +6,7 @@ from tests.models.kernels.device import DEVICE
 
 from penstock.models.kernels import sampling  # isort: skip
 from penstock.models.kernels.scores import num_turns  # isort: skip
-from penstock.models.kernels.truncation import narrow_kernel  # isort: skip
+from penstock.models.kernels import truncation  # isort: skip
 
 CUTS = [
     (0, 1.0, 0.0),
@@ -17,7 +17,7 @@ CUTS = [
     (0, 1.0, 0.1),
     (30, 0.95, 0.02),
     (0, 0.9, 0.3),
-    (30, 0.5, 0.3),
+    (30, 0.6, 0.1),
     (5000, 0.8, 0.0),
     (0, 0.99, 0.01),
 ]
@@ -97,7 +97,7 @@ def test_truncation_keeps_what_sorting_keeps_and_writes_it_down(candidates, scal
         torch.testing.assert_close(drawn.logprobs[row], scaled[token] - normaliser, atol=1e-5, rtol=1e-5)
 
 
-UNKNOWN, BAND = -1, -2
+UNKNOWN, BAND = truncation.UNKNOWN.value, truncation.BAND.value
 
 
 def narrowed(logits, cuts, *, lanes=128, candidates=256):
@@ -107,7 +107,7 @@ def narrowed(logits, cuts, *, lanes=128, candidates=256):
     ids = torch.full((rows, candidates), -7, dtype=torch.int32, device=DEVICE)
     counts = torch.full((rows,), -7, dtype=torch.int32, device=DEVICE)
     facts = torch.full((rows, 4), torch.nan, device=DEVICE)
-    narrow_kernel[(rows,)](
+    truncation.narrow_kernel[(rows,)](
         logits, counts, torch.ones(rows, device=DEVICE), cuts.top_k, cuts.top_p, cuts.min_p,
         scores, ids, counts, facts, width, logits.stride(0),
         SOURCES=False, SIZE=lanes, TURNS=num_turns(width, lanes), CANDIDATES=candidates,
@@ -141,11 +141,14 @@ def test_candidates_where_the_lanes_highest_can_not_tell():
     crowded[64 : 64 + 128 * 20 : 128] = 0.0  # twenty equal ones, all seen by one lane
     few = torch.full((width,), -torch.inf)
     few[7::128] = torch.randn(24, generator=torch.Generator().manual_seed(0))
-    logits = torch.stack([crowded, few]).to(DEVICE)
-    found = narrowed(logits, cuts_of([(0, 0.9, 0.0)] * 2))
+    one = torch.full((width,), -torch.inf)
+    one[1234] = 3.0
+    logits = torch.stack([crowded, few, one]).to(DEVICE)
+    found = narrowed(logits, cuts_of([(0, 0.9, 0.0)] * 3))
     assert [(kind, names) for kind, names, _, _ in found] == [
         (0, list(range(64, 64 + 128 * 20, 128))),
         (0, list(range(7, width, 128))),
+        (0, [1234]),
     ]
 
 
@@ -164,6 +167,36 @@ def test_a_flat_row_is_bracketed_by_a_band_of_few(top_p):
         assert float(logits[row, names].min()) <= lowest <= float(logits[row, names].max())
         higher = logits[row] > logits[row, names].max()
         assert above == pytest.approx(float((logits[row] - logits[row].max()).exp()[higher].sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("sources", [False, True])
+def test_rounded_flat_rows_keep_what_sorting_keeps(sources, monkeypatch):
+    """Scores that lie on the bounds of a band, and bands and whole rows of `sources`."""
+    monkeypatch.setattr(sampling, "CANDIDATES", 128)
+    monkeypatch.setattr(sampling, "LANES", 64)
+    cuts = [(0, 0.9, 0.0), (0, 0.5, 0.0), (0, 1e-6, 0.0), (700, 0.95, 0.0), (0, 0.9, 0.0), (0, 0.99, 0.5)]
+    logits, seeds = make(len(cuts), 1000, scale=0.4)
+    logits = ((logits * 16).round() / 16).bfloat16()
+    order = torch.arange(len(cuts), device=DEVICE).flip(0).int() if sources else None
+    ones = torch.ones(len(cuts), device=DEVICE)
+    drawn = draw(logits, ones, seeds, cuts=cuts_of(cuts), sources=order)
+    for row, cut in enumerate(cuts):
+        scores = logits[int(order[row]) if sources else row].float()
+        lowest = scores[sorted(kept_by_sorting(scores, 1.0, *cut))].min()
+        want = set((scores >= lowest).nonzero()[:, 0].tolist())  # equal ones are kept together
+        if cut == (700, 0.95, 0.0):  # the share is of what top-k left, with all that equal its last
+            top = set((scores >= scores.topk(700).values[-1]).nonzero()[:, 0].tolist())
+            want = kept_by_sorting(scores, 1.0, len(top), 0.95, 0.0)
+            want = set((scores >= scores[sorted(want)].min()).nonzero()[:, 0].tolist())
+        assert int(drawn.num_kept[row]) == len(want)
+        assert int(drawn.tokens[row]) in want
+
+
+def test_large_scores_lose_nothing():
+    logits = torch.full((1, 40), -1e9, device=DEVICE)
+    logits[0, 3:8] = -8e3
+    drawn = draw(logits, torch.ones(1, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE))
+    torch.testing.assert_close(drawn.logprobs.cpu(), -torch.tensor([5.0]).log(), atol=1e-6, rtol=0)
 
 
 def test_rows_without_a_band():
@@ -224,6 +257,8 @@ def test_seed_and_place_give_the_same_draw_in_any_batch():
     together = draw(logits, temperature, seeds)
     alone = draw(logits[2:3], temperature[:1], seeds[2:3])
     assert int(alone.tokens[0]) == int(together.tokens[2])
+    others_are_cut = draw(logits, temperature, seeds, cuts=cuts_of([(3, 1.0, 0.0)] * 2 + [(0, 1.0, 0.0)] * 2))
+    assert others_are_cut.tokens[2:].tolist() == together.tokens[2:].tolist()
     by_seed = {int(draw(logits[2:3], temperature[:1], seeds[2:3] + 1000 + i).tokens[0]) for i in range(8)}
     places = torch.arange(8, device=DEVICE)
     same = seeds[2:3].expand(8).contiguous()

@@ -246,7 +246,9 @@ class Device:
             each.tolist() for each in (launch.tokens, launch.logprobs, launch.versions)
         )
         lengths = launch.lengths.tolist() if launch.lengths is not None else None
-        table = self.graphs.mask_room().read(launch.masks) if launch.masks is not None else None
+        table = None
+        if launch.masks is not None and any(seq.request.record_sampling_mask for seq in launch.sequences):
+            table = self.graphs.mask_room().read(launch.masks)
         drawn = []
         for seq, row in zip(launch.sequences, launch.rows, strict=True):
             count = launch.steps if lengths is None else lengths[row]

@@ -104,6 +104,7 @@ class StepGraphs:
         kept = buffers.tokens.clone(), buffers.ended.clone()
         buffers.tables.fill_(self._scratch)
         buffers.ints[POSITION].zero_()
+        buffers.ints[RECORDS].zero_()  # the arena has no room for rehearsals
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):

@@ -98,4 +98,5 @@ class MaskTable:
         if count == 0:
             return Packed([], NO_WORDS)
         start = self._ends[row - 1][-1] if row else 0
-        return Packed(self._counts[row][:count], self._words[start : self._ends[row][count - 1]])
+        words = self._words[start : self._ends[row][count - 1]]
+        return Packed(self._counts[row][:count], words.copy())  # a view would keep the whole launch

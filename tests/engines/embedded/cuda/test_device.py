@@ -152,7 +152,14 @@ def test_truncated_draws_record_what_was_kept_and_their_logprob():
         driver = Driver(make_engine(copy.deepcopy(reference).to(DEVICE), window=3))
         for number, cut in enumerate(cuts):
             await driver.start(
-                ask(str(number), [7, number], max_tokens=4, seed=number, record_sampling_mask=True, **cut)
+                ask(
+                    str(number),
+                    [7, number],
+                    max_tokens=3 + number,
+                    seed=number,
+                    record_sampling_mask=True,
+                    **cut,
+                )
             )
         await driver.drain()
         for number, cut in enumerate(cuts):
