@@ -4,6 +4,9 @@ import torch
 
 from tests.models.kernels.device import DEVICE
 
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+
 from penstock.models.kernels import sampling  # isort: skip
 from penstock.models.kernels.scores import num_turns  # isort: skip
 from penstock.models.kernels import truncation  # isort: skip
@@ -197,6 +200,27 @@ def test_large_scores_lose_nothing():
     logits[0, 3:8] = -8e3
     drawn = draw(logits, torch.ones(1, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE))
     torch.testing.assert_close(drawn.logprobs.cpu(), -torch.tensor([5.0]).log(), atol=1e-6, rtol=0)
+
+
+@triton.jit
+def copy_kernel(logits, scores, ids, number_at, weight_at, width, low, high, ROOM: tl.constexpr):
+    turns = tl.full([4], 9.0, tl.float32)
+    number, weight = truncation._copy_out(
+        logits, turns, width, 1.0, low, high, 9.0, scores, ids, 16, 4, ROOM
+    )  # fmt: skip
+    tl.store(number_at, number)
+    tl.store(weight_at, weight)
+
+
+def test_a_band_holds_its_lower_bound_and_not_its_upper():
+    logits = (torch.arange(100, device=DEVICE) % 10).float()
+    scores, ids = torch.zeros(16, device=DEVICE), torch.zeros(16, dtype=torch.int32, device=DEVICE)
+    number, weight = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.zeros(1, device=DEVICE)
+    copy_kernel[(1,)](logits, scores, ids, number, weight, 100, 2.0, 5.0, ROOM=16)
+    assert int(number) == 30
+    assert ids.tolist() == [10 * ten + one for ten in range(10) for one in (2, 3, 4)][:16]
+    assert torch.equal(scores, logits[ids.long()])
+    assert float(weight) == pytest.approx(10 * float(np.exp([-7.0, -6.0, -5.0]).sum()), rel=1e-5)
 
 
 def test_rows_without_a_band():
