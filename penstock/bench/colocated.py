@@ -100,7 +100,7 @@ def run(
                     arms[setting.name] = compare(pair.measure(ROLES, settle_s, measure_s), alone)
                 except ChildDied as error:  # what the other arms have shown stays
                     failed[setting.name] = str(error)
-                    console.print(f"{setting.name}: {error}", highlight=False)
+                    console.print(f"{setting.name}: {error}", highlight=False, markup=False)
                     pair.close()
     report = {
         "headline": {} if work.device == "cpu" else headline(arms),  # cores are not one card

@@ -4,6 +4,7 @@ from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from penstock.algorithms.catalogue import describe
 
@@ -14,5 +15,6 @@ def print_algorithms() -> None:
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2))
         for entry in entries:
             parameters = ", ".join(f"{name}={value}" for name, value in entry.parameters.items())
-            table.add_row(entry.name, entry.summary + (f"  [dim]({parameters})[/]" if parameters else ""))
+            shown = f"  ({parameters})" if parameters else ""
+            table.add_row(entry.name, Text.assemble(entry.summary, (shown, "dim")))
         console.print(table)

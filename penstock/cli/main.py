@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from penstock.cli.bench import bench
 from penstock.errors import PenstockError, UserError, WorkerDied
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _complain(sentence: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    Console(stderr=True).print(f"[bold red]error:[/] {sentence}", highlight=False, soft_wrap=True)
+    Console(stderr=True).print(Text.assemble(("error:", "bold red"), f" {sentence}"), soft_wrap=True)
 
 
 @app.command()

@@ -2,12 +2,14 @@
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from penstock.orchestration.summary import Summary
 
 
 def print_summary(summary: Summary) -> None:
-    table = Table(title=f"penstock · {summary.name}", title_justify="left", show_header=False, min_width=60)
+    title = Text(f"penstock · {summary.name}")
+    table = Table(title=title, title_justify="left", show_header=False, min_width=60)
     if summary.heldout_reward_start is not None:
         end = "–" if summary.heldout_reward_end is None else f"{summary.heldout_reward_end:.3f}"
         table.add_row("held-out reward", f"{summary.heldout_reward_start:.3f} → {end}")
@@ -24,5 +26,6 @@ def print_summary(summary: Summary) -> None:
     table.add_row("stalled by a weight update", f"median {stall:.1f} ms, max {longest:.1f} ms")
     drops = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.drops.items())) or "none"
     table.add_row("dropped groups", drops)
-    table.add_row("run folder", summary.folder + (" (stopped early)" if summary.stopped_early else ""))
+    early = " (stopped early)" if summary.stopped_early else ""
+    table.add_row("run folder", Text(summary.folder + early))
     Console().print(table)

@@ -25,7 +25,7 @@ class TerminalView:
         self._live.update(draw(status), refresh=True)
 
     def log(self, line: str) -> None:
-        (self._live.console if self._live is not None else self._console).print(line, highlight=False)
+        (self._live.console if self._live is not None else self._console).print(Text(line))
 
     def close(self) -> None:
         if self._live is not None:
@@ -45,12 +45,13 @@ def draw(status: RunStatus) -> RenderableType:
     )
     processes = Table.grid(padding=(0, 2))
     for process in status.processes:
-        processes.add_row(process.name, _bar(process), Text(process.doing, style="dim"))
+        processes.add_row(Text(process.name), _bar(process), Text(process.doing, style="dim"))
     lines: list[RenderableType] = [facts, Text(sparkline(status.rewards), style="green"), processes]
     if status.drops:
         drops = ", ".join(f"{count} {reason}" for reason, count in sorted(status.drops.items()))
         lines.append(Text(f"dropped groups: {drops}", style="yellow"))
-    return Panel(Group(*lines), title=f"penstock · {status.name} · {status.phase}", title_align="left")
+    title = Text(f"penstock · {status.name} · {status.phase}")
+    return Panel(Group(*lines), title=title, title_align="left")
 
 
 def sparkline(values: tuple[float, ...], width: int = 60) -> str:

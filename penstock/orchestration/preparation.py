@@ -14,7 +14,7 @@ import yaml
 from penstock.errors import UserError
 from penstock.models.builtin import ensure_builtin_model
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
-from penstock.observe.writers import MetricsWriter, make_writers
+from penstock.observe.writers import MetricsWriter, check_writers, make_writers
 from penstock.orchestration.cards import Card
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.memory import MemoryPlan, plan_memory
@@ -51,7 +51,8 @@ def prepare(
     cache: Path,
     cards: tuple[Card, ...] = (),
 ) -> Prepared:
-    """Load and check tasks, model name, tokenizer, prompts and rewards; then make the run folder."""
+    """Load and check tasks, model name, tokenizer, prompts, rewards and extras; then make the run folder."""
+    check_writers(config.observe)
     train_tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
     heldout = load_tasks(config.eval.tasks) if config.eval.tasks is not None else []
     _refuse_shared(train_tasks, heldout)

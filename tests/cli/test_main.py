@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,13 @@ def test_generate_refuses_bad_sampling_in_one_sentence(
 ) -> None:
     assert call("generate", str(tiny_model), "1+2=", "--top-p", "0") == 2
     assert capsys.readouterr().err == "error: top_p must be in (0, 1], got 0.0\n"
+
+
+def test_a_missing_extra_is_named_in_full_and_leaves_no_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert call("train", "observe.wandb=true") == 2
+    assert capsys.readouterr().err == "error: observe.wandb needs wandb: pip install 'penstock[wandb]'\n"
+    assert list(tmp_path.iterdir()) == []

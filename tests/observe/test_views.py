@@ -1,9 +1,10 @@
+import dataclasses
 import io
 
 from rich.console import Console
 
 from penstock.observe.status import ProcessStatus, RunStatus
-from penstock.observe.terminal import draw, sparkline
+from penstock.observe.terminal import TerminalView, draw, sparkline
 from penstock.observe.views import progress_line
 
 STATUS = RunStatus(
@@ -54,3 +55,12 @@ def test_a_sparkline_spans_zero_to_one() -> None:
     assert sparkline((0.0, 0.5, 1.0)) == "▁▅█"
     assert sparkline(()) == ""
     assert len(sparkline((0.1,) * 100)) == 60
+
+
+def test_brackets_are_shown_and_not_taken_for_styles() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=140, force_terminal=False)
+    TerminalView(console).log("late: [red] of penstock[gpu]")
+    console.print(draw(dataclasses.replace(STATUS, name="run[b]")))
+    assert "late: [red] of penstock[gpu]" in out.getvalue()
+    assert "run[b] · training" in out.getvalue()

@@ -2,17 +2,11 @@
 
 from pathlib import Path
 
-from penstock.errors import MissingExtraError
-
 
 class TensorBoardWriter:
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingExtraError(
-                "observe.tensorboard needs tensorboard: pip install 'penstock[tensorboard]'"
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(str(folder))
 
     def write(self, step: int, metrics: dict[str, float]) -> None:

@@ -1,16 +1,10 @@
 """trackio, a local tracker with wandb's interface."""
 
-from penstock.errors import MissingExtraError
-
 
 class TrackioWriter:
     def __init__(self, project: str, name: str) -> None:
-        try:
-            import trackio
-        except ImportError as error:
-            raise MissingExtraError(
-                "observe.trackio needs trackio: pip install 'penstock[trackio]'"
-            ) from error
+        import trackio
+
         self._trackio = trackio
         trackio.init(project=project, name=name)
 

@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-from penstock.errors import MissingExtraError, UserError
+from penstock.errors import UserError
 
 
 class WandbWriter:
     def __init__(self, project: str, name: str, folder: Path) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise MissingExtraError("observe.wandb needs wandb: pip install 'penstock[wandb]'") from error
+        import wandb
+
         try:
             self._run = wandb.init(project=project, name=name, dir=str(folder))
         except wandb.Error as error:
