@@ -48,7 +48,9 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     *parents, last = key.split(".")
     node = data
     for parent in parents:
-        child = node.setdefault(parent, {})
+        child = node.get(parent)
+        if child is None:  # not there, or `rollout:` and nothing below it
+            child = node[parent] = {}
         if not isinstance(child, dict):
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
         node = child

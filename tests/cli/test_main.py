@@ -21,6 +21,8 @@ def test_init_writes_a_config_that_loads_and_says_every_default(
     assert call("init") == 0
     assert load_config(PenstockConfig, Path("penstock.yaml")) == PenstockConfig()
     text = Path("penstock.yaml").read_text()
+    overridden = load_config(PenstockConfig, Path("penstock.yaml"), ["rollout.group_size=16"])
+    assert overridden.rollout.group_size == 16
     for key in ("max_staleness: 4", "group_size: 8", "learning_rate: ", "transport: shared_memory"):
         assert f"  # {key}" in text
 

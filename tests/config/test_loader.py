@@ -35,6 +35,13 @@ def test_file_then_overrides(tmp_path: Path) -> None:
     assert config.extra == Gate(max_staleness=7)
 
 
+def test_an_override_fills_a_section_that_the_file_leaves_empty(tmp_path: Path) -> None:
+    path = write(tmp_path, "staleness:\n  # late: mask\nextra:\n")
+    assert load_config(Root, path) == Root()
+    config = load_config(Root, path, ["staleness.late=wait", "extra.late=wait"])
+    assert (config.staleness, config.extra) == (Gate(late="wait"), Gate(late="wait"))
+
+
 @pytest.mark.parametrize(
     ("text", "overrides", "message"),
     [
