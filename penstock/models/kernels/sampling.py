@@ -4,7 +4,7 @@ The draw is a race in two stages: first among groups of tokens by their total we
 winning group. That is the distribution itself, and needs a random number for each group and for the tokens of
 one, not for every token. A group are the tokens that one lane of a program comes across, every `LANES`th of the
 vocabulary: so nothing is added up across lanes before the row has been read. Random numbers depend on the row's
-seed and place alone. Rows that are truncated are, as a rule, drawn from the few candidates that `truncation.py` finds.
+seed and place alone. Truncated rows are, as a rule, drawn from the few candidates that `truncation.py` finds.
 """
 
 from dataclasses import dataclass
