@@ -2,7 +2,10 @@
 
 The pool of a layer is (blocks, block_size, kv_heads, key_dim + value_dim): a token's key and value lie side
 by side. The newest key and value come with the query: they are written to the pool here and never read back.
-The query heads of one key head are rows of one tile, so no key is read twice.
+The query heads of one key head are rows of one tile, so no key is read twice. A tile has room for 16 queries, and
+few models have as many for one key head: where there are programs enough, one serves several key heads. Keys of
+all of them lie side by side, so its lines are (token, head) pairs, and a query ignores the lines of other heads.
+The card does such a tile in the time of a half-empty one, and all programs of a large batch run at once.
 
 Lengths of sequences differ by orders of magnitude, and one program a sequence would leave the card waiting
 for the longest. So the keys of a sequence are cut into splits of equal size, a program each; programs past
@@ -14,10 +17,13 @@ import torch
 import triton
 import triton.language as tl
 
-KEYS = 32
-"""Keys of one step of a program."""
-STAGES = 2
-ONE_WARP = 16 * 128
+LINES = 16
+"""Keys of one step of a program: those of so many tokens, or of fewer tokens and several heads. A block of the
+usual size is a whole number of steps, so that where they lie is looked up once for all lines."""
+QUERIES = 16
+"""Queries of a program, at least: the least that tensor cores take."""
+STAGES = 3
+ONE_WARP = QUERIES * 128
 """Numbers of the result that one warp can hold beside the keys; larger heads take two."""
 SPLIT_KEYS = 512
 """Keys of one program, where sequences are split."""
@@ -25,11 +31,14 @@ UNSPLIT_KEYS = 1024
 """Longest sequence that is not worth a split when there are enough sequences to fill the card."""
 FULL = 264
 """Programs that fill a card: two for each multiprocessor of a large GPU."""
+ENOUGH = 1024
+"""Programs that keep a card's memory busy, all at once."""
 SPLIT_COUNTS = (1, 4, 16, 64)
 """Few, since a graph is captured for each; a program without keys costs next to nothing."""
 MAX_SPLITS = SPLIT_COUNTS[-1]
 EMPTY = tl.constexpr(-1e30)
 """The maximum of no scores: finite, so that differences never give NaN."""
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def choose_splits(rows: int, kv_heads: int, longest: int) -> int:
@@ -50,74 +59,107 @@ def _capped(scores, softcap):
 
 @triton.jit
 def _with_sink(sink, top, total, mixed):  # a score that takes its share and gives no content
+    sink *= LOG2_E
     higher = tl.maximum(top, sink)
-    shrink = tl.exp(top - higher)
-    return total * shrink + tl.exp(sink - higher), mixed * shrink[:, None]
+    shrink = tl.exp2(top - higher)
+    return total * shrink + tl.exp2(sink - higher), mixed * shrink[:, None]
+
+
+@triton.jit
+def _scaled(scores, scaling, softcap, SOFTCAP: tl.constexpr):  # as powers of two
+    if SOFTCAP:
+        return _capped(scores * scaling, softcap) * LOG2_E
+    return scores * (scaling * LOG2_E)
+
+
+@triton.jit
+def _places(
+    pool, blocks, start, token, seen, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, POOL_TOKEN: tl.constexpr
+):
+    """Where the keys of tokens from `start` on lie: looked up once if all are in one block."""
+    if BLOCK_SIZE % TOKENS == 0:
+        block = tl.load(blocks + start // BLOCK_SIZE).to(tl.int64)
+        return pool + (block * BLOCK_SIZE + start % BLOCK_SIZE) * POOL_TOKEN + token * POOL_TOKEN
+    place = start + token
+    block = tl.load(blocks + place // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+    return pool + (block * BLOCK_SIZE + place % BLOCK_SIZE) * POOL_TOKEN
 
 
 @triton.jit
 def _decode_kernel(
     query, key, value, pool, tables, positions, sinks, out, partial, scaling, softcap, window, split_keys,
-    query_row, query_head, key_row, key_head, value_row, value_head, out_row, out_head,
-    pool_token, pool_head, table_row,
-    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DK: tl.constexpr, DK_PAD: tl.constexpr,
-    DV: tl.constexpr, DV_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
+    query_row, query_head, key_row, key_head, value_row, value_head, out_row, out_head, table_row,
+    POOL_TOKEN: tl.constexpr, POOL_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, LINES: tl.constexpr,
+    GROUP: tl.constexpr, SLOT: tl.constexpr, PACK: tl.constexpr,
+    DK: tl.constexpr, DK_PAD: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    TOKENS: tl.constexpr = LINES // PACK
+    MEMBERS: tl.constexpr = PACK * SLOT
+    first_head, row, split = tl.program_id(0) * PACK, tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(positions + row).to(tl.int32)  # keys in the pool; the newest is not yet among them
-    first = 0
+    first, end, num_splits = 0, length, 1
     if WINDOW:
         first = tl.maximum(0, length + 1 - window)
-    last = length
-    num_splits = 1
     if SPLITS > 1:
         num_splits = tl.maximum(1, tl.cdiv(length, split_keys))
         first = tl.maximum(first, split * split_keys)
-        last = tl.minimum(length, (split + 1) * split_keys)
+        end = tl.minimum(length, (split + 1) * split_keys)
     if split < num_splits:
-        member, dk, dv = tl.arange(0, GROUP_PAD), tl.arange(0, DK_PAD), tl.arange(0, DV_PAD)
-        heads = head * GROUP + member
-        real = member < GROUP
+        member, dk, dv = tl.arange(0, MEMBERS), tl.arange(0, DK_PAD), tl.arange(0, DV_PAD)
+        heads = (first_head + member // SLOT) * GROUP + member % SLOT
+        real = member % SLOT < GROUP
         q = tl.load(
             query + row * query_row + heads[:, None] * query_head + dk[None],
             mask=real[:, None] & (dk[None] < DK),
             other=0.0,
         )
-        top = tl.full([GROUP_PAD], EMPTY, tl.float32)
-        total = tl.zeros([GROUP_PAD], tl.float32)
-        mixed = tl.zeros([GROUP_PAD, DV_PAD], tl.float32)
-        if split == 0:
-            new_key = tl.load(key + row * key_row + head * key_head + dk, mask=dk < DK, other=0.0)
-            new_value = tl.load(value + row * value_row + head * value_head + dv, mask=dv < DV, other=0.0)
-            block = tl.load(tables + row * table_row + length // BLOCK_SIZE).to(tl.int64)
-            at = pool + (block * BLOCK_SIZE + length % BLOCK_SIZE) * pool_token + head * pool_head
-            tl.store(at + dk, new_key.to(pool.dtype.element_ty), mask=dk < DK)
-            tl.store(at + DK + dv, new_value.to(pool.dtype.element_ty), mask=dv < DV)
-            top = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None], 1) * scaling
-            if SOFTCAP:
-                top = _capped(top, softcap)
-            total = tl.full([GROUP_PAD], 1.0, tl.float32)
-            mixed += new_value.to(tl.float32)[None]
-        keys = tl.arange(0, KEYS)
-        for start in range((first // KEYS) * KEYS, last, KEYS):
-            place = start + keys
-            seen = (place >= first) & (place < last)
-            block = tl.load(tables + row * table_row + place // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-            at = pool + (block * BLOCK_SIZE + place % BLOCK_SIZE) * pool_token + head * pool_head
-            k = tl.load(at[:, None] + dk[None], mask=seen[:, None] & (dk[None] < DK), other=0.0)
-            v = tl.load(at[:, None] + DK + dv[None], mask=seen[:, None] & (dv[None] < DV), other=0.0)
-            scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * scaling
-            if SOFTCAP:
-                scores = _capped(scores, softcap)
-            scores = tl.where(seen[None], scores, 2 * EMPTY)
+        served = first_head + tl.arange(0, PACK)[:, None]
+        new_key = tl.load(key + row * key_row + served * key_head + dk[None], mask=dk[None] < DK, other=0.0)
+        new_value = tl.load(
+            value + row * value_row + served * value_head + dv[None], mask=dv[None] < DV, other=0.0
+        )
+        blocks = tables + row * table_row
+        pool += first_head * POOL_HEAD
+        top = tl.full([MEMBERS], EMPTY, tl.float32)
+        total = tl.zeros([MEMBERS], tl.float32)
+        mixed = tl.zeros([MEMBERS, DV_PAD], tl.float32)
+        line = tl.arange(0, LINES)
+        token, head = line // PACK, line % PACK
+        own = (member // SLOT)[:, None] == head[None]
+        for start in range(first // TOKENS * TOKENS, end, TOKENS):
+            place = start + token
+            seen = place < end
+            if WINDOW:
+                seen &= place >= first
+            here = _places(pool, blocks, start, token, seen, BLOCK_SIZE, TOKENS, POOL_TOKEN) + head * POOL_HEAD
+            k = tl.load(here[:, None] + dk[None], mask=seen[:, None] & (dk[None] < DK), other=0.0)
+            v = tl.load(here[:, None] + DK + dv[None], mask=seen[:, None] & (dv[None] < DV), other=0.0)
+            scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
+            scores = _scaled(scores, scaling, softcap, SOFTCAP)
+            scores = tl.where(own & seen[None], scores, 2 * EMPTY)
             higher = tl.maximum(top, tl.max(scores, 1))
-            shrink = tl.exp(top - higher)
-            weights = tl.exp(scores - higher[:, None])
+            shrink = tl.exp2(top - higher)
+            weights = tl.exp2(scores - higher[:, None])
             total = total * shrink + tl.sum(weights, 1)
-            content = tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
-            mixed = mixed * shrink[:, None] + content
+            mixed = tl.dot(
+                weights.to(q.dtype), v.to(q.dtype), mixed * shrink[:, None], input_precision=PRECISION
+            )
+            top = higher
+        if split == 0:  # the newest comes last, so that nothing waits for it
+            here = _places(pool, blocks, length, 0, True, BLOCK_SIZE, 1, POOL_TOKEN)
+            here += tl.arange(0, PACK)[:, None] * POOL_HEAD
+            tl.store(here + dk[None], new_key.to(pool.dtype.element_ty), mask=dk[None] < DK)
+            tl.store(here + DK + dv[None], new_value.to(pool.dtype.element_ty), mask=dv[None] < DV)
+            apart = tl.reshape(q, [PACK, SLOT, DK_PAD]).to(tl.float32)
+            score = tl.reshape(tl.sum(apart * new_key.to(tl.float32)[:, None], 2), [MEMBERS])
+            score = _scaled(score, scaling, softcap, SOFTCAP)
+            higher = tl.maximum(top, score)
+            shrink, weight = tl.exp2(top - higher), tl.exp2(score - higher)
+            total = total * shrink + weight
+            spread = tl.broadcast_to(new_value.to(tl.float32)[:, None], [PACK, SLOT, DV_PAD])
+            mixed = mixed * shrink[:, None] + weight[:, None] * tl.reshape(spread, [MEMBERS, DV_PAD])
             top = higher
         if num_splits == 1:
             if SINKS:
@@ -129,9 +171,8 @@ def _decode_kernel(
                 mask=real[:, None] & (dv[None] < DV),
             )
         else:
-            cell = partial + (((row * tl.num_programs(1) + head) * SPLITS + split) * GROUP + member) * (
-                DV + 2
-            )
+            all_heads = tl.num_programs(0) * PACK * GROUP
+            cell = partial + ((row * all_heads + heads) * SPLITS + split) * (DV + 2)
             tl.store(cell[:, None] + dv[None], mixed, mask=real[:, None] & (dv[None] < DV))
             tl.store(cell + DV, top, mask=real)
             tl.store(cell + DV + 1, total, mask=real)
@@ -148,24 +189,22 @@ def _join_kernel(
     num_splits = tl.cdiv(tl.load(positions + row).to(tl.int32), split_keys)
     if num_splits > 1:
         member, dv = tl.arange(0, GROUP_PAD), tl.arange(0, DV_PAD)
+        heads = head * GROUP + member
         real = member < GROUP
         wide = real[:, None] & (dv[None] < DV)
         top = tl.full([GROUP_PAD], EMPTY, tl.float32)
         total = tl.zeros([GROUP_PAD], tl.float32)
         mixed = tl.zeros([GROUP_PAD, DV_PAD], tl.float32)
         for split in range(num_splits):
-            cell = partial + (((row * tl.num_programs(1) + head) * SPLITS + split) * GROUP + member) * (
-                DV + 2
-            )
+            cell = partial + ((row * tl.num_programs(1) * GROUP + heads) * SPLITS + split) * (DV + 2)
             part_top = tl.load(cell + DV, mask=real, other=EMPTY)
             part_total = tl.load(cell + DV + 1, mask=real, other=0.0)
             part = tl.load(cell[:, None] + dv[None], mask=wide, other=0.0)
             higher = tl.maximum(top, part_top)
-            old, new = tl.exp(top - higher), tl.exp(part_top - higher)
+            old, new = tl.exp2(top - higher), tl.exp2(part_top - higher)
             total = total * old + part_total * new
             mixed = mixed * old[:, None] + part * new[:, None]
             top = higher
-        heads = head * GROUP + member
         if SINKS:
             sink = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32)
             total, mixed = _with_sink(sink, top, total, mixed)
@@ -204,31 +243,41 @@ def attend_decode(
         (rows * heads * splits if splits > 1 else 0, value_dim + 2), dtype=torch.float32
     )
     longest = tables.shape[1] * block_size
-    split_keys = max(SPLIT_KEYS, triton.cdiv(triton.cdiv(longest, MAX_SPLITS), KEYS) * KEYS)
+    split_keys = max(SPLIT_KEYS, triton.cdiv(triton.cdiv(longest, MAX_SPLITS), LINES) * LINES)
     held = out if sinks is None else sinks
+    pack = heads_together(rows, kv_heads, group)
+    slot = max(QUERIES // pack, triton.next_power_of_2(group))
     shape = {
         "GROUP": group,
-        "GROUP_PAD": max(16, triton.next_power_of_2(group)),
         "DV": value_dim,
         "DV_PAD": max(16, triton.next_power_of_2(value_dim)),
         "SPLITS": splits,
         "SINKS": sinks is not None,
     }
-    _decode_kernel[(rows, kv_heads, splits)](
+    _decode_kernel[(kv_heads // pack, rows, splits)](
         query, key, value, pool, tables, positions, held, out, partial,
         scaling, softcap or 1.0, sliding_window or 0, split_keys,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        out.stride(0), out.stride(1), pool.stride(1), pool.stride(2), tables.stride(0),
-        DK=dim, DK_PAD=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size, KEYS=KEYS,
-        SOFTCAP=softcap is not None, WINDOW=sliding_window is not None,
+        out.stride(0), out.stride(1), tables.stride(0), POOL_TOKEN=pool.stride(1), POOL_HEAD=pool.stride(2),
+        DK=dim, DK_PAD=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size, LINES=LINES,
+        SLOT=slot, PACK=pack, SOFTCAP=softcap is not None, WINDOW=sliding_window is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=_warps(shape["GROUP_PAD"] * shape["DV_PAD"], query, pool), num_stages=STAGES, **shape,
+        num_warps=_warps(pack * slot * shape["DV_PAD"], query, pool), num_stages=STAGES, **shape,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(rows, kv_heads)](
-            partial, positions, held, out, split_keys, out.stride(0), out.stride(1), num_warps=4, **shape
-        )
+            partial, positions, held, out, split_keys, out.stride(0), out.stride(1),
+            GROUP_PAD=triton.next_power_of_2(group), num_warps=4, **shape,
+        )  # fmt: skip
     return out
+
+
+def heads_together(rows: int, kv_heads: int, group: int) -> int:
+    """How many key heads a program serves: as many as its tile has room for, while there are programs enough."""
+    pack, slot = 1, triton.next_power_of_2(group)
+    while kv_heads % (2 * pack) == 0 and 2 * pack * slot <= QUERIES and rows * kv_heads >= 2 * pack * ENOUGH:
+        pack *= 2
+    return pack
 
 
 def _warps(held: int, query: torch.Tensor, pool: torch.Tensor) -> int:

@@ -73,17 +73,21 @@ def all_kernels() -> Iterator[tuple[str, str]]:
         )
     size = {"SIZE": sampling.LANES, "TURNS": 64, "CANDIDATES": sampling.CANDIDATES}
     yield "narrow", assembly(truncation.narrow_kernel, 4, SOURCES=True, **size)
-    heads = {"GROUP": 7, "GROUP_PAD": 16, "DK": 128, "DK_PAD": 128, "DV": 128, "DV_PAD": 128}
+    heads = {"GROUP": 7, "DK": 128, "DK_PAD": 128, "DV": 128, "DV_PAD": 128}
     flags = {
         "BLOCK_SIZE": 16,
-        "KEYS": decode.KEYS,
+        "LINES": decode.LINES,
+        "POOL_TOKEN": 1024,
+        "POOL_HEAD": 256,
         "SOFTCAP": True,
         "WINDOW": True,
         "SINKS": True,
         "PRECISION": "tf32",
     }
-    for splits in (1, 4):
-        yield f"decode, {splits} splits", assembly(decode._decode_kernel, 1, SPLITS=splits, **heads, **flags)
+    for splits, pack in ((1, 1), (1, 2), (4, 2)):
+        kinds = {"SPLITS": splits, "PACK": pack, "SLOT": decode.QUERIES // pack}
+        name = f"decode, {splits} splits, {pack} heads together"
+        yield name, assembly(decode._decode_kernel, 1, **kinds, **heads, **flags)
 
 
 if __name__ == "__main__":

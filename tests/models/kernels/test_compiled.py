@@ -19,7 +19,7 @@ def test_kernels_compile_for_a_gpu() -> None:
     assert found["gate"]["fence.acq_rel.sys"] == 2
     assert found["gate"]["globaltimer"] == 2
     assert found["draw"]["ex2."] > 0
-    assert found["decode, 1 splits"]["mma."] > 0
+    assert found["decode, 1 splits, 2 heads together"]["mma."] > 0
     assert set(found) == {
         "gate",
         "advance",
@@ -27,6 +27,7 @@ def test_kernels_compile_for_a_gpu() -> None:
         "draw truncated",
         "draw from candidates",
         "narrow",
-        "decode, 1 splits",
-        "decode, 4 splits",
+        "decode, 1 splits, 1 heads together",
+        "decode, 1 splits, 2 heads together",
+        "decode, 4 splits, 2 heads together",
     }

@@ -6,7 +6,6 @@ from tests.models.kernels.device import DEVICE
 from penstock.models.kernels import decode  # isort: skip
 from penstock.models.kernels.reference import attend_paged  # isort: skip
 
-BLOCK = 16
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no bfloat16 products
 OPTIONS = {
     "plain": {},
@@ -18,12 +17,13 @@ OPTIONS = {
 
 
 def attend_and_check(
-    positions, *, heads, kv_heads, dim, value_dim, splits=1, dtype=torch.float32, tolerance=2e-5, **options
-):
+    positions, *, heads, kv_heads, dim, value_dim, splits=1, block=16, dtype=torch.float32, tolerance=2e-5,
+    **options,
+):  # fmt: skip
     """The newest keys are written, nothing else changes, and the answer is the reference's."""
     generator = torch.Generator().manual_seed(0)
-    rows, needed = len(positions), max(positions) // BLOCK + 1
-    pool = torch.randn(rows * needed + 3, BLOCK, kv_heads, dim + value_dim, generator=generator).to(dtype)
+    rows, needed = len(positions), max(positions) // block + 1
+    pool = torch.randn(rows * needed + 3, block, kv_heads, dim + value_dim, generator=generator).to(dtype)
     tables = torch.randperm(len(pool), generator=generator)[: rows * needed].view(rows, needed).int()
     query = torch.randn(rows, heads, dim, generator=generator).to(dtype)
     key = torch.randn(rows, kv_heads, dim, generator=generator).to(dtype)
@@ -32,7 +32,7 @@ def attend_and_check(
         options["sinks"] = torch.randn(heads, generator=generator).to(DEVICE)
     places = torch.tensor(positions)
     expected = pool.clone()
-    expected[tables[torch.arange(rows), places // BLOCK].long(), places % BLOCK] = torch.cat([key, value], -1)
+    expected[tables[torch.arange(rows), places // block].long(), places % block] = torch.cat([key, value], -1)
     pool, tables = pool.to(DEVICE), tables.to(DEVICE)
 
     got = decode.attend_decode(
@@ -56,6 +56,38 @@ def test_decoding_equals_the_reference_and_writes_the_newest(options, splits, mo
     attend_and_check(
         [0, 15, 64, 188, 129], heads=6, kv_heads=2, dim=24, value_dim=16, splits=splits, **options
     )
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("splits", [1, 4])
+def test_heads_that_are_served_together_ignore_each_others_keys(options, splits, monkeypatch):
+    monkeypatch.setattr(decode, "SPLIT_KEYS", 64)
+    monkeypatch.setattr(decode, "ENOUGH", 1)
+    attend_and_check(
+        [0, 15, 64, 188, 129], heads=6, kv_heads=2, dim=24, value_dim=16, splits=splits, **options
+    )
+
+
+@pytest.mark.parametrize("heads, kv_heads, together", [(32, 8, 4), (8, 8, 8), (14, 2, 2), (48, 16, 4)])
+def test_a_program_serves_as_many_heads_as_its_tile_has_room_for(heads, kv_heads, together, monkeypatch):
+    assert decode.heads_together(4096, kv_heads, heads // kv_heads) == together
+    monkeypatch.setattr(decode, "ENOUGH", 1)
+    attend_and_check([21, 3, 16, 0, 30, 7, 8, 9], heads=heads, kv_heads=kv_heads, dim=16, value_dim=16)
+
+
+def test_heads_are_served_together_only_where_programs_are_left_for_the_whole_card():
+    assert decode.heads_together(rows=512, kv_heads=4, group=7) == 2
+    assert decode.heads_together(rows=511, kv_heads=4, group=7) == 1
+    assert decode.heads_together(rows=512, kv_heads=2, group=6) == 1
+    assert decode.heads_together(rows=4096, kv_heads=2, group=9) == 1
+    assert decode.heads_together(rows=4096, kv_heads=3, group=3) == 1
+
+
+@pytest.mark.parametrize("block", [1, 12, 32])
+@pytest.mark.parametrize("enough", [1, 1024])
+def test_blocks_of_any_size_are_found(block, enough, monkeypatch):
+    monkeypatch.setattr(decode, "ENOUGH", enough)
+    attend_and_check([0, 11, 12, 70], heads=4, kv_heads=2, dim=16, value_dim=32, block=block)
 
 
 @pytest.mark.parametrize("dim", [64, 80])
