@@ -22,7 +22,8 @@ LINES = 16
 usual size is a whole number of steps, so that where they lie is looked up once for all lines."""
 QUERIES = 16
 """Queries of a program, at least: the least that tensor cores take."""
-STAGES = 3
+STAGES = 5
+"""One step is computed while two are on their way from memory, and their blocks are looked up before that."""
 ONE_WARP = QUERIES * 128
 """Numbers of the result that one warp can hold beside the keys; larger heads take two."""
 SPLIT_KEYS = 512
@@ -133,7 +134,9 @@ def _decode_kernel(
             seen = place < end
             if WINDOW:
                 seen &= place >= first
-            here = _places(pool, blocks, start, token, seen, BLOCK_SIZE, TOKENS, POOL_TOKEN) + head * POOL_HEAD
+            here = (
+                _places(pool, blocks, start, token, seen, BLOCK_SIZE, TOKENS, POOL_TOKEN) + head * POOL_HEAD
+            )
             k = tl.load(here[:, None] + dk[None], mask=seen[:, None] & (dk[None] < DK), other=0.0)
             v = tl.load(here[:, None] + DK + dv[None], mask=seen[:, None] & (dv[None] < DV), other=0.0)
             scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
@@ -245,7 +248,7 @@ def attend_decode(
     longest = tables.shape[1] * block_size
     split_keys = max(SPLIT_KEYS, triton.cdiv(triton.cdiv(longest, MAX_SPLITS), LINES) * LINES)
     held = out if sinks is None else sinks
-    pack = heads_together(rows, kv_heads, group)
+    pack = heads_together(rows, kv_heads, group) if pool.dtype == query.dtype else 1
     slot = max(QUERIES // pack, triton.next_power_of_2(group))
     shape = {
         "GROUP": group,

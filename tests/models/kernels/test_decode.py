@@ -68,7 +68,7 @@ def test_heads_that_are_served_together_ignore_each_others_keys(options, splits,
     )
 
 
-@pytest.mark.parametrize("heads, kv_heads, together", [(32, 8, 4), (8, 8, 8), (14, 2, 2), (48, 16, 4)])
+@pytest.mark.parametrize(("heads", "kv_heads", "together"), [(32, 8, 4), (8, 8, 8), (14, 2, 2), (48, 16, 4)])
 def test_a_program_serves_as_many_heads_as_its_tile_has_room_for(heads, kv_heads, together, monkeypatch):
     assert decode.heads_together(4096, kv_heads, heads // kv_heads) == together
     monkeypatch.setattr(decode, "ENOUGH", 1)
