@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,12 @@ from penstock.models.joined import join_projections  # isort: skip
 
 def timers(*columns):
     """Each gives its times one after another."""
-    return [iter(times).__next__ for times in columns]
+    return [partial(lambda times, load_s: next(times), iter(times)) for times in columns]
+
+
+def loaded(*pairs):
+    """Each has a time for a moment and one under load, or None where it must not come to that."""
+    return [lambda load_s, pair=pair: float(pair[load_s > 0]) for pair in pairs]
 
 
 def test_only_a_clear_winner_over_the_first_is_taken():
@@ -26,6 +33,35 @@ def test_only_a_clear_winner_over_the_first_is_taken():
         quickest(timers([10.0] * rounds, [30.0, *[7.0] * (rounds - 1)])) == 1
     )  # one slow turn is an accident
     assert quickest(timers([10.0] * rounds)) == 0
+
+
+def test_under_load_the_best_few_are_tried_again():
+    assert quickest(loaded((10, 12), (8, 11), (8.2, 9))) == 1
+    assert quickest(loaded((10, None), (8, 11), (8.2, 10.5)), under_load=True) == 2
+    assert quickest(loaded((10, None), (8, 9), (8.5, None)), under_load=True) == 1  # too slow to be tried
+    assert quickest(loaded((8.1, 9), (8, 8.95)), under_load=True) == 0  # no clear winner under load
+    assert quickest(loaded((8.1, 9), (8, 8.5)), under_load=True) == 1
+    many = [(10, None), *[(8, 9)] * trials.FINALISTS, (8.01, None)]
+    assert quickest(loaded(*many), under_load=True) == 1
+
+
+def test_the_product_that_is_most_of_the_work_is_tried_under_load(monkeypatch):
+    tried = []
+
+    def fastest(sites, size, handle, *, thorough, under_load):
+        tried.append((size.rows, size.outer, size.inner, thorough, under_load))
+
+    model = make_model("qwen2").bfloat16()
+    join_projections(model)
+    monkeypatch.setattr(trials, "_fastest", fastest)
+    monkeypatch.setattr(trials, "library", lambda: object())
+    monkeypatch.setattr(trials, "Handle", lambda device, lib: None)
+    monkeypatch.setattr(trials.Choices, "handles", {})
+    monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda"), raising=False)
+    assert choose_products(model, [64, 128], 256) == set()
+    gate_and_up = (2 * model.config.intermediate_size, model.config.hidden_size)
+    assert [each for each in tried if each[4]] == [(128, *gate_and_up, True, True)]
+    assert all(thorough == (rows == 128) for rows, _, _, thorough, _ in tried)
 
 
 def test_families_and_linear_layers_are_switched_and_keep_their_numbers(monkeypatch):
@@ -134,16 +170,18 @@ TIMES = {"slow": 11.0, "wrong": 1.0, "fast": 8.0, "fastest": 5.0}
 def test_the_fastest_that_gives_the_same_numbers_is_chosen(epilogue, thorough, best, monkeypatch):
     def timer(way, sites):
         number = way.args[1] if way.func is trials._by_algorithm else None
-        return lambda: TIMES.get(number, 10.0)
+        return lambda load_s: TIMES.get(number, 10.0)
 
     monkeypatch.setattr(trials, "Product", FakeProduct)
     monkeypatch.setattr(trials, "_timer", timer)
     bias = torch.randn(6) if epilogue is Epilogue.BIAS else None
     site = trials.Site(torch.randn(6, 4), bias, lambda: None)
     size = Size(torch.device("cpu"), torch.float32, 5, 6, 4, epilogue)
-    choice = trials._fastest([site], size, None, thorough)
+    choice = trials._fastest([site], size, None, thorough=thorough, under_load=thorough)
     assert choice.algorithm == best
     assert "refused" not in choice.product.tried
     monkeypatch.setitem(TIMES, best, 9.99)
     if not thorough:
-        assert trials._fastest([site], size, None, thorough) is None  # not clearly quicker than torch
+        assert (
+            trials._fastest([site], size, None, thorough=thorough, under_load=thorough) is None
+        )  # not clearly quicker than torch
