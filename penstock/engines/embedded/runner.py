@@ -134,13 +134,14 @@ class ModelRunner:
 def compile_layers(model: nn.Module, count: int, *, join_additions: bool = False) -> None:
     """Fuse what lies between the products of each layer, and the small modules beside the layers: rotary
     embedding and last norm. All layers share one compiled graph, so this costs what one layer costs, and code
-    that was compiled before is found in torch's cache. `join_additions`: see `cuda/additions.py`."""
+    that was compiled before is found in torch's cache. `join_additions`: see `cuda/layer_pass.py`."""
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # float32 was asked for
-    options: dict[str, Any] = {"combo_kernels": True}  # neighbours as one launch
-    if join_additions:
-        from penstock.engines.embedded.cuda.additions import JoinAdditions
+    from penstock.engines.embedded.cuda.layer_pass import LayerPass
 
-        options["post_grad_custom_pre_pass"] = JoinAdditions()
+    options: dict[str, Any] = {
+        "combo_kernels": True,  # neighbours as one launch
+        "post_grad_custom_pre_pass": LayerPass(join_additions=join_additions),
+    }
     for parent in list(model.modules()):
         children = list(parent.children())
         stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == count]

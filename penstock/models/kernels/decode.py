@@ -6,6 +6,7 @@ The query heads of one key head are rows of one tile, so no key is read twice. A
 few models have as many for one key head: where there are programs enough, one serves several key heads. Keys of
 all of them lie side by side, so its lines are (token, head) pairs, and a query ignores the lines of other heads.
 The card does such a tile in the time of a half-empty one, and all programs of a large batch run at once.
+Queries and newest keys may come without their rotary embedding: then they are turned here.
 
 Lengths of sequences differ by orders of magnitude, and one program a sequence would leave the card waiting
 for the longest. So the keys of a sequence are cut into splits of equal size, a program each; programs past
@@ -16,6 +17,8 @@ softmaxes of longer ones are joined by a second kernel.
 import torch
 import triton
 import triton.language as tl
+
+from penstock.models.kernels.rotary import turned
 
 LINES = 16
 """Keys of one step of a program: those of so many tokens, or of fewer tokens and several heads. A block of the
@@ -90,11 +93,12 @@ def _places(
 def _decode_kernel(
     query, key, value, pool, tables, positions, sinks, out, partial, scaling, softcap, window, split_keys,
     query_row, query_head, key_row, key_head, value_row, value_head, out_row, out_head, table_row,
+    cos, sin, cos_row, sin_row,
     POOL_TOKEN: tl.constexpr, POOL_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, LINES: tl.constexpr,
     GROUP: tl.constexpr, SLOT: tl.constexpr, PACK: tl.constexpr,
     DK: tl.constexpr, DK_PAD: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ROTARY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     TOKENS: tl.constexpr = LINES // PACK
     MEMBERS: tl.constexpr = PACK * SLOT
@@ -111,13 +115,18 @@ def _decode_kernel(
         member, dk, dv = tl.arange(0, MEMBERS), tl.arange(0, DK_PAD), tl.arange(0, DV_PAD)
         heads = (first_head + member // SLOT) * GROUP + member % SLOT
         real = member % SLOT < GROUP
-        q = tl.load(
-            query + row * query_row + heads[:, None] * query_head + dk[None],
-            mask=real[:, None] & (dk[None] < DK),
-            other=0.0,
-        )
+        wanted = real[:, None] & (dk[None] < DK)
+        at = query + row * query_row + heads[:, None] * query_head
+        q = tl.load(at + dk[None], mask=wanted, other=0.0)
         served = first_head + tl.arange(0, PACK)[:, None]
-        new_key = tl.load(key + row * key_row + served * key_head + dk[None], mask=dk[None] < DK, other=0.0)
+        key_at = key + row * key_row + served * key_head
+        new_key = tl.load(key_at + dk[None], mask=dk[None] < DK, other=0.0)
+        if ROTARY:
+            swapped = (dk[None] + DK // 2) % DK
+            c = tl.load(cos + row * cos_row + dk[None], mask=dk[None] < DK, other=0.0)
+            s = tl.load(sin + row * sin_row + dk[None], mask=dk[None] < DK, other=0.0)
+            q = turned(q, tl.load(at + swapped, mask=wanted, other=0.0), c, s, dk[None], DK)
+            swapped_key = tl.load(key_at + swapped, mask=dk[None] < DK, other=0.0)
         new_value = tl.load(
             value + row * value_row + served * value_head + dv[None], mask=dv[None] < DV, other=0.0
         )
@@ -151,6 +160,8 @@ def _decode_kernel(
             )
             top = higher
         if split == 0:  # the newest comes last, so that nothing waits for it
+            if ROTARY:
+                new_key = turned(new_key, swapped_key, c, s, dk[None], DK)
             here = _places(pool, blocks, length, 0, True, BLOCK_SIZE, 1, POOL_TOKEN)
             here += tl.arange(0, PACK)[:, None] * POOL_HEAD
             tl.store(here + dk[None], new_key.to(pool.dtype.element_ty), mask=dk[None] < DK)
@@ -232,10 +243,12 @@ def attend_decode(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     splits: int = 1,
+    rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """(rows, heads, value_dim) of (rows, heads, key_dim): row i is the token at `positions[i]` of the sequence
     whose blocks `tables[i]` lists. Both may have more rows than the batch. Nothing here depends on their
-    values, so the launches can be captured in a CUDA graph."""
+    values, so the launches can be captured in a CUDA graph. `rotary`: cosines and sines (rows, key_dim) by which
+    queries and keys are still to be turned."""
     assert query.stride(2) == key.stride(2) == value.stride(2) == 1
     rows, heads, dim = query.shape
     block_size, kv_heads = pool.shape[1], pool.shape[2]
@@ -248,6 +261,8 @@ def attend_decode(
     longest = tables.shape[1] * block_size
     split_keys = max(SPLIT_KEYS, triton.cdiv(triton.cdiv(longest, MAX_SPLITS), LINES) * LINES)
     held = out if sinks is None else sinks
+    cos, sin = (query, query) if rotary is None else rotary
+    assert cos.stride(-1) == sin.stride(-1) == 1
     pack = heads_together(rows, kv_heads, group) if pool.dtype == query.dtype else 1
     slot = max(QUERIES // pack, triton.next_power_of_2(group))
     shape = {
@@ -261,7 +276,8 @@ def attend_decode(
         query, key, value, pool, tables, positions, held, out, partial,
         scaling, softcap or 1.0, sliding_window or 0, split_keys,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        out.stride(0), out.stride(1), tables.stride(0), POOL_TOKEN=pool.stride(1), POOL_HEAD=pool.stride(2),
+        out.stride(0), out.stride(1), tables.stride(0), cos, sin, cos.stride(0), sin.stride(0),
+        ROTARY=rotary is not None, POOL_TOKEN=pool.stride(1), POOL_HEAD=pool.stride(2),
         DK=dim, DK_PAD=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size, LINES=LINES,
         SLOT=slot, PACK=pack, SOFTCAP=softcap is not None, WINDOW=sliding_window is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",

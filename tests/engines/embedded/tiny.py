@@ -190,9 +190,12 @@ class Driver:
 def open_device_on_cpu(runner: Any, config: EngineConfig) -> Any:
     """What `ModelRunner.open_device` does on a GPU; kernels run under Triton's interpreter."""
     from penstock.engines.embedded.cuda.device import Device
+    from penstock.engines.embedded.runner import compile_layers
     from penstock.models.joined import join_projections
 
     join_projections(runner.model)
+    if config.compile == "on":
+        compile_layers(runner.model, len(runner.shapes))
     return Device(
         runner.model,
         runner.cache,

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from penstock.engines.embedded.cuda import kernels
-from penstock.models.kernels import decode, sampling, truncation
+from penstock.models.kernels import decode, rotary, sampling, truncation
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INTEGERS = ("counts", "ids", "sources", "arena", "cursor", "sizes", "mask_places", "kept", "tables")
@@ -28,7 +28,7 @@ LONG = (
 FLOATS = (
     "facts", "scores", "temperature", "top_p", "min_p", "logprobs", "thresholds", "partial", "output_logprobs",
 )  # fmt: skip
-NARROW = ("logits", "query", "key", "value", "pool", "sinks", "out")
+NARROW = ("logits", "query", "key", "value", "pool", "sinks", "out", "cos", "sin", "new_query", "new_key")
 SCALARS = {"scaling": "fp32", "softcap": "fp32", "patience_ns": "i64"}
 
 
@@ -85,9 +85,11 @@ def all_kernels() -> Iterator[tuple[str, str]]:
         "PRECISION": "tf32",
     }
     for splits, pack in ((1, 1), (1, 2), (4, 2)):
-        kinds = {"SPLITS": splits, "PACK": pack, "SLOT": decode.QUERIES // pack}
+        kinds = {"SPLITS": splits, "PACK": pack, "SLOT": decode.QUERIES // pack, "ROTARY": pack > 1}
         name = f"decode, {splits} splits, {pack} heads together"
         yield name, assembly(decode._decode_kernel, 1, **kinds, **heads, **flags)
+    sizes = {"NUM_QUERY": 28, "NUM_KEY": 4, "DIM": 128, "DIM_PAD": 128, "HEADS": rotary.HEADS}
+    yield "rotate", assembly(rotary._rotate_kernel, 4, **sizes)
 
 
 if __name__ == "__main__":

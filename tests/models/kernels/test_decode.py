@@ -4,7 +4,7 @@ import torch
 from tests.models.kernels.device import DEVICE
 
 from penstock.models.kernels import decode  # isort: skip
-from penstock.models.kernels.reference import attend_paged  # isort: skip
+from penstock.models.kernels.reference import attend_paged, rotate  # isort: skip
 
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no bfloat16 products
 OPTIONS = {
@@ -103,3 +103,27 @@ def test_splits_follow_the_longest_sequence():
     assert decode.choose_splits(rows=512, kv_heads=2, longest=8192) == 16
     assert decode.choose_splits(rows=1, kv_heads=2, longest=32768) == 64
     assert decode.choose_splits(rows=1, kv_heads=2, longest=1 << 20) == 64
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_queries_and_keys_are_turned_on_the_way(together, splits, monkeypatch):
+    """From parts of one joined product, whose rows are not dense."""
+    monkeypatch.setattr(decode, "SPLIT_KEYS", 32)
+    monkeypatch.setattr(decode, "ENOUGH", 1 if together else 1024)
+    generator = torch.Generator().manual_seed(0)
+    positions = [0, 15, 70]
+    joined = torch.randn(3, 8 + 8, 24, generator=generator).to(DEVICE)
+    query, key, value = joined.split([8, 4, 4], dim=1)
+    rotary = tuple(torch.randn(3, 24, generator=generator).to(DEVICE) for _ in range(2))
+    pool = torch.randn(20, 16, 4, 48, generator=generator).to(DEVICE)
+    tables = torch.randperm(20, generator=generator)[:15].view(3, 5).int().to(DEVICE)
+    places = torch.tensor(positions).to(DEVICE)
+    pools = [pool.clone(), pool.clone()]
+    turned = [rotate(each, *rotary) for each in (query, key)]
+    rest = {"scaling": 0.3, "splits": splits}
+    want = decode.attend_decode(*turned, value, pools[0], tables, places, **rest)
+    got = decode.attend_decode(query, key, value, pools[1], tables, places, rotary=rotary, **rest)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(pools[1], pools[0], rtol=1e-5, atol=1e-5)
+    assert not torch.equal(pools[1], pool)

@@ -14,8 +14,12 @@ from torch import nn
 from penstock.models.kernels import varlen
 from penstock.models.kernels.decode import attend_decode
 from penstock.models.kernels.prefill import QueryTiles, attend_packed
+from penstock.models.kernels.rotary import rotate
 
 FLOAT8_MAX = 448.0
+
+Rotary = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines (tokens, dim) by which queries and keys are still to be turned."""
 
 
 class Plan(Protocol):
@@ -32,6 +36,7 @@ class Plan(Protocol):
         sliding_window: int | None,
         softcap: float | None,
         sinks: torch.Tensor | None,
+        rotary: Rotary | None,
     ) -> torch.Tensor: ...
 
 
@@ -60,6 +65,7 @@ class DecodePlan:
         sliding_window: int | None,
         softcap: float | None,
         sinks: torch.Tensor | None,
+        rotary: Rotary | None,
     ) -> torch.Tensor:
         return attend_decode(
             query,
@@ -73,6 +79,7 @@ class DecodePlan:
             softcap=softcap,
             sinks=sinks,
             splits=self.splits,
+            rotary=rotary,
         )
 
 
@@ -99,8 +106,11 @@ class PromptPlan:
         sliding_window: int | None,
         softcap: float | None,
         sinks: torch.Tensor | None,
+        rotary: Rotary | None,
     ) -> torch.Tensor:
         dim = query.shape[2]
+        if rotary is not None:
+            query, key = rotate(query, key, *rotary)
         pair, raw = torch.cat([key, value], dim=-1), pool.dtype
         if pool.dtype == torch.float8_e4m3fn:
             pair = pair.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(
@@ -141,12 +151,14 @@ def attend_paged(
     value: torch.Tensor,
     pool: torch.Tensor,
     sinks: torch.Tensor | None,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
     scaling: float,
     softcap: float,
     sliding_window: int,
 ) -> torch.Tensor:
     """Write keys and values (tokens, kv_heads, dim) into `pool` and attend, as `Pass.plan` says. 0 switches
-    `softcap` and `sliding_window` off."""
+    `softcap` and `sliding_window` off. With `cos` and `sin` queries and keys are turned first."""
     assert Pass.plan is not None
     return Pass.plan.attend(
         query,
@@ -157,6 +169,7 @@ def attend_paged(
         sliding_window=sliding_window or None,
         softcap=softcap or None,
         sinks=sinks,
+        rotary=None if cos is None or sin is None else (cos, sin),
     )
 
 
@@ -167,6 +180,8 @@ def _(
     value: torch.Tensor,
     pool: torch.Tensor,
     sinks: torch.Tensor | None,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
     scaling: float,
     softcap: float,
     sliding_window: int,
@@ -196,6 +211,8 @@ class DeviceAttention:
             value[0].transpose(0, 1),  # a part of the joined product: only its last dimension must be dense
             pool,
             sinks,
+            None,  # the model has turned them, unless a pass over compiled layers takes that back
+            None,
             float(scaling),
             float(softcap or 0.0),
             int(sliding_window or 0),

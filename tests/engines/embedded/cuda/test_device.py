@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.models.kernels.device import DEVICE
 
-from penstock.engines.embedded.runner import ModelRunner, compile_layers  # isort: skip
+from penstock.engines.embedded.cuda import attention  # isort: skip
+from penstock.engines.embedded.runner import ModelRunner  # isort: skip
 from penstock.errors import FingerprintMismatch
 from penstock.interfaces import Engine
 from penstock.models.float32_logits import keep_logits_in_float32
@@ -577,25 +578,29 @@ def test_an_update_while_the_cache_is_full_leaves_nobody_waiting(rebuild):
     asyncio.run(main())
 
 
-def test_compiled_layers_are_exact(monkeypatch):
+@pytest.mark.parametrize("family", ["qwen2", "gpt_oss"])
+def test_compiled_layers_are_exact(family, monkeypatch):
     """Prompts and decoding through the code that torch.compile makes: what it hands to our operator is what the
-    layers meant."""
-    reference = make_model("qwen2")
-    if DEVICE == "cpu":
-
-        def open_compiled(runner, config):
-            device = open_device_on_cpu(runner, config)
-            compile_layers(runner.model, len(runner.shapes))
-            return device
-
-        monkeypatch.setattr(ModelRunner, "open_device", open_compiled)
+    layers meant. Attention turns the queries and keys of Qwen; gpt-oss does so itself."""
+    turned = []
+    paged = attention.attend_decode
+    monkeypatch.setattr(
+        attention,
+        "attend_decode",
+        lambda *args, **kw: turned.append(kw["rotary"] is not None) or paged(*args, **kw),
+    )
+    reference = make_model(family)
 
     async def main():
-        engine = make_engine(copy.deepcopy(reference).to(DEVICE), window=2, compile="on")
-        driver = Driver(engine)
-        for number in range(3):
-            await driver.start(ask(str(number), [4, 5, number][: 2 + number % 2], max_tokens=5, seed=number))
+        driver = Driver(make_engine(copy.deepcopy(reference).to(DEVICE), compile="on", max_batch=4, window=3))
+        for number, prompt in enumerate(([3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5])):
+            request = ask(
+                str(number), prompt, max_tokens=5 + number, temperature=float(number > 0), seed=number
+            )
+            await driver.start(request)
         await driver.drain()
+        assert len(driver.finished()) == 3
         check_against_plain_forwards(driver, reference)
 
     asyncio.run(main())
+    assert set(turned) == {family == "qwen2"}

@@ -3,9 +3,8 @@ import torch
 from torch.nn import functional
 
 import tests.models.kernels.device  # noqa: F401
-from tests.engines.embedded.tiny import make_model
 
-from penstock.engines.embedded.cuda import products, trials  # isort: skip
+from penstock.engines.embedded.cuda import products  # isort: skip
 from penstock.engines.embedded.cuda.products import (  # isort: skip
     Choice,
     Choices,
@@ -14,8 +13,6 @@ from penstock.engines.embedded.cuda.products import (  # isort: skip
     product,
     sum_with_product,
 )
-from penstock.engines.embedded.runner import compile_layers  # isort: skip
-from penstock.models.joined import join_projections  # isort: skip
 
 CPU = torch.device("cpu")
 
@@ -29,14 +26,6 @@ class Doubles:
     def run(self, algorithm, x, weight, out, *, bias=None, added=None):
         self.calls += 1
         out.copy_(2 * functional.linear(x, weight, bias) + (0 if added is None else added))
-
-
-class Counts(Doubles):
-    """What torch does, and how often."""
-
-    def run(self, algorithm, x, weight, out, *, bias=None, added=None):
-        self.calls += 1
-        out.copy_(functional.linear(x, weight, bias) + (0 if added is None else added))
 
 
 @pytest.fixture(autouse=True)
@@ -66,25 +55,3 @@ def test_a_sum_is_chosen_for_apart_from_the_product():
     Choices.known[Size(CPU, torch.float32, 3, 6, 4, Epilogue.SUM)] = Choice(Doubles(), None)
     torch.testing.assert_close(sum_with_product(added, x, weight), added + 2 * functional.linear(x, weight))
     torch.testing.assert_close(sum_with_product(added.T.contiguous().T, x, weight), plain)
-
-
-@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
-def test_compiled_layers_add_with_their_products(family, monkeypatch):
-    """Both sums of a Qwen layer; Gemma's have a norm between product and sum, and stay as they are."""
-    model = make_model(family)
-    join_projections(model)
-    monkeypatch.setattr(trials, "TYPES", {torch.float32: 0})
-    for sites in trials.by_size(model).values():
-        for site in sites:
-            site.switch()
-    counted = Counts()
-    for outer, inner in {tuple(layer.shape) for layer in model.parameters() if layer.dim() == 2}:
-        Choices.known[Size(CPU, torch.float32, 5, outer, inner, Epilogue.SUM)] = Choice(counted, None)
-    ids = torch.tensor([[3, 1, 4, 1, 5]])
-    with torch.inference_mode():
-        before = model(ids).logits
-        compile_layers(model, model.config.num_hidden_layers, join_additions=True)
-        after = model(ids).logits
-    torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
-    layers = model.config.num_hidden_layers
-    assert counted.calls == (2 * layers if family == "qwen2" else 0)
