@@ -37,6 +37,9 @@ EVEN = 0.9
 """Share of the multiprocessors' time that goes into the result, of tiles worth a try."""
 
 
+CLUSTERS = {2: "1x1", 3: "2x1", 4: "4x1", 5: "1x2", 6: "2x2", 7: "4x2", 8: "1x4", 9: "2x4"}
+
+
 class CublasError(RuntimeError):
     """A call of the library failed; the status is its own."""
 
@@ -51,6 +54,15 @@ class Algorithm(ctypes.Structure):
         ("waves", c_float),
         ("reserved", c_int * 4),
     )
+
+
+def describe(algorithm: Algorithm) -> str:
+    """Its settings; numbers of the library where we have no name."""
+    tile = _config(algorithm, CONFIG_TILE)
+    cluster = _config(algorithm, CONFIG_CLUSTER)
+    shape = next((f"{outer}x{rows}" for (outer, rows), number in TILES.items() if number == tile), str(tile))
+    splits, option = (_config(algorithm, each) for each in (CONFIG_SPLITS, CONFIG_OPTION))
+    return f"tiles {shape}, clusters {CLUSTERS.get(cluster, cluster)}, splits {splits}, option {option}"
 
 
 def even_tiles(outer: int, rows: int, multiprocessors: int) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.engines.embedded.cuda.cublas import Algorithm, Handle, Product
+from penstock.engines.embedded.cuda.cublas import Algorithm, Handle, Product, describe
 
 ALIGNMENT = 256
 """Bytes: what the library assumes when it names algorithms."""
@@ -37,6 +37,9 @@ class Size(NamedTuple):
     inner: int
     epilogue: Epilogue
 
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.outer} x {self.inner}, {self.epilogue.value}"
+
     @classmethod
     def of(cls, x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> "Size":
         outer, inner = weight.shape
@@ -49,6 +52,9 @@ class Choice:
 
     product: Product
     algorithm: Algorithm
+
+    def __str__(self) -> str:
+        return describe(self.algorithm)
 
 
 class Choices:

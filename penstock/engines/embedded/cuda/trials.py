@@ -89,6 +89,7 @@ def choose_products(model: nn.Module, batches: Sequence[int], prompts: int) -> s
                     if choice is None:
                         continue
                     Choices.known[size] = choice
+                    log.info("product %s: %s", size, choice)
                 found.add(size)
                 for site in sites:
                     site.switch()

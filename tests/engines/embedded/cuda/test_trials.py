@@ -10,7 +10,7 @@ from tests.models.kernels.device import DEVICE
 
 from penstock.engines.embedded.cuda import cublas, trials  # isort: skip
 from penstock.engines.embedded.cuda.cublas import TILES, even_tiles  # isort: skip
-from penstock.engines.embedded.cuda.products import ChosenLinear, Epilogue, Size, product  # isort: skip
+from penstock.engines.embedded.cuda.products import Choice, ChosenLinear, Epilogue, Size, product  # isort: skip
 from penstock.engines.embedded.cuda.trials import choose_products, quickest, sizes_of  # isort: skip
 from penstock.models.joined import join_projections  # isort: skip
 
@@ -106,6 +106,22 @@ def test_what_is_worth_a_try(monkeypatch):
 
 def test_without_a_gpu_nothing_is_tried():
     assert choose_products(nn.Linear(8, 8, dtype=torch.bfloat16), [512], 8192) == set()
+
+
+def test_a_choice_is_told_by_its_tiles(monkeypatch):
+    settings = {
+        cublas.CONFIG_TILE: 186,
+        cublas.CONFIG_CLUSTER: 3,
+        cublas.CONFIG_SPLITS: 1,
+        cublas.CONFIG_OPTION: 4,
+    }
+    monkeypatch.setattr(cublas, "_config", lambda algorithm, attribute: settings[attribute])
+    size = Size(torch.device("cpu"), torch.float32, 512, 37888, 3584, Epilogue.SUM)
+    assert f"{size}: {Choice(None, None)}" == (
+        "512 x 37888 x 3584, sum: tiles 144x256, clusters 2x1, splits 1, option 4"
+    )
+    settings |= {cublas.CONFIG_TILE: 999, cublas.CONFIG_CLUSTER: 77}
+    assert cublas.describe(None) == "tiles 999, clusters 77, splits 1, option 4"
 
 
 def test_tiles_that_divide_the_work_evenly():
