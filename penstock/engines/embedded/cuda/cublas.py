@@ -55,6 +55,13 @@ class Algorithm(ctypes.Structure):
         ("reserved", c_int * 4),
     )
 
+    @classmethod
+    def of(cls, data: bytes) -> "Algorithm":
+        """One that was kept: its `data`, which is all that a product needs."""
+        made = cls()
+        ctypes.memmove(made.data, data, min(len(data), ctypes.sizeof(made.data)))
+        return made
+
 
 def describe(algorithm: Algorithm) -> str:
     """Its settings; numbers of the library where we have no name."""
@@ -106,6 +113,11 @@ class Handle:
     @property
     def pointer(self) -> c_void_p:
         return self._handle
+
+    @property
+    def version(self) -> int:
+        """Of the library."""
+        return int(self._lib.cublasLtGetVersion())
 
 
 class Product:
@@ -171,7 +183,7 @@ class Product:
             with suppress(CublasError):
                 for attribute, value in settings.items():
                     self._configure(made, attribute, value)
-                if self._is_valid(made):
+                if self.is_valid(made):
                     found.append(made)
         return found
 
@@ -182,7 +194,8 @@ class Product:
             "cublasLtMatmulAlgoConfigSetAttribute", byref(algorithm.data), attribute, byref(number), size
         )
 
-    def _is_valid(self, algorithm: Algorithm) -> bool:
+    def is_valid(self, algorithm: Algorithm) -> bool:
+        """Whether the library can run it for this product; raises where it knows no such thing."""
         result = Algorithm()
         shapes = self._desc, self._weight, self._input, self._output, self._output
         self._handle.call(

@@ -8,6 +8,8 @@ are tried too.
 What is quickest for a moment need not be so for hours: products keep a card at its power limit, and the one that
 takes less energy for the same numbers then runs at a higher clock. So of the product that is the most work the best
 few are tried under load.
+
+What was found is kept for the next start (`kept_choices.py`).
 """
 
 import logging
@@ -21,7 +23,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from penstock.engines.embedded.cuda import cublas
 from penstock.engines.embedded.cuda.cublas import TYPES, Algorithm, CublasError, Handle, Product, library
+from penstock.engines.embedded.cuda.kept_choices import KeptChoices, keep_choices
 from penstock.engines.embedded.cuda.products import Choice, Choices, ChosenLinear, Epilogue, Size, product
 from penstock.models.joined import JoinedLinear
 
@@ -72,6 +76,8 @@ def choose_products(model: nn.Module, batches: Sequence[int], prompts: int) -> s
     try:
         if device not in Choices.handles:
             Choices.handles[device] = Handle(device, library())
+        handle = Choices.handles[device]
+        kept = keep_choices(device, handle.version, (__file__, cublas.__file__))
         head = _head(model)
         heaviest = max(groups.values(), key=lambda sites: len(sites) * sites[0].weight.numel())
         for sites in groups.values():
@@ -79,10 +85,9 @@ def choose_products(model: nn.Module, batches: Sequence[int], prompts: int) -> s
             for size in sizes_of(sites[0], is_head, batches, prompts):
                 if size not in Choices.known:
                     thorough = size.rows == batches[-1]
-                    choice = _fastest(
-                        sites[:MOST_WEIGHTS],
-                        size,
-                        Choices.handles[device],
+                    choice = _choose(
+                        Trial.of(sites[:MOST_WEIGHTS], size, handle),
+                        kept,
                         thorough=thorough,
                         under_load=thorough and sites is heaviest,
                     )
@@ -95,6 +100,8 @@ def choose_products(model: nn.Module, batches: Sequence[int], prompts: int) -> s
                     site.switch()
     except (CublasError, torch.cuda.OutOfMemoryError) as error:
         log.warning("no more matrix products are tried, the others are left to torch: %s", error)
+    else:
+        kept.save()
     torch.cuda.empty_cache()  # trials of long passes take gigabytes
     return found
 
@@ -131,32 +138,70 @@ def _site(module: nn.Module) -> Site | None:
     return None
 
 
-def _fastest(
-    sites: list[Site], size: Size, handle: Handle, *, thorough: bool, under_load: bool
-) -> Choice | None:
-    """The algorithm that beats what torch does, if one does and gives the same numbers."""
-    made = Product(handle, size.rows, size.outer, size.inner, size.dtype, bias=size.epilogue is Epilogue.BIAS)
-    options: dict[str, Any] = {"dtype": size.dtype, "device": size.device}
-    x = torch.randn(size.rows, size.inner, **options)
-    added = torch.randn(size.rows, size.outer, **options) if size.epilogue is Epilogue.SUM else None
-    out = torch.empty(size.rows, size.outer, **options)
-    expected = _by_torch(x, added, sites[0])
-    bound = TOLERANCE * _norm(expected)
-    ways: list[Callable[[Site], object]] = [partial(_by_torch, x, added)]
-    algorithms: list[Algorithm] = []
-    named = made.algorithms()
-    for algorithm in [*named, *(made.variations(named) if thorough else ())]:
-        way = partial(_by_algorithm, made, algorithm, x, added, out)
-        out.fill_(float("nan"))
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A product with made-up inputs, and what torch makes of them."""
+
+    sites: list[Site]
+    product: Product
+    x: torch.Tensor
+    added: torch.Tensor | None
+    out: torch.Tensor
+    expected: torch.Tensor
+    key: str
+
+    @classmethod
+    def of(cls, sites: list[Site], size: Size, handle: Handle) -> "Trial":
+        is_bias = size.epilogue is Epilogue.BIAS
+        made = Product(handle, size.rows, size.outer, size.inner, size.dtype, bias=is_bias)
+        options: dict[str, Any] = {"dtype": size.dtype, "device": size.device}
+        x = torch.randn(size.rows, size.inner, **options)
+        added = torch.randn(size.rows, size.outer, **options) if size.epilogue is Epilogue.SUM else None
+        out = torch.empty(size.rows, size.outer, **options)
+        return cls(sites, made, x, added, out, _by_torch(x, added, sites[0]), f"{size.dtype} {size}")
+
+    def way(self, algorithm: Algorithm) -> Callable[[Site], object]:
+        return partial(_by_algorithm, self.product, algorithm, self.x, self.added, self.out)
+
+    def is_possible(self, algorithm: Algorithm) -> bool:
         try:
-            way(sites[0])
+            return self.product.is_valid(algorithm)
+        except CublasError:
+            return False
+
+    def succeeds(self, algorithm: Algorithm) -> bool:
+        """Whether it runs and gives the same numbers."""
+        self.out.fill_(float("nan"))
+        try:
+            self.way(algorithm)(self.sites[0])
         except CublasError:  # the library may name what it then refuses
-            continue
-        if _norm(out - expected) <= bound:
-            algorithms.append(algorithm)
-            ways.append(way)
-    best = quickest([_timer(way, sites) for way in ways], under_load=under_load)
-    return Choice(made, algorithms[best - 1]) if best else None
+            return False
+        return _norm(self.out - self.expected) <= TOLERANCE * _norm(self.expected)
+
+    def fastest(self, *, thorough: bool, under_load: bool) -> Algorithm | None:
+        """The algorithm that beats what torch does, if one does and gives the same numbers."""
+        named = self.product.algorithms()
+        tried = [*named, *(self.product.variations(named) if thorough else ())]
+        algorithms = [each for each in tried if self.succeeds(each)]
+        by_torch: Callable[[Site], object] = partial(_by_torch, self.x, self.added)
+        ways = [by_torch, *(self.way(each) for each in algorithms)]
+        best = quickest([_timer(way, self.sites) for way in ways], under_load=under_load)
+        return algorithms[best - 1] if best else None
+
+
+def _choose(trial: Trial, kept: KeptChoices, *, thorough: bool, under_load: bool) -> Choice | None:
+    """What an earlier start chose, if it still works, or what a trial finds."""
+    key = f"{trial.key}{', thorough' * thorough}{', under load' * under_load}"
+    if key in kept:
+        data = kept[key]
+        if data is None:
+            return None
+        algorithm = Algorithm.of(data)
+        if trial.is_possible(algorithm) and trial.succeeds(algorithm):
+            return Choice(trial.product, algorithm)
+    best = trial.fastest(thorough=thorough, under_load=under_load)
+    kept[key] = None if best is None else bytes(best.data)
+    return None if best is None else Choice(trial.product, best)
 
 
 def _by_torch(x: torch.Tensor, added: torch.Tensor | None, site: Site) -> torch.Tensor:

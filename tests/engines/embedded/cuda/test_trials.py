@@ -1,4 +1,5 @@
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tests.models.kernels.device import DEVICE
 
 from penstock.engines.embedded.cuda import cublas, trials  # isort: skip
 from penstock.engines.embedded.cuda.cublas import TILES, even_tiles  # isort: skip
+from penstock.engines.embedded.cuda.kept_choices import KeptChoices  # isort: skip
 from penstock.engines.embedded.cuda.products import Choice, ChosenLinear, Epilogue, Size, product  # isort: skip
 from penstock.engines.embedded.cuda.trials import choose_products, quickest, sizes_of  # isort: skip
 from penstock.models.joined import join_projections  # isort: skip
@@ -48,14 +50,16 @@ def test_under_load_the_best_few_are_tried_again():
 def test_the_product_that_is_most_of_the_work_is_tried_under_load(monkeypatch):
     tried = []
 
-    def fastest(sites, size, handle, *, thorough, under_load):
+    def choose(size, kept, *, thorough, under_load):
         tried.append((size.rows, size.outer, size.inner, thorough, under_load))
 
     model = make_model("qwen2").bfloat16()
     join_projections(model)
-    monkeypatch.setattr(trials, "_fastest", fastest)
+    monkeypatch.setattr(trials, "_choose", choose)
+    monkeypatch.setattr(trials.Trial, "of", lambda sites, size, handle: size)
+    monkeypatch.setattr(trials, "keep_choices", lambda *args: KeptChoices(None, ""))
     monkeypatch.setattr(trials, "library", lambda: object())
-    monkeypatch.setattr(trials, "Handle", lambda device, lib: None)
+    monkeypatch.setattr(trials, "Handle", lambda device, lib: SimpleNamespace(version=1))
     monkeypatch.setattr(trials.Choices, "handles", {})
     monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda"), raising=False)
     assert choose_products(model, [64, 128], 256) == set()
@@ -159,45 +163,96 @@ def test_every_algorithm_gives_the_product(epilogue, monkeypatch):
 
 
 class FakeProduct:
-    """Algorithms by name: `wrong` gives other numbers, `refused` does not run, the others differ in time alone."""
+    """Algorithms by their first number: 2 gives other numbers, 3 does not run, the others differ in time alone."""
 
     def __init__(self, handle, rows, outer, inner, dtype, *, bias):
         self.tried = []
 
     def algorithms(self):
-        return ["slow", "wrong", "refused", "fast"]
+        return [algorithm(number) for number in (1, 2, 3, 4)]
 
     def variations(self, named):
-        return ["fastest"]
+        return [algorithm(5)]
+
+    def is_valid(self, algorithm):
+        if algorithm.data[0] > 5:
+            raise cublas.CublasError("no such thing")
+        return True
 
     def run(self, algorithm, x, weight, out, *, bias=None, added=None):
-        if algorithm == "refused":
+        number = algorithm.data[0]
+        if number == 3:
             raise cublas.CublasError("not supported")
-        self.tried.append(algorithm)
+        self.tried.append(number)
         result = functional.linear(x, weight, bias) + (0 if added is None else added)
-        out.copy_(result * (1.5 if algorithm == "wrong" else 1))
+        out.copy_(result * (1.5 if number == 2 else 1))
 
 
-TIMES = {"slow": 11.0, "wrong": 1.0, "fast": 8.0, "fastest": 5.0}
+def algorithm(number):
+    return cublas.Algorithm.of(number.to_bytes(8, "little"))
 
 
-@pytest.mark.parametrize("epilogue", Epilogue)
-@pytest.mark.parametrize(("thorough", "best"), [(False, "fast"), (True, "fastest")])
-def test_the_fastest_that_gives_the_same_numbers_is_chosen(epilogue, thorough, best, monkeypatch):
+TIMES = {1: 11.0, 2: 1.0, 4: 8.0, 5: 5.0}
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Which algorithms were timed, one number for each time."""
+    seen = []
+
     def timer(way, sites):
-        number = way.args[1] if way.func is trials._by_algorithm else None
-        return lambda load_s: TIMES.get(number, 10.0)
+        number = way.args[1].data[0] if way.func is trials._by_algorithm else None
+
+        def milliseconds(load_s):
+            seen.append(number)
+            return TIMES.get(number, 10.0)
+
+        return milliseconds
 
     monkeypatch.setattr(trials, "Product", FakeProduct)
     monkeypatch.setattr(trials, "_timer", timer)
+    return seen
+
+
+def trial_of(epilogue=Epilogue.NONE):
     bias = torch.randn(6) if epilogue is Epilogue.BIAS else None
     site = trials.Site(torch.randn(6, 4), bias, lambda: None)
-    size = Size(torch.device("cpu"), torch.float32, 5, 6, 4, epilogue)
-    choice = trials._fastest([site], size, None, thorough=thorough, under_load=thorough)
-    assert choice.algorithm == best
-    assert "refused" not in choice.product.tried
+    return trials.Trial.of([site], Size(torch.device("cpu"), torch.float32, 5, 6, 4, epilogue), None)
+
+
+@pytest.mark.parametrize("epilogue", Epilogue)
+@pytest.mark.parametrize(("thorough", "best"), [(False, 4), (True, 5)])
+@pytest.mark.usefixtures("timed")
+def test_the_fastest_that_gives_the_same_numbers_is_chosen(epilogue, thorough, best, monkeypatch):
+    trial = trial_of(epilogue)
+    assert trial.fastest(thorough=thorough, under_load=thorough).data[0] == best
+    assert 3 not in trial.product.tried
     monkeypatch.setitem(TIMES, best, 9.99)
     if not thorough:
-        assert (
-            trials._fastest([site], size, None, thorough=thorough, under_load=thorough) is None
-        )  # not clearly quicker than torch
+        assert trial.fastest(thorough=thorough, under_load=False) is None  # not clearly quicker than torch
+
+
+def test_a_second_start_takes_what_the_first_chose(timed, tmp_path, monkeypatch):
+    path, hurry = tmp_path / "kept.json", {"thorough": False, "under_load": False}
+    first = KeptChoices(path, "this card")
+    assert trials._choose(trial_of(), first, **hurry).algorithm.data[0] == 4
+    monkeypatch.setitem(TIMES, 4, 20.0)
+    assert trials._choose(trial_of(Epilogue.SUM), first, **hurry) is None
+    first.save()
+    timed.clear()
+    second = KeptChoices(path, "this card")
+    assert trials._choose(trial_of(), second, **hurry).algorithm.data[0] == 4
+    assert trials._choose(trial_of(Epilogue.SUM), second, **hurry) is None
+    assert timed == []
+    assert trials._choose(trial_of(), second, thorough=True, under_load=False).algorithm.data[0] == 5
+    assert timed != []  # a full batch is tried more thoroughly, and kept apart
+
+
+@pytest.mark.parametrize("number", [2, 3, 6])
+def test_what_was_kept_and_no_longer_works_is_tried_again(number, timed):
+    kept = KeptChoices(None, "")
+    trial = trial_of()
+    kept[trial.key] = bytes(algorithm(number).data)
+    assert trials._choose(trial, kept, thorough=False, under_load=False).algorithm.data[0] == 4
+    assert timed != []
+    assert kept[trial.key] == bytes(algorithm(4).data)
