@@ -118,7 +118,9 @@ def _decode_kernel(
         wanted = real[:, None] & (dk[None] < DK)
         at = query + row * query_row + heads[:, None] * query_head
         q = tl.load(at + dk[None], mask=wanted, other=0.0)
-        served = first_head + tl.arange(0, PACK)[:, None]
+        served = (
+            first_head + tl.arange(0, PACK)[:, None]
+        )  # the newest is on its way while the others are taken
         key_at = key + row * key_row + served * key_head
         new_key = tl.load(key_at + dk[None], mask=dk[None] < DK, other=0.0)
         if ROTARY:
@@ -263,7 +265,8 @@ def attend_decode(
     held = out if sinks is None else sinks
     cos, sin = (query, query) if rotary is None else rotary
     assert cos.stride(-1) == sin.stride(-1) == 1
-    pack = heads_together(rows, kv_heads, group) if pool.dtype == query.dtype else 1
+    assert rotary is None or cos.shape == sin.shape == (rows, dim)
+    pack = heads_together(rows, kv_heads, group, unpacks=pool.dtype != query.dtype)
     slot = max(QUERIES // pack, triton.next_power_of_2(group))
     shape = {
         "GROUP": group,
@@ -291,9 +294,12 @@ def attend_decode(
     return out
 
 
-def heads_together(rows: int, kv_heads: int, group: int) -> int:
-    """How many key heads a program serves: as many as its tile has room for, while there are programs enough."""
+def heads_together(rows: int, kv_heads: int, group: int, *, unpacks: bool = False) -> int:
+    """How many key heads a program serves: as many as its tile has room for, while there are programs enough. One
+    that `unpacks` keys of 8 bits has enough to do with one head."""
     pack, slot = 1, triton.next_power_of_2(group)
+    if unpacks:
+        return 1
     while kv_heads % (2 * pack) == 0 and 2 * pack * slot <= QUERIES and rows * kv_heads >= 2 * pack * ENOUGH:
         pack *= 2
     return pack

@@ -46,6 +46,7 @@ def rotate(
     """(tokens, heads, dim) each, turned by (tokens, dim) of cosines and sines."""
     assert query.stride(2) == key.stride(2) == cos.stride(1) == sin.stride(1) == 1
     tokens, heads, dim = query.shape
+    assert cos.shape == sin.shape == (tokens, dim)
     kv_heads = key.shape[1]
     turned_query, turned_key = query.new_empty(query.shape), key.new_empty(key.shape)
     _rotate_kernel[(tokens, triton.cdiv(heads + kv_heads, HEADS))](

@@ -40,12 +40,16 @@ def type_of(name: str) -> str:
     return {"ended": "*i32", "lengths": "*i32", **SCALARS}.get(name, "i32")
 
 
-def assembly(kernel: Any, warps: int, **constants: Any) -> str:
+def assembly(kernel: Any, warps: int, *, stages: int = 3, **constants: Any) -> str:
+    """As a kernel is launched: tensors begin where allocations do."""
     signature = {name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names}
     if constants.get("MAPPED"):
         signature["logits"] = "*fp32"
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    made = triton.compile(source, target=HOPPER, options={"num_warps": warps})
+    aligned = {
+        (at,): [["tt.divisibility", 16]] for at, kind in enumerate(signature.values()) if kind.startswith("*")
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    made = triton.compile(source, target=HOPPER, options={"num_warps": warps, "num_stages": stages})
     return str(made.asm["ptx"])
 
 
@@ -85,9 +89,9 @@ def all_kernels() -> Iterator[tuple[str, str]]:
         "PRECISION": "tf32",
     }
     for splits, pack in ((1, 1), (1, 2), (4, 2)):
-        kinds = {"SPLITS": splits, "PACK": pack, "SLOT": decode.QUERIES // pack, "ROTARY": pack > 1}
+        kinds = {"SPLITS": splits, "PACK": pack, "SLOT": decode.QUERIES // pack, "ROTARY": splits == 1}
         name = f"decode, {splits} splits, {pack} heads together"
-        yield name, assembly(decode._decode_kernel, 1, **kinds, **heads, **flags)
+        yield name, assembly(decode._decode_kernel, 1, stages=decode.STAGES, **kinds, **heads, **flags)
     sizes = {"NUM_QUERY": 28, "NUM_KEY": 4, "DIM": 128, "DIM_PAD": 128, "HEADS": rotary.HEADS}
     yield "rotate", assembly(rotary._rotate_kernel, 4, **sizes)
 

@@ -81,6 +81,7 @@ def test_heads_are_served_together_only_where_programs_are_left_for_the_whole_ca
     assert decode.heads_together(rows=512, kv_heads=2, group=6) == 1
     assert decode.heads_together(rows=4096, kv_heads=2, group=9) == 1
     assert decode.heads_together(rows=4096, kv_heads=3, group=3) == 1
+    assert decode.heads_together(rows=4096, kv_heads=8, group=4, unpacks=True) == 1
 
 
 @pytest.mark.parametrize("block", [1, 12, 32])
@@ -105,25 +106,35 @@ def test_splits_follow_the_longest_sequence():
     assert decode.choose_splits(rows=1, kv_heads=2, longest=1 << 20) == 64
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (HALF, 1e-2)], ids=["32", "16"])
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("splits", [1, 4])
-def test_queries_and_keys_are_turned_on_the_way(together, splits, monkeypatch):
-    """From parts of one joined product, whose rows are not dense."""
+def test_queries_and_keys_are_turned_on_the_way(dtype, tolerance, together, splits, monkeypatch):
+    """From parts of one joined product, whose rows are not dense; rounded once."""
     monkeypatch.setattr(decode, "SPLIT_KEYS", 32)
     monkeypatch.setattr(decode, "ENOUGH", 1 if together else 1024)
     generator = torch.Generator().manual_seed(0)
-    positions = [0, 15, 70]
-    joined = torch.randn(3, 8 + 8, 24, generator=generator).to(DEVICE)
-    query, key, value = joined.split([8, 4, 4], dim=1)
-    rotary = tuple(torch.randn(3, 24, generator=generator).to(DEVICE) for _ in range(2))
-    pool = torch.randn(20, 16, 4, 48, generator=generator).to(DEVICE)
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator).to(dtype).to(DEVICE)
+
+    query, key, value = random(3, 8 + 8, 24).split([8, 4, 4], dim=1)
+    rotary, pool = (random(3, 24), random(3, 24)), random(20, 16, 4, 48)
     tables = torch.randperm(20, generator=generator)[:15].view(3, 5).int().to(DEVICE)
-    places = torch.tensor(positions).to(DEVICE)
+    places = torch.tensor([0, 15, 70]).to(DEVICE)
     pools = [pool.clone(), pool.clone()]
-    turned = [rotate(each, *rotary) for each in (query, key)]
+    turned = [rotate(*(each.double() for each in (x, *rotary))).to(dtype) for x in (query, key)]
     rest = {"scaling": 0.3, "splits": splits}
     want = decode.attend_decode(*turned, value, pools[0], tables, places, **rest)
     got = decode.attend_decode(query, key, value, pools[1], tables, places, rotary=rotary, **rest)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(pools[1], pools[0], rtol=1e-5, atol=1e-5)
+    assert got.dtype == dtype
+    for ours, theirs in ((got, want), (pools[1], pools[0])):
+        assert float((ours.double() - theirs.double()).norm() / theirs.double().norm()) < tolerance
     assert not torch.equal(pools[1], pool)
+
+
+def test_angles_of_another_shape_are_refused():
+    x, pool = torch.randn(2, 2, 16).to(DEVICE), torch.randn(4, 16, 2, 32).to(DEVICE)
+    tables, places = torch.zeros(2, 1, dtype=torch.int32).to(DEVICE), torch.zeros(2).long().to(DEVICE)
+    with pytest.raises(AssertionError):
+        decode.attend_decode(x, x, x, pool, tables, places, scaling=1.0, rotary=(x[:1, 0], x[:1, 0]))

@@ -206,7 +206,7 @@ class DeviceAttention:
     ) -> torch.Tensor:
         pool: torch.Tensor = module._penstock_pool  # type: ignore[assignment]
         mixed: torch.Tensor = attend_paged(
-            query[0].transpose(0, 1).contiguous(),
+            query[0].transpose(0, 1).contiguous(),  # as models leave them, these copy nothing
             key[0].transpose(0, 1).contiguous(),
             value[0].transpose(0, 1),  # a part of the joined product: only its last dimension must be dense
             pool,

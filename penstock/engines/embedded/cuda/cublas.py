@@ -33,11 +33,10 @@ TILES = {
     (192, 192): 209, (192, 256): 210, (208, 128): 215, (224, 128): 221, (256, 128): 24,
 }  # fmt: skip
 """Outer size and rows of a tile."""
+CLUSTERS = {2: "1x1", 3: "2x1", 4: "4x1", 5: "1x2", 6: "2x2", 7: "4x2", 8: "1x4", 9: "2x4"}
+"""Clusters of tiles by the library's numbers."""
 EVEN = 0.9
 """Share of the multiprocessors' time that goes into the result, of tiles worth a try."""
-
-
-CLUSTERS = {2: "1x1", 3: "2x1", 4: "4x1", 5: "1x2", 6: "2x2", 7: "4x2", 8: "1x4", 9: "2x4"}
 
 
 class CublasError(RuntimeError):

@@ -65,13 +65,12 @@ def _rotate_inside(graph: Graph, attend: Node) -> None:
         for name, angles in (("cos", query.cos), ("sin", query.sin)):
             changed[name] = _call(graph, aten.select.int, angles, 0, 0)
     attend.kwargs = changed
-    if (
-        "eager_input_vals" in attend.meta
-    ):  # the strides that operands must have, before the compiler touches them
+    # The strides that operands must have, as they were before the compiler touched them.
+    if "eager_input_vals" in attend.meta:
         args, values = attend.meta["eager_input_vals"]
         news = {name: changed[name].meta["val"] for name in (*names, "cos", "sin")}
         attend.meta["eager_input_vals"] = args, {**values, **news}
-    for node in before.values():
+    for node in dict.fromkeys(before.values()):
         _erase_unused(graph, node)
 
 
@@ -88,20 +87,27 @@ def _rotation(turned: Any) -> Rotation | None:
         (right,) = _args(negative, aten.neg.default)
         cos, *over_heads = _args(cos, aten.unsqueeze.default, alone=False)
         sin, *also_over_heads = _args(sin, aten.unsqueeze.default, alone=False)
-        size = x.meta["val"].shape[-1]
+        _, _, tokens, size = x.meta["val"].shape
         is_one = (
             (list(order), first, dim) == ([1, 0, 2], [0, 0], -1)
             and over_heads == also_over_heads == [1]
             and _args(left, aten.slice.Tensor) == (x, 3, 0, size // 2)
             and _args(right, aten.slice.Tensor)[:3] == (x, 3, size // 2)
             and right.meta["val"].shape[-1] == size // 2
-            and all(angles.meta["val"].shape[-1] == size for angles in (cos, sin))
+            and all(_has_shape(angles, (1, tokens, size)) for angles in (cos, sin))
             and all(angles.meta["val"].dtype == x.meta["val"].dtype for angles in (cos, sin))
             and all(each.meta["val"].stride(-1) == 1 for each in (x, cos, sin))
         )
     except (_Other, ValueError):
         return None
     return Rotation(x, cos, sin) if is_one else None
+
+
+def _has_shape(node: Node, shape: tuple[Any, ...]) -> bool:
+    has = node.meta["val"].shape
+    return len(has) == len(shape) and all(
+        statically_known_true(a == b) for a, b in zip(has, shape, strict=True)
+    )
 
 
 class _Other(Exception):
@@ -159,8 +165,4 @@ def _are_alike(added: Any, term: Node) -> bool:
     if not isinstance(added, Node) or added is term:
         return False
     ours, theirs = added.meta["val"], term.meta["val"]
-    return (
-        ours.dtype == theirs.dtype
-        and ours.dim() == theirs.dim()
-        and all(statically_known_true(a == b) for a, b in zip(ours.shape, theirs.shape, strict=True))
-    )
+    return ours.dtype == theirs.dtype and _has_shape(term, ours.shape)

@@ -40,7 +40,8 @@ WORTH = 0.99
 """A choice must take less than this share of torch's time."""
 TOLERANCE = 0.01
 NEAR = 1.05
-"""Under load are tried those that take at most so many times as long as the quickest, for a moment."""
+"""Under load are tried torch's way, and those that take at most so many times as long as the quickest, for a
+moment."""
 FINALISTS = 6
 LOADS = 2
 LOAD_S = 0.16
@@ -109,7 +110,7 @@ def choose_products(model: nn.Module, batches: Sequence[int], prompts: int) -> s
 def sizes_of(site: Site, is_head: bool, batches: Sequence[int], prompts: int) -> Iterator[Size]:
     """What is worth a try. Of prompts only the last tokens have logits."""
     outer, inner = site.weight.shape
-    for rows in [*batches] if is_head else [*batches, prompts]:
+    for rows in dict.fromkeys(batches if is_head else [*batches, prompts]):
         size = Size(site.weight.device, site.weight.dtype, rows, outer, inner, Epilogue.NONE)
         if rows >= MIN_ROWS:
             yield size if site.bias is None else size._replace(epilogue=Epilogue.BIAS)
@@ -234,26 +235,28 @@ def _head(model: nn.Module) -> int:
 def quickest(timers: list[Timer], *, under_load: bool = False) -> int:
     """Which of several ways is clearly quicker than the first, which is number 0. They take turns, so that all
     see the same clocks."""
-    medians = _take_turns(timers, range(len(timers)), ROUNDS, 0.0)
-    best = min(medians, key=medians.__getitem__)
+    turns = _take_turns(timers, range(len(timers)), ROUNDS, 0.0)
+    times = {number: statistics.median(taken) for number, taken in turns.items()}
+    best = min(times, key=times.__getitem__)
     if under_load:
-        near = [number for number in medians if medians[number] <= NEAR * medians[best]]
-        finalists = sorted(near, key=medians.__getitem__)[:FINALISTS]
+        near = [number for number in times if number and times[number] <= NEAR * times[best]]
+        finalists = [0, *sorted(near, key=times.__getitem__)[:FINALISTS]]
         timers[best](LOAD_S)  # a card that has rested is quicker than it will be
-        medians = _take_turns(timers, finalists, LOADS, LOAD_S)
-        best = min(medians, key=medians.__getitem__)
-        if 0 not in medians:
-            return best
-    return best if medians[best] < WORTH * medians[0] else 0
+        turns = _take_turns(timers, finalists, LOADS, LOAD_S)
+        times = {number: min(taken) for number, taken in turns.items()}  # a slow turn is an accident
+        best = min(times, key=times.__getitem__)
+    return best if times[best] < WORTH * times[0] else 0
 
 
-def _take_turns(timers: list[Timer], numbers: Iterable[int], rounds: int, load_s: float) -> dict[int, float]:
-    """Median milliseconds by number."""
+def _take_turns(
+    timers: list[Timer], numbers: Iterable[int], rounds: int, load_s: float
+) -> dict[int, list[float]]:
+    """Milliseconds of every turn, by number."""
     times: dict[int, list[float]] = {number: [] for number in numbers}
     for _ in range(rounds):
         for number, taken in times.items():
             taken.append(timers[number](load_s))
-    return {number: statistics.median(taken) for number, taken in times.items()}
+    return times
 
 
 def _timer(way: Callable[[Site], object], sites: list[Site]) -> Timer:
@@ -277,9 +280,9 @@ def _timer(way: Callable[[Site], object], sites: list[Site]) -> Timer:
         return float(events[0].elapsed_time(events[1])) / count
 
     def milliseconds(load_s: float) -> float:
-        once = replays(1)
         if not load_s:
-            return once
+            return replays(1)
+        once = min(replays(1) for _ in range(3))
         half = max(1, round(load_s * 1000 / once / 2))
         replays(half)
         return replays(half)

@@ -37,14 +37,25 @@ def test_only_a_clear_winner_over_the_first_is_taken():
     assert quickest(timers([10.0] * rounds)) == 0
 
 
-def test_under_load_the_best_few_are_tried_again():
+def test_under_load_torch_and_the_best_few_are_tried_again():
     assert quickest(loaded((10, 12), (8, 11), (8.2, 9))) == 1
-    assert quickest(loaded((10, None), (8, 11), (8.2, 10.5)), under_load=True) == 2
-    assert quickest(loaded((10, None), (8, 9), (8.5, None)), under_load=True) == 1  # too slow to be tried
+    assert quickest(loaded((10, 12), (8, 11), (8.2, 10.5)), under_load=True) == 2
+    assert quickest(loaded((10, 12), (8, 9), (8.5, None)), under_load=True) == 1  # too slow to be tried
     assert quickest(loaded((8.1, 9), (8, 8.95)), under_load=True) == 0  # no clear winner under load
     assert quickest(loaded((8.1, 9), (8, 8.5)), under_load=True) == 1
-    many = [(10, None), *[(8, 9)] * trials.FINALISTS, (8.01, None)]
-    assert quickest(loaded(*many), under_load=True) == 1
+    many = [(8, 9)] * trials.FINALISTS
+    assert quickest(loaded((10, 12), *many, (8.01, None)), under_load=True) == 1
+    assert (
+        quickest(loaded((8.05, 8), *many), under_load=True) == 0
+    )  # seventh for a moment, the best under load
+    assert quickest(loaded((8.5, 8), (8, 9)), under_load=True) == 0
+
+
+def test_under_load_one_slow_turn_is_an_accident():
+    moments = [10.0] * trials.ROUNDS
+    for turns in ([30.0, 9.0], [9.0, 30.0]):
+        warmed_up = [*moments, 12.0, 10.0, 10.0]  # of equals the first warms the card up
+        assert quickest(timers(warmed_up, [*moments, *turns]), under_load=True) == 1
 
 
 def test_the_product_that_is_most_of_the_work_is_tried_under_load(monkeypatch):
