@@ -77,6 +77,36 @@ def _scaled(scores, scaling, softcap, SOFTCAP: tl.constexpr):  # as powers of tw
 
 
 @triton.jit
+def _absorb(
+    q, k, v, counted, top, total, mixed, scaling, softcap, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr
+):
+    """A softmax and the values it has mixed, with some lines more."""
+    scores = _scaled(tl.dot(q, tl.trans(k), input_precision=PRECISION), scaling, softcap, SOFTCAP)
+    scores = tl.where(counted, scores, 2 * EMPTY)
+    higher = tl.maximum(top, tl.max(scores, 1))
+    shrink = tl.exp2(top - higher)
+    weights = tl.exp2(scores - higher[:, None])
+    mixed = tl.dot(weights.to(q.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
+    return higher, total * shrink + tl.sum(weights, 1), mixed
+
+
+@triton.jit
+def _absorb_newest(
+    q, key, value, top, total, mixed, scaling, softcap, SLOT: tl.constexpr, SOFTCAP: tl.constexpr
+):
+    """The same with one key of each head, (heads, dim), by hand."""
+    MEMBERS: tl.constexpr = mixed.shape[0]
+    apart = tl.reshape(q, [MEMBERS // SLOT, SLOT, q.shape[1]]).to(tl.float32)
+    score = tl.reshape(tl.sum(apart * key[:, None], 2), [MEMBERS])
+    score = _scaled(score, scaling, softcap, SOFTCAP)
+    higher = tl.maximum(top, score)
+    shrink, weight = tl.exp2(top - higher), tl.exp2(score - higher)
+    spread = tl.broadcast_to(value[:, None], [MEMBERS // SLOT, SLOT, mixed.shape[1]])
+    mixed = mixed * shrink[:, None] + weight[:, None] * tl.reshape(spread, mixed.shape)
+    return higher, total * shrink + weight, mixed
+
+
+@triton.jit
 def _places(
     pool, blocks, start, token, seen, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, POOL_TOKEN: tl.constexpr
 ):
@@ -118,9 +148,7 @@ def _decode_kernel(
         wanted = real[:, None] & (dk[None] < DK)
         at = query + row * query_row + heads[:, None] * query_head
         q = tl.load(at + dk[None], mask=wanted, other=0.0)
-        served = (
-            first_head + tl.arange(0, PACK)[:, None]
-        )  # the newest is on its way while the others are taken
+        served = first_head + tl.arange(0, PACK)[:, None]
         key_at = key + row * key_row + served * key_head
         new_key = tl.load(key_at + dk[None], mask=dk[None] < DK, other=0.0)
         if ROTARY:
@@ -145,38 +173,25 @@ def _decode_kernel(
             seen = place < end
             if WINDOW:
                 seen &= place >= first
-            here = (
-                _places(pool, blocks, start, token, seen, BLOCK_SIZE, TOKENS, POOL_TOKEN) + head * POOL_HEAD
-            )
+            here = _places(pool, blocks, start, token, seen, BLOCK_SIZE, TOKENS, POOL_TOKEN)
+            here += head * POOL_HEAD
             k = tl.load(here[:, None] + dk[None], mask=seen[:, None] & (dk[None] < DK), other=0.0)
             v = tl.load(here[:, None] + DK + dv[None], mask=seen[:, None] & (dv[None] < DV), other=0.0)
-            scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
-            scores = _scaled(scores, scaling, softcap, SOFTCAP)
-            scores = tl.where(own & seen[None], scores, 2 * EMPTY)
-            higher = tl.maximum(top, tl.max(scores, 1))
-            shrink = tl.exp2(top - higher)
-            weights = tl.exp2(scores - higher[:, None])
-            total = total * shrink + tl.sum(weights, 1)
-            mixed = tl.dot(
-                weights.to(q.dtype), v.to(q.dtype), mixed * shrink[:, None], input_precision=PRECISION
-            )
-            top = higher
-        if split == 0:  # the newest comes last, so that nothing waits for it
+            top, total, mixed = _absorb(
+                q, k.to(q.dtype), v.to(q.dtype), own & seen[None], top, total, mixed, scaling, softcap,
+                SOFTCAP, PRECISION,
+            )  # fmt: skip
+        if split == 0:  # the newest, which has been on its way meanwhile: nothing waits for it
             if ROTARY:
                 new_key = turned(new_key, swapped_key, c, s, dk[None], DK)
             here = _places(pool, blocks, length, 0, True, BLOCK_SIZE, 1, POOL_TOKEN)
             here += tl.arange(0, PACK)[:, None] * POOL_HEAD
             tl.store(here + dk[None], new_key.to(pool.dtype.element_ty), mask=dk[None] < DK)
             tl.store(here + DK + dv[None], new_value.to(pool.dtype.element_ty), mask=dv[None] < DV)
-            apart = tl.reshape(q, [PACK, SLOT, DK_PAD]).to(tl.float32)
-            score = tl.reshape(tl.sum(apart * new_key.to(tl.float32)[:, None], 2), [MEMBERS])
-            score = _scaled(score, scaling, softcap, SOFTCAP)
-            higher = tl.maximum(top, score)
-            shrink, weight = tl.exp2(top - higher), tl.exp2(score - higher)
-            total = total * shrink + weight
-            spread = tl.broadcast_to(new_value.to(tl.float32)[:, None], [PACK, SLOT, DV_PAD])
-            mixed = mixed * shrink[:, None] + weight[:, None] * tl.reshape(spread, [MEMBERS, DV_PAD])
-            top = higher
+            top, total, mixed = _absorb_newest(
+                q, new_key.to(tl.float32), new_value.to(tl.float32), top, total, mixed, scaling, softcap,
+                SLOT, SOFTCAP,
+            )  # fmt: skip
         if num_splits == 1:
             if SINKS:
                 sink = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32)
