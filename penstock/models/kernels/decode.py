@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.models.kernels.rotary import turned
+from penstock.models.kernels.rotary import Rotary, turned
 
 LINES = 16
 """Keys of one step of a program: those of so many tokens, or of fewer tokens and several heads. A block of the
@@ -260,7 +260,7 @@ def attend_decode(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     splits: int = 1,
-    rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
+    rotary: Rotary | None = None,
 ) -> torch.Tensor:
     """(rows, heads, value_dim) of (rows, heads, key_dim): row i is the token at `positions[i]` of the sequence
     whose blocks `tables[i]` lists. Both may have more rows than the batch. Nothing here depends on their

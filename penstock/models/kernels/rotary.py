@@ -10,6 +10,8 @@ import triton.language as tl
 
 HEADS = 8
 """Heads of one program."""
+Rotary = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines (tokens, dim) by which queries and keys are still to be turned."""
 
 
 @triton.jit

@@ -14,12 +14,9 @@ from torch import nn
 from penstock.models.kernels import varlen
 from penstock.models.kernels.decode import attend_decode
 from penstock.models.kernels.prefill import QueryTiles, attend_packed
-from penstock.models.kernels.rotary import rotate
+from penstock.models.kernels.rotary import Rotary, rotate
 
 FLOAT8_MAX = 448.0
-
-Rotary = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines (tokens, dim) by which queries and keys are still to be turned."""
 
 
 class Plan(Protocol):

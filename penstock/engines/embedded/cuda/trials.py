@@ -7,7 +7,7 @@ are tried too.
 
 What is quickest for a moment need not be so for hours: products keep a card at its power limit, and the one that
 takes less energy for the same numbers then runs at a higher clock. So of the product that is the most work the best
-few are tried under load.
+few are tried under load, beside torch's way.
 
 What was found is kept for the next start (`kept_choices.py`).
 """
@@ -45,7 +45,7 @@ moment."""
 FINALISTS = 6
 LOADS = 2
 LOAD_S = 0.16
-"""How long each is kept running, at every turn. The card's clock follows its power within less than half of it."""
+"""How long each is kept running, at every turn; the second half counts."""
 
 Timer = Callable[[float], float]
 """Milliseconds of one way of making a product; the card is kept busy with it for so many seconds, if not 0."""
