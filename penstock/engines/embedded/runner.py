@@ -135,7 +135,8 @@ def compile_layers(model: nn.Module, count: int, *, join_additions: bool = False
     """Fuse what lies between the products of each layer, and the small modules beside the layers: rotary
     embedding and last norm. All layers share one compiled graph, so this costs what one layer costs, and code
     that was compiled before is found in torch's cache. `join_additions`: see `cuda/layer_pass.py`."""
-    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # float32 was asked for
+    for noise in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):  # what users can't change
+        warnings.filterwarnings("ignore", message=noise)
     from penstock.engines.embedded.cuda.layer_pass import LayerPass
 
     options: dict[str, Any] = {
