@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from penstock.interfaces import Verification
-from penstock.sync.fingerprint import GOLDEN, MAX_PLANS, MIX, Fingerprinter, compare, finish
+from penstock.sync.fingerprint import MAX_PLANS, Fingerprinter, compare, unsigned
 from penstock.sync.layout import check_same_model, lay_out, view
 from penstock.sync.ring import SlotRing
 from penstock.transfer import download, mark
@@ -122,7 +122,7 @@ class Copies:
         answer = download(plan.sums)
 
         def copy() -> torch.Tensor:
-            return answer.copy_(plan.run(mix=MIX, golden=GOLDEN), non_blocking=True)
+            return answer.copy_(plan.run(), non_blocking=True)
 
         return copy
 
@@ -184,7 +184,7 @@ class CudaIpcPublisher:
             with torch.cuda.stream(self._hashing):
                 fingerprint = self._fingerprints(self._views[slot])
         else:
-            fingerprint = dict(zip(self._views[slot], finish(sums.tolist()), strict=True))
+            fingerprint = dict(zip(self._views[slot], unsigned(sums), strict=True))
         return WeightUpdate(
             policy=self._policy,
             version=version,
@@ -243,7 +243,7 @@ class CudaIpcReceiver:
                 compare(update.fingerprint, found(), update.version)
             else:
                 assert sums is not None
-                written = dict(zip(parameters, finish(sums.tolist()), strict=True))
+                written = dict(zip(parameters, unsigned(sums), strict=True))
                 compare(update.fingerprint, written, update.version)
             if sums is not None:
                 self._verified.add(update.buckets)

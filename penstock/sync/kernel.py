@@ -1,9 +1,8 @@
 """Passes over the memory of many tensors at once, as Triton kernels: copies, and fingerprints.
 
 Tensors are cut into spans of equal size; a program finds its span through a table of addresses, so a model
-of hundreds of tensors is one launch. The fingerprint is that of `penstock.sync.fingerprint`, rearranged for
-fewer 64-bit products: the inner product is spread over value and index, so that the index's part is a running
-sum, and the outer factor is taken out of the sum. All of it is arithmetic modulo 2⁶⁴: the number is the same.
+of hundreds of tensors is one launch. The fingerprint is that of `penstock.sync.fingerprint`; what an element's
+place adds to it is a running sum.
 """
 
 from collections.abc import Sequence
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+
+from penstock.sync.fingerprint import CARRY, FACTOR, WALK, unit_bytes, walk_from
 
 BLOCK = 1024
 SPAN = 64 * BLOCK
@@ -22,9 +23,11 @@ TILE = 8192
 
 
 @triton.jit
-def _mixed(value, walk, MIX: tl.constexpr):
-    mixed = value.to(tl.int64) * MIX + walk
-    return mixed ^ (mixed >> 31)
+def _mixed(value, walk, FACTOR: tl.constexpr):
+    place = (value.to(tl.int32) + walk).to(tl.uint32, bitcast=True)
+    product = place.to(tl.uint64) * FACTOR
+    low, high = product.to(tl.uint32), (product >> 32).to(tl.uint32) | 0x80000000
+    return low.to(tl.uint64) * high.to(tl.uint64)
 
 
 @triton.jit
@@ -46,7 +49,7 @@ def _pointer(address, WIDTH: tl.constexpr, ALIGNED: tl.constexpr):
 @triton.jit
 def _sum_kernel(
     addresses, targets, sizes, owners, starts, sums,
-    COPIES: tl.constexpr, MIX: tl.constexpr, WALK: tl.constexpr, STRIDE: tl.constexpr,
+    COPIES: tl.constexpr, FACTOR: tl.constexpr, WALK: tl.constexpr, CARRY: tl.constexpr, STRIDE: tl.constexpr,
     WIDTH: tl.constexpr, ALIGNED: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -56,14 +59,14 @@ def _sum_kernel(
     target = _pointer(tl.load(targets + owner) + start * WIDTH, WIDTH, ALIGNED)
     remaining = tl.minimum(tl.load(sizes + owner) - start, SPAN).to(tl.int32)
     lane = tl.arange(0, SIZE)
-    walk = (start + 1 + lane) * WALK
-    total = tl.zeros([SIZE], tl.int64)
+    walk = lane * WALK + (start * WALK + (start >> 32) * CARRY).to(tl.int32)
+    total = tl.zeros([SIZE], tl.uint64)
     if remaining == SPAN:
         for step in range(0, SPAN, SIZE):
             value = tl.load(base + step + lane)
             if COPIES:
                 tl.store(target + step + lane, value)
-            total += _mixed(value, walk, MIX)
+            total += _mixed(value, walk, FACTOR)
             walk += STRIDE
     else:
         for step in range(0, remaining, SIZE):
@@ -71,9 +74,9 @@ def _sum_kernel(
             value = tl.load(base + step + lane, mask=inside, other=0)
             if COPIES:
                 tl.store(target + step + lane, value, mask=inside)
-            total += tl.where(inside, _mixed(value, walk, MIX), 0)
+            total += tl.where(inside, _mixed(value, walk, FACTOR), 0)
             walk += STRIDE
-    tl.atomic_add(sums + owner, tl.sum(total, 0), sem="relaxed")
+    tl.atomic_add(sums + owner, tl.sum(total, 0).to(tl.int64, bitcast=True), sem="relaxed")
 
 
 @triton.jit
@@ -90,12 +93,6 @@ def _copy_kernel(sources, targets, sizes, owners, starts, SIZE: tl.constexpr):
     else:
         inside = lane < remaining
         tl.store(target + lane, tl.load(source + lane, mask=inside), mask=inside)
-
-
-def signed(value: int) -> int:
-    """The number modulo 2⁶⁴, as a signed one."""
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,24 +129,25 @@ class SumPlan:
     def of(cls, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = ()) -> "SumPlan":
         """All contiguous; `targets`, where given, are of the same types and sizes."""
         device = tensors[0].device
-        spans = Spans.of([tensor.numel() for tensor in tensors], SPAN, device)
+        width = unit_bytes(tensors[0])
+        spans = Spans.of([tensor.nbytes // width for tensor in tensors], SPAN, device)
         return cls(
             addresses=_column([tensor.data_ptr() for tensor in tensors], device),
             targets=_column([tensor.data_ptr() for tensor in targets], device) if targets else None,
             spans=spans,
             sums=torch.zeros_like(spans.sizes),
-            width=tensors[0].element_size(),
+            width=width,
             aligned=all(tensor.data_ptr() % 16 == 0 for tensor in (*tensors, *targets)),
         )
 
-    def run(self, *, mix: int, golden: int) -> torch.Tensor:
-        """Queue Σ mixed(value, index) of each tensor, before the last factor; good until the next run."""
+    def run(self) -> torch.Tensor:
+        """Queue the sums of all tensors, each modulo 2⁶⁴ as a signed number; good until the next run."""
         spans, sums = self.spans, self.sums.zero_()
         if len(spans):
             _sum_kernel[(len(spans),)](
                 self.addresses, self.addresses if self.targets is None else self.targets,
                 spans.sizes, spans.owners, spans.starts, sums, COPIES=self.targets is not None,
-                MIX=signed(mix), WALK=signed(golden * mix), STRIDE=signed(golden * mix * BLOCK),
+                FACTOR=FACTOR, WALK=WALK, CARRY=CARRY, STRIDE=walk_from(BLOCK),
                 WIDTH=self.width, ALIGNED=self.aligned, SPAN=SPAN, SIZE=BLOCK, num_warps=WARPS,
             )  # fmt: skip
         return sums

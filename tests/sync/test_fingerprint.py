@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from penstock.errors import FingerprintMismatch
-from penstock.sync.fingerprint import Fingerprinter, compare, fingerprint, fingerprints
+from penstock.sync.fingerprint import Fingerprinter, compare, fingerprint, fingerprints, walk_from
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
@@ -11,6 +11,38 @@ def test_shards_add_up_to_the_whole(dtype: torch.dtype) -> None:
     flat = whole.flatten()
     parts = [fingerprint(flat[:20]), fingerprint(flat[20:63], offset=20), fingerprint(flat[63:], offset=63)]
     assert sum(parts) % 2**64 == fingerprint(whole)
+
+
+def by_hand(bits: list[int], first: int) -> int:
+    """The definition, in whole numbers."""
+    total = 0
+    for index, each in enumerate(bits, first):
+        product = 0x5851F42D * ((each + 0x61C88647 * index + 0x2545F491 * (index >> 32)) % 2**32)
+        total += product % 2**32 * (product >> 32 | 2**31)
+    return total % 2**64
+
+
+def test_it_is_what_the_definition_says() -> None:
+    values = torch.tensor([1.0, -2.0, 0.0, 0.5], dtype=torch.bfloat16)
+    patterns = [0x3F80, 0xFFFFC000, 0, 0x3F00]  # 16 bits are extended by their sign
+    for first in (0, 7, 2**32 - 2, 2**33):
+        assert fingerprint(values, offset=first) == by_hand(patterns, first)
+    long = torch.tensor([5, -1, 2**40 + 3])
+    assert fingerprint(long, offset=2) == by_hand([5, 0, 2**32 - 1, 2**32 - 1, 3, 2**8], 4)
+    assert fingerprint(torch.tensor([200, 3], dtype=torch.uint8)) == by_hand([200, 3], 0)
+
+
+def test_places_count_beyond_32_bits() -> None:
+    assert [walk_from(index) for index in (0, 1, 2, 2**32, 2**32 + 1)] == [
+        0,
+        0x61C88647,
+        2 * 0x61C88647 - 2**32,
+        0x2545F491,
+        0x61C88647 + 0x2545F491 - 2**32,
+    ]
+    tensor = torch.randn(6, generator=torch.Generator().manual_seed(5))
+    seen = {fingerprint(tensor, offset=far) for far in (0, 2**32, 2**33, 3 * 2**32)}
+    assert len(seen) == 4
 
 
 def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +64,25 @@ def test_any_small_change_shows() -> None:
         assert fingerprint(changed) != before
     swapped = tensor.view(-1)[torch.tensor([1, 0, *range(2, 20)])]
     assert fingerprint(swapped) != before
+
+
+def test_pairs_of_changes_do_not_cancel() -> None:
+    """What a sum of values alone would miss: swaps, and one up where another goes down."""
+    generator = torch.Generator().manual_seed(6)
+    values = (torch.randn(512, generator=generator) * 0.02).bfloat16()
+    bits = values.view(torch.int16)
+    before = fingerprint(values)
+    for first, second in torch.randint(0, 512, (400, 2), generator=generator).tolist():
+        if bits[first] == bits[second]:
+            continue
+        swapped, moved = bits.clone(), bits.clone()
+        swapped[[first, second]] = bits[[second, first]]
+        moved[first] += 1
+        moved[second] -= 1
+        assert before not in (
+            fingerprint(swapped.view(torch.bfloat16)),
+            fingerprint(moved.view(torch.bfloat16)),
+        )
 
 
 def test_zeros_of_another_length_differ() -> None:

@@ -3,15 +3,8 @@ import torch
 
 from tests.models.kernels.device import DEVICE
 
-from penstock.sync.fingerprint import GOLDEN, MIX, finish, fingerprint  # isort: skip
-from penstock.sync.kernel import CopyPlan, SumPlan, signed  # isort: skip
-
-
-def test_signed_wraps_at_64_bits() -> None:
-    assert signed(2**64 + 5) == 5
-    assert signed(2**63) == -(2**63)
-    assert signed(-1) == -1
-    assert signed(2**64 - 1) == -1
+from penstock.sync.fingerprint import fingerprint, unsigned  # isort: skip
+from penstock.sync.kernel import SPAN, CopyPlan, SumPlan  # isort: skip
 
 
 def test_every_tensor_is_copied_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +29,17 @@ def test_one_pass_copies_and_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(1)
     sources = [torch.randn(size, generator=generator).to(DEVICE) for size in (1, 2048, 5000, 0)]
     targets = [torch.full_like(source, float("nan")) for source in sources]
-    sums = SumPlan.of(sources, targets).run(mix=MIX, golden=GOLDEN)
-    assert finish(sums.tolist()) == [fingerprint(source) for source in sources]
+    sums = SumPlan.of(sources, targets).run()
+    assert unsigned(sums) == [fingerprint(source) for source in sources]
     assert all(torch.equal(t, s) for t, s in zip(targets, sources, strict=True))
+
+
+def test_spans_far_into_a_tensor_count_their_places() -> None:
+    """As the second half of a tensor of more than 2³² elements, of which only that half is there."""
+    values = torch.randn(3000, generator=torch.Generator().manual_seed(2)).bfloat16().to(DEVICE)
+    for far in (2**32, 2**33 + SPAN):
+        plan = SumPlan.of([values])
+        plan.addresses.sub_(far * 2)
+        plan.spans.starts.add_(far)
+        plan.spans.sizes.add_(far)
+        assert unsigned(plan.run()) == [fingerprint(values, offset=far)]

@@ -18,12 +18,14 @@ from triton.compiler import ASTSource
 
 from penstock.engines.embedded.cuda import kernels
 from penstock.models.kernels import decode, rotary, sampling, truncation
+from penstock.sync import kernel as weights
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INTEGERS = ("counts", "ids", "sources", "arena", "cursor", "sizes", "mask_places", "kept", "tables")
 LONG = (
     "asked", "opened", "told", "version", "output_versions", "newest", "seeds", "places", "tokens", "top_k", "drawn",
-    "positions", "records", "step_at", "step", "stops", "output_tokens",
+    "positions", "records", "step_at", "step", "stops", "output_tokens", "addresses", "targets", "owners", "starts",
+    "sums",
 )  # fmt: skip
 FLOATS = (
     "facts", "scores", "temperature", "top_p", "min_p", "logprobs", "thresholds", "partial", "output_logprobs",
@@ -40,11 +42,12 @@ def type_of(name: str) -> str:
     return {"ended": "*i32", "lengths": "*i32", **SCALARS}.get(name, "i32")
 
 
-def assembly(kernel: Any, warps: int, *, stages: int = 3, **constants: Any) -> str:
-    """As a kernel is launched: tensors begin where allocations do."""
+def assembly(
+    kernel: Any, warps: int, *, stages: int = 3, types: dict[str, str] | None = None, **constants: Any
+) -> str:
+    """As a kernel is launched: tensors begin where allocations do. `types`: of arguments that have another one here."""
     signature = {name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names}
-    if constants.get("MAPPED"):
-        signature["logits"] = "*fp32"
+    signature |= types or {}
     aligned = {
         (at,): [["tt.divisibility", 16]] for at, kind in enumerate(signature.values()) if kind.startswith("*")
     }
@@ -69,6 +72,7 @@ def all_kernels() -> Iterator[tuple[str, str]]:
             assembly(
                 sampling._draw_kernel,
                 8 if flags["MAPPED"] else 4,
+                types={"logits": "*fp32"} if flags["MAPPED"] else None,
                 SOURCES=True,
                 SIZE=size,
                 TURNS=256 if size == 1024 else size,
@@ -94,6 +98,10 @@ def all_kernels() -> Iterator[tuple[str, str]]:
         yield name, assembly(decode._decode_kernel, 1, stages=decode.STAGES, **kinds, **heads, **flags)
     sizes = {"NUM_QUERY": 28, "NUM_KEY": 4, "DIM": 128, "DIM_PAD": 128, "HEADS": rotary.HEADS}
     yield "rotate", assembly(rotary._rotate_kernel, 4, **sizes)
+    mixing = {name: getattr(weights, name) for name in ("FACTOR", "WALK", "CARRY", "SPAN")}
+    flags = {"COPIES": True, "STRIDE": weights.walk_from(weights.BLOCK), "WIDTH": 2, "ALIGNED": True}
+    sizes = {"SIZE": weights.BLOCK, "types": {"sizes": "*i64"}}
+    yield "copy and fingerprint", assembly(weights._sum_kernel, weights.WARPS, **mixing, **flags, **sizes)
 
 
 if __name__ == "__main__":
@@ -101,6 +109,13 @@ if __name__ == "__main__":
     for name, text in all_kernels():
         found[name] = {
             word: text.count(word)
-            for word in ("ld.volatile", "fence.acq_rel.sys", "globaltimer", "ex2.", "mma.")
+            for word in (
+                "ld.volatile",
+                "fence.acq_rel.sys",
+                "globaltimer",
+                "ex2.",
+                "mma.",
+                "ld.global.v4.b32",
+            )
         }
     print(json.dumps(found))

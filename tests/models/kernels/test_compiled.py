@@ -20,6 +20,7 @@ def test_kernels_compile_for_a_gpu() -> None:
     assert found["gate"]["globaltimer"] == 2
     assert found["draw"]["ex2."] > 0
     assert found["decode, 1 splits, 2 heads together"]["mma."] > 0
+    assert found["copy and fingerprint"]["ld.global.v4.b32"] > 0  # as wide as loads can be
     assert set(found) == {
         "gate",
         "advance",
@@ -31,4 +32,5 @@ def test_kernels_compile_for_a_gpu() -> None:
         "decode, 1 splits, 2 heads together",
         "decode, 4 splits, 2 heads together",
         "rotate",
+        "copy and fingerprint",
     }
