@@ -4,7 +4,7 @@ Two real processes. One publishes, as a trainer does; the other (`penstock.bench
 engine with a full batch that decodes. The stall is how long the engine computes nothing for an update. An update
 is fresh when the first token on the new weights has been drawn, counted from the beginning of its publication:
 that holds the rest of the step that was running and a whole step after it, so it depends on the engine's batch.
-It is seen when a caller has such a token.
+The engine is told when the update has been read by its event loop. It is seen when a caller has such a token.
 """
 
 import itertools
@@ -69,7 +69,7 @@ UNDER_MPS = [
 ]
 
 
-def run(json_path: Path | None = None, *, shape: str | None = None, updates: int = 10) -> dict[str, Any]:
+def run(json_path: Path | None = None, *, shape: str | None = None, updates: int = 20) -> dict[str, Any]:
     """On a GPU in time slices and under MPS, which is how a run shares a card; on a CPU in this process."""
     device = resolve_device("auto")
     shape = shape or ("tiny" if device == "cpu" else "1.5b")
@@ -200,6 +200,7 @@ def publish(
     return {
         "stall_ms": answer["stall_ms"],
         "verify_ms": answer["verify_ms"],
+        "told_ms": (answer["told_at"] - begin) * 1e3,
         "fresh_ms": (answer["fresh_at"] - begin) * 1e3,
         "seen_ms": (answer["seen_at"] - begin) * 1e3,
         "snapshot_ms": (copied - begin) * 1e3,
@@ -246,8 +247,8 @@ def working(busy: bool) -> Iterator[None]:
 
 def table(report: dict[str, Any]) -> Table:
     title = f"{report['setting']['gb']:.3g} GB of weights, {report['hardware']['device']}, milliseconds"
-    shown = Table("transport", "stall", "at most", "fresh", "seen", "snapshot", "hash", title=title)
-    columns = ("stall_ms", "stall_ms_max", "fresh_ms", "seen_ms", "snapshot_ms", "describe_ms")
+    shown = Table("transport", "stall", "at most", "fresh", "seen", "snapshot", "hash", "told", title=title)
+    columns = ("stall_ms", "stall_ms_max", "fresh_ms", "seen_ms", "snapshot_ms", "describe_ms", "told_ms")
     for name, arm in report["arms"].items():
         shown.add_row(name, *(f"{arm[column]:.2f}" for column in columns))
     return shown

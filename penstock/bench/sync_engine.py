@@ -7,9 +7,7 @@ caller: on a GPU when the window of steps that drew it has ended.
 import asyncio
 import gc
 import json
-import queue
 import sys
-import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -30,6 +28,8 @@ PROMPT, CONTEXT = 16, 2048
 SMALL_CONTEXT = 96
 """On a CPU, where only the logic is looked at."""
 LOOK_EVERY_S = 1e-4
+PATIENCE_S = 60.0
+LONGEST_LINE = 1 << 26
 
 
 class Watched:
@@ -70,7 +70,8 @@ async def serve(transport: str, shape: str, device: str, batch: int) -> None:
     engine = EmbeddedEngine(model, config=config, receiver=receiver, version=-1)
     engine.warm_up()
     say({"ready": True})
-    updates = reading()
+    sys.stdin.buffer.readline()  # the word to begin
+    lines = await reading()
     watched = Watched()
     vocabulary = int(model.config.vocab_size)
     async with asyncio.TaskGroup() as group:
@@ -82,47 +83,36 @@ async def serve(transport: str, shape: str, device: str, batch: int) -> None:
         gc.collect()
         gc.freeze()  # as a worker does when it has started
         say({"works": True})
-        while (update := await asyncio.to_thread(updates.get)) is not None:
-            say(await take(engine, update, watched))
+        decoder = msgspec.json.Decoder(WeightUpdate)
+        while line := await lines.readline():
+            say(await take(engine, decoder.decode(line), watched))
         for task in tasks:
             task.cancel()
 
 
 async def take(engine: EmbeddedEngine, update: WeightUpdate, watched: Watched) -> dict[str, float]:
-    first = FirstToken(engine, update.version)
-    with first:
-        receipt = await engine.update(update)
-        seen_at = await watched.until(update.version)
+    told_at = time.monotonic()
+    receipt = await engine.update(update)
+    fresh_at = await asyncio.to_thread(first_token, engine, update.version)
+    seen_at = await watched.until(update.version)
     return {
+        "told_at": told_at,
         "stall_ms": receipt.stall_s * 1e3,
         "verify_ms": receipt.verify_s * 1e3,
-        "fresh_at": min(first.at, seen_at),
+        "fresh_at": min(fresh_at, seen_at),
         "seen_at": seen_at,
     }
 
 
-class FirstToken:
-    """When it was drawn, of a version: a thread looks from time to time while the block runs."""
-
-    def __init__(self, engine: EmbeddedEngine, version: int) -> None:
-        self._engine = engine
-        self._version = version
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self.at = float("inf")
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._done.wait(LOOK_EVERY_S):
-            if self._engine.newest_version >= self._version:
-                self.at = time.monotonic()
-                return
+def first_token(engine: EmbeddedEngine, version: int) -> float:
+    """When it was drawn, of a version: found by looking from time to time, in a thread since the event loop is
+    busy at times."""
+    until = time.monotonic() + PATIENCE_S
+    while engine.newest_version < version:
+        if time.monotonic() > until:
+            raise TimeoutError(f"no token of version {version} within {PATIENCE_S:.0f} s")
+        time.sleep(LOOK_EVERY_S)
+    return time.monotonic()
 
 
 async def decode(
@@ -144,19 +134,12 @@ async def decode(
                     watched.saw(int(chunk.versions[-1]))
 
 
-def reading() -> "queue.SimpleQueue[WeightUpdate | None]":
-    """Waits for the word to begin. Then updates as they come in, a line each; None when the input has ended."""
-    updates: queue.SimpleQueue[WeightUpdate | None] = queue.SimpleQueue()
-    sys.stdin.buffer.readline()
-
-    def read() -> None:
-        decoder = msgspec.json.Decoder(WeightUpdate)
-        for line in sys.stdin.buffer:
-            updates.put(decoder.decode(line))
-        updates.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    return updates
+async def reading() -> asyncio.StreamReader:
+    """What comes in, read by the event loop, as a worker reads its channel."""
+    reader = asyncio.StreamReader(limit=LONGEST_LINE)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
 
 
 def say(answer: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ def test_two_processes_exchange_weights() -> None:
     arm = report["arms"]["shared memory, batch 8"]
     assert arm["seen_ms"] >= arm["fresh_ms"] > arm["stall_ms"] > 0
     assert arm["verify_ms"] > 0
+    assert arm["fresh_ms"] > arm["told_ms"] > arm["snapshot_ms"] + arm["describe_ms"]
 
 
 def test_one_engine_serves_settings_that_differ_in_the_trainer_only() -> None:
