@@ -25,6 +25,7 @@ DESC_TRANSPOSE_A, DESC_EPILOGUE, DESC_BIAS_POINTER = 3, 7, 8
 EPILOGUE_BIAS = 4
 PREFERENCE_WORKSPACE = 1
 CONFIG_ID, CONFIG_TILE, CONFIG_SPLITS, CONFIG_REDUCTION, CONFIG_OPTION, CONFIG_CLUSTER = 0, 1, 2, 3, 5, 8
+CONFIGS = (CONFIG_ID, CONFIG_TILE, CONFIG_SPLITS, CONFIG_REDUCTION, CONFIG_OPTION, CONFIG_CLUSTER)
 PAIRS = (3, 5)
 """Clusters of two, side by side along the outer size or along the rows."""
 TILES = {
@@ -166,10 +167,12 @@ class Product:
         return [found[at] for at in range(count.value) if found[at].state == 0]
 
     def variations(self, named: Sequence[Algorithm]) -> Sequence[Algorithm]:
-        """What was named, with every tile that divides the work evenly, in clusters of two."""
+        """What was named, with every tile that divides the work evenly, in clusters of two, where that is not named
+        already."""
         properties: Any = torch.cuda.get_device_properties(self._handle.device)
         tiles = even_tiles(*self._size, properties.multi_processor_count)
         kinds = {(_config(each, CONFIG_ID), _config(each, CONFIG_OPTION)): each for each in named}
+        known = {_settings(each) for each in named}
         found = []
         for kind, tile, cluster in itertools.product(kinds.values(), tiles, PAIRS):
             made = Algorithm.from_buffer_copy(kind)
@@ -182,7 +185,7 @@ class Product:
             with suppress(CublasError):
                 for attribute, value in settings.items():
                     self._configure(made, attribute, value)
-                if self.is_valid(made):
+                if _settings(made) not in known and self.is_valid(made):
                     found.append(made)
         return found
 
@@ -234,6 +237,10 @@ class Product:
 
 def _number(attribute: int) -> Any:
     return c_uint16 if attribute == CONFIG_CLUSTER else c_uint32
+
+
+def _settings(algorithm: Algorithm) -> tuple[int, ...]:
+    return tuple(_config(algorithm, attribute) for attribute in CONFIGS)
 
 
 def _config(algorithm: Algorithm, attribute: int) -> int:

@@ -47,15 +47,38 @@ def test_under_load_torch_and_the_best_few_are_tried_again():
     assert quickest(loaded((10, 12), *many, (8.01, None)), under_load=True) == 1
     assert (
         quickest(loaded((8.05, 8), *many), under_load=True) == 0
-    )  # seventh for a moment, the best under load
+    )  # the last for a moment, the best under load
     assert quickest(loaded((8.5, 8), (8, 9)), under_load=True) == 0
 
 
 def test_under_load_one_slow_turn_is_an_accident():
     moments = [10.0] * trials.ROUNDS
-    for turns in ([30.0, 9.0], [9.0, 30.0]):
-        warmed_up = [*moments, 12.0, 10.0, 10.0]  # of equals the first warms the card up
-        assert quickest(timers(warmed_up, [*moments, *turns]), under_load=True) == 1
+    turns = [9.0] * trials.LOADS
+    for at in range(trials.LOADS):
+        slow = [*turns[:at], 30.0, *turns[at + 1 :]]
+        warmed_up = [*moments, 12.0, *[10.0] * trials.LOADS]  # of equals the first warms the card up
+        assert quickest(timers(warmed_up, [*moments, *slow]), under_load=True) == 1
+        lucky = [*[9.95] * at, 5.0, *[9.95] * (trials.LOADS - at - 1)]
+        assert quickest(timers(warmed_up, [*moments, *lucky]), under_load=True) == 0  # so is one quick one
+
+
+def test_under_load_most_have_one_turn():
+    """The best few of it go on, and torch's way, however slow."""
+    times = [9.0 + number / 100 for number in range(trials.FINALISTS)]
+    asked = []
+
+    def timer(number, load_s):
+        asked.extend([number] * (load_s > 0))
+        return [20.0, *times][number] if load_s else 8.0
+
+    assert quickest([partial(timer, number) for number in range(trials.FINALISTS + 1)], under_load=True) == 1
+    counts = [asked.count(number) for number in range(trials.FINALISTS + 1)]
+    few = [1] * (trials.FINALISTS - trials.LAST)
+    assert counts == [
+        1 + trials.LOADS,
+        *[trials.LOADS] * trials.LAST,
+        *few,
+    ]  # of equals torch warms the card up
 
 
 def test_the_product_that_is_most_of_the_work_is_tried_under_load(monkeypatch):
@@ -167,6 +190,8 @@ def test_every_algorithm_gives_the_product(epilogue, monkeypatch):
     monkeypatch.setattr(cublas, "EVEN", 0)
     algorithms = [*named, *made.variations(named)]
     assert len(algorithms) > len(named)
+    settings = [cublas._settings(each) for each in algorithms]
+    assert not {*settings[: len(named)]} & {*settings[len(named) :]}
     for algorithm in algorithms:
         out = torch.full((192, 768), float("nan"), device=DEVICE, dtype=torch.bfloat16)
         made.run(algorithm, x, weight, out, **extra)
