@@ -164,6 +164,8 @@ class CudaIpcPublisher:
         self._sums: list[torch.Tensor | None] = [None] * slots
         self._hashing: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._copies = Copies()
+        self._found: dict[int, tuple[list[object], Copy]] = {}
+        """The copies into each slot, and from where."""
         self._fingerprints = Fingerprinter()
         self._ring = SlotRing(slots)
         torch.cuda.synchronize(self._device)
@@ -172,8 +174,16 @@ class CudaIpcPublisher:
         """Queue the copy into a free slot, waiting for a slot if need be."""
         slot = self._ring.take(version)
         with torch.no_grad():
-            self._sums[slot] = self._copies.find(self._views[slot], parameters)()
+            self._sums[slot] = self._copy(slot, parameters)()
         self._copied[slot].record(torch.cuda.current_stream(self._device))
+
+    def _copy(self, slot: int, parameters: Mapping[str, torch.Tensor]) -> Copy:
+        """Found once, and again when a parameter has moved."""
+        places: list[object] = [*parameters, *(tensor.data_ptr() for tensor in parameters.values())]
+        known = self._found.get(slot)
+        if known is None or known[0] != places:
+            known = self._found[slot] = places, self._copies.find(self._views[slot], parameters)
+        return known[1]
 
     def describe(self, version: int) -> WeightUpdate:
         """The update that engines are sent, with the fingerprint of the finished snapshot."""
@@ -205,6 +215,8 @@ class CudaIpcPublisher:
         """Give the buckets back. An engine that still has them open keeps their memory until it closes."""
         if self._ring.close():
             self._views, self._buckets = [], []
+            self._found.clear()
+            self._copies = Copies()
 
 
 class CudaIpcReceiver:

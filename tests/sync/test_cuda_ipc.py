@@ -101,3 +101,19 @@ def test_updates_that_are_read_again_each_time_are_never_prepared() -> None:
         assert not receiver.is_prepared(update)
         receiver.receive(update, live)()
     assert torch.equal(live["b"], sent["b"])
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="buckets are device memory")
+def test_weights_that_have_moved_are_found_again() -> None:
+    weights = {"w": torch.randn(70, device=DEVICE), "b": torch.randn(3, device=DEVICE)}
+    publisher = CudaIpcPublisher(weights)
+    for version in range(5):
+        if version % 2:
+            weights["w"].normal_()
+        else:
+            weights["w"] = torch.randn(70, device=DEVICE)
+        assert publisher.publish(version, weights).fingerprint == fingerprints(weights)
+        publisher.release(version)
+    weights = {"b": weights["b"], "w": weights["w"]}  # in another order
+    assert publisher.publish(5, weights).fingerprint == fingerprints(weights)
+    publisher.close()
