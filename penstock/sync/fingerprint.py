@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 18
 FACTOR, WALK, CARRY = 0x5851F42D, 0x61C88647, 0x2545F491
-"""Odd numbers of 31 bits, so that products are never negative; the last is for what WALK · index loses at 2³²."""
+"""Odd numbers of at most 31 bits, so that products are never negative; the last is for what WALK · index loses
+at 2³²."""
 MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not pile up plans
 _MASK = (1 << 64) - 1
 _LOW = (1 << 32) - 1
