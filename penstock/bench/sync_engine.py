@@ -69,6 +69,7 @@ async def serve(transport: str, shape: str, device: str, batch: int) -> None:
     receiver: WeightReceiver = CudaIpcReceiver() if transport == "cuda_ipc" else SharedMemoryReceiver()
     engine = EmbeddedEngine(model, config=config, receiver=receiver, version=-1)
     engine.warm_up()
+    sys.setswitchinterval(LOOK_EVERY_S)  # who looks for the first token is not kept waiting by the event loop
     say({"ready": True})
     sys.stdin.buffer.readline()  # the word to begin
     lines = await reading()
