@@ -35,7 +35,7 @@ from penstock.sync.shared_memory import SharedMemoryPublisher
 
 Publisher = SharedMemoryPublisher | CudaIpcPublisher
 WARMUP = 3
-PAUSES_S = (0.05, 0.053, 0.0512, 0.0547)
+PAUSES_S = (0.025, 0.0265, 0.0256, 0.0274)
 """Between updates the engine goes on for a few steps, as between two real ones; not always as far into one."""
 
 
