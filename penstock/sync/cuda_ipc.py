@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from penstock.interfaces import Verification
-from penstock.sync.fingerprint import MAX_PLANS, Fingerprinter, compare, unsigned
+from penstock.sync.fingerprint import Fingerprinter, compare, unsigned
 from penstock.sync.layout import check_same_model, lay_out, view
 from penstock.sync.ring import SlotRing
 from penstock.transfer import download, mark
@@ -86,45 +86,31 @@ class Handle:
 
 
 Copy = Callable[[], torch.Tensor | None]
-"""Queues copies on the current stream, and perhaps gives what was added up on the way; see `Copies.find`."""
+"""Queues copies on the current stream, and perhaps gives what was added up on the way; see `make_copy`."""
 
 
-class Copies:
-    """The same copies again and again: one launch with Triton, else torch's fused copy of a list."""
+def make_copy(targets: Mapping[str, torch.Tensor], sources: Mapping[str, torch.Tensor]) -> Copy:
+    """What copies each source over the target of its name, again and again; all are of the same sizes. With Triton
+    it is one launch, else torch's fused copy of a list.
 
-    def __init__(self) -> None:
-        self._has_triton = importlib.util.find_spec("triton") is not None
-        self._known: dict[tuple[int, ...], Copy] = {}
+    Where all tensors are of one type, the pass that copies also adds up fingerprints; the answer is then on its way
+    to the host, there when the stream has come this far, and good until the next time. From the second time on no
+    memory is taken for this."""
+    pairs = [(target, sources[name]) for name, target in targets.items()]
+    if importlib.util.find_spec("triton") is None:
+        return lambda: torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    from penstock.sync.kernel import CopyPlan, SumPlan
 
-    def find(self, targets: Mapping[str, torch.Tensor], sources: Mapping[str, torch.Tensor]) -> Copy:
-        """What copies each source over the target of its name; all are of the same sizes.
+    alike = len({tensor.dtype for pair in pairs for tensor in pair}) == 1
+    if not (alike and all(tensor.is_contiguous() for pair in pairs for tensor in pair)):
+        return CopyPlan.of(pairs).run
+    plan = SumPlan.of([source for _, source in pairs], [target for target, _ in pairs])
+    answer = download(plan.sums)
 
-        Where all tensors are of one type, the pass that copies also adds up fingerprints; the answer is
-        then on its way to the host, there when the stream has come this far, and good until the next time. From
-        the second time on no memory is taken for this."""
-        pairs = [(target, sources[name]) for name, target in targets.items()]
-        key = tuple(tensor.data_ptr() for pair in pairs for tensor in pair)
-        if key not in self._known:
-            if len(self._known) >= MAX_PLANS:
-                self._known.clear()
-            self._known[key] = self._make(pairs)
-        return self._known[key]
+    def copy() -> torch.Tensor:
+        return answer.copy_(plan.run(), non_blocking=True)
 
-    def _make(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Copy:
-        if not self._has_triton:
-            return lambda: torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-        from penstock.sync.kernel import CopyPlan, SumPlan
-
-        alike = len({tensor.dtype for pair in pairs for tensor in pair}) == 1
-        if not (alike and all(tensor.is_contiguous() for pair in pairs for tensor in pair)):
-            return CopyPlan.of(pairs).run
-        plan = SumPlan.of([source for _, source in pairs], [target for target, _ in pairs])
-        answer = download(plan.sums)
-
-        def copy() -> torch.Tensor:
-            return answer.copy_(plan.run(), non_blocking=True)
-
-        return copy
+    return copy
 
 
 class CudaIpcPublisher:
@@ -163,9 +149,8 @@ class CudaIpcPublisher:
         self._copied: list[Any] = [torch.cuda.Event() for _ in range(slots)]  # type: ignore[no-untyped-call]
         self._sums: list[torch.Tensor | None] = [None] * slots
         self._hashing: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
-        self._copies = Copies()
-        self._found: dict[int, tuple[list[object], Copy]] = {}
-        """The copies into each slot, and from where."""
+        self._copies: dict[int, tuple[list[object], Copy]] = {}
+        """Into each slot, and from where."""
         self._fingerprints = Fingerprinter()
         self._ring = SlotRing(slots)
         torch.cuda.synchronize(self._device)
@@ -178,11 +163,11 @@ class CudaIpcPublisher:
         self._copied[slot].record(torch.cuda.current_stream(self._device))
 
     def _copy(self, slot: int, parameters: Mapping[str, torch.Tensor]) -> Copy:
-        """Found once, and again when a parameter has moved."""
+        """Made once, and again when a parameter has moved."""
         places: list[object] = [*parameters, *(tensor.data_ptr() for tensor in parameters.values())]
-        known = self._found.get(slot)
+        known = self._copies.get(slot)
         if known is None or known[0] != places:
-            known = self._found[slot] = places, self._copies.find(self._views[slot], parameters)
+            known = self._copies[slot] = places, make_copy(self._views[slot], parameters)
         return known[1]
 
     def describe(self, version: int) -> WeightUpdate:
@@ -215,8 +200,7 @@ class CudaIpcPublisher:
         """Give the buckets back. An engine that still has them open keeps their memory until it closes."""
         if self._ring.close():
             self._views, self._buckets = [], []
-            self._found.clear()
-            self._copies = Copies()
+            self._copies.clear()
 
 
 class CudaIpcReceiver:
@@ -229,9 +213,8 @@ class CudaIpcReceiver:
         self._opened: dict[str, torch.Tensor] = {}
         self._views: dict[tuple[str, ...], dict[str, torch.Tensor]] = {}
         self._verified: set[tuple[str, ...]] = set()
-        self._copies = Copies()
-        self._found: dict[tuple[str, ...], tuple[Mapping[str, torch.Tensor], Copy]] = {}
-        """The copies from each bucket, and into which parameters."""
+        self._copies: dict[tuple[str, ...], tuple[Mapping[str, torch.Tensor], Copy]] = {}
+        """From each bucket, and into which parameters."""
         self._fingerprints = Fingerprinter()
 
     def is_prepared(self, update: WeightUpdate) -> bool:
@@ -264,16 +247,15 @@ class CudaIpcReceiver:
         return verify
 
     def _copy(self, buckets: tuple[str, ...], parameters: Mapping[str, torch.Tensor]) -> Copy:
-        """Found once: to look at every address takes longer than to launch the copies."""
-        known = self._found.get(buckets)
+        """Made once: the device may stand still, and even to look at every address takes longer than to launch."""
+        known = self._copies.get(buckets)
         if known is None or known[0] is not parameters:
-            known = self._found[buckets] = parameters, self._copies.find(parameters, self._views[buckets])
+            known = self._copies[buckets] = parameters, make_copy(parameters, self._views[buckets])
         return known[1]
 
     def close(self) -> None:
         self._verified.clear()
-        self._found.clear()
-        self._copies = Copies()
+        self._copies.clear()
         self._views.clear()
         self._opened.clear()
 

@@ -5,9 +5,9 @@
 
 Every element counts with its global position, so a swapped, skipped, shifted or stale element changes
 the sum; and since it is a sum, the fingerprints of the shards of a tensor (each with its offset) add up
-to that of the whole. Two products of 32 bits are few enough for a GPU to do while it waits for memory. Of 160
-million pairs of small changes (swaps, one bit up here and down there, two signs) none went unseen. An element
-of 8 bytes counts as two of 4.
+to that of the whole. Two products of 32 bits are few enough for a GPU to do while it waits for memory; since
+they multiply halves with each other, changes of two elements do not cancel as they would in a plain sum. An
+element of 8 bytes counts as two of 4.
 
 It runs on whatever device holds the tensor: in pieces of bounded size, or, on a GPU with Triton, for all
 tensors in one pass over their memory.
@@ -29,7 +29,7 @@ _PIECE = 1 << 18
 FACTOR, WALK, CARRY = 0x5851F42D, 0x61C88647, 0x2545F491
 """Odd numbers of at most 31 bits, so that products are never negative; the last is for what WALK · index loses
 at 2³²."""
-MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not pile up plans
+_MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not pile up plans
 _MASK = (1 << 64) - 1
 _LOW = (1 << 32) - 1
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -124,7 +124,7 @@ class Fingerprinter:
 
         key = tuple((tensor.data_ptr(), tensor.numel()) for tensor in tensors.values())
         if key not in self._plans:
-            if len(self._plans) >= MAX_PLANS:
+            if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = SumPlan.of(list(tensors.values()))
         return self._plans[key]
