@@ -2,11 +2,17 @@
 
 The pool of a layer is (blocks, block_size, kv_heads, key_dim + value_dim): a token's key and value lie side
 by side. The newest key and value come with the query: they are written to the pool here and never read back.
-The query heads of one key head are rows of one tile, so no key is read twice. A tile has room for 16 queries, and
-few models have as many for one key head: where there are programs enough, one serves several key heads. Keys of
-all of them lie side by side, so its lines are (token, head) pairs, and a query ignores the lines of other heads.
-The card does such a tile in the time of a half-empty one, and all programs of a large batch run at once.
 Queries and newest keys may come without their rotary embedding: then they are turned here.
+
+The query heads of one key head share a tile, so no key is read twice. Tensor cores take tiles of 16 rows and 8
+columns, and few models have more than 8 queries for a key head: so keys are the rows, queries are the columns, and
+results are (value_dim, queries). Where queries are fewer still and programs enough, one program serves several key
+heads. Keys of all of them lie side by side, so its lines are (token, head) pairs, and a query ignores the lines
+of other heads.
+
+A program is one warp of few registers, so that all programs of a large batch run at once: while one computes, the
+keys of others are on their way. The newest token comes first, with those before it that are too few for a step;
+all steps that follow are full and need no masks.
 
 Lengths of sequences differ by orders of magnitude, and one program a sequence would leave the card waiting
 for the longest. So the keys of a sequence are cut into splits of equal size, a program each; programs past
@@ -23,12 +29,10 @@ from penstock.models.kernels.rotary import Rotary, turned
 LINES = 16
 """Keys of one step of a program: those of so many tokens, or of fewer tokens and several heads. A block of the
 usual size is a whole number of steps, so that where they lie is looked up once for all lines."""
-QUERIES = 16
+QUERIES = 8
 """Queries of a program, at least: the least that tensor cores take."""
-STAGES = 5
-"""One step is computed while two are on their way from memory, and their blocks are looked up before that."""
-ONE_WARP = QUERIES * 128
-"""Numbers of the result that one warp can hold beside the keys; larger heads take two."""
+ONE_WARP = 16 * 128
+"""Numbers of the result that one warp can hold beside the keys; larger ones take two."""
 SPLIT_KEYS = 512
 """Keys of one program, where sequences are split."""
 UNSPLIT_KEYS = 1024
@@ -62,11 +66,13 @@ def _capped(scores, softcap):
 
 
 @triton.jit
-def _with_sink(sink, top, total, mixed):  # a score that takes its share and gives no content
+def _with_sink(
+    sink, top, total, mixed, AXIS: tl.constexpr
+):  # a score that takes its share and gives no content
     sink *= LOG2_E
     higher = tl.maximum(top, sink)
     shrink = tl.exp2(top - higher)
-    return total * shrink + tl.exp2(sink - higher), mixed * shrink[:, None]
+    return total * shrink + tl.exp2(sink - higher), mixed * tl.expand_dims(shrink, AXIS)
 
 
 @triton.jit
@@ -78,32 +84,44 @@ def _scaled(scores, scaling, softcap, SOFTCAP: tl.constexpr):  # as powers of tw
 
 @triton.jit
 def _absorb(
-    q, k, v, counted, top, total, mixed, scaling, softcap, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr
-):
-    """A softmax and the values it has mixed, with some lines more."""
-    scores = _scaled(tl.dot(q, tl.trans(k), input_precision=PRECISION), scaling, softcap, SOFTCAP)
-    scores = tl.where(counted, scores, 2 * EMPTY)
-    higher = tl.maximum(top, tl.max(scores, 1))
+    q, k, v, counted, top, total, mixed, scaling, softcap,
+    ALL: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A softmax and the values it has mixed, with some lines more: `ALL` of them, or those that are `counted`.
+    `total` is added up over lines only in the end."""
+    scores = _scaled(tl.dot(k, q, input_precision=PRECISION), scaling, softcap, SOFTCAP)
+    if not ALL:
+        scores = tl.where(counted, scores, 2 * EMPTY)
+    higher = tl.maximum(top, tl.max(scores, 0))
     shrink = tl.exp2(top - higher)
-    weights = tl.exp2(scores - higher[:, None])
-    mixed = tl.dot(weights.to(q.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
-    return higher, total * shrink + tl.sum(weights, 1), mixed
+    weights = tl.exp2(scores - higher[None])
+    mixed = tl.dot(v, weights.to(q.dtype), mixed * shrink[None], input_precision=PRECISION)
+    return higher, total * shrink[None] + weights, mixed
 
 
 @triton.jit
-def _absorb_newest(
-    q, key, value, top, total, mixed, scaling, softcap, SLOT: tl.constexpr, SOFTCAP: tl.constexpr
-):
-    """The same with one key of each head, (heads, dim), by hand."""
-    MEMBERS: tl.constexpr = mixed.shape[0]
-    apart = tl.reshape(q, [MEMBERS // SLOT, SLOT, q.shape[1]]).to(tl.float32)
-    score = tl.reshape(tl.sum(apart * key[:, None], 2), [MEMBERS])
-    score = _scaled(score, scaling, softcap, SOFTCAP)
-    higher = tl.maximum(top, score)
-    shrink, weight = tl.exp2(top - higher), tl.exp2(score - higher)
-    spread = tl.broadcast_to(value[:, None], [MEMBERS // SLOT, SLOT, mixed.shape[1]])
-    mixed = mixed * shrink[:, None] + weight[:, None] * tl.reshape(spread, mixed.shape)
-    return higher, total * shrink + weight, mixed
+def _load(at, mask, ALL: tl.constexpr):
+    if ALL:
+        return tl.load(at)
+    return tl.load(at, mask=mask, other=0.0)
+
+
+@triton.jit
+def _for_lines(x, LINES: tl.constexpr):
+    """(heads, dim) that is the same for every token, as (lines, dim)."""
+    TOKENS: tl.constexpr = LINES // x.shape[0]
+    return tl.reshape(tl.broadcast_to(x[None], [TOKENS, x.shape[0], x.shape[1]]), [LINES, x.shape[1]])
+
+
+@triton.jit
+def _load_key(at, dk, mask, cos, sin, DK: tl.constexpr, ROTARY: tl.constexpr):
+    """A query or a key that has just been computed, turned if it is still to be."""
+    x = tl.load(at + dk, mask=mask, other=0.0)
+    if ROTARY:
+        c = tl.load(cos + dk, mask=dk < DK, other=0.0)
+        s = tl.load(sin + dk, mask=dk < DK, other=0.0)
+        x = turned(x, tl.load(at + (dk + DK // 2) % DK, mask=mask, other=0.0), c, s, dk, DK)
+    return x
 
 
 @triton.jit
@@ -132,6 +150,7 @@ def _decode_kernel(
 ):  # fmt: skip
     TOKENS: tl.constexpr = LINES // PACK
     MEMBERS: tl.constexpr = PACK * SLOT
+    ALL: tl.constexpr = DK == DK_PAD and DV == DV_PAD and not WINDOW
     first_head, row, split = tl.program_id(0) * PACK, tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(positions + row).to(tl.int32)  # keys in the pool; the newest is not yet among them
     first, end, num_splits = 0, length, 1
@@ -145,68 +164,75 @@ def _decode_kernel(
         member, dk, dv = tl.arange(0, MEMBERS), tl.arange(0, DK_PAD), tl.arange(0, DV_PAD)
         heads = (first_head + member // SLOT) * GROUP + member % SLOT
         real = member % SLOT < GROUP
-        wanted = real[:, None] & (dk[None] < DK)
-        at = query + row * query_row + heads[:, None] * query_head
-        q = tl.load(at + dk[None], mask=wanted, other=0.0)
-        served = first_head + tl.arange(0, PACK)[:, None]
-        key_at = key + row * key_row + served * key_head
-        new_key = tl.load(key_at + dk[None], mask=dk[None] < DK, other=0.0)
-        if ROTARY:
-            swapped = (dk[None] + DK // 2) % DK
-            c = tl.load(cos + row * cos_row + dk[None], mask=dk[None] < DK, other=0.0)
-            s = tl.load(sin + row * sin_row + dk[None], mask=dk[None] < DK, other=0.0)
-            q = turned(q, tl.load(at + swapped, mask=wanted, other=0.0), c, s, dk[None], DK)
-            swapped_key = tl.load(key_at + swapped, mask=dk[None] < DK, other=0.0)
-        new_value = tl.load(
-            value + row * value_row + served * value_head + dv[None], mask=dv[None] < DV, other=0.0
-        )
+        cos += row * cos_row
+        sin += row * sin_row
+        query_at = query + row * query_row + heads[None] * query_head
+        q = _load_key(query_at, dk[:, None], real[None] & (dk[:, None] < DK), cos, sin, DK, ROTARY)
         blocks = tables + row * table_row
         pool += first_head * POOL_HEAD
         top = tl.full([MEMBERS], EMPTY, tl.float32)
-        total = tl.zeros([MEMBERS], tl.float32)
-        mixed = tl.zeros([MEMBERS, DV_PAD], tl.float32)
-        line = tl.arange(0, LINES)
+        total = tl.zeros([LINES, MEMBERS], tl.float32)
+        mixed = tl.zeros([DV_PAD, MEMBERS], tl.float32)
+        served, line = first_head + tl.arange(0, PACK), tl.arange(0, LINES)
         token, head = line // PACK, line % PACK
-        own = (member // SLOT)[:, None] == head[None]
-        for start in range(first // TOKENS * TOKENS, end, TOKENS):
-            place = start + token
-            seen = place < end
-            if WINDOW:
-                seen &= place >= first
+        own = (member // SLOT)[None] == head[:, None]
+        whole = end // TOKENS * TOKENS
+        if split == num_splits - 1:  # the newest, and what is left of full steps
+            place = whole + token
+            old, newest = (place < length) & (place >= first), place == length
+            here = _places(pool, blocks, whole, token, place <= length, BLOCK_SIZE, TOKENS, POOL_TOKEN)
+            here += head * POOL_HEAD
+            k = tl.load(here[:, None] + dk[None], mask=old[:, None] & (dk[None] < DK), other=0.0)
+            v = tl.load(here[None] + DK + dv[:, None], mask=old[None] & (dv[:, None] < DV), other=0.0)
+            new_key = _load_key(
+                key + row * key_row + served[:, None] * key_head,
+                dk[None],
+                dk[None] < DK,
+                cos,
+                sin,
+                DK,
+                ROTARY,
+            )
+            value_at = value + row * value_row + served[:, None] * value_head
+            new_value = tl.load(value_at + dv[None], mask=dv[None] < DV, other=0.0)
+            k = tl.where(newest[:, None], _for_lines(new_key, LINES), k.to(q.dtype))
+            v = tl.where(newest[None], tl.trans(_for_lines(new_value, LINES)), v.to(q.dtype))
+            at = (
+                _places(pool, blocks, length, 0, True, BLOCK_SIZE, 1, POOL_TOKEN)
+                + tl.arange(0, PACK) * POOL_HEAD
+            )
+            tl.store(at[:, None] + dk[None], new_key.to(pool.dtype.element_ty), mask=dk[None] < DK)
+            tl.store(at[:, None] + DK + dv[None], new_value.to(pool.dtype.element_ty), mask=dv[None] < DV)
+            top, total, mixed = _absorb(
+                q, k, v, own & (old | newest)[:, None], top, total, mixed, scaling, softcap,
+                False, SOFTCAP, PRECISION,
+            )  # fmt: skip
+        for start in range(first // TOKENS * TOKENS, whole, TOKENS):
+            seen = start + token >= first
             here = _places(pool, blocks, start, token, seen, BLOCK_SIZE, TOKENS, POOL_TOKEN)
             here += head * POOL_HEAD
-            k = tl.load(here[:, None] + dk[None], mask=seen[:, None] & (dk[None] < DK), other=0.0)
-            v = tl.load(here[:, None] + DK + dv[None], mask=seen[:, None] & (dv[None] < DV), other=0.0)
+            k = _load(here[:, None] + dk[None], seen[:, None] & (dk[None] < DK), ALL)
+            v = _load(here[None] + DK + dv[:, None], seen[None] & (dv[:, None] < DV), ALL)
             top, total, mixed = _absorb(
-                q, k.to(q.dtype), v.to(q.dtype), own & seen[None], top, total, mixed, scaling, softcap,
-                SOFTCAP, PRECISION,
+                q, k.to(q.dtype), v.to(q.dtype), own & seen[:, None], top, total, mixed, scaling, softcap,
+                PACK == 1 and not WINDOW, SOFTCAP, PRECISION,
             )  # fmt: skip
-        if split == 0:  # the newest, which has been on its way meanwhile: nothing waits for it
-            if ROTARY:
-                new_key = turned(new_key, swapped_key, c, s, dk[None], DK)
-            here = _places(pool, blocks, length, 0, True, BLOCK_SIZE, 1, POOL_TOKEN)
-            here += tl.arange(0, PACK)[:, None] * POOL_HEAD
-            tl.store(here + dk[None], new_key.to(pool.dtype.element_ty), mask=dk[None] < DK)
-            tl.store(here + DK + dv[None], new_value.to(pool.dtype.element_ty), mask=dv[None] < DV)
-            top, total, mixed = _absorb_newest(
-                q, new_key.to(tl.float32), new_value.to(tl.float32), top, total, mixed, scaling, softcap,
-                SLOT, SOFTCAP,
-            )  # fmt: skip
+        summed = tl.sum(total, 0)
         if num_splits == 1:
             if SINKS:
                 sink = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32)
-                total, mixed = _with_sink(sink, top, total, mixed)
+                summed, mixed = _with_sink(sink, top, summed, mixed, 0)
             tl.store(
-                out + row * out_row + heads[:, None] * out_head + dv[None],
-                (mixed / total[:, None]).to(out.dtype.element_ty),
-                mask=real[:, None] & (dv[None] < DV),
+                out + row * out_row + heads[None] * out_head + dv[:, None],
+                (mixed / summed[None]).to(out.dtype.element_ty),
+                mask=real[None] & (dv[:, None] < DV),
             )
         else:
             all_heads = tl.num_programs(0) * PACK * GROUP
             cell = partial + ((row * all_heads + heads) * SPLITS + split) * (DV + 2)
-            tl.store(cell[:, None] + dv[None], mixed, mask=real[:, None] & (dv[None] < DV))
+            tl.store(cell[None] + dv[:, None], mixed, mask=real[None] & (dv[:, None] < DV))
             tl.store(cell + DV, top, mask=real)
-            tl.store(cell + DV + 1, total, mask=real)
+            tl.store(cell + DV + 1, summed, mask=real)
 
 
 @triton.jit
@@ -238,7 +264,7 @@ def _join_kernel(
             top = higher
         if SINKS:
             sink = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32)
-            total, mixed = _with_sink(sink, top, total, mixed)
+            total, mixed = _with_sink(sink, top, total, mixed, 1)
         total = tl.where(real, total, 1.0)
         tl.store(
             out + row * out_row + heads[:, None] * out_head + dv[None],
@@ -281,7 +307,8 @@ def attend_decode(
     cos, sin = (query, query) if rotary is None else rotary
     assert cos.stride(-1) == sin.stride(-1) == 1
     assert rotary is None or cos.shape == sin.shape == (rows, dim)
-    pack = heads_together(rows, kv_heads, group, unpacks=pool.dtype != query.dtype)
+    unpacks = pool.dtype != query.dtype
+    pack = heads_together(rows, kv_heads, group, unpacks=unpacks)
     slot = max(QUERIES // pack, triton.next_power_of_2(group))
     shape = {
         "GROUP": group,
@@ -299,7 +326,8 @@ def attend_decode(
         DK=dim, DK_PAD=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size, LINES=LINES,
         SLOT=slot, PACK=pack, SOFTCAP=softcap is not None, WINDOW=sliding_window is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=_warps(pack * slot * shape["DV_PAD"], query, pool), num_stages=STAGES, **shape,
+        num_warps=_warps(pack * slot * shape["DV_PAD"], query, pool),
+        num_stages=_stages(rows * kv_heads // pack * splits, pack * slot, unpacks=unpacks), **shape,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(rows, kv_heads)](
@@ -322,3 +350,12 @@ def heads_together(rows: int, kv_heads: int, group: int, *, unpacks: bool = Fals
 
 def _warps(held: int, query: torch.Tensor, pool: torch.Tensor) -> int:
     return 1 if held <= ONE_WARP and query.dtype == pool.dtype and query.itemsize == 2 else 2
+
+
+def _stages(programs: int, queries: int, *, unpacks: bool) -> int:
+    """How far a program looks ahead: keys of one step are on their way with 4, of two with 5, of three with 7, and
+    the blocks of a later one are looked up. Many programs wait while others compute, and more of them run at once
+    if each holds the keys of one step only."""
+    if programs < ENOUGH:
+        return 7
+    return 5 if unpacks or queries > QUERIES else 4

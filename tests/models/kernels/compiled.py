@@ -81,7 +81,7 @@ def all_kernels() -> Iterator[tuple[str, str]]:
         )
     size = {"SIZE": sampling.LANES, "TURNS": 64, "CANDIDATES": sampling.CANDIDATES}
     yield "narrow", assembly(truncation.narrow_kernel, 4, SOURCES=True, **size)
-    heads = {"GROUP": 7, "DK": 128, "DK_PAD": 128, "DV": 128, "DV_PAD": 128}
+    heads = {"DK": 128, "DK_PAD": 128, "DV": 128, "DV_PAD": 128}
     flags = {
         "BLOCK_SIZE": 16,
         "LINES": decode.LINES,
@@ -92,10 +92,11 @@ def all_kernels() -> Iterator[tuple[str, str]]:
         "SINKS": True,
         "PRECISION": "tf32",
     }
-    for splits, pack in ((1, 1), (1, 2), (4, 2)):
-        kinds = {"SPLITS": splits, "PACK": pack, "SLOT": decode.QUERIES // pack, "ROTARY": splits == 1}
+    for splits, pack, stages in ((1, 1, 4), (1, 2, 4), (4, 2, 7)):
+        group = {"GROUP": 7 // pack, "PACK": pack, "SLOT": decode.QUERIES // pack}
         name = f"decode, {splits} splits, {pack} heads together"
-        yield name, assembly(decode._decode_kernel, 1, stages=decode.STAGES, **kinds, **heads, **flags)
+        kinds = {"SPLITS": splits, "ROTARY": splits == 1, **group}
+        yield name, assembly(decode._decode_kernel, 1, stages=stages, **kinds, **heads, **flags)
     sizes = {"NUM_QUERY": 28, "NUM_KEY": 4, "DIM": 128, "DIM_PAD": 128, "HEADS": rotary.HEADS}
     yield "rotate", assembly(rotary._rotate_kernel, 4, **sizes)
     mixing = {name: getattr(weights, name) for name in ("FACTOR", "WALK", "CARRY", "SPAN")}

@@ -20,7 +20,8 @@ def attend_and_check(
     positions, *, heads, kv_heads, dim, value_dim, splits=1, block=16, dtype=torch.float32, tolerance=2e-5,
     **options,
 ):  # fmt: skip
-    """The newest keys are written, nothing else changes, and the answer is the reference's."""
+    """The newest keys are written, nothing else changes, and the answer is the reference's, whatever lies in the
+    pool beside the keys that a row may see."""
     generator = torch.Generator().manual_seed(0)
     rows, needed = len(positions), max(positions) // block + 1
     pool = torch.randn(rows * needed + 3, block, kv_heads, dim + value_dim, generator=generator).to(dtype)
@@ -31,6 +32,11 @@ def attend_and_check(
     if options.get("sinks"):
         options["sinks"] = torch.randn(heads, generator=generator).to(DEVICE)
     places = torch.tensor(positions)
+    seen = torch.zeros(pool.shape[:2], dtype=torch.bool)
+    for row, place in enumerate(positions):
+        known = torch.arange(max(0, place + 1 - options.get("sliding_window", place + 1)), place)
+        seen[tables[row, known // block].long(), known % block] = True
+    pool[~seen] = torch.nan
     expected = pool.clone()
     expected[tables[torch.arange(rows), places // block].long(), places % block] = torch.cat([key, value], -1)
     pool, tables = pool.to(DEVICE), tables.to(DEVICE)
@@ -40,7 +46,8 @@ def attend_and_check(
         scaling=0.3, splits=splits, **options,
     )  # fmt: skip
 
-    torch.testing.assert_close(pool.cpu(), expected, rtol=0, atol=0)
+    torch.testing.assert_close(pool.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+    pool = pool.nan_to_num()
     want = attend_paged(
         query.to(DEVICE), pool[..., :dim], pool[..., dim:], tables, [place + 1 for place in positions],
         [1] * rows, scaling=0.3, **options,
@@ -68,7 +75,14 @@ def test_heads_that_are_served_together_ignore_each_others_keys(options, splits,
     )
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "together"), [(32, 8, 4), (8, 8, 8), (14, 2, 2), (48, 16, 4)])
+@pytest.mark.parametrize("window", [1, 5, 37])
+@pytest.mark.parametrize("enough", [1, 1024])
+def test_windows_may_be_shorter_than_a_step(window, enough, monkeypatch):
+    monkeypatch.setattr(decode, "ENOUGH", enough)
+    attend_and_check([0, 7, 15, 66], heads=8, kv_heads=2, dim=16, value_dim=16, sliding_window=window)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "together"), [(32, 8, 2), (8, 8, 8), (14, 2, 1), (32, 16, 4)])
 def test_a_program_serves_as_many_heads_as_its_tile_has_room_for(heads, kv_heads, together, monkeypatch):
     assert decode.heads_together(4096, kv_heads, heads // kv_heads) == together
     monkeypatch.setattr(decode, "ENOUGH", 1)
@@ -76,10 +90,10 @@ def test_a_program_serves_as_many_heads_as_its_tile_has_room_for(heads, kv_heads
 
 
 def test_heads_are_served_together_only_where_programs_are_left_for_the_whole_card():
-    assert decode.heads_together(rows=512, kv_heads=4, group=7) == 2
-    assert decode.heads_together(rows=511, kv_heads=4, group=7) == 1
-    assert decode.heads_together(rows=512, kv_heads=2, group=6) == 1
-    assert decode.heads_together(rows=4096, kv_heads=2, group=9) == 1
+    assert decode.heads_together(rows=512, kv_heads=4, group=4) == 2
+    assert decode.heads_together(rows=511, kv_heads=4, group=4) == 1
+    assert decode.heads_together(rows=512, kv_heads=4, group=7) == 1
+    assert decode.heads_together(rows=512, kv_heads=2, group=3) == 1
     assert decode.heads_together(rows=4096, kv_heads=3, group=3) == 1
     assert decode.heads_together(rows=4096, kv_heads=8, group=4, unpacks=True) == 1
 
@@ -89,6 +103,13 @@ def test_heads_are_served_together_only_where_programs_are_left_for_the_whole_ca
 def test_blocks_of_any_size_are_found(block, enough, monkeypatch):
     monkeypatch.setattr(decode, "ENOUGH", enough)
     attend_and_check([0, 11, 12, 70], heads=4, kv_heads=2, dim=16, value_dim=32, block=block)
+
+
+def test_few_programs_look_further_ahead_than_many():
+    assert decode._stages(1023, 8, unpacks=False) == 7
+    assert decode._stages(1024, 8, unpacks=False) == 4
+    assert decode._stages(1024, 16, unpacks=False) == 5
+    assert decode._stages(1024, 8, unpacks=True) == 5
 
 
 @pytest.mark.parametrize("dim", [64, 80])
