@@ -184,25 +184,16 @@ def _decode_kernel(
             here += head * POOL_HEAD
             k = tl.load(here[:, None] + dk[None], mask=old[:, None] & (dk[None] < DK), other=0.0)
             v = tl.load(here[None] + DK + dv[:, None], mask=old[None] & (dv[:, None] < DV), other=0.0)
-            new_key = _load_key(
-                key + row * key_row + served[:, None] * key_head,
-                dk[None],
-                dk[None] < DK,
-                cos,
-                sin,
-                DK,
-                ROTARY,
-            )
+            key_at = key + row * key_row + served[:, None] * key_head
+            new_key = _load_key(key_at, dk[None], dk[None] < DK, cos, sin, DK, ROTARY)
             value_at = value + row * value_row + served[:, None] * value_head
             new_value = tl.load(value_at + dv[None], mask=dv[None] < DV, other=0.0)
             k = tl.where(newest[:, None], _for_lines(new_key, LINES), k.to(q.dtype))
             v = tl.where(newest[None], tl.trans(_for_lines(new_value, LINES)), v.to(q.dtype))
-            at = (
-                _places(pool, blocks, length, 0, True, BLOCK_SIZE, 1, POOL_TOKEN)
-                + tl.arange(0, PACK) * POOL_HEAD
-            )
-            tl.store(at[:, None] + dk[None], new_key.to(pool.dtype.element_ty), mask=dk[None] < DK)
-            tl.store(at[:, None] + DK + dv[None], new_value.to(pool.dtype.element_ty), mask=dv[None] < DV)
+            at = _places(pool, blocks, length, 0, True, BLOCK_SIZE, 1, POOL_TOKEN)
+            at += tl.arange(0, PACK)[:, None] * POOL_HEAD
+            tl.store(at + dk[None], new_key.to(pool.dtype.element_ty), mask=dk[None] < DK)
+            tl.store(at + DK + dv[None], new_value.to(pool.dtype.element_ty), mask=dv[None] < DV)
             top, total, mixed = _absorb(
                 q, k, v, own & (old | newest)[:, None], top, total, mixed, scaling, softcap,
                 False, SOFTCAP, PRECISION,
