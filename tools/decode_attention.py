@@ -10,7 +10,8 @@ import time
 
 import torch
 
-from penstock.models.kernels.decode import attend_decode, choose_splits
+from penstock.models.kernels.decode import attend_decode
+from penstock.models.kernels.splits import choose_splits
 
 BANDWIDTH = 4.4e12
 """Bytes a second at which an H200 reads much at once."""

@@ -14,10 +14,7 @@ A program is one warp of few registers, so that all programs of a large batch ru
 keys of others are on their way. The newest token comes first, with those before it that are too few for a step;
 all steps that follow are full and need no masks.
 
-Lengths of sequences differ by orders of magnitude, and one program a sequence would leave the card waiting
-for the longest. So the keys of a sequence are cut into splits of equal size, a program each; programs past
-the end of their sequence end at once. A sequence of one split is finished by its program; the partial
-softmaxes of longer ones are joined by a second kernel.
+Long sequences are cut into splits, a program each (`splits.py`).
 """
 
 import torch
@@ -25,6 +22,7 @@ import triton
 import triton.language as tl
 
 from penstock.models.kernels.rotary import Rotary, turned
+from penstock.models.kernels.splits import EMPTY, LOG2_E, join_kernel, keys_of_a_split, with_sink
 
 LINES = 16
 """Keys of one step of a program: those of so many tokens, or of fewer tokens and several heads. A block of the
@@ -33,29 +31,8 @@ QUERIES = 8
 """Queries of a program, at least: the least that tensor cores take."""
 ONE_WARP = 16 * 128
 """Numbers of the result that one warp can hold beside the keys; larger ones take two."""
-SPLIT_KEYS = 512
-"""Keys of one program, where sequences are split."""
-UNSPLIT_KEYS = 1024
-"""Longest sequence that is not worth a split when there are enough sequences to fill the card."""
-FULL = 264
-"""Programs that fill a card: two for each multiprocessor of a large GPU."""
 ENOUGH = 1024
 """Programs that keep a card's memory busy, all at once."""
-SPLIT_COUNTS = (1, 4, 16, 64)
-"""Few, since a graph is captured for each; a program without keys costs next to nothing."""
-MAX_SPLITS = SPLIT_COUNTS[-1]
-EMPTY = tl.constexpr(-1e30)
-"""The maximum of no scores: finite, so that differences never give NaN."""
-LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-def choose_splits(rows: int, kv_heads: int, longest: int) -> int:
-    """How many programs share one sequence."""
-    unsplit = UNSPLIT_KEYS if rows * kv_heads >= FULL else SPLIT_KEYS
-    if longest <= unsplit:
-        return 1
-    wanted = -(-longest // SPLIT_KEYS)
-    return next((count for count in SPLIT_COUNTS if wanted <= count), MAX_SPLITS)
 
 
 @triton.jit
@@ -63,16 +40,6 @@ def _capped(scores, softcap):
     small = tl.exp(-2.0 * tl.abs(scores / softcap))
     tanh = (1.0 - small) / (1.0 + small)
     return softcap * tl.where(scores < 0, -tanh, tanh)
-
-
-@triton.jit
-def _with_sink(
-    sink, top, total, mixed, AXIS: tl.constexpr
-):  # a score that takes its share and gives no content
-    sink *= LOG2_E
-    higher = tl.maximum(top, sink)
-    shrink = tl.exp2(top - higher)
-    return total * shrink + tl.exp2(sink - higher), mixed * tl.expand_dims(shrink, AXIS)
 
 
 @triton.jit
@@ -212,7 +179,7 @@ def _decode_kernel(
         if num_splits == 1:
             if SINKS:
                 sink = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32)
-                summed, mixed = _with_sink(sink, top, summed, mixed, 0)
+                summed, mixed = with_sink(sink, top, summed, mixed, 0)
             tl.store(
                 out + row * out_row + heads[None] * out_head + dv[:, None],
                 (mixed / summed[None]).to(out.dtype.element_ty),
@@ -224,44 +191,6 @@ def _decode_kernel(
             tl.store(cell[None] + dv[:, None], mixed, mask=real[None] & (dv[:, None] < DV))
             tl.store(cell + DV, top, mask=real)
             tl.store(cell + DV + 1, summed, mask=real)
-
-
-@triton.jit
-def _join_kernel(
-    partial, positions, sinks, out, split_keys, out_row, out_head,
-    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
-    SPLITS: tl.constexpr, SINKS: tl.constexpr,
-):  # fmt: skip
-    """The splits of one sequence and key head, joined by their maxima."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    num_splits = tl.cdiv(tl.load(positions + row).to(tl.int32), split_keys)
-    if num_splits > 1:
-        member, dv = tl.arange(0, GROUP_PAD), tl.arange(0, DV_PAD)
-        heads = head * GROUP + member
-        real = member < GROUP
-        wide = real[:, None] & (dv[None] < DV)
-        top = tl.full([GROUP_PAD], EMPTY, tl.float32)
-        total = tl.zeros([GROUP_PAD], tl.float32)
-        mixed = tl.zeros([GROUP_PAD, DV_PAD], tl.float32)
-        for split in range(num_splits):
-            cell = partial + ((row * tl.num_programs(1) * GROUP + heads) * SPLITS + split) * (DV + 2)
-            part_top = tl.load(cell + DV, mask=real, other=EMPTY)
-            part_total = tl.load(cell + DV + 1, mask=real, other=0.0)
-            part = tl.load(cell[:, None] + dv[None], mask=wide, other=0.0)
-            higher = tl.maximum(top, part_top)
-            old, new = tl.exp2(top - higher), tl.exp2(part_top - higher)
-            total = total * old + part_total * new
-            mixed = mixed * old[:, None] + part * new[:, None]
-            top = higher
-        if SINKS:
-            sink = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32)
-            total, mixed = _with_sink(sink, top, total, mixed, 1)
-        total = tl.where(real, total, 1.0)
-        tl.store(
-            out + row * out_row + heads[:, None] * out_head + dv[None],
-            (mixed / total[:, None]).to(out.dtype.element_ty),
-            mask=wide,
-        )
 
 
 def attend_decode(
@@ -292,8 +221,7 @@ def attend_decode(
     partial = query.new_empty(
         (rows * heads * splits if splits > 1 else 0, value_dim + 2), dtype=torch.float32
     )
-    longest = tables.shape[1] * block_size
-    split_keys = max(SPLIT_KEYS, triton.cdiv(triton.cdiv(longest, MAX_SPLITS), LINES) * LINES)
+    split_keys = keys_of_a_split(tables.shape[1] * block_size, LINES)
     held = out if sinks is None else sinks
     cos, sin = (query, query) if rotary is None else rotary
     assert cos.stride(-1) == sin.stride(-1) == 1
@@ -321,7 +249,7 @@ def attend_decode(
         num_stages=_stages(rows * kv_heads // pack * splits, pack * slot, unpacks=unpacks), **shape,
     )  # fmt: skip
     if splits > 1:
-        _join_kernel[(rows, kv_heads)](
+        join_kernel[(rows, kv_heads)](
             partial, positions, held, out, split_keys, out.stride(0), out.stride(1),
             GROUP_PAD=triton.next_power_of_2(group), num_warps=4, **shape,
         )  # fmt: skip

@@ -59,7 +59,7 @@ def attend_and_check(
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("splits", [1, 4])
 def test_decoding_equals_the_reference_and_writes_the_newest(options, splits, monkeypatch):
-    monkeypatch.setattr(decode, "SPLIT_KEYS", 64)
+    monkeypatch.setattr("penstock.models.kernels.splits.SPLIT_KEYS", 64)
     attend_and_check(
         [0, 15, 64, 188, 129], heads=6, kv_heads=2, dim=24, value_dim=16, splits=splits, **options
     )
@@ -68,7 +68,7 @@ def test_decoding_equals_the_reference_and_writes_the_newest(options, splits, mo
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("splits", [1, 4])
 def test_heads_that_are_served_together_ignore_each_others_keys(options, splits, monkeypatch):
-    monkeypatch.setattr(decode, "SPLIT_KEYS", 64)
+    monkeypatch.setattr("penstock.models.kernels.splits.SPLIT_KEYS", 64)
     monkeypatch.setattr(decode, "ENOUGH", 1)
     attend_and_check(
         [0, 15, 64, 188, 129], heads=6, kv_heads=2, dim=24, value_dim=16, splits=splits, **options
@@ -117,22 +117,12 @@ def test_half_precision_is_within_its_rounding(dim):
     attend_and_check([39, 2], heads=4, kv_heads=4, dim=dim, value_dim=dim, dtype=HALF, tolerance=1e-2)
 
 
-def test_splits_follow_the_longest_sequence():
-    assert decode.choose_splits(rows=512, kv_heads=2, longest=1024) == 1
-    assert decode.choose_splits(rows=512, kv_heads=2, longest=1025) == 4
-    assert decode.choose_splits(rows=8, kv_heads=2, longest=600) == 4
-    assert decode.choose_splits(rows=8, kv_heads=2, longest=512) == 1
-    assert decode.choose_splits(rows=512, kv_heads=2, longest=8192) == 16
-    assert decode.choose_splits(rows=1, kv_heads=2, longest=32768) == 64
-    assert decode.choose_splits(rows=1, kv_heads=2, longest=1 << 20) == 64
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (HALF, 1e-2)], ids=["32", "16"])
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("splits", [1, 4])
 def test_queries_and_keys_are_turned_on_the_way(dtype, tolerance, together, splits, monkeypatch):
     """From parts of one joined product, whose rows are not dense; rounded once."""
-    monkeypatch.setattr(decode, "SPLIT_KEYS", 32)
+    monkeypatch.setattr("penstock.models.kernels.splits.SPLIT_KEYS", 32)
     monkeypatch.setattr(decode, "ENOUGH", 1 if together else 1024)
     generator = torch.Generator().manual_seed(0)
 

@@ -38,8 +38,8 @@ from penstock.engines.embedded.scheduler import Batch
 from penstock.engines.embedded.sequence import Sequence
 from penstock.masks import NO_WORDS, Packed
 from penstock.models import attention
-from penstock.models.kernels.decode import SPLIT_COUNTS, choose_splits
 from penstock.models.kernels.sampling import Cuts, Sampled, sample
+from penstock.models.kernels.splits import SPLIT_COUNTS, choose_splits
 from penstock.transfer import download, upload
 
 
