@@ -22,7 +22,8 @@ import triton
 import triton.language as tl
 
 from penstock.models.kernels.rotary import Rotary, turned
-from penstock.models.kernels.splits import EMPTY, LOG2_E, join_kernel, keys_of_a_split, with_sink
+from penstock.models.kernels.softmax import EMPTY, LOG2_E, capped, with_sink
+from penstock.models.kernels.splits import join_kernel, keys_of_a_split
 
 LINES = 16
 """Keys of one step of a program: those of so many tokens, or of fewer tokens and several heads. A block of the
@@ -36,16 +37,9 @@ ENOUGH = 1024
 
 
 @triton.jit
-def _capped(scores, softcap):
-    small = tl.exp(-2.0 * tl.abs(scores / softcap))
-    tanh = (1.0 - small) / (1.0 + small)
-    return softcap * tl.where(scores < 0, -tanh, tanh)
-
-
-@triton.jit
 def _scaled(scores, scaling, softcap, SOFTCAP: tl.constexpr):  # as powers of two
     if SOFTCAP:
-        return _capped(scores * scaling, softcap) * LOG2_E
+        return capped(scores * scaling, softcap) * LOG2_E
     return scores * (scaling * LOG2_E)
 
 
@@ -105,6 +99,36 @@ def _places(
 
 
 @triton.jit
+def _last_step(
+    key, value, pool, blocks, row, first_head, first, whole, length, dk, dv, cos, sin,
+    key_row, key_head, value_row, value_head,
+    POOL_TOKEN: tl.constexpr, POOL_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, LINES: tl.constexpr,
+    PACK: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ROTARY: tl.constexpr,
+):  # fmt: skip
+    """Keys, values and which lines count, of the newest token and those from `whole` on before it; the newest is
+    written to the pool."""
+    served, line = first_head + tl.arange(0, PACK), tl.arange(0, LINES)
+    token, head = line // PACK, line % PACK
+    place = whole + token
+    old, newest = (place < length) & (place >= first), place == length
+    here = _places(pool, blocks, whole, token, place <= length, BLOCK_SIZE, LINES // PACK, POOL_TOKEN)
+    here += head * POOL_HEAD
+    k = tl.load(here[:, None] + dk[None], mask=old[:, None] & (dk[None] < DK), other=0.0)
+    v = tl.load(here[None] + DK + dv[:, None], mask=old[None] & (dv[:, None] < DV), other=0.0)
+    key_at = key + row * key_row + served[:, None] * key_head
+    new_key = _load_key(key_at, dk[None], dk[None] < DK, cos, sin, DK, ROTARY)
+    value_at = value + row * value_row + served[:, None] * value_head
+    new_value = tl.load(value_at + dv[None], mask=dv[None] < DV, other=0.0)
+    k = tl.where(newest[:, None], _for_lines(new_key, LINES), k.to(key.dtype.element_ty))
+    v = tl.where(newest[None], tl.trans(_for_lines(new_value, LINES)), v.to(key.dtype.element_ty))
+    at = _places(pool, blocks, length, 0, True, BLOCK_SIZE, 1, POOL_TOKEN)
+    at += tl.arange(0, PACK)[:, None] * POOL_HEAD
+    tl.store(at + dk[None], new_key.to(pool.dtype.element_ty), mask=dk[None] < DK)
+    tl.store(at + DK + dv[None], new_value.to(pool.dtype.element_ty), mask=dv[None] < DV)
+    return k, v, old | newest
+
+
+@triton.jit
 def _decode_kernel(
     query, key, value, pool, tables, positions, sinks, out, partial, scaling, softcap, window, split_keys,
     query_row, query_head, key_row, key_head, value_row, value_head, out_row, out_head, table_row,
@@ -140,29 +164,18 @@ def _decode_kernel(
         top = tl.full([MEMBERS], EMPTY, tl.float32)
         total = tl.zeros([LINES, MEMBERS], tl.float32)
         mixed = tl.zeros([DV_PAD, MEMBERS], tl.float32)
-        served, line = first_head + tl.arange(0, PACK), tl.arange(0, LINES)
+        line = tl.arange(0, LINES)
         token, head = line // PACK, line % PACK
         own = (member // SLOT)[None] == head[:, None]
         whole = end // TOKENS * TOKENS
         if split == num_splits - 1:  # the newest, and what is left of full steps
-            place = whole + token
-            old, newest = (place < length) & (place >= first), place == length
-            here = _places(pool, blocks, whole, token, place <= length, BLOCK_SIZE, TOKENS, POOL_TOKEN)
-            here += head * POOL_HEAD
-            k = tl.load(here[:, None] + dk[None], mask=old[:, None] & (dk[None] < DK), other=0.0)
-            v = tl.load(here[None] + DK + dv[:, None], mask=old[None] & (dv[:, None] < DV), other=0.0)
-            key_at = key + row * key_row + served[:, None] * key_head
-            new_key = _load_key(key_at, dk[None], dk[None] < DK, cos, sin, DK, ROTARY)
-            value_at = value + row * value_row + served[:, None] * value_head
-            new_value = tl.load(value_at + dv[None], mask=dv[None] < DV, other=0.0)
-            k = tl.where(newest[:, None], _for_lines(new_key, LINES), k.to(q.dtype))
-            v = tl.where(newest[None], tl.trans(_for_lines(new_value, LINES)), v.to(q.dtype))
-            at = _places(pool, blocks, length, 0, True, BLOCK_SIZE, 1, POOL_TOKEN)
-            at += tl.arange(0, PACK)[:, None] * POOL_HEAD
-            tl.store(at + dk[None], new_key.to(pool.dtype.element_ty), mask=dk[None] < DK)
-            tl.store(at + DK + dv[None], new_value.to(pool.dtype.element_ty), mask=dv[None] < DV)
+            k, v, counted = _last_step(
+                key, value, pool, blocks, row, first_head, first, whole, length, dk, dv, cos, sin,
+                key_row, key_head, value_row, value_head,
+                POOL_TOKEN, POOL_HEAD, BLOCK_SIZE, LINES, PACK, DK, DV, ROTARY,
+            )  # fmt: skip
             top, total, mixed = _absorb(
-                q, k, v, own & (old | newest)[:, None], top, total, mixed, scaling, softcap,
+                q, k, v, own & counted[:, None], top, total, mixed, scaling, softcap,
                 False, SOFTCAP, PRECISION,
             )  # fmt: skip
         for start in range(first // TOKENS * TOKENS, whole, TOKENS):

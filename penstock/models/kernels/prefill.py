@@ -15,12 +15,12 @@ import torch
 import triton
 import triton.language as tl
 
+from penstock.models.kernels.softmax import EMPTY, capped
+
 KEYS = 64
 """Keys of one step of a program."""
 QUERY_ROWS = 64
 """Rows (queries × heads of a group) of one tile of a packed batch."""
-EMPTY = tl.constexpr(-1e30)
-"""The maximum of no scores: finite, so that differences never give NaN."""
 
 
 @triton.jit
@@ -40,9 +40,7 @@ def _advance(  # one step of the online softmax over a tile of keys
     key = tl.load(key_at[None, :] + dk[:, None] * key_dim, mask=seen[None, :] & (dk[:, None] < DK), other=0.0)
     scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scaling
     if SOFTCAP:
-        small = tl.exp(-2.0 * tl.abs(scores / softcap))
-        tanh = (1.0 - small) / (1.0 + small)
-        scores = softcap * tl.where(scores < 0, -tanh, tanh)
+        scores = capped(scores, softcap)
     visible = seen[None, :] & (place[None, :] <= positions[:, None])
     if WINDOW > 0:
         visible = visible & (positions[:, None] - place[None, :] < WINDOW)

@@ -9,6 +9,8 @@ partial softmaxes of longer ones are joined here.
 import triton
 import triton.language as tl
 
+from penstock.models.kernels.softmax import EMPTY, with_sink
+
 SPLIT_KEYS = 512
 """Keys of one program, where sequences are split."""
 UNSPLIT_KEYS = 1024
@@ -18,9 +20,6 @@ FULL = 264
 SPLIT_COUNTS = (1, 4, 16, 64)
 """Few, since a graph is captured for each; a program without keys costs next to nothing."""
 MAX_SPLITS = SPLIT_COUNTS[-1]
-EMPTY = tl.constexpr(-1e30)
-"""The maximum of no scores: finite, so that differences never give NaN."""
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def choose_splits(rows: int, kv_heads: int, longest: int) -> int:
@@ -37,15 +36,6 @@ def keys_of_a_split(longest: int, lines: int) -> int:
     than there may be."""
     needed = -(-longest // MAX_SPLITS)
     return max(SPLIT_KEYS, -(-needed // lines) * lines)
-
-
-@triton.jit
-def with_sink(sink, top, total, mixed, AXIS: tl.constexpr):
-    """A softmax with one score more, which takes its share and gives no content."""
-    sink *= LOG2_E
-    higher = tl.maximum(top, sink)
-    shrink = tl.exp2(top - higher)
-    return total * shrink + tl.exp2(sink - higher), mixed * tl.expand_dims(shrink, AXIS)
 
 
 @triton.jit
