@@ -4,7 +4,7 @@ Two real processes. One publishes, as a trainer does; the other (`penstock.bench
 engine with a full batch that decodes. The stall is how long the engine computes nothing for an update. An update
 is fresh when the first token on the new weights has been drawn, counted from the beginning of its publication:
 that holds the rest of the step that was running and a whole step after it, so it depends on the engine's batch.
-The engine is told when the update has been read by its event loop. It is seen when a caller has such a token.
+An engine is told of an update when its event loop has read it. An update is seen when a caller has a token on it.
 """
 
 import itertools

@@ -40,7 +40,8 @@ class PlacementConfig(Section):
     card and training is asynchronous; without `nvidia-cuda-mps-control` the log says so and they take turns."""
     first: Literal["engine", "trainer", "none"] = "engine"
     """Under MPS, whose kernels go first where both wait for room on the card. `engine`: generation keeps about
-    half of its speed beside training, and the sum of both is largest. `trainer`, `none`: it keeps a third."""
+    half of its speed beside training, and the sum of both is largest. `trainer`, `none`: it keeps less, down to
+    a third."""
 
 
 class EvalConfig(Section):
