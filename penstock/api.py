@@ -13,20 +13,20 @@ from penstock.config.loader import build, read_yaml
 from penstock.errors import UserError
 from penstock.interfaces import Scorer
 from penstock.observe.views import View, make_view
-from penstock.orchestration.cards import find_cards
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.preparation import prepare
+from penstock.orchestration.gpus import find_cards
+from penstock.orchestration.preflight import prepare
 from penstock.orchestration.session import Session
 from penstock.orchestration.summary import Summary
-from penstock.rollout.runner import Workflow
+from penstock.rollout.group_runner import Workflow
 from penstock.scoring.functions import describe_callable
-from penstock.scoring.loader import stop_if_loading_user_code
-from penstock.scoring.local import ThreadScorer
+from penstock.scoring.in_process import ThreadScorer
+from penstock.scoring.reward_loader import stop_if_loading_user_code
 from penstock.tasks.sources import tasks_from_rows
 from penstock.types import Task
 
 Reward = str | Callable[..., Any]
-DEMO = Path(__file__).parent / "cli" / "demo.yaml"
+DEMO = Path(__file__).parent / "demo" / "demo.yaml"
 
 
 def train(

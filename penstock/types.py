@@ -107,7 +107,7 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
 
 
 class SamplingMask(Record, frozen=True, kw_only=True):
-    """The ids that truncation left, per sampled token; `penstock.masks` packs and reads them.
+    """The ids that truncation left, per sampled token; `penstock.sampling_masks` packs and reads them.
 
     `words` holds token after token: its ids, ascending, or, where that takes fewer words, a little-endian
     bitmask of the vocabulary: bit b of word w stands for id 32 w + b."""

@@ -8,9 +8,9 @@ from transformers import Qwen2Config
 from penstock.bench.shapes import SHAPES
 from penstock.config.loader import load_config
 from penstock.models.outline import outline
-from penstock.orchestration.cards import Card
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.memory import plan_memory
+from penstock.orchestration.gpus import Card
+from penstock.orchestration.memory_plan import plan_memory
 from penstock.scoring.functions import load_functions, score_group
 from penstock.tasks.sources import load_tasks
 from tests.scoring.groups import a_group

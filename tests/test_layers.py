@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "penstock"
 LAYERS = {
     "types": 0,
-    "masks": 0,
+    "sampling_masks": 0,
     "errors": 0,
     "usercode": 0,
     "interfaces": 0,
@@ -26,6 +26,7 @@ LAYERS = {
     "algorithms": 2,
     "sync": 2,
     "models": 2,
+    "demo": 2,
     "trainer": 3,
     "orchestration": 4,
     "serve": 4,
@@ -35,7 +36,7 @@ LAYERS = {
     "worker": 5,
     "bench": 5,
 }
-ALLOWED_SIBLINGS = {("engines", "models"), ("sync", "models")}
+ALLOWED_SIBLINGS = {("engines", "models"), ("sync", "models"), ("demo", "models"), ("tasks", "demo")}
 TRAINER_MAY_IMPORT = {"algorithms", "models"}
 
 

@@ -10,8 +10,8 @@ import time
 
 import torch
 
-from penstock.models.kernels.decode import attend_decode
-from penstock.models.kernels.splits import choose_splits
+from penstock.engines.embedded.cuda.kernels.attention_splits import choose_splits
+from penstock.engines.embedded.cuda.kernels.decode_attention import attend_decode
 
 BANDWIDTH = 4.4e12
 """Bytes a second at which an H200 reads much at once."""

@@ -17,7 +17,7 @@ penstock() { python -c 'from penstock.cli import main; main()' "$@"; }
 
 run_part() {
     case $1 in
-    tests) python -m pytest -q -p no:cacheprovider tests/engines/embedded/cuda tests/models/kernels tests/sync ;;
+    tests) python -m pytest -q -p no:cacheprovider tests/engines/embedded/cuda tests/trainer/forward/test_logprob_kernel.py tests/sync ;;
     sync) penstock bench sync --shape 1.5b --json "$out/sync.json" ;;
     train) penstock bench train --shape 1.5b --json "$out/train.json" ;;
     engine) penstock bench engine --shape 1.5b --json "$out/engine.json" ;;

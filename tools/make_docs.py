@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from penstock.cli.reference import configuration_reference
+from penstock.cli.config_reference import configuration_reference
 
 PAGES = {Path("docs/configuration.md"): configuration_reference}
 

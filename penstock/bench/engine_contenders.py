@@ -17,7 +17,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.engines.embedded.once import FixedWeights
+from penstock.engines.embedded.text_generation import FixedWeights
 from penstock.types import GenerateRequest, SamplingMask, SamplingParams
 
 MAX_BATCH_TOKENS = 256

@@ -30,7 +30,7 @@ from penstock.config.loader import load_config
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.cuda.products import Choices
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.engines.embedded.once import FixedWeights
+from penstock.engines.embedded.text_generation import FixedWeights
 from penstock.models.load import resolve_device
 from penstock.types import GenerateRequest, SamplingParams
 

@@ -4,7 +4,7 @@ Synchronous is `max_staleness=0`: one phase at a time, each free to use every co
 `max_staleness=4` with the same engines, the same seed and the same number of steps. In the long-tailed
 setting each rollout also waits on an environment whose latency is log-normal, with median 0.2 of the
 synchronous trainer's measured step and p90 five times the median. On a GPU, or when asked for, also what
-engine and trainer do on one card (`penstock.bench.colocated`).
+engine and trainer do on one card (`penstock.bench.shared_gpu`).
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.api import cache_folder
-from penstock.bench import colocated
+from penstock.bench import shared_gpu as colocated
 from penstock.bench.workload import EndlessTokenizer, make_model, make_tasks
 from penstock.config.loader import build
-from penstock.models.builtin import ensure_builtin_model
+from penstock.demo.latency import LogNormalLatency
+from penstock.demo.model import ensure_builtin_model
 from penstock.models.load import resolve_device
 from penstock.observe.views import SilentView
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.preparation import Prepared
+from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.session import Session
 from penstock.orchestration.summary import Summary
-from penstock.rollout.runner import Agent, SingleTurn, Workflow
-from penstock.tasks.latency import LogNormalLatency
+from penstock.rollout.group_runner import Agent, SingleTurn, Workflow
 from penstock.types import Episode, Task
 
 Part = Literal["settings", "colocated"]

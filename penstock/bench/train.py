@@ -22,12 +22,12 @@ from rich.table import Table
 from penstock.bench.shapes import hardware, make_shape, num_matrix_parameters
 from penstock.bench.train_steps import ON_CPU, ON_GPU, steps_arm
 from penstock.models.load import resolve_device
-from penstock.models.recompute import Checkpointing
-from penstock.trainer.batch import PackedRow
 from penstock.trainer.config import OptimizerStates, TrainerConfig
+from penstock.trainer.dummy_batch import made_up_turn
+from penstock.trainer.forward.checkpointing import Checkpointing
+from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.optimizer import MasterAdamW
-from penstock.trainer.policy import PackedModel
-from penstock.trainer.warming import made_up_turn
 from penstock.types import TrainSequence, sample_of_turn
 
 GB = 1e9

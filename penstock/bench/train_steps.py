@@ -15,10 +15,10 @@ from torch._dynamo.utils import counters
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.bench.shapes import make_shape
 from penstock.trainer.config import TrainerConfig
+from penstock.trainer.dummy_batch import made_up_turn
 from penstock.trainer.packing import plan_step
+from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.sharing import find_families
-from penstock.trainer.trainer import PolicyTrainer
-from penstock.trainer.warming import made_up_turn
 from penstock.types import Episode, Group, Score, ScoredGroup, StepPlan, Task
 
 

@@ -52,13 +52,13 @@ def engine(
 ) -> None:
     """The embedded engine against transformers' generate and continuous batching. With --shape, or on a GPU:
     a whole job, a long-tailed queue and recorded masks at that shape."""
-    from penstock.bench import engine, engine_gpu
+    from penstock.bench import engine_cpu, engine_gpu
     from penstock.models.load import resolve_device
 
     if shape is None and resolve_device("auto") == "cpu":
         if settings or only:
             raise ConfigError("settings and --only belong to a shape: add --shape tiny, 1.5b or 7b")
-        engine.run(json)
+        engine_cpu.run(json)
     else:
         engine_gpu.run(
             json,

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 
 from penstock.api import cache_folder
+from penstock.demo.model import ensure_builtin_model
 from penstock.engines.config import EngineConfig
-from penstock.engines.embedded.once import Prompt, generate_text
-from penstock.models.builtin import ensure_builtin_model
+from penstock.engines.embedded.text_generation import Prompt, generate_text
 from penstock.types import Message, SamplingParams
 from penstock.worker.quiet import quieten
 

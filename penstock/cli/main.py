@@ -78,7 +78,7 @@ def init(
     debug: Debug = False,
 ) -> None:
     """Write a commented starter config."""
-    from penstock.cli.reference import starter_config
+    from penstock.cli.config_reference import starter_config
 
     if path.exists():
         raise UserError(f"{path} exists already; name another file or remove it")
@@ -118,7 +118,7 @@ def list_entries(
     debug: Debug = False,
 ) -> None:
     """List what the config can name."""
-    from penstock.cli.catalogue import print_algorithms
+    from penstock.cli.algorithm_list import print_algorithms
 
     if what != "algorithms":
         raise UserError(f"penstock list knows algorithms, got {what!r}")

@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.errors import UserError
 from penstock.models import attention
+from penstock.models.matmul_check import check_products
 from penstock.models.precision import guard_bfloat16
-from penstock.models.products import check_products
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -2,8 +2,8 @@
 
 from penstock.buffer.adaptive import AdaptiveBound, AdaptiveRules
 from penstock.buffer.config import StalenessConfig
-from penstock.buffer.queue import RolloutBuffer
-from penstock.orchestration.stepping import TrainedStep
+from penstock.buffer.rollout_buffer import RolloutBuffer
+from penstock.orchestration.step_planner import TrainedStep
 
 
 def starting_bound(config: StalenessConfig) -> int:

@@ -16,12 +16,12 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.buffer.gate import Dropped, Selection, Ticket
-from penstock.buffer.queue import BufferClosed, RolloutBuffer
+from penstock.buffer.admission import Dropped, Selection, Ticket
+from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.errors import RequestRefused, ScoringFailed
 from penstock.interfaces import Engine, Scorer, Trainer
-from penstock.orchestration.stepping import StepPlanner, TrainedStep
-from penstock.rollout.runner import RolloutRunner
+from penstock.orchestration.step_planner import StepPlanner, TrainedStep
+from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import ScoredGroup, Task, UpdateReceipt
 
 

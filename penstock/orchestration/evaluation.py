@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.errors import RequestRefused, ScoringFailed
 from penstock.interfaces import Scorer
-from penstock.rollout.runner import RolloutRunner
+from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import Task
 
 MAX_IN_FLIGHT = 64

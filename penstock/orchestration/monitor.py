@@ -13,7 +13,7 @@ from penstock.observe.status import ProcessStatus, RunStatus
 from penstock.observe.views import View
 from penstock.observe.writers import MetricsWriter
 from penstock.orchestration.controller import Controller
-from penstock.orchestration.stepping import TrainedStep
+from penstock.orchestration.step_planner import TrainedStep
 from penstock.types import EngineReport, UpdateReceipt
 
 POLL_S = 0.5

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from penstock.orchestration.cards import Card
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpus import Card
 from penstock.orchestration.launchers.mps import mps
 
 

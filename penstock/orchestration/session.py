@@ -15,9 +15,9 @@ from typing import TypeVar
 import msgspec
 
 from penstock.algorithms.selection import select
-from penstock.buffer.gate import StalenessGate
-from penstock.buffer.queue import Chosen, RolloutBuffer
-from penstock.engines.pool import EnginePool
+from penstock.buffer.admission import StalenessGate
+from penstock.buffer.rollout_buffer import Chosen, RolloutBuffer
+from penstock.engines.engine_pool import EnginePool
 from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
 from penstock.interfaces import Engine, Scorer
 from penstock.observe.views import View
@@ -27,12 +27,12 @@ from penstock.orchestration.evaluation import Evaluator
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.monitor import RunMonitor
 from penstock.orchestration.placement import sharing
-from penstock.orchestration.preparation import Prepared, open_writers
-from penstock.orchestration.stepping import StepPlanner, TrainedStep
+from penstock.orchestration.preflight import Prepared, open_writers
+from penstock.orchestration.step_planner import StepPlanner, TrainedStep
 from penstock.orchestration.summary import Summary
 from penstock.orchestration.workers import LaunchedScorer, Workers, start_workers
-from penstock.rollout.runner import RolloutRunner, Workflow
-from penstock.scoring.pool import ScorerPool
+from penstock.rollout.group_runner import RolloutRunner, Workflow
+from penstock.scoring.scorer_pool import ScorerPool
 from penstock.tasks.stream import TaskStream
 from penstock.types import ScoredGroup
 

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.engines.client import EngineClient, EngineStart
+from penstock.engines.engine_client import EngineClient, EngineStart
 from penstock.errors import ChannelClosed, ScoringFailed, WorkerDied
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.launchers.local import LocalLauncher, LocalWorker
 from penstock.orchestration.placement import Environments, place_threads
-from penstock.orchestration.preparation import Prepared
-from penstock.scoring.client import ScoringClient, ScoringStart
-from penstock.trainer.client import TrainerClient, TrainerStart
+from penstock.orchestration.preflight import Prepared
+from penstock.scoring.scoring_client import ScoringClient, ScoringStart
+from penstock.trainer.trainer_client import TrainerClient, TrainerStart
 from penstock.types import Group, Score
 
 
@@ -113,7 +113,7 @@ async def _start_trainer(
 
 
 class LaunchedScorer:
-    """One scoring process that can be replaced: `penstock.scoring.pool.ScoringWorker`."""
+    """One scoring process that can be replaced: `penstock.scoring.scorer_pool.ScoringWorker`."""
 
     def __init__(self, launcher: LocalLauncher, name: str, config: PenstockConfig) -> None:
         self._launcher = launcher

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from penstock.interfaces import Verification
+from penstock.sync.bucket_layout import check_same_model, lay_out, view
 from penstock.sync.fingerprint import Fingerprinter, compare, unsigned
-from penstock.sync.layout import check_same_model, lay_out, view
 from penstock.sync.ring import SlotRing
 from penstock.transfer import download, mark
 from penstock.types import DEFAULT_POLICY, TensorSpec, WeightUpdate
@@ -99,7 +99,7 @@ def make_copy(targets: Mapping[str, torch.Tensor], sources: Mapping[str, torch.T
     pairs = [(target, sources[name]) for name, target in targets.items()]
     if importlib.util.find_spec("triton") is None:
         return lambda: torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-    from penstock.sync.kernel import CopyPlan, SumPlan
+    from penstock.sync.hash_kernel import CopyPlan, SumPlan
 
     alike = len({tensor.dtype for pair in pairs for tensor in pair}) == 1
     if not (alike and all(tensor.is_contiguous() for pair in pairs for tensor in pair)):

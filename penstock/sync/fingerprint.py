@@ -23,7 +23,7 @@ from penstock.errors import FingerprintMismatch
 from penstock.transfer import download, mark
 
 if TYPE_CHECKING:
-    from penstock.sync.kernel import SumPlan
+    from penstock.sync.hash_kernel import SumPlan
 
 _PIECE = 1 << 18
 FACTOR, WALK, CARRY = 0x5851F42D, 0x61C88647, 0x2545F491
@@ -120,7 +120,7 @@ class Fingerprinter:
         return fused and tensor.is_contiguous()
 
     def _plan(self, tensors: Mapping[str, torch.Tensor]) -> "SumPlan":
-        from penstock.sync.kernel import SumPlan
+        from penstock.sync.hash_kernel import SumPlan
 
         key = tuple((tensor.data_ptr(), tensor.numel()) for tensor in tensors.values())
         if key not in self._plans:

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from penstock.interfaces import Verification
+from penstock.sync.bucket_layout import check_same_model, lay_out, view
 from penstock.sync.fingerprint import Fingerprinter, compare
-from penstock.sync.layout import check_same_model, lay_out, view
 from penstock.sync.ring import SlotRing
 from penstock.transfer import mark
 from penstock.types import DEFAULT_POLICY, WeightUpdate

@@ -11,9 +11,9 @@ from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.kl import KL_ESTIMATORS
 from penstock.algorithms.losses import LOSSES
 from penstock.algorithms.tokens import LossTokens
-from penstock.trainer.policy import PackedModel, TokenOutputs
-from penstock.trainer.preparation import PreparedRow
-from penstock.trainer.values import value_loss
+from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
+from penstock.trainer.forward.value_head import value_loss
+from penstock.trainer.step_preparation import PreparedRow
 
 
 class Objective:

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.eightbit import EightBitAdamW
-from penstock.trainer.host import HasGradient, HostAdamW, host_master
-from penstock.trainer.rules import Float32AdamW, UpdateRule
+from penstock.trainer.eightbit_adamw import EightBitAdamW
+from penstock.trainer.host_adamw import HasGradient, HostAdamW, host_master
+from penstock.trainer.update_rules import Float32AdamW, UpdateRule
 
 
 def learning_rate_at(step: int, total_steps: int, config: TrainerConfig) -> float:

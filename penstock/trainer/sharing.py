@@ -1,7 +1,7 @@
 """Which tokens the sequences of a group have in common at their start, and how a row lays them once.
 
 Pure, without torch: the controller counts with it, the trainer lays rows with it. A row is laid as
-`penstock.models.prefix` reads it: shared prefixes, sequences that share nothing, then the rests.
+`penstock.trainer.forward.shared_prefixes` reads it: shared prefixes, sequences that share nothing, then the rests.
 """
 
 from collections.abc import Sequence

@@ -15,10 +15,10 @@ from pathlib import Path
 from penstock.channel import Channel, Method
 from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Hello, connect
 from penstock.channel.connection import Req, Res
-from penstock.engines.client import START_ENGINE
+from penstock.engines.engine_client import START_ENGINE
 from penstock.orchestration.launchers.mps import has_own_daemon, quit_orphan
-from penstock.scoring.client import START_SCORING
-from penstock.trainer.client import START_TRAINER
+from penstock.scoring.scoring_client import START_SCORING
+from penstock.trainer.trainer_client import START_TRAINER
 
 LOOKS, LOOK_AGAIN_S = 20, 0.05
 
@@ -57,9 +57,9 @@ async def _serve(address: str, name: str, token: str) -> int:
         traceback.print_exception(error)
         reading.cancel()
 
-    _serve_lazily(channel, START_ENGINE, "penstock.worker.engine", fail)
-    _serve_lazily(channel, START_TRAINER, "penstock.worker.trainer", fail)
-    _serve_lazily(channel, START_SCORING, "penstock.worker.scoring", fail)
+    _serve_lazily(channel, START_ENGINE, "penstock.worker.engine_role", fail)
+    _serve_lazily(channel, START_TRAINER, "penstock.worker.trainer_role", fail)
+    _serve_lazily(channel, START_SCORING, "penstock.worker.scoring_role", fail)
     reading = asyncio.get_running_loop().create_task(channel.run())
     await asyncio.gather(reading, return_exceptions=True)
     if failures:

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from penstock.channel.codec import decode, encode
-from penstock.masks import kept_ids, pack_mask
+from penstock.sampling_masks import kept_ids, pack_mask
 from penstock.types import Chunk, SamplingMask
 
 

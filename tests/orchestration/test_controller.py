@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.buffer.gate import StalenessGate
-from penstock.buffer.queue import Chosen, RolloutBuffer
+from penstock.buffer.admission import StalenessGate
+from penstock.buffer.rollout_buffer import Chosen, RolloutBuffer
 from penstock.errors import ScoringFailed, UserError
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.simulation import (
@@ -19,9 +19,9 @@ from penstock.orchestration.simulation import (
     SimulatedTokenizer,
     SimulatedTrainer,
 )
-from penstock.orchestration.stepping import StepPlanner
+from penstock.orchestration.step_planner import StepPlanner
 from penstock.orchestration.virtual_time import Deadlock, run_in_virtual_time
-from penstock.rollout.runner import RolloutRunner
+from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import Group, SamplingParams, Score, ScoredGroup, Task
 
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from penstock.observe.config import ObserveConfig
 from penstock.orchestration.monitor import RunMonitor
-from penstock.orchestration.stepping import TrainedStep
+from penstock.orchestration.step_planner import TrainedStep
 from penstock.types import StepResult, UpdateReceipt
 
 

@@ -12,11 +12,11 @@ from penstock.config.loader import build
 from penstock.errors import WorkerDied
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.views import SilentView
-from penstock.orchestration.cards import Card
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpus import Card
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.placement import Threads, place_threads, shares_a_card, sharing
-from penstock.orchestration.preparation import Prepared
+from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.session import Session
 from penstock.orchestration.workers import Workers, start_workers
 from penstock.types import Task

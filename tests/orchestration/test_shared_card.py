@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.buffer.gate import StalenessGate
-from penstock.buffer.queue import Chosen, RolloutBuffer
+from penstock.buffer.admission import StalenessGate
+from penstock.buffer.rollout_buffer import Chosen, RolloutBuffer
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.simulation import (
     SimulatedEngine,
@@ -20,9 +20,9 @@ from penstock.orchestration.simulation import (
     SimulatedTokenizer,
     SimulatedTrainer,
 )
-from penstock.orchestration.stepping import StepPlanner
+from penstock.orchestration.step_planner import StepPlanner
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.rollout.runner import RolloutRunner
+from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import Chunk, GenerateRequest, SamplingParams, StepPlan, StepResult, Task
 
 GROUPS, GROUP_SIZE, TOKENS, STEPS = 4, 2, 4, 40

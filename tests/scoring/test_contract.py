@@ -8,8 +8,8 @@ import pytest
 from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.interfaces import Scorer
 from penstock.scoring.functions import Reward, score_group, wrap
-from penstock.scoring.local import MemoryScorer, ThreadScorer
-from penstock.scoring.pool import ScorerPool
+from penstock.scoring.in_process import MemoryScorer, ThreadScorer
+from penstock.scoring.scorer_pool import ScorerPool
 from penstock.types import Group, Score, Task
 from tests.scoring.groups import a_group
 

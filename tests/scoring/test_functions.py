@@ -240,7 +240,7 @@ def test_a_signature_of_neither_form_is_refused() -> None:
 def test_loaded_functions_are_named_after_themselves_and_never_alike() -> None:
     functions = [
         "exact_match",
-        {"path": "penstock.scoring.builtin:exact_match", "weight": 0.5},
+        {"path": "penstock.scoring.builtin_rewards:exact_match", "weight": 0.5},
         {"path": "exact_match", "name": "again"},
     ]
     rewards = load_functions(RewardConfig.model_validate({"functions": functions}))

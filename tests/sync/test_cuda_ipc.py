@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from penstock.errors import FingerprintMismatch
+from penstock.sync.bucket_layout import lay_out
 from penstock.sync.cuda_ipc import CudaIpcPublisher, CudaIpcReceiver, Handle
 from penstock.sync.fingerprint import Fingerprinter, fingerprints
-from penstock.sync.layout import lay_out
 from penstock.types import TensorSpec, WeightUpdate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

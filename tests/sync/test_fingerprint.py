@@ -105,7 +105,7 @@ def test_the_kernel_gives_the_same_numbers(dtype: torch.dtype, monkeypatch: pyte
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     pytest.importorskip("triton", reason="triton is not installed: pip install 'penstock[gpu]'")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    monkeypatch.setattr("penstock.sync.kernel.SPAN", 2 * 4096)
+    monkeypatch.setattr("penstock.sync.hash_kernel.SPAN", 2 * 4096)
     generator = torch.Generator().manual_seed(3)
     tensors = {
         str(size): (torch.randn(size, generator=generator) * 50).to(dtype).to(device)

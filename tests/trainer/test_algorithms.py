@@ -12,7 +12,7 @@ from penstock.algorithms.advantages import ADVANTAGES
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.losses import LOSSES
-from penstock.masks import pack_mask
+from penstock.sampling_masks import pack_mask
 from penstock.trainer.packing import plan_step
 from penstock.types import SamplingParams, StepScore
 from tests.trainer.builders import VOCAB, make_groups, tiny_model

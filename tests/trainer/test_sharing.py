@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.trainer.batch import PackedRow
+from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.packing import plan_step
-from penstock.trainer.policy import PackedModel
 from penstock.trainer.sharing import RowLayout, find_families, forward_length
 from penstock.types import Sample, SamplingParams, TrainSequence
 from tests.trainer.builders import make_groups, tiny_model

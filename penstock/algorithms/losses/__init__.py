@@ -6,7 +6,7 @@ of the step (`proximal: start`). Correction weights multiply every token's loss.
 fact `clip_fraction`: the tokens whose policy gradient it cut to zero or bounded.
 """
 
-from penstock.algorithms.losses import clipped, sequence, trust, weighted
-from penstock.algorithms.losses.registry import LOSSES, STATISTICS
+from penstock.algorithms.losses import clipped, sequence_level, trust, weighted
+from penstock.algorithms.losses.loss_registry import LOSSES, STATISTICS
 
-__all__ = ["LOSSES", "STATISTICS", "clipped", "sequence", "trust", "weighted"]
+__all__ = ["LOSSES", "STATISTICS", "clipped", "sequence_level", "trust", "weighted"]

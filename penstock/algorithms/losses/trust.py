@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.algorithms.losses.registry import LOSSES, result, step_statistic
+from penstock.algorithms.losses.loss_registry import LOSSES, result, step_statistic
 from penstock.algorithms.tokens import LossTokens, LossValues, truncated
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 L = −sg(w) A log π, where sg stops the gradient; the losses differ in the weight w alone.
 """
 
-from penstock.algorithms.losses.registry import LOSSES, result
-from penstock.algorithms.losses.sequence import finite
+from penstock.algorithms.losses.loss_registry import LOSSES, result
+from penstock.algorithms.losses.sequence_level import finite
 from penstock.algorithms.tokens import LossTokens, LossValues, bounded, segment_sum
 
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from penstock.bench.learning.arms import Arm, Curve, Setup
-from penstock.bench.learning.sampler import Answers, Sampler, Snapshots
+from penstock.bench.learning.token_sampler import Answers, Sampler, Snapshots
+from penstock.demo.arithmetic import make_tasks, reward
 from penstock.models.load import load_model
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.tasks.arithmetic import make_tasks, reward
 from penstock.tasks.stream import TaskStream
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.trainer import PolicyTrainer
+from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.types import Group, SamplingParams, Score, ScoredGroup, StepPlan
 
 MICRO_BATCH_TOKENS = 4096

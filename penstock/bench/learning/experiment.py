@@ -22,8 +22,8 @@ from penstock.bench.learning import plots
 from penstock.bench.learning.arms import LAGS, METHODS, Arm, Curve, Setup
 from penstock.bench.learning.processes import Race, time_to_target
 from penstock.bench.learning.statistics import Estimate, areas, first_crossing, gain, ratios
-from penstock.buffer.gate import Late
-from penstock.models.builtin import ensure_builtin_model
+from penstock.buffer.admission import Late
+from penstock.demo.model import ensure_builtin_model
 
 LATE: tuple[Late, ...] = ("mask", "wait", "drop", "correct")
 LATE_BOUND = 4

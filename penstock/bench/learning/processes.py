@@ -19,14 +19,14 @@ from penstock.bench.learning.arms import Setup
 from penstock.bench.learning.statistics import Estimate, first_crossing
 from penstock.bench.loop import MEDIAN_OF_STEP, P90_OVER_MEDIAN, STALENESS, SlowEnvironment, measured_step_s
 from penstock.config.loader import build
+from penstock.demo.arithmetic import make_tasks
+from penstock.demo.latency import LogNormalLatency
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.views import SilentView
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.preparation import Prepared
+from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.session import Session
 from penstock.orchestration.summary import Summary
-from penstock.tasks.arithmetic import make_tasks
-from penstock.tasks.latency import LogNormalLatency
 
 MAX_CONTEXT = 64
 PROBE_STEPS = 12

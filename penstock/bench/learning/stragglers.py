@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.bench.learning.arms import Arm, Curve, Setup
 from penstock.bench.learning.bed import MICRO_BATCH_TOKENS, TestBed, scored
-from penstock.buffer.gate import Selection, StalenessGate, Ticket
+from penstock.buffer.admission import Selection, StalenessGate, Ticket
 from penstock.trainer.packing import plan_step
 from penstock.types import Task
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.engines.embedded.sequence import Sequence
 from penstock.interfaces import Tokenizer
-from penstock.masks import join_packed
+from penstock.sampling_masks import join_packed
 from penstock.types import Chunk, FinishReason
 
 

@@ -21,12 +21,12 @@ from torch import nn
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.blocks import BlockPool
 from penstock.engines.embedded.delivery import Stream
+from penstock.engines.embedded.model_runner import ModelRunner
 from penstock.engines.embedded.outbox import Outbox
-from penstock.engines.embedded.prefix import PrefixCache
-from penstock.engines.embedded.runner import ModelRunner
+from penstock.engines.embedded.prefix_cache import PrefixCache
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
-from penstock.engines.embedded.stepping import HostStepper, Stepper
+from penstock.engines.embedded.stepper import HostStepper, Stepper
 from penstock.engines.embedded.validation import check_request
 from penstock.errors import PenstockError
 from penstock.interfaces import Tokenizer, WeightReceiver
@@ -257,7 +257,7 @@ class EmbeddedEngine:
         device = self._runner.open_device(self.config)
         if device is None:
             return HostStepper(self._scheduler, self._runner, self._outbox, version)
-        from penstock.engines.embedded.cuda.stepping import DeviceStepper
+        from penstock.engines.embedded.cuda.device_stepper import DeviceStepper
 
         return DeviceStepper(self._scheduler, device, self._outbox, version)
 

@@ -4,7 +4,7 @@ from penstock.engines.embedded.delivery import Stream, cut_chunk, end_within
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence
 from penstock.interfaces import Tokenizer
-from penstock.masks import Packed, first_tokens
+from penstock.sampling_masks import Packed, first_tokens
 from penstock.types import FinishReason
 
 

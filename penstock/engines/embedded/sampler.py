@@ -21,7 +21,7 @@ from penstock.engines.embedded.noise import Words, exponentials, streams
 from penstock.engines.embedded.sequence import Sequence
 from penstock.engines.embedded.shaping import shape_logits
 from penstock.engines.embedded.truncation import truncate
-from penstock.masks import NO_WORDS
+from penstock.sampling_masks import NO_WORDS
 
 Ids = npt.NDArray[np.int32]
 

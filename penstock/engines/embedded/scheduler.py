@@ -14,7 +14,7 @@ import bisect
 import heapq
 from dataclasses import dataclass, field
 
-from penstock.engines.embedded.prefix import PrefixCache
+from penstock.engines.embedded.prefix_cache import PrefixCache
 from penstock.engines.embedded.sequence import Sequence
 
 Span = tuple[Sequence, int, int]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from penstock.engines.embedded.blocks import ROOT
-from penstock.masks import Packed
+from penstock.sampling_masks import Packed
 from penstock.types import GenerateRequest
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from penstock.errors import MissingExtraError
 from penstock.observe.config import ObserveConfig
-from penstock.observe.writers.jsonl import JsonlWriter
+from penstock.observe.writers.metrics_jsonl import JsonlWriter
 
 
 class MetricsWriter(Protocol):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.errors import TaskError
 from penstock.tasks.config import TasksConfig
-from penstock.tasks.rows import Row, tasks_from_rows
+from penstock.tasks.task_rows import Row, tasks_from_rows
 from penstock.types import Task
 from penstock.usercode import is_function_path
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from penstock.demo import arithmetic
 from penstock.errors import TaskError
-from penstock.tasks import arithmetic
 from penstock.types import Task
 
 SIZES = {"train": 4096, "heldout": 256}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.errors import TaskError, UserError
-from penstock.tasks.rows import Row
+from penstock.tasks.task_rows import Row
 from penstock.usercode import load_function
 
 

@@ -13,8 +13,8 @@ from fractions import Fraction
 from typing import Any
 
 from penstock.errors import MissingExtraError, TaskError
-from penstock.tasks.rows import plain
 from penstock.tasks.sources import first_line
+from penstock.tasks.task_rows import plain
 from penstock.types import Task
 
 COLUMN = "reasoning_gym"

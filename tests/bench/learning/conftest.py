@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock.bench.learning.arms import Setup
-from penstock.bench.learning.sampler import Answers
-from penstock.models.builtin import Recipe, ensure_builtin_model
+from penstock.bench.learning.token_sampler import Answers
+from penstock.demo.arithmetic import make_tasks
+from penstock.demo.model import Recipe, ensure_builtin_model
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.tasks.arithmetic import make_tasks
 
 NUM_TASKS, NUM_HELDOUT = 48, 16
 RECIPE = Recipe(

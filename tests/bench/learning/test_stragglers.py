@@ -4,7 +4,7 @@ import pytest
 
 from penstock.bench.learning.arms import Arm, Curve, Setup
 from penstock.bench.learning.stragglers import STRAGGLE_TICKS, carries, run_stragglers
-from penstock.buffer.gate import Late
+from penstock.buffer.admission import Late
 from penstock.types import Task
 
 BOUND = 4

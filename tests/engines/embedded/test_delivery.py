@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.engines.embedded.delivery import Stream, cut_chunk, finish_reason
-from penstock.masks import pack_token
+from penstock.sampling_masks import pack_token
 from penstock.types import Message
 from tests.engines.embedded.test_sampler import row
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.engines.embedded.outbox import Outbox
-from penstock.masks import Packed
+from penstock.sampling_masks import Packed
 from tests.engines.embedded.test_delivery import Letters
 from tests.engines.embedded.test_sampler import row
 

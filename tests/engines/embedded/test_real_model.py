@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from penstock.models.smollm2 import ensure_smollm2, find_weights
+from penstock.demo.smollm2 import ensure_smollm2, find_weights
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.types import Message, Parent
 from tests.engines.contract import ask

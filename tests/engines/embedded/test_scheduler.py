@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engines.embedded.blocks import BlockPool
-from penstock.engines.embedded.prefix import PrefixCache
+from penstock.engines.embedded.prefix_cache import PrefixCache
 from penstock.engines.embedded.scheduler import Batch, Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.types import Parent

@@ -28,7 +28,7 @@ from transformers import (
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.interfaces import Verification
-from penstock.masks import kept_ids
+from penstock.sampling_masks import kept_ids
 from penstock.types import Chunk, GenerateRequest, SamplingMask, WeightUpdate
 
 VOCAB = 61
@@ -190,8 +190,8 @@ class Driver:
 def open_device_on_cpu(runner: Any, config: EngineConfig) -> Any:
     """What `ModelRunner.open_device` does on a GPU; kernels run under Triton's interpreter."""
     from penstock.engines.embedded.cuda.device import Device
-    from penstock.engines.embedded.runner import compile_layers
-    from penstock.models.joined import join_projections
+    from penstock.engines.embedded.joined_projections import join_projections
+    from penstock.engines.embedded.model_runner import compile_layers
 
     join_projections(runner.model)
     if config.compile == "on":

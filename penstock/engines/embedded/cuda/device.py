@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.engines.embedded.cuda.attention import DeviceAttention, Pass, hang_pools
-from penstock.engines.embedded.cuda.buffers import (
+from penstock.engines.embedded.cuda.decode_buffers import (
     MIN_P,
     POSITION,
     RECORDS,
@@ -27,19 +26,20 @@ from penstock.engines.embedded.cuda.buffers import (
     TOP_P,
     DecodeBuffers,
 )
-from penstock.engines.embedded.cuda.gate import Gate
+from penstock.engines.embedded.cuda.decode_rows import ON_DEVICE, Rows, settings_of
+from penstock.engines.embedded.cuda.device_attention import DeviceAttention, Pass, hang_pools
 from penstock.engines.embedded.cuda.graphs import Kind, StepGraphs
+from penstock.engines.embedded.cuda.kernels.attention_splits import SPLIT_COUNTS, choose_splits
+from penstock.engines.embedded.cuda.kernels.sampling import Cuts, Sampled, sample
 from penstock.engines.embedded.cuda.launches import Drawn, Launch
-from penstock.engines.embedded.cuda.masks import SEGMENTS, Recorded
+from penstock.engines.embedded.cuda.mask_arena import SEGMENTS, Recorded
 from penstock.engines.embedded.cuda.prompts import lay_out_prompts
-from penstock.engines.embedded.cuda.rows import ON_DEVICE, Rows, settings_of
-from penstock.engines.embedded.paged import PagedAttention
+from penstock.engines.embedded.cuda.weight_swap import Gate
+from penstock.engines.embedded.paged_attention import PagedAttention
 from penstock.engines.embedded.scheduler import Batch
 from penstock.engines.embedded.sequence import Sequence
-from penstock.masks import NO_WORDS, Packed
 from penstock.models import attention
-from penstock.models.kernels.sampling import Cuts, Sampled, sample
-from penstock.models.kernels.splits import SPLIT_COUNTS, choose_splits
+from penstock.sampling_masks import NO_WORDS, Packed
 from penstock.transfer import download, upload
 
 

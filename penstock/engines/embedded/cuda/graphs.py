@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from penstock.engines.embedded.cuda.attention import DecodePlan, Pass
-from penstock.engines.embedded.cuda.buffers import (
+from penstock.engines.embedded.cuda.decode_buffers import (
     FIRST_STOP,
     POSITION,
     RECORDS,
@@ -17,10 +16,11 @@ from penstock.engines.embedded.cuda.buffers import (
     TEMPERATURE,
     DecodeBuffers,
 )
-from penstock.engines.embedded.cuda.gate import Gate
-from penstock.engines.embedded.cuda.kernels import advance
-from penstock.engines.embedded.cuda.masks import MaskRoom
-from penstock.models.kernels.sampling import sample
+from penstock.engines.embedded.cuda.device_attention import DecodePlan, Pass
+from penstock.engines.embedded.cuda.kernels.sampling import sample
+from penstock.engines.embedded.cuda.kernels.step_end import advance
+from penstock.engines.embedded.cuda.mask_arena import MaskRoom
+from penstock.engines.embedded.cuda.weight_swap import Gate
 
 log = logging.getLogger(__name__)
 

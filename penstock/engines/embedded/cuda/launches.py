@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from penstock.engines.embedded.cuda.masks import Recorded
+from penstock.engines.embedded.cuda.mask_arena import Recorded
 from penstock.engines.embedded.sequence import Sequence
-from penstock.masks import Packed
+from penstock.sampling_masks import Packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from penstock.engines.embedded.cuda import attention, products
+from penstock.engines.embedded.cuda import device_attention as attention
+from penstock.engines.embedded.cuda import products
 
 aten = torch.ops.aten
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from penstock.engines.embedded.cuda.attention import PromptPlan
+from penstock.engines.embedded.cuda.device_attention import PromptPlan
+from penstock.engines.embedded.cuda.kernels.prefill_attention import QueryTiles, tiles_of
 from penstock.engines.embedded.scheduler import Span
-from penstock.models.kernels.prefill import QueryTiles, tiles_of
 from penstock.transfer import upload
 
 

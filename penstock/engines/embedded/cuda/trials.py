@@ -27,7 +27,7 @@ from penstock.engines.embedded.cuda import cublas
 from penstock.engines.embedded.cuda.cublas import TYPES, Algorithm, CublasError, Handle, Product, library
 from penstock.engines.embedded.cuda.kept_choices import KeptChoices, keep_choices
 from penstock.engines.embedded.cuda.products import Choice, Choices, ChosenLinear, Epilogue, Size, product
-from penstock.models.joined import JoinedLinear
+from penstock.engines.embedded.joined_projections import JoinedLinear
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.models.kernels.device import DEVICE
+from tests.triton_device import DEVICE
 
 from penstock.engines.embedded.cuda import attention  # isort: skip
-from penstock.engines.embedded.runner import ModelRunner  # isort: skip
+from penstock.engines.embedded.model_runner import ModelRunner  # isort: skip
+from penstock.engines.embedded.float32_logits import keep_logits_in_float32
 from penstock.errors import FingerprintMismatch
 from penstock.interfaces import Engine
-from penstock.models.float32_logits import keep_logits_in_float32
 from tests.engines.contract import EngineContract, ask, update_to
 from tests.engines.embedded.test_exact import check_against_plain_forwards, plain_table, play_move
 from tests.engines.embedded.test_swaps import Shadow, any_engine, play_with_swaps, replay

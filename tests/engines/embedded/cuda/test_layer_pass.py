@@ -5,15 +5,15 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional
 
-from tests.models.kernels.device import DEVICE  # noqa: F401
+from tests.triton_device import DEVICE  # noqa: F401
 
 from penstock.engines.embedded.cuda import attention, products, trials  # isort: skip
 from penstock.engines.embedded.cuda.layer_pass import LayerPass  # isort: skip
 from penstock.engines.embedded.cuda.products import Choice, Choices, Epilogue, Size  # isort: skip
-from penstock.engines.embedded.runner import compile_layers
+from penstock.engines.embedded.cuda.kernels.reference import rotate
+from penstock.engines.embedded.joined_projections import join_projections
+from penstock.engines.embedded.model_runner import compile_layers
 from penstock.models import attention as interface
-from penstock.models.joined import join_projections
-from penstock.models.kernels.reference import rotate
 from tests.engines.embedded.tiny import make_model
 
 

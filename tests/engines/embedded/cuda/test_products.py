@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-import tests.models.kernels.device  # noqa: F401
+import tests.triton_device  # noqa: F401
 
 from penstock.engines.embedded.cuda import products  # isort: skip
 from penstock.engines.embedded.cuda.products import (  # isort: skip

@@ -7,14 +7,14 @@ from torch import nn
 from torch.nn import functional
 
 from tests.engines.embedded.tiny import make_model
-from tests.models.kernels.device import DEVICE
+from tests.triton_device import DEVICE
 
 from penstock.engines.embedded.cuda import cublas, trials  # isort: skip
 from penstock.engines.embedded.cuda.cublas import TILES, even_tiles  # isort: skip
 from penstock.engines.embedded.cuda.kept_choices import KeptChoices  # isort: skip
 from penstock.engines.embedded.cuda.products import Choice, ChosenLinear, Epilogue, Size, product  # isort: skip
 from penstock.engines.embedded.cuda.trials import choose_products, quickest, sizes_of  # isort: skip
-from penstock.models.joined import join_projections  # isort: skip
+from penstock.engines.embedded.joined_projections import join_projections  # isort: skip
 
 
 def timers(*columns):

@@ -1,0 +1,131 @@
+"""The built-in model: a tiny Llama that adds two numbers unsurely, made on the spot and cached.
+
+`penstock train` without arguments needs a model offline. This one is taught three-digit addition by a tired
+teacher, one that writes a wrong digit more than a third of the time. The model learns both the carrying
+and the unsureness of its teacher, so its sampled answers are exact with a probability of about 0.26, and
+reinforcement learning has something real to do: find out which of its digits are worth keeping.
+
+The recipe is data. Its hash names the cache folder, so a changed recipe makes a new model. This module
+imports without torch; the training itself is in `builtin_training`.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+MANIFEST = "penstock.json"
+"""Written last: the recipe and the size of every file. A folder that does not match it is not used."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """All that decides which model comes out: shape, problems, teacher, schedule."""
+
+    revision: int = 2
+    """Raise it when the code changes what comes out of the same numbers."""
+    hidden_size: int = 128
+    num_layers: int = 2
+    num_heads: int = 4
+    mlp_size: int = 256
+    max_context: int = 512
+    rope_theta: float = 100.0
+    init_std: float = 0.05
+    low: int = 100
+    high: int = 449
+    """Operands are low..high, so that every sum has three digits."""
+    held_out_modulus: int = 10
+    """A prompt whose CRC-32 is a multiple of this is held out: never seen here, nor in training."""
+    wrong_digit_share: float = 0.36
+    """How often the teacher writes a digit other than the right one, each of the other nine alike."""
+    batch: int = 128
+    lr: float = 3e-3
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    check_steps: int = 25
+    learnt_share: float = 0.6
+    """The learning rate stays at its peak until the model is exact this often, relative to the teacher.
+    When that happens varies with the rounding of the machine, so it is waited for and not assumed."""
+    max_steps: int = 1000
+    """A model that has not learnt to add by then gives way to one from another seed."""
+    settle_steps: int = 200
+    """Then the learning rate falls linearly to nearly zero."""
+    seed: int = 1
+    attempts: int = 3
+    min_exact: float = 0.18
+    max_exact: float = 0.35
+    """The start must be exact with a probability in this range, or another seed is tried."""
+
+    def key(self) -> str:
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def holds_out(self, prompt: str) -> bool:
+        return zlib.crc32(prompt.encode()) % self.held_out_modulus == 0
+
+
+def ensure_builtin_model(
+    cache_dir: Path,
+    *,
+    log: Callable[[str], None] = lambda line: None,
+    threads: int = 1,
+    recipe: Recipe | None = None,
+) -> Path:
+    """The folder of the built-in model in Hugging Face format; trains it first unless it is cached.
+
+    One thread by default: its matrices are so small that a second one gains little on a free machine and
+    loses much on a busy one.
+
+    Safe against races and crashes: the model is made in a temporary folder beside its final place and
+    moved there whole. Of two processes that make it at once, the first to finish wins."""
+    recipe = recipe or Recipe()
+    folder = cache_dir / f"arithmetic-{recipe.key()}"
+    if is_complete(folder):
+        return folder
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache_dir))
+    try:
+        from penstock.demo.supervised_start import train_and_save
+
+        log(f"making the built-in model, once: it learns to add unsurely; in {folder}")
+        train_and_save(recipe, making, log=log, threads=threads)
+        _write_manifest(making, recipe)
+        return _move_into_place(making, folder)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether every file that the manifest lists is there at its full size."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        sizes: dict[str, int] = manifest["sizes"]
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _write_manifest(folder: Path, recipe: Recipe) -> None:
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    manifest = {"recipe": dataclasses.asdict(recipe), "sizes": sizes}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def _move_into_place(making: Path, folder: Path) -> Path:
+    """Rename `making` to `folder`. A rival's complete folder is kept; a broken one is put aside first."""
+    if folder.exists() and not is_complete(folder):
+        broken = Path(tempfile.mkdtemp(prefix=f".broken-{folder.name}-", dir=folder.parent))
+        os.rename(folder, broken / folder.name)
+        shutil.rmtree(broken, ignore_errors=True)
+    making.chmod(0o755)
+    try:
+        os.rename(making, folder)
+    except OSError:
+        if not is_complete(folder):
+            raise
+    return folder

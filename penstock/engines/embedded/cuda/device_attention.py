@@ -1,0 +1,225 @@
+"""Attention on a GPU: one operator in front of the kernels, whatever kind of pass is run.
+
+Code that `torch.compile` made must serve prompts and decoding, batches of every size and layers of every
+number. So the operator's arguments are what the layer itself knows; where the tokens of the pass lie is
+looked up in `Pass.plan` when it runs. A layer's pool hangs on its attention module.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from penstock.engines.embedded.cuda.kernels import paged_varlen as varlen
+from penstock.engines.embedded.cuda.kernels.decode_attention import attend_decode
+from penstock.engines.embedded.cuda.kernels.prefill_attention import QueryTiles, attend_packed
+from penstock.engines.embedded.cuda.kernels.rotary import Rotary, rotate
+
+FLOAT8_MAX = 448.0
+
+
+class Plan(Protocol):
+    """Where the tokens of a pass lie."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pool: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        rotary: Rotary | None,
+    ) -> torch.Tensor: ...
+
+
+class Pass:
+    """The pass that is being run, or captured."""
+
+    plan: Plan | None = None
+
+
+@dataclass(slots=True)
+class DecodePlan:
+    """One token a sequence: row i of the buffers."""
+
+    tables: torch.Tensor
+    positions: torch.Tensor
+    splits: int = 1
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pool: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        rotary: Rotary | None,
+    ) -> torch.Tensor:
+        return attend_decode(
+            query,
+            key,
+            value,
+            pool,
+            self.tables,
+            self.positions,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
+            splits=self.splits,
+            rotary=rotary,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """Some tokens of each sequence, side by side."""
+
+    slots: torch.Tensor
+    """(tokens,): where each token's key and value go, in tokens from the start of the pool."""
+    tables: torch.Tensor
+    lengths: torch.Tensor
+    tiles: QueryTiles
+    most_queries: int
+    most_keys: int
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pool: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        rotary: Rotary | None,
+    ) -> torch.Tensor:
+        dim = query.shape[2]
+        if rotary is not None:
+            query, key = rotate(query, key, *rotary)
+        pair, raw = torch.cat([key, value], dim=-1), pool.dtype
+        if pool.dtype == torch.float8_e4m3fn:
+            pair = pair.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(
+                pool.dtype
+            )  # some versions of torch make NaN of more
+            raw = torch.uint8  # not every copy knows 8-bit floats
+        pool.flatten(0, 1).view(raw).index_copy_(0, self.slots, pair.view(raw))
+        if varlen.serves(query, pool, sliding_window, softcap, sinks):
+            return varlen.attend_varlen(
+                query,
+                pool,
+                self.tables,
+                self.lengths,
+                self.tiles.query_starts,
+                most_queries=self.most_queries,
+                most_keys=self.most_keys,
+                scaling=scaling,
+                sliding_window=sliding_window,
+            )
+        return attend_packed(
+            query,
+            pool[..., :dim],
+            pool[..., dim:],
+            self.tables,
+            self.lengths,
+            self.tiles,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+
+@torch.library.custom_op("penstock::attend_paged", mutates_args=("pool",))
+def attend_paged(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    sinks: torch.Tensor | None,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    scaling: float,
+    softcap: float,
+    sliding_window: int,
+) -> torch.Tensor:
+    """Write keys and values (tokens, kv_heads, dim) into `pool` and attend, as `Pass.plan` says. 0 switches
+    `softcap` and `sliding_window` off. With `cos` and `sin` queries and keys are turned first."""
+    assert Pass.plan is not None
+    return Pass.plan.attend(
+        query,
+        key,
+        value,
+        pool,
+        scaling=scaling,
+        sliding_window=sliding_window or None,
+        softcap=softcap or None,
+        sinks=sinks,
+        rotary=None if cos is None or sin is None else (cos, sin),
+    )
+
+
+@attend_paged.register_fake
+def _(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    sinks: torch.Tensor | None,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    scaling: float,
+    softcap: float,
+    sliding_window: int,
+) -> torch.Tensor:
+    return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+
+
+class DeviceAttention:
+    """The backend behind `penstock.models.attention` for all passes on a GPU."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        pool: torch.Tensor = module._penstock_pool  # type: ignore[assignment]
+        mixed: torch.Tensor = attend_paged(
+            query[0].transpose(0, 1).contiguous(),  # as models leave them, these copy nothing
+            key[0].transpose(0, 1).contiguous(),
+            value[0].transpose(0, 1),  # a part of the joined product: only its last dimension must be dense
+            pool,
+            sinks,
+            None,  # the model has turned them, unless a pass over compiled layers takes that back
+            None,
+            float(scaling),
+            float(softcap or 0.0),
+            int(sliding_window or 0),
+        )
+        return mixed[None]
+
+
+def hang_pools(model: nn.Module, pools: dict[int, torch.Tensor]) -> None:
+    """Give each attention module the pool of its layer."""
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if layer is not None:
+            object.__setattr__(module, "_penstock_pool", pools[int(layer)])

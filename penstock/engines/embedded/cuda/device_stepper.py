@@ -1,0 +1,135 @@
+"""Steps on a GPU: take what was launched two steps ago, and launch what comes next.
+
+A request that only the host can draw for (penalties, logit bias) makes every pass wait for the host, as long as
+it is there; all others are drawn by the device even then, so that a seed gives the same tokens in any company.
+"""
+
+from collections.abc import Callable
+
+from penstock.engines.embedded.cuda.device import Device
+from penstock.engines.embedded.outbox import Outbox
+from penstock.engines.embedded.sampler import draws_on_device
+from penstock.engines.embedded.scheduler import Scheduler
+from penstock.engines.embedded.sequence import Sequence
+from penstock.engines.embedded.stepper import COUNTED, Swapped, count, draw_and_send, logit_rows
+from penstock.interfaces import Verification
+
+MAX_IN_FLIGHT = 2
+"""Launches: one that runs, and one behind it."""
+MAX_PROMPTS_IN_A_ROW = 4
+"""Passes over prompts before sequences that decode have their turn."""
+
+
+class DeviceStepper:
+    """Keeps the device's queue filled, one launch ahead of what is read."""
+
+    def __init__(self, scheduler: Scheduler, device: Device, outbox: Outbox, version: int) -> None:
+        self._scheduler = scheduler
+        self.device = device
+        device.gate.begin(version)
+        self._outbox = outbox
+        self._num_for_host = 0
+        self._prompts_in_a_row = 0
+        self._has_launched = False
+        self.counters = dict.fromkeys(COUNTED, 0.0)
+
+    @property
+    def is_due(self) -> bool:
+        return not self._must_take or self.device.is_ready
+
+    @property
+    def newest_version(self) -> int:
+        return self.device.gate.newest
+
+    def joins(self, seq: Sequence) -> None:
+        self._num_for_host += not draws_on_device(seq)
+
+    def leaves(self, seq: Sequence) -> None:
+        self._num_for_host -= not draws_on_device(seq)
+
+    def step(self, version: int) -> None:
+        if self._num_for_host:
+            self.drain()
+            self._pass(version)
+            return
+        if self._must_take:
+            self._take()
+        self._has_launched = self._launch()
+
+    def drain(self) -> None:
+        """From here the host knows all there is, and every row starts again from that."""
+        while self.device.num_in_flight:
+            self._take()
+        self.device.reset()
+
+    def swap(self, receive: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
+        """What is in flight goes on with the new weights from its next step on; where `receive` may do what a busy
+        device can't wait for, it is finished first. Nobody sees what was drawn with weights that are not yet
+        verified."""
+        if not is_prepared:
+            self.drain()
+        return self.device.gate.let_in(receive, version, is_busy=self.device.num_in_flight > 0)
+
+    def warm_up(self) -> None:
+        self.device.warm_up()
+
+    @property
+    def _must_take(self) -> bool:
+        in_flight = self.device.num_in_flight
+        return in_flight >= MAX_IN_FLIGHT or (in_flight > 0 and not self._has_launched)
+
+    def _launch(self) -> bool:
+        """Queue a pass over prompts or a window of decode steps. False when there is nothing to do before what
+        is in flight has been taken."""
+        scheduler, device = self._scheduler, self.device
+        is_idle = device.num_in_flight == 0
+        if self._prompts_in_a_row < MAX_PROMPTS_IN_A_ROW and scheduler.wants_prompts(join_at=device.join_at):
+            batch = scheduler.schedule_prompts(may_preempt=is_idle)
+            if batch is None:
+                return False
+            if batch.spans:
+                drawn = scheduler.commit(batch)
+                sources = logit_rows([span for span, _ in drawn])
+                device.launch_prompts(batch, [seq for _, seq in drawn], sources)
+                count(batch, self.counters)
+                self._prompts_in_a_row += 1
+                return True
+        self._prompts_in_a_row = 0
+        ready = scheduler.ready()
+        if not ready:
+            return False
+        steps = min(device.window, max(seq.limit - seq.num_tokens - seq.num_pending for seq in ready))
+        copies = scheduler.reserve(ready, steps, may_preempt=is_idle)
+        ready = [seq for seq in ready if seq.is_running]
+        if copies is None or not ready:
+            return False
+        device.launch_window(ready, steps, copies)
+        self.counters["steps"] += steps
+        return True
+
+    def _take(self) -> None:
+        """Read the oldest launch, and keep what each sequence drew up to where it ends."""
+        for each in self.device.collect():
+            if each.seq.is_running:
+                reason = self._outbox.take(each.seq, each.tokens, each.logprobs, each.versions, each.masks)
+                self._scheduler.taken(each.seq, has_ended=reason is not None)
+                self._outbox.send_due(each.seq, reason)
+
+    def _pass(self, version: int) -> None:
+        """One pass that the host waits for, as on a CPU."""
+        batch = self._scheduler.schedule()
+        logits = self.device.forward(batch)
+        drawn = self._scheduler.commit(batch)
+        count(batch, self.counters)
+        if not drawn:
+            return
+        rows = logit_rows([span for span, _ in drawn])
+        theirs = [(row, seq) for row, (_, seq) in zip(rows, drawn, strict=True) if draws_on_device(seq)]
+        ours = [(row, seq) for row, (_, seq) in zip(rows, drawn, strict=True) if not draws_on_device(seq)]
+        if theirs:
+            for each in self.device.draw(logits, [seq for _, seq in theirs], [row for row, _ in theirs]):
+                reason = self._outbox.take(each.seq, each.tokens, each.logprobs, each.versions, each.masks)
+                self._outbox.send_due(each.seq, reason)
+        if ours:
+            draw_and_send(logits[[row for row, _ in ours]], [seq for _, seq in ours], self._outbox, version)
+            self.device.gate.drew()

@@ -1,0 +1,126 @@
+"""Attention of prompts by torch's own variable-length kernels, where those can read a paged cache.
+
+`torch.nn.attention.varlen` knows block tables in newer versions of torch, and only with a flash attention that can
+page (FA3, FA4), which is installed beside torch and switched on with `activate_flash_attention_impl`; the one
+that comes with torch can't. Where all that is given it takes the place of `prefill`, whose kernels serve everybody
+else. Before it is used it attends to a few random sequences beside ours: an error or another result, and ours
+stays.
+"""
+
+import functools
+import inspect
+import logging
+from typing import Any
+
+import torch
+from torch.nn import attention
+
+from penstock.engines.embedded.cuda.kernels.prefill_attention import QueryTiles, attend_packed
+from penstock.models.precision import HALF_TYPES
+
+log = logging.getLogger(__name__)
+
+PAGING = ("FA3", "FA4")
+TOLERANCE = 0.02
+"""Of the norm: both round to 16 bits."""
+TRIED = ((5, 5), (1, 300), (40, 77), (130, 200))
+"""Queries and keys of the sequences that are tried: a whole prompt, one token, and parts of prompts."""
+TRIED_WINDOW = 33
+
+
+def serves(
+    query: torch.Tensor,
+    pool: torch.Tensor,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> bool:
+    """Whether torch can attend to this cache: keys and values of one width, in 16 bits, without extras."""
+    current = getattr(attention, "current_flash_attention_impl", lambda: None)
+    return (
+        softcap is None
+        and sinks is None
+        and pool.dtype == query.dtype
+        and query.dtype in HALF_TYPES
+        and pool.shape[3] == 2 * query.shape[2]
+        and _varlen() is not None
+        and current() in PAGING
+        and _agrees(tuple(query.shape[1:]), tuple(pool.shape[1:]), sliding_window is not None, query.dtype)
+    )
+
+
+def attend_varlen(
+    query: torch.Tensor,
+    pool: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    query_starts: torch.Tensor,
+    *,
+    most_queries: int,
+    most_keys: int,
+    scaling: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """As `prefill.attend_packed`: the last queries of each sequence, side by side, over its blocks."""
+    dim = query.shape[2]
+    # A window counts the query's own key; torch counts the keys to its left.
+    left = -1 if sliding_window is None else sliding_window - 1
+    mixed: torch.Tensor = _varlen()(
+        query,
+        pool[..., :dim],
+        pool[..., dim:],
+        query_starts,
+        None,
+        most_queries,
+        most_keys,
+        scale=scaling,
+        window_size=(left, 0),
+        enable_gqa=query.shape[1] != pool.shape[2],
+        seqused_k=lengths,
+        block_table=tables,
+    )
+    return mixed
+
+
+@functools.cache
+def _varlen() -> Any:
+    """`varlen_attn`, if this version of torch gives it block tables."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn if "block_table" in inspect.signature(varlen_attn).parameters else None
+
+
+@functools.cache
+def _agrees(
+    query_shape: tuple[int, int], block_shape: tuple[int, int, int], windowed: bool, dtype: torch.dtype
+) -> bool:
+    """Whether torch and ours say the same of random sequences of this shape."""
+    (heads, dim), (block_size, kv_heads, _) = query_shape, block_shape
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    draw = torch.Generator().manual_seed(0)
+    counts, lengths = zip(*TRIED, strict=True)
+    columns = -(-max(lengths) // block_size)
+    blocks = torch.randperm(len(TRIED) * columns, generator=draw, dtype=torch.int32)
+    pool = torch.randn(len(blocks), *block_shape, generator=draw).to(device, dtype)
+    query = torch.randn(sum(counts), *query_shape, generator=draw).to(device, dtype)
+    tables = blocks.view(len(TRIED), columns).to(device)
+    tiles = QueryTiles.of(counts, heads // kv_heads, device)
+    keys = torch.tensor(lengths, dtype=torch.int32, device=device)
+    window = TRIED_WINDOW if windowed else None
+    ours = attend_packed(
+        query, pool[..., :dim], pool[..., dim:], tables, keys, tiles, scaling=dim**-0.5, sliding_window=window
+    ).float()
+    try:
+        theirs = attend_varlen(
+            query, pool, tables, keys, tiles.query_starts,
+            most_queries=max(counts), most_keys=max(lengths), scaling=dim**-0.5, sliding_window=window,
+        ).float()  # fmt: skip
+    except Exception as error:  # whatever a package beside torch may raise: ours serves as well
+        log.warning("torch's variable-length attention is not used: %s", error)
+        return False
+    difference = float((theirs - ours).norm() / ours.norm())
+    if not difference < TOLERANCE:
+        log.warning("torch's variable-length attention is not used: it is off by %.2g", difference)
+    return difference < TOLERANCE

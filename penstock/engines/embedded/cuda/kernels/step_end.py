@@ -1,0 +1,118 @@
+"""The end of a decode step, as two small kernels: write down what was drawn and move every row on, and the gate
+that new weights come in by."""
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from penstock.engines.embedded.cuda.decode_buffers import DecodeBuffers
+
+STOPS = 8
+"""Stop tokens of a request that the device looks for; the host finds the others."""
+STOPPED, STOOD_NS, WENT_ON, GAVE_UP, NEWEST, TOLD = range(6)
+"""What the device tells the host: the update it stands still for, how long it stood for the last, which that was,
+one that it no longer waited for, and the version of the newest tokens; and how many such numbers there are."""
+
+
+@triton.jit
+def _advance_kernel(
+    drawn, logprobs, tokens, positions, ended, lengths, stops, output_tokens, output_logprobs, step,
+    version, output_versions, newest, rows, window, stop_stride, STOPS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """One program for all rows: they are few, and all need the step before it is counted up. Positions are the
+    first row of `positions`."""
+    column = tl.load(step)
+    for start in range(0, rows, SIZE):
+        row = start + tl.arange(0, SIZE)
+        real = row < rows
+        token = tl.load(drawn + row, mask=real, other=0)
+        was_over = tl.load(ended + row, mask=real, other=1)
+        over = was_over
+        place = tl.load(positions + row, mask=real, other=0)
+        length = tl.load(lengths + row, mask=real, other=0)
+        tl.store(output_tokens + row * window + column, token, mask=real)
+        tl.store(
+            output_logprobs + row * window + column, tl.load(logprobs + row, mask=real, other=0.0), mask=real
+        )
+        tl.store(lengths + row, tl.where(was_over == 0, length + 1, length), mask=real)
+        for number in tl.static_range(STOPS):
+            stop = tl.load(stops + number * stop_stride + row, mask=real, other=-1)
+            over = tl.where(token == stop, 1, over)
+        tl.store(ended + row, over, mask=real)
+        tl.store(tokens + row, token, mask=real)
+        tl.store(positions + row, tl.where(was_over == 0, place + 1, place), mask=real)
+    live = tl.load(version)
+    tl.store(output_versions + column, live)
+    tl.store(newest, live)
+    tl.store(step, column + 1)
+
+
+def advance(
+    drawn: torch.Tensor,
+    logprobs: torch.Tensor,
+    version: torch.Tensor,
+    told: torch.Tensor,
+    *,
+    buffers: "DecodeBuffers",
+    first_stop: int,
+) -> None:
+    """Write `drawn` into the outputs' next column and make it the next input; with it the version whose weights
+    are live. A row that draws one of its stop tokens ends: `lengths` counts what was drawn up to then, and its
+    position stays from then on."""
+    rows = len(drawn)
+    stops = buffers.ints[first_stop:]
+    _advance_kernel[(1,)](
+        drawn, logprobs, buffers.tokens, buffers.ints, buffers.ended, buffers.lengths, stops,
+        buffers.output_tokens, buffers.output_logprobs, buffers.step,
+        version, buffers.output_versions, told[NEWEST:], rows, buffers.output_tokens.shape[1], stops.stride(0),
+        STOPS=len(stops), SIZE=min(1024, triton.next_power_of_2(rows)), num_warps=8,
+    )  # fmt: skip
+
+
+@triton.jit
+def _nanoseconds():
+    return tl.inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _fence():  # what was stored before is seen by the host before what is stored after
+    tl.inline_asm_elementwise(
+        "{ fence.acq_rel.sys; mov.u32 $0, 0; }", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _gate_kernel(
+    asked, opened, told, patience_ns,
+    STOPPED: tl.constexpr, STOOD_NS: tl.constexpr, WENT_ON: tl.constexpr, GAVE_UP: tl.constexpr,
+):  # fmt: skip
+    """One warp, so that all threads see the same. `asked` and `told` are the host's memory."""
+    ticket = tl.load(asked, volatile=True)
+    seen = tl.load(opened, volatile=True)
+    if seen < ticket:
+        start = _nanoseconds()
+        tl.store(told + STOPPED, ticket)
+        _fence()
+        stood = start - start
+        while (seen < ticket) & (stood < patience_ns):
+            seen = tl.load(opened, volatile=True)
+            stood = _nanoseconds() - start
+        if seen < ticket:
+            tl.store(told + GAVE_UP, ticket)
+        tl.store(told + STOOD_NS, stood)
+        _fence()
+        tl.store(told + WENT_ON, ticket)
+
+
+def stop_if_asked(asked: torch.Tensor, opened: torch.Tensor, told: torch.Tensor, patience_ns: int) -> None:
+    """Stand still while `asked`, a number of the host's, is above `opened`, and say so in `told`. Not for ever:
+    who has waited in vain says that too, and goes on."""
+    _gate_kernel[(1,)](
+        asked, opened, told, patience_ns,
+        STOPPED=STOPPED, STOOD_NS=STOOD_NS, WENT_ON=WENT_ON, GAVE_UP=GAVE_UP, num_warps=1,
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""Where new weights come in: between any two steps of what is already queued.
+
+The host launches far ahead, so an update that queued behind all of it would be late. Instead every step ends at
+a gate, a kernel of one warp. While the host asks for a stop, the first step that gets there says so and stands
+still; weights are copied on another stream; then the gate opens, and what was queued goes on with them.
+
+    main    ── step ─ gate ─ step ─ gate ······ stands still ······ step ─ gate ──
+    side                              └─ copy, hash ─ version ─ open ┘
+
+Which weights a step used is therefore known to the device alone: it writes the live version beside each token.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from penstock.engines.embedded.cuda.kernels.step_end import (
+    GAVE_UP,
+    NEWEST,
+    STOOD_NS,
+    STOPPED,
+    TOLD,
+    WENT_ON,
+    stop_if_asked,
+)
+from penstock.engines.embedded.stepper import Swapped
+from penstock.errors import PenstockError
+from penstock.interfaces import Verification
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 20e-6
+PATIENCE_NS = 20_000_000_000
+"""Copies take milliseconds: whoever stands still for this long has been forgotten."""
+TRIAL_NS = 200_000_000
+
+
+class Gate:
+    """The gate of one engine. On a CPU nothing is ever queued, so nothing has to stop."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.version = torch.zeros(1, dtype=torch.int64, device=device)
+        """Whose weights are live, for kernels to read."""
+        self.told = _host_memory(TOLD, device)
+        """What the device says: see `kernels.STOPPED` and its neighbours."""
+        self._answers: Any = self.told.numpy()
+        self._asked = _host_memory(1, device)
+        self._opened = torch.zeros(1, dtype=torch.int64, device=device)
+        self._number = 0
+        self._stops = device.type == "cuda"
+        if self._stops:
+            self._side: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+            self._try()
+
+    @property
+    def newest(self) -> int:
+        """The version of the newest tokens, which the host may not have seen yet."""
+        return int(self._answers[NEWEST])
+
+    def begin(self, version: int) -> None:
+        """The weights that are there are of this version."""
+        self.version.fill_(version)
+        self.told[NEWEST] = version
+
+    def drew(self) -> None:
+        """Queue the note that tokens were drawn with the live weights."""
+        self.told[NEWEST:].copy_(self.version, non_blocking=True)
+
+    def check(self, patience_ns: int = PATIENCE_NS) -> None:
+        """Queue a place at which the device may stand still."""
+        if self._stops:
+            stop_if_asked(self._asked, self._opened, self.told, patience_ns)
+
+    def raise_if_given_up(self) -> None:
+        """What was computed after a stop that ended without new weights may have used half of them."""
+        if self._answers[GAVE_UP]:
+            raise PenstockError(
+                f"the GPU stood still for {PATIENCE_NS / 1e9:.0f} s while new weights were copied, and gave up "
+                "waiting: the engine's process must have been stopped in between, and is in no known state"
+            )
+
+    def let_in(self, receive: Callable[[], Verification], version: int, *, is_busy: bool) -> Swapped:
+        """Run `receive`, and wait until the new weights are verified. On a device that is busy it runs between
+        two steps, and must not do more than queue work: to load a kernel or to take memory, CUDA may wait until
+        the device is idle. Nor may another thread of this process do so meanwhile."""
+        if not (is_busy and self._stops):
+            started = time.perf_counter()
+            verify_s = receive()()
+            self.version.fill_(version)
+            return Swapped(time.perf_counter() - started, verify_s)
+        self._number += 1
+        try:
+            self._stop()
+            with torch.cuda.stream(self._side):
+                verify = receive()
+        finally:
+            self._open(version)
+        verify_s = verify()
+        self._until(WENT_ON, self._side)
+        return Swapped(float(self._answers[STOOD_NS]) / 1e9, verify_s)
+
+    def _stop(self) -> None:
+        """Returns when the device stands still. Behind all that is queued there is one more place for that."""
+        self._asked.fill_(self._number)
+        self.check()
+        last: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        last.record(torch.cuda.current_stream(self._device))
+        self._until(STOPPED, last)
+
+    def _open(self, version: int) -> None:
+        with torch.cuda.stream(self._side):
+            self.version.fill_(version)
+            self._opened.fill_(self._number)
+
+    def _until(self, answer: int, work: Any) -> None:
+        while self._answers[answer] < self._number:
+            work.query()  # raises when the device has failed, and will never answer
+            time.sleep(LOOK_AGAIN_S)
+        self.raise_if_given_up()
+
+    def _try(self) -> None:
+        """Whether one stream can be opened from another while much is queued. It can't where launches block, or
+        where all streams share one queue. This also loads the kernels: that may take an idle device."""
+        for _ in range(2):  # the first time nobody stops
+            self._asked.fill_(self._number)
+            self.check(TRIAL_NS)
+            for _ in range(64):
+                self.version.fill_(1)
+            self._open(0)
+            torch.cuda.synchronize(self._device)
+            self._number += 1
+        self._stops = not self._answers[GAVE_UP]
+        self._answers[GAVE_UP] = 0
+        if not self._stops:
+            log.info(
+                "new weights wait for what is in flight: streams of this process do not run side by side"
+            )
+
+
+def _host_memory(size: int, device: torch.device) -> torch.Tensor:
+    """Numbers of the host that kernels can read and write."""
+    return torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")

@@ -1,0 +1,161 @@
+"""Runs the model's own forward pass over a batch, with the paged cache behind its attention."""
+
+import inspect
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.batch_layout import lay_out
+from penstock.engines.embedded.cache_sizing import count_blocks, device_memory
+from penstock.engines.embedded.float32_logits import keep_logits_in_float32
+from penstock.engines.embedded.joined_projections import join_projections
+from penstock.engines.embedded.paged_attention import LayerShape, PagedAttention, ShapeProbe
+from penstock.engines.embedded.scheduler import Batch
+from penstock.errors import UserError
+from penstock.models import attention, triton_support
+
+if TYPE_CHECKING:
+    from penstock.engines.embedded.cuda.device import Device
+
+
+PREFILL_CHUNK = {"cpu": 512, "cuda": 8192}
+"""Prompt tokens of a pass that keep a device busy, where the config names none."""
+
+
+class ModelRunner:
+    """Owns the cache tensors of `model`, which must be a Hugging Face causal LM.
+
+    The model is switched to our attention; whoever shares the instance must not run it meanwhile."""
+
+    def __init__(self, model: nn.Module, config: EngineConfig) -> None:
+        self.model = model.eval()
+        self.device = next(model.parameters()).device
+        text_config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+        self.vocab_size = int(text_config.vocab_size)
+        self.max_context = _max_context(text_config, config.max_context)
+        self.block_size = config.block_size
+        self.prefill_chunk = PREFILL_CHUNK.get(self.device.type, PREFILL_CHUNK["cpu"])
+        self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        if config.logits == "float32":
+            keep_logits_in_float32(model)
+        attention.register()
+        model.set_attn_implementation(attention.IMPLEMENTATION)  # type: ignore[operator]
+        self.shapes = shapes = self._probe(text_config)
+        dtype = self._cache_dtype(config)
+        self.num_blocks = count_blocks(
+            config,
+            bytes_per_token=dtype.itemsize * sum(shape.num_values for shape in shapes.values()),
+            max_context=self.max_context,
+            vocabulary=self.vocab_size,
+            memory=device_memory(self.device),
+        )
+        self.cache = PagedAttention(
+            shapes,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            dtype=dtype,
+            device=self.device,
+        )
+        attention.attach(model, self.cache)
+
+    def _cache_dtype(self, config: EngineConfig) -> torch.dtype:
+        if config.kv_dtype == "auto":
+            return next(self.model.parameters()).dtype
+        if self.device.type != "cuda":
+            raise UserError(f"engine.kv_dtype=float8 needs a GPU, and the engine runs on {self.device.type}")
+        return torch.float8_e4m3fn
+
+    def open_device(self, config: EngineConfig) -> "Device | None":
+        """On a GPU: its kernels behind the model, launched ahead of the host."""
+        if self.device.type != "cuda":
+            return None
+        if not triton_support.available():
+            raise UserError("an engine on a GPU needs triton: pip install 'penstock[gpu]'")
+        from penstock.engines.embedded.cuda.device import Device
+        from penstock.engines.embedded.cuda.graphs import batch_sizes
+        from penstock.engines.embedded.cuda.products import Epilogue
+        from penstock.engines.embedded.cuda.trials import choose_products
+
+        join_projections(self.model)
+        if config.compile == "on":
+            prompts = config.prefill_chunk or self.prefill_chunk
+            chosen = choose_products(self.model, batch_sizes(config.max_batch), prompts)
+            adds = any(size.epilogue is Epilogue.SUM and size.rows == config.max_batch for size in chosen)
+            compile_layers(self.model, len(self.shapes), join_additions=adds)
+        return Device(
+            self.model,
+            self.cache,
+            vocab=self.vocab_size,
+            max_batch=config.max_batch,
+            max_context=self.max_context,
+            block_size=self.block_size,
+            window=config.window,
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Compute the batch; logits (spans, vocabulary) of the last token of every span that ends its
+        sequence. Rows of other spans are left out, and the rest keeps the order of the spans."""
+        layout = lay_out(batch.spans, self.block_size, self.device)
+        self.cache.begin(layout, batch.copies)
+        ends = [
+            number
+            for number, (seq, start, count) in enumerate(batch.spans)
+            if start + count == seq.num_tokens
+        ]
+        rows = torch.from_numpy(layout.last[ends]).to(self.device)
+        return self._run(layout.input_ids, layout.positions, rows)
+
+    def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        keep: dict[str, Any] = {"logits_to_keep": rows} if self._selects_rows else {}
+        output = self.model(input_ids=input_ids, position_ids=positions, use_cache=False, **keep)
+        logits: torch.Tensor = output.logits[0]
+        return logits if self._selects_rows else logits.index_select(0, rows)
+
+    @torch.inference_mode()
+    def _probe(self, text_config: Any) -> dict[int, LayerShape]:
+        """What each layer caches, learnt from one forward pass of one token: no model is known by name."""
+        probe = ShapeProbe()
+        attention.attach(self.model, probe)
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        self._run(one, one, one[0])
+        if len(probe.shapes) != int(text_config.num_hidden_layers):
+            raise UserError(
+                "the embedded engine serves models whose every layer is attention; "
+                f"{type(self.model).__name__} has {text_config.num_hidden_layers} layers, "
+                f"of which {len(probe.shapes)} are"
+            )
+        return probe.shapes
+
+
+def compile_layers(model: nn.Module, count: int, *, join_additions: bool = False) -> None:
+    """Fuse what lies between the products of each layer, and the small modules beside the layers: rotary
+    embedding and last norm. All layers share one compiled graph, so this costs what one layer costs, and code
+    that was compiled before is found in torch's cache. `join_additions`: see `cuda/layer_pass.py`."""
+    for noise in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):  # what users can't change
+        warnings.filterwarnings("ignore", message=noise)
+    from penstock.engines.embedded.cuda.layer_pass import LayerPass
+
+    options: dict[str, Any] = {
+        "combo_kernels": True,  # neighbours as one launch
+        "post_grad_custom_pre_pass": LayerPass(join_additions=join_additions),
+    }
+    for parent in list(model.modules()):
+        children = list(parent.children())
+        stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == count]
+        if stacks:
+            small = [child for child in children if not isinstance(child, nn.ModuleList | nn.Embedding)]
+            for module in [*small, *(layer for stack in stacks for layer in stack)]:
+                module.compile(dynamic=True, options=options)
+
+
+def _max_context(text_config: Any, wanted: int) -> int:
+    limit = int(getattr(text_config, "max_position_embeddings", 0) or 0)
+    if wanted and limit and wanted > limit:
+        raise UserError(f"engine.max_context must be <= {limit}, the model's own limit, got {wanted}")
+    if not (wanted or limit):
+        raise UserError("the model states no longest context; set engine.max_context")
+    return wanted or limit

@@ -1,0 +1,127 @@
+"""One step of an engine: from the scheduler's plan to tokens in the outbox."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from penstock.engines.embedded.model_runner import ModelRunner
+from penstock.engines.embedded.outbox import Outbox
+from penstock.engines.embedded.sampler import draw
+from penstock.engines.embedded.scheduler import Batch, Scheduler
+from penstock.engines.embedded.sequence import Sequence
+from penstock.interfaces import Verification
+from penstock.sampling_masks import NO_WORDS, pack_token
+
+COUNTED = ("steps", "prefill_tokens", "cached_tokens", "preemptions")
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """New weights are in place. `stall_s` is how long nothing was computed for them."""
+
+    stall_s: float
+    verify_s: float
+
+
+class Stepper(Protocol):
+    """Moves all sequences on. `counters` say how much was done."""
+
+    counters: dict[str, float]
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step would not have to wait for a device."""
+
+    @property
+    def newest_version(self) -> int:
+        """Of the weights that the newest tokens were drawn with."""
+
+    def joins(self, seq: Sequence) -> None:
+        """A request has come."""
+
+    def leaves(self, seq: Sequence) -> None:
+        """A request has gone."""
+
+    def step(self, version: int) -> None:
+        """Serve the sequences once, with weights of this version."""
+
+    def drain(self) -> None:
+        """Finish what is under way: afterwards the sequences have all tokens that were drawn."""
+
+    def swap(self, receive: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
+        """Let new weights, of `version`, in between two passes. See `WeightReceiver.is_prepared`."""
+
+    def warm_up(self) -> None:
+        """Do beforehand what the first requests would have to wait for."""
+
+
+class HostStepper:
+    """One forward pass, and one token for every sequence that it brought up to date."""
+
+    is_due = True
+
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, outbox: Outbox, version: int) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._outbox = outbox
+        self.newest_version = version
+        self.counters = dict.fromkeys(COUNTED, 0.0)
+
+    def joins(self, seq: Sequence) -> None:
+        pass
+
+    def leaves(self, seq: Sequence) -> None:
+        pass
+
+    def drain(self) -> None:
+        pass
+
+    def swap(self, receive: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
+        started = time.perf_counter()
+        verify_s = receive()()
+        return Swapped(time.perf_counter() - started, verify_s)
+
+    def warm_up(self) -> None:
+        pass
+
+    def step(self, version: int) -> None:
+        batch = self._scheduler.schedule()
+        logits = self._runner.forward(batch)
+        drawn = self._scheduler.commit(batch)
+        count(batch, self.counters)
+        if not drawn:
+            return
+        sequences, rows = [seq for _, seq in drawn], logit_rows([span for span, _ in drawn])
+        if len(rows) != logits.shape[0]:
+            logits = logits[rows]
+        draw_and_send(logits, sequences, self._outbox, version)
+        self.newest_version = version
+
+
+def draw_and_send(logits: torch.Tensor, sequences: list[Sequence], outbox: Outbox, version: int) -> None:
+    """Draw a token of each sequence from the row of its number, on the host."""
+    result = draw(logits, sequences)
+    for row, seq in enumerate(sequences):
+        masks = None
+        if seq.request.record_sampling_mask:
+            masks = pack_token(result.kept.get(row, NO_WORDS), outbox.vocab_size)
+        reason = outbox.take(seq, [result.tokens[row]], [result.logprobs[row]], [version], masks)
+        outbox.send_due(seq, reason)
+
+
+def count(batch: Batch, counters: dict[str, float]) -> None:
+    counters["steps"] += 1
+    counters["prefill_tokens"] += batch.num_prefill
+    counters["cached_tokens"] += batch.num_cached
+    counters["preemptions"] += batch.num_preempted
+
+
+def logit_rows(spans: list[int]) -> list[int]:
+    """The logits row of each drawn token: spans that draw are numbered without gaps, followers repeat."""
+    rows: list[int] = []
+    for at, span in enumerate(spans):
+        rows.append(0 if at == 0 else rows[-1] + (span != spans[at - 1]))
+    return rows

@@ -1,0 +1,47 @@
+"""An engine in another process, behind a channel. The worker's side is `penstock.worker.engine_role`."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from penstock.channel import Channel, Method
+from penstock.types import Chunk, EngineReport, GenerateRequest, UpdateReceipt, WeightUpdate
+
+
+class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message of an engine worker."""
+
+    name: str
+    model: str
+    device: str
+    threads: int
+    config: dict[str, Any]
+
+
+START_ENGINE = Method("engine.start", EngineStart, EngineReport)
+GENERATE = Method("engine.generate", GenerateRequest, Chunk)
+UPDATE = Method("engine.update", WeightUpdate, UpdateReceipt)
+REPORT = Method("engine.report", type(None), EngineReport)
+
+
+class EngineClient:
+    """`penstock.interfaces.Engine` over a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def start(self, start: EngineStart) -> EngineReport:
+        return await self._channel.call(START_ENGINE, start)
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        return self._channel.stream(GENERATE, request)
+
+    async def update(self, update: WeightUpdate) -> UpdateReceipt:
+        return await self._channel.call(UPDATE, update)
+
+    async def report(self) -> EngineReport:
+        return await self._channel.call(REPORT, None)
+
+    async def close(self) -> None:
+        await self._channel.close()

@@ -1,0 +1,204 @@
+"""The card's memory, shared out before anything heavy is loaded.
+
+    free ─ margin ─► trainer ─► published weights ─► engines: weights, workspace, and the rest is cache
+
+The trainer's part is an estimate (`penstock.trainer.memory_estimate`); what it leaves is the engines'. What
+can't fit is a `UserError` that names the numbers and the settings that change them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.errors import UserError
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpus import Card
+from penstock.orchestration.placement import engine_card, trainer_card
+
+if TYPE_CHECKING:
+    from penstock.models.outline import Outline
+    from penstock.trainer.memory_estimate import MemoryEstimate
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+CONTEXT_BYTES = int(0.6e9)
+"""CUDA's own, once a process."""
+MARGIN = 0.03
+"""Of the card: what allocators leave unused between their blocks."""
+ENGINE_ALONE = 0.9
+SMALLER_STATES = {"float32": ("8bit", "cpu"), "8bit": ("cpu",), "cpu": ()}
+"""Settings of `trainer.optimizer_states` that take less of the card."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Who gets how much of the engines' card, in bytes."""
+
+    card: Card
+    trainer: int
+    published: int
+    engine: int
+    """All that each engine may take."""
+    cache: int
+    """What is left of it for the cache."""
+    num_engines: int
+    kv_bytes_per_token: int
+
+    @property
+    def memory_share(self) -> float:
+        return self.engine / self.card.total_bytes
+
+    def __str__(self) -> str:
+        parts = [f"trainer about {_gb(self.trainer)}"] if self.trainer else []
+        parts += [f"published weights {_gb(self.published)}"] if self.published else []
+        engines = "engine" if self.num_engines == 1 else f"each of {self.num_engines} engines"
+        tokens = self.cache // self.kv_bytes_per_token
+        parts.append(
+            f"{engines} at most {_gb(self.engine)}, with a cache of up to {_gb(self.cache)} ({tokens:,} tokens)"
+        )
+        return f"memory of {self.card.name} ({_gb(self.card.total_bytes)}): {'; '.join(parts)}"
+
+
+def plan_memory(
+    config: PenstockConfig, outline: "Outline", cards: Sequence[Card], *, longest: int
+) -> MemoryPlan | None:
+    """Share out the cards, or say what does not fit. `longest` is the longest sequence that is expected.
+    None where the engines run on no card that is known."""
+    engines, trainer = engine_card(config, cards), trainer_card(config, cards)
+    needed, published = 0, 0
+    if trainer is not None:
+        needed = CONTEXT_BYTES + estimate_trainer(config, outline, longest=longest).total
+        published = published_bytes(config, outline)
+        _check_trainer(config, outline, cards[trainer], needed, published, longest)
+    if engines is None:
+        return None
+    if engines != trainer:
+        needed, published = 0, 0
+    return _share_out(config, outline, cards[engines], needed, published, longest)
+
+
+def estimate_trainer(
+    config: PenstockConfig, outline: "Outline", *, longest: int, states: str | None = None
+) -> "MemoryEstimate":
+    """What the trainer takes besides `CONTEXT_BYTES`, as it is configured or with other optimizer states."""
+    from penstock.trainer.memory_estimate import estimate_bytes
+
+    section = config.trainer
+    if states is not None:
+        section = section.model_copy(update={"optimizer_states": states})
+    tokens = max(section.micro_batch_tokens, longest)
+    return estimate_bytes(outline, section, tokens=tokens, reference=config.algorithm.needs_reference)
+
+
+def published_bytes(config: PenstockConfig, outline: "Outline") -> int:
+    """Snapshots of the weights that lie on the card between trainer and engines."""
+    if config.sync.transport != "cuda_ipc":
+        return 0
+    return config.sync.slots * outline.num_parameters * BYTES[config.engine.dtype]
+
+
+def _check_trainer(
+    config: PenstockConfig, outline: "Outline", card: Card, trainer: int, published: int, longest: int
+) -> None:
+    room = _room(card)
+    if trainer + published <= room:
+        return
+    states = estimate_trainer(config, outline, longest=longest).resident
+    advice = _smaller_trainer(config)
+    if states + CONTEXT_BYTES > room:
+        modes = [
+            mode
+            for mode in SMALLER_STATES[config.trainer.optimizer_states]
+            if estimate_trainer(config, outline, longest=longest, states=mode).resident + CONTEXT_BYTES
+            <= room
+        ]
+        way_out = f"set trainer.optimizer_states={' or '.join(modes)}, or " if modes else ""
+        advice = (
+            f"{_gb(states)} of it are weights, gradients and AdamW's states: {way_out}take a smaller model"
+        )
+    raise UserError(
+        f"the trainer needs about {_gb(trainer)}{_and_published(published)}, and of the "
+        f"{_gb(card.total_bytes)} of {card.name} {_gb(room)} can be used; {advice}"
+    )
+
+
+def _share_out(
+    config: PenstockConfig, outline: "Outline", card: Card, trainer: int, published: int, longest: int
+) -> MemoryPlan:
+    from penstock.engines.embedded.cache_sizing import workspace_bytes
+
+    section = config.engine
+    item = BYTES[section.dtype]
+    per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item)
+    fixed = outline.num_parameters * item + workspace_bytes(section.max_batch, outline.vocabulary)
+    if section.kv_tokens:
+        least, cache_words = section.kv_tokens * per_token, "the cache that engine.kv_tokens asks for"
+    elif section.cache_gb:
+        least, cache_words = int(section.cache_gb * 1e9), "the cache that engine.cache_gb asks for"
+    else:
+        least, cache_words = longest * per_token, f"a cache for one sequence of {longest} tokens"
+    left = (_room(card) - trainer - published) // section.count
+    asked = int(section.memory_share * card.total_bytes)
+    engine = asked or min(left, int(ENGINE_ALONE * card.total_bytes) // section.count)
+    beside = f"beside the trainer's {_gb(trainer)}{_and_published(published)} " if trainer else ""
+    if asked > left:
+        most = max(0.0, left / card.total_bytes)
+        raise UserError(
+            f"engine.memory_share must be at most {int(most * 100) / 100} {beside}on {card.name} "
+            f"({_gb(card.total_bytes)}, {_gb(card.free_bytes)} of it free), got {section.memory_share}; "
+            f"lower it, or {_smaller_trainer(config) if trainer else 'free memory on the card'}"
+        )
+    if fixed + least > engine:
+        raise UserError(
+            f"an engine needs {_gb(fixed + least)} ({_gb(outline.num_parameters * item)} of weights, a "
+            f"workspace, and {_gb(least)} for {cache_words}), and may take {_gb(max(0, engine))} {beside}on "
+            f"{card.name} ({_gb(card.total_bytes)}, {_gb(card.free_bytes)} of it free); "
+            f"{_smaller_engine(config, asked > 0)}{', or ' + _smaller_trainer(config) if trainer else ''}"
+        )
+    return MemoryPlan(
+        card=card,
+        trainer=trainer,
+        published=published,
+        engine=engine,
+        cache=least if section.kv_tokens or section.cache_gb else engine - fixed,
+        num_engines=section.count,
+        kv_bytes_per_token=per_token,
+    )
+
+
+def _room(card: Card) -> int:
+    return card.free_bytes - int(MARGIN * card.total_bytes)
+
+
+def _smaller_trainer(config: PenstockConfig) -> str:
+    knobs = []
+    if config.trainer.dtype == "float32":
+        knobs.append("trainer.dtype=bfloat16")
+    if modes := SMALLER_STATES[config.trainer.optimizer_states]:
+        knobs.append(f"trainer.optimizer_states={' or '.join(modes)}")
+    if config.trainer.checkpointing != "full":
+        stronger = "selective" if config.trainer.checkpointing == "off" else "full"
+        knobs.append(f"trainer.checkpointing={stronger}")
+    knobs.append(f"trainer.micro_batch_tokens below {config.trainer.micro_batch_tokens}")
+    if config.sync.transport == "cuda_ipc" and config.sync.slots > 1:
+        knobs.append("sync.slots=1")
+    return "set " + " or ".join(knobs)
+
+
+def _smaller_engine(config: PenstockConfig, share_is_set: bool) -> str:
+    knobs = ["raise engine.memory_share"] if share_is_set else []
+    if config.engine.kv_tokens or config.engine.cache_gb:
+        knobs.append(f"lower engine.{'kv_tokens' if config.engine.kv_tokens else 'cache_gb'}")
+    if config.engine.dtype == "float32":
+        knobs.append("set engine.dtype=bfloat16")
+    if config.engine.count > 1:
+        knobs.append(f"set engine.count below {config.engine.count}")
+    knobs.append(f"set engine.max_batch below {config.engine.max_batch}")
+    return " or ".join(knobs)
+
+
+def _and_published(published: int) -> str:
+    return f" and published weights {_gb(published)}" if published else ""
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

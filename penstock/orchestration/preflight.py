@@ -1,0 +1,132 @@
+"""Everything that can be checked before anything heavy starts: files, names, prompts, extras.
+
+What is wrong here is a `UserError` in one sentence; no process has been started yet.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock.demo.model import ensure_builtin_model
+from penstock.errors import UserError
+from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
+from penstock.observe.writers import MetricsWriter, check_writers, make_writers
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpus import Card
+from penstock.orchestration.memory_plan import MemoryPlan, plan_memory
+from penstock.orchestration.placement import engine_card, trainer_card
+from penstock.scoring.functions import load_functions
+from penstock.tasks.sources import load_tasks
+from penstock.types import Task
+
+BUILTIN = "builtin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A run that may start."""
+
+    config: PenstockConfig
+    model: str
+    tokenizer: ChatTokenizer
+    tasks: list[Task]
+    heldout: list[Task]
+    folder: Path
+    max_context: int
+    cards: tuple[Card, ...] = ()
+    """The GPUs of this machine, as they were before the run."""
+    memory: MemoryPlan | None = None
+    """How the engines' card is shared out; None on a CPU."""
+
+
+def prepare(
+    config: PenstockConfig,
+    *,
+    tasks: Sequence[Task] | None = None,
+    log: Callable[[str], None],
+    cache: Path,
+    cards: tuple[Card, ...] = (),
+) -> Prepared:
+    """Load and check tasks, model name, tokenizer, prompts, rewards and extras; then make the run folder."""
+    check_writers(config.observe)
+    train_tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
+    heldout = load_tasks(config.eval.tasks) if config.eval.tasks is not None else []
+    _refuse_shared(train_tasks, heldout)
+    load_functions(config.reward)
+    model = config.model.name
+    if model == BUILTIN:
+        model = str(ensure_builtin_model(cache, log=log))
+    max_context = min(config.engine.max_context or sys.maxsize, model_context(model))
+    tokenizer = ChatTokenizer(model, pad_token=config.model.pad_token)
+    tokenizer.check_pad_token()
+    new_tokens = config.rollout.max_new_tokens
+    longest = max(
+        check_prompts(some, tokenizer, max_context=max_context, max_new_tokens=new_tokens)
+        for some in (train_tasks, heldout)
+    )
+    memory = _plan_memory(config, model, cards, longest + new_tokens)
+    if memory is not None:
+        log(str(memory))
+    folder = new_run_folder(config)
+    return Prepared(
+        config=config,
+        model=model,
+        tokenizer=tokenizer,
+        tasks=train_tasks,
+        heldout=heldout,
+        folder=folder,
+        max_context=max_context,
+        cards=cards,
+        memory=memory,
+    )
+
+
+def _plan_memory(
+    config: PenstockConfig, model: str, cards: tuple[Card, ...], longest: int
+) -> MemoryPlan | None:
+    """Only where there is a card: the sizes of a model need torch, which takes seconds to import."""
+    if engine_card(config, cards) is None and trainer_card(config, cards) is None:
+        return None
+    from penstock.models.outline import outline_of
+
+    return plan_memory(config, outline_of(model), cards, longest=longest)
+
+
+def new_run_folder(config: PenstockConfig) -> Path:
+    """`runs/NAME`, or `runs/NAME-2` and so on: a run never writes into another one's folder."""
+    number = 1
+    while True:
+        name = config.run.name if number == 1 else f"{config.run.name}-{number}"
+        folder = config.run.folder / name
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            continue
+        except OSError as error:
+            raise UserError(f"the run folder {folder} can't be made: {error.strerror}") from error
+        (folder / "config.yaml").write_text(to_yaml(config))
+        return folder
+
+
+def open_writers(prepared: Prepared) -> list[MetricsWriter]:
+    return make_writers(prepared.config.observe, prepared.folder, prepared.folder.name)
+
+
+def to_yaml(config: PenstockConfig) -> str:
+    plain: dict[str, Any] = config.model_dump(mode="json")
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+def _refuse_shared(train: Sequence[Task], heldout: Sequence[Task]) -> None:
+    """Held-out means held out: a prompt in both sets would make the evaluation a measure of memory."""
+    shared = {task.prompt for task in train} & {task.prompt for task in heldout}
+    if shared:
+        raise UserError(
+            f"{len(shared)} prompts are both in tasks and in eval.tasks; held-out prompts must not be "
+            "trained on"
+        )

@@ -1,0 +1,40 @@
+"""Step planning: which rank trains what, with step-wide denominators, as data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.buffer.admission import Selection
+from penstock.trainer.packing import plan_step
+from penstock.types import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStep:
+    """A finished step: what went in, what each rank reported, and how long the trainer waited for it."""
+
+    number: int
+    selection: Selection
+    results: Sequence[StepResult]
+    waited_s: float
+    took_s: float
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlanner:
+    """Packs a selection into one plan per rank."""
+
+    ranks: int
+    micro_batch_tokens: int
+    shared_prompts: bool = True
+
+    def plan(self, number: int, selection: Selection) -> tuple[StepPlan, ...]:
+        return plan_step(
+            number,
+            selection.version,
+            [group.scored for group in selection.groups],
+            ranks=self.ranks,
+            micro_batch_tokens=self.micro_batch_tokens,
+            shared_prompts=self.shared_prompts,
+            samples_of=lambda group, episode, _: selection.groups[group].samples[episode],
+        )

@@ -1,0 +1,64 @@
+"""A made-up micro-batch, so that compilation is over before the first real one comes."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.trainer.forward.packed_row import PackedRow
+from penstock.types import SamplingParams, TrainSequence, Turn, sample_of_turn
+
+PROMPT, ANSWERS = 37, (211, 173, 149)
+"""Tokens of the first group; prompts of others are a little longer. The sizes of a row are all different: what is
+compiled must not take one for another."""
+
+
+def made_up_row(
+    vocabulary: int, tokens: int, device: str, *, longest: int, shared_prompts: bool
+) -> PackedRow:
+    """A row of this many tokens, since what is compiled for a short row does not serve long ones; of sequences of
+    at most `longest`."""
+    scale = min(1.0, longest / 512, tokens / 1024)
+    answers = [max(2, int(scale * answer)) for answer in ANSWERS]
+    sequences: list[TrainSequence] = []
+    room = tokens
+    for group, prompt in enumerate(_prompts(scale)):
+        # A sequence's last token is predicted, and not run.
+        cost = sum(answers) - len(answers) + prompt * (1 if shared_prompts else len(answers))
+        if cost > room:
+            break
+        room -= cost
+        sequences += [
+            _sequence(group, episode, prompt, answer, vocabulary) for episode, answer in enumerate(answers)
+        ]
+    while room > 0 or not sequences:
+        length = max(1, min(room, longest - 1))
+        sequences.append(_sequence(len(sequences), 0, 1, length, vocabulary))
+        room -= length
+    row = PackedRow.of(sequences, device, shared_prompts=shared_prompts)
+    assert row is not None
+    return row
+
+
+def _prompts(scale: float) -> Iterator[int]:
+    while True:
+        yield from (max(1, int(scale * (PROMPT + more))) for more in range(16))
+
+
+def made_up_turn(prompt_ids: np.ndarray, output_ids: np.ndarray, vocabulary: int) -> Turn:
+    """As if an engine that knows nothing had drawn these tokens."""
+    return Turn(
+        prompt_ids=prompt_ids.astype(np.int32),
+        output_ids=output_ids.astype(np.int32),
+        logprobs=np.full(len(output_ids), -np.log(vocabulary), dtype=np.float32),
+        versions=np.zeros(len(output_ids), dtype=np.int32),
+        finish_reason="stop",
+        sampling=SamplingParams(max_tokens=len(output_ids)),
+        text="",
+    )
+
+
+def _sequence(group: int, episode: int, prompt: int, answer: int, vocabulary: int) -> TrainSequence:
+    """Answers of a group differ from their first token on, so that nothing but the prompt is shared."""
+    answer_ids = np.arange(episode, episode + answer) % vocabulary
+    turn = made_up_turn(np.arange(prompt) % vocabulary, answer_ids, vocabulary)
+    return TrainSequence(sample=sample_of_turn(turn), group=group, episode=episode, turns=((0, prompt),))

@@ -1,0 +1,345 @@
+"""Logprobs and entropy of given tokens from hidden states, in chunks, so that the full logits never exist.
+
+Only rows that predict a token of the loss are projected. Forward keeps nothing of vocabulary size but
+the last chunk when it is the only one; backward projects again, chunk by chunk, and adds up the
+gradient of the output embedding in place. On a GPU the logits of a chunk are float32 sums of half-precision
+products, and Triton kernels read them once in each direction.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.models.precision import HALF_TYPES, float32_product
+from penstock.models.triton_support import available as kernels_available
+from penstock.transfer import upload
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptIds:
+    """What truncated sampling left, in CSR form: row i kept `ids[offsets[i]:offsets[i+1]]`; an empty
+    row kept everything."""
+
+    offsets: torch.Tensor
+    """On the host: it is asked for sizes, and a device would have to be waited for."""
+    ids: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitShape:
+    """What a model does to its logits after the projection: a scale, then a soft-cap."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> "LogitShape":
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        scale = 1.0
+        for name in ("logit_scale", "lm_head_multiplier"):
+            scale *= getattr(text, name, None) or 1.0
+        scale /= getattr(text, "logits_scaling", None) or 1.0
+        return cls(scale=scale, softcap=getattr(text, "final_logit_softcapping", None))
+
+    def apply(self, raw: torch.Tensor) -> torch.Tensor:
+        logits = raw.float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits
+
+    def grad_(self, grad: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Turn the gradient of the shaped logits into that of the raw ones, in place."""
+        if self.softcap is not None:
+            grad *= 1 - (logits / self.softcap) ** 2
+        return grad.mul_(self.scale) if self.scale != 1.0 else grad
+
+
+class TokenHead:
+    """Turns one packed row into logprobs of its target tokens, for any causal LM.
+
+    `states` runs the model up to the last hidden states; calling the head projects chosen rows of them. When
+    the head cannot reproduce the model's own logits on a few tokens, it uses the model's full logits
+    instead, and the log says so."""
+
+    def __init__(self, model: nn.Module, *, chunk_tokens: int = 1024) -> None:
+        if chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens must be >= 1, got {chunk_tokens}")
+        self.model: Any = model
+        self._chunk = chunk_tokens
+        self._shape = LogitShape.of(self.model.config)
+        self._full_logits = False
+        self._fused: bool | None = None
+
+    @property
+    def uses_full_logits(self) -> bool:
+        return self._full_logits
+
+    def states(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """(tokens, width) for a (1, tokens) row: hidden states, or logits in the fallback."""
+        row = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
+        if self._full_logits:
+            return self.model(**row).logits[0]  # type: ignore[no-any-return]
+        return self.model.base_model(**row).last_hidden_state[0]  # type: ignore[no-any-return]
+
+    def __call__(
+        self,
+        states: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: torch.Tensor,
+        kept: KeptIds | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logprob of each target and entropy of its distribution, both (rows,) and differentiable, of
+        the distribution that was sampled from: at its temperature, over the kept ids alone."""
+        if self._full_logits:
+            weight, bias, shape = None, None, LogitShape()
+        else:
+            embedding = self.model.get_output_embeddings()
+            weight, bias, shape = embedding.weight, getattr(embedding, "bias", None), self._shape
+        fused = self._fused if self._fused is not None else states.is_cuda and kernels_available()
+        return _Logprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
+            states, weight, bias, targets, temperature, kept, shape, self._chunk, fused
+        )
+
+    @torch.no_grad()
+    def verify(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
+        """Compare with the model's own logits on this row; fall back to them when they differ."""
+        own = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits[0].float()
+        try:
+            states = self.states(input_ids, position_ids)
+            embedding = self.model.get_output_embeddings()
+            ours = self._shape.apply(embedding(states))
+            worst = float((ours - own).abs().max()) if ours.shape == own.shape else float("inf")
+        except (AttributeError, TypeError) as error:
+            worst, reason = float("inf"), f" ({error})"
+        else:
+            reason = ""
+        tolerance = 1e-4 if own.dtype == torch.float32 and states_dtype(self.model) == torch.float32 else 2e-2
+        if not worst <= tolerance * max(1.0, float(own.abs().max())):
+            self._full_logits = True
+            log.warning(
+                "logprobs of %s are computed from its full logits: the chunked head differs by %.3g%s",
+                type(self.model).__name__,
+                worst,
+                reason,
+            )
+
+
+def states_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype the model computes in: that of its first parameter."""
+    return next(model.parameters()).dtype
+
+
+class _Logprobs(torch.autograd.Function):
+    """Project, shape, divide by the temperature, restrict, normalise: forward and backward by hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperature: torch.Tensor,
+        kept: KeptIds | None,
+        shape: LogitShape,
+        chunk: int,
+        fused: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = states.shape[0]
+        lse, logprobs, entropy = (torch.empty(rows, device=states.device) for _ in range(3))
+        logits = None
+        for start in range(0, rows, chunk):
+            part = slice(start, min(start + chunk, rows))
+            raw = _project(states[part], weight, bias)
+            chosen = shape.apply(raw.gather(1, targets[part, None]))[:, 0] / temperature[part]
+            logits, lse[part], entropy[part] = _normalise(raw, temperature[part], kept, shape, part, fused)
+            logprobs[part] = chosen - lse[part]
+            # Else a chunk would live on while the next one is made.
+            del raw
+            logits = logits if rows <= chunk else None
+        ctx.save_for_backward(states, weight, bias, targets, temperature, lse, entropy, logits)
+        ctx.kept, ctx.shape, ctx.chunk, ctx.fused = kept, shape, chunk, fused
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        grad_logprobs, grad_entropy = grads
+        states, weight, bias, targets, temperature, lse, entropy, saved = ctx.saved_tensors
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(lse)
+        rows = states.shape[0]
+        grad_states = torch.empty_like(states)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if weight is not None else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
+        for start in range(0, rows, ctx.chunk):
+            part = slice(start, min(start + ctx.chunk, rows))
+            logits = saved
+            if logits is None:
+                logits = _prepare(
+                    _project(states[part], weight, bias),
+                    temperature[part],
+                    ctx.kept,
+                    ctx.shape,
+                    part,
+                    ctx.fused,
+                )
+            from_entropy = None if grad_entropy is None else grad_entropy[part]
+            gradient = _fused_gradient if ctx.fused else _gradient
+            grad = gradient(
+                logits,
+                targets[part],
+                temperature[part],
+                lse[part],
+                entropy[part],
+                grad_logprobs[part],
+                from_entropy,
+                ctx.shape,
+                states.dtype,
+            )
+            del logits
+            if weight is None:
+                grad_states[part] = grad
+                continue
+            assert grad_weight is not None
+            torch.mm(grad, weight, out=grad_states[part])
+            _add_product(grad_weight, grad.T, states[part])
+            if grad_bias is not None:
+                grad_bias += grad.sum(dim=0, dtype=torch.float32)
+            del grad
+        return (
+            grad_states,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            *(None,) * 6,
+        )
+
+
+def _project(states: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    """Raw logits, the caller's own. On a GPU half-precision products are summed and kept in float32."""
+    if weight is None:
+        return states.clone(memory_format=torch.contiguous_format)
+    if not _sums_in_float32(states):
+        return torch.nn.functional.linear(states, weight, bias)
+    return float32_product(states, weight, bias)
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """total += left @ right, in float32."""
+    if _sums_in_float32(right):
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total += left @ right
+
+
+def _sums_in_float32(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and tensor.dtype in HALF_TYPES
+
+
+def _prepare(
+    raw: torch.Tensor,
+    temperature: torch.Tensor,
+    kept: KeptIds | None,
+    shape: LogitShape,
+    part: slice,
+    fused: bool,
+) -> torch.Tensor:
+    """What gradients are made from: for the kernels the raw logits, else the shaped ones over their
+    temperature; minus infinity where truncation cut."""
+    logits = raw if fused else shape.apply(raw) / temperature[:, None]
+    return logits if kept is None else _restrict(logits, kept, part.start, part.stop)
+
+
+def _normalise(
+    raw: torch.Tensor,
+    temperature: torch.Tensor,
+    kept: KeptIds | None,
+    shape: LogitShape,
+    part: slice,
+    fused: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The prepared logits of a chunk, the logs of their normalisers, and their entropies."""
+    logits = _prepare(raw, temperature, kept, shape, part, fused)
+    if fused:
+        from penstock.trainer.forward.logprob_kernel import statistics
+
+        return logits, *statistics(logits, temperature, scale=shape.scale, softcap=shape.softcap)
+    lse = logits.logsumexp(dim=-1)
+    probs = (logits - lse[:, None]).exp_()
+    return logits, lse, lse - (probs * logits).nan_to_num_(nan=0.0).sum(dim=-1)
+
+
+def _gradient(
+    scaled: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: torch.Tensor,
+    lse: torch.Tensor,
+    entropy: torch.Tensor,
+    grad_logprobs: torch.Tensor,
+    grad_entropy: torch.Tensor | None,
+    shape: LogitShape,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The gradient of the raw logits of one chunk."""
+    logp = scaled - lse[:, None]
+    probs = logp.exp()
+    grad = probs * -grad_logprobs[:, None]
+    if grad_entropy is not None:
+        inner = (probs * (logp + entropy[:, None])).nan_to_num_(nan=0.0)
+        grad -= inner * grad_entropy[:, None]
+    index = torch.arange(grad.shape[0], device=grad.device)
+    grad[index, targets] += grad_logprobs
+    grad /= temperature[:, None]
+    logits = (scaled * temperature[:, None]).nan_to_num_(neginf=0.0) if shape.softcap else scaled
+    return shape.grad_(grad, logits).to(dtype)
+
+
+def _fused_gradient(
+    raw: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: torch.Tensor,
+    lse: torch.Tensor,
+    entropy: torch.Tensor,
+    grad_logprobs: torch.Tensor,
+    grad_entropy: torch.Tensor | None,
+    shape: LogitShape,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    from penstock.trainer.forward.logprob_kernel import gradient
+
+    return gradient(
+        raw,
+        targets,
+        temperature,
+        lse,
+        entropy,
+        grad_logprobs,
+        grad_entropy,
+        dtype=dtype,
+        scale=shape.scale,
+        softcap=shape.softcap,
+    )
+
+
+def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> torch.Tensor:
+    """Minus infinity outside the kept ids, for the rows that were truncated; in place."""
+    offsets = kept.offsets[start : stop + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first == last:
+        return scaled
+    ids = kept.ids[first:last]
+    counts = upload(offsets.diff().numpy(), scaled.device)
+    rows = torch.arange(stop - start, device=scaled.device).repeat_interleave(
+        counts, output_size=last - first
+    )
+    values = scaled[rows, ids]
+    scaled.masked_fill_(counts[:, None] > 0, float("-inf"))
+    scaled[rows, ids] = values
+    return scaled

@@ -1,0 +1,140 @@
+"""A causal LM as the trainer sees it: packed rows in, logprobs of their loss tokens out."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.models import attention
+from penstock.trainer.forward.checkpointing import (
+    Checkpointing,
+    compile_layers,
+    compiler_settings,
+    enable_checkpointing,
+)
+from penstock.trainer.forward.logprob_head import TokenHead, states_dtype
+from penstock.trainer.forward.packed_attention import PackedAttention
+from penstock.trainer.forward.packed_row import PackedRow
+from penstock.trainer.forward.shared_prefixes import gather
+from penstock.trainer.forward.value_head import ValueHead
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutputs:
+    """What a forward pass says at every loss token of a row."""
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    values: torch.Tensor | None
+
+
+class PackedModel:
+    """Wraps a Hugging Face causal LM with packed attention, the chunked head and, for PPO, a value head.
+
+    Dropout stays off: logprobs must be those of the policy that acts."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        chunk_tokens: int,
+        checkpointing: Checkpointing = "off",
+        compiled: bool = False,
+        value_head: ValueHead | None = None,
+    ) -> None:
+        attention.register()
+        causal_lm: Any = model
+        causal_lm.set_attn_implementation(attention.IMPLEMENTATION)
+        self._attention = PackedAttention()
+        attention.attach(model, self._attention)
+        model.eval()
+        enable_checkpointing(model, checkpointing)
+        self._value_head = value_head
+        self._head = TokenHead(model, chunk_tokens=chunk_tokens)
+        self._device = next(model.parameters()).device
+        self._packs = True
+        self._shares = True
+        self._verify(type(model).__name__, causal_lm.get_input_embeddings().num_embeddings)
+        if value_head is not None and self._head.uses_full_logits:
+            raise ValueError(
+                f"a value head needs hidden states, and {type(model).__name__} gives only logits; "
+                "use an advantage without a value head"
+            )
+        self._compiled = compiled
+        if compiled:
+            compile_layers(model)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether rows may lay a prefix once for several sequences."""
+        return self._shares
+
+    def __call__(self, row: PackedRow) -> TokenOutputs:
+        with compiler_settings() if self._compiled else nullcontext():
+            states = self._states(row.input_ids, row.position_ids, row.lengths, row.members)
+        states = gather(states, row.rows) if row.num_shared_tokens else states.index_select(0, row.rows)
+        logprobs, entropy = self._head(states, row.targets, row.temperature, row.kept)
+        values = self._value_head(states) if self._value_head is not None else None
+        return TokenOutputs(logprobs=logprobs, entropy=entropy, values=values)
+
+    def _states(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        lengths: Sequence[int],
+        members: Sequence[int] = (),
+    ) -> torch.Tensor:
+        if input_ids.shape[1] != sum(lengths):  # compiled layers do not look at lengths
+            raise ValueError(f"a row of {input_ids.shape[1]} tokens can't have lengths {list(lengths)}")
+        if self._packs:
+            self._attention.set_lengths(lengths, self._device, members)
+            return self._head.states(input_ids, position_ids)
+        assert not members
+        self._attention.set_single()
+        ids, positions = (torch.split(row, list(lengths), dim=1) for row in (input_ids, position_ids))
+        return torch.cat([self._head.states(*piece) for piece in zip(ids, positions, strict=True)])
+
+    @torch.no_grad()
+    def _verify(self, name: str, vocabulary: int) -> None:
+        """Check on a few tokens that the head gives the model's logits, that packed sequences do not see each
+        other, and that a sequence is the same behind a shared prefix. Layers with a state of their own
+        (convolutions, state-space models) and attention that is not behind transformers' interface fail: then
+        sequences go through the model one at a time."""
+        ids = torch.arange(7, device=self._device)[None] % vocabulary
+        positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]], device=self._device)
+        self._attention.set_single()
+        self._head.verify(ids[:, 3:], positions[:, 3:])
+        alone = self._head.states(ids[:, 3:], positions[:, 3:]).float()
+        packed = self._states(ids, positions, [3, 4])[3:].float()
+        self._packs = self._agree(packed, alone)
+        if not self._packs:
+            self._shares = False
+            log.warning(
+                "%s can't be packed (a sequence changes its neighbour by %.3g): sequences run one at a time, "
+                "which is slower",
+                name,
+                float((packed - alone).abs().max()),
+            )
+            return
+        # Tokens 3 and 4 as a prefix, then 0 1 behind it as one rest and 5 6 as another.
+        order, places = [3, 4, 0, 1, 5, 6], [0, 1, 2, 3, 2, 3]
+        shared = self._states(
+            ids[:, order], torch.tensor([places], device=self._device), [2, 2, 2], members=[2]
+        ).float()
+        self._shares = self._agree(torch.cat([shared[:2], shared[4:]]), alone)
+        if not self._shares:
+            log.warning(
+                "%s can't share prompts (a sequence changes by %.3g): every sequence runs with its own",
+                name,
+                float((torch.cat([shared[:2], shared[4:]]) - alone).abs().max()),
+            )
+
+    def _agree(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+        tolerance = 1e-4 if states_dtype(self._head.model) == torch.float32 else 5e-2
+        return bool((ours - theirs).abs().max() <= tolerance * max(1.0, float(theirs.abs().max())))

@@ -1,0 +1,119 @@
+"""One micro-batch as tensors: a packed row for the model, and flat columns over its loss tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from penstock.sampling_masks import kept_ids
+from penstock.trainer.forward.logprob_head import KeptIds
+from penstock.trainer.sharing import RowLayout, loss_positions
+from penstock.types import NOT_SAMPLED, IntArray, Sample, TrainSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRow:
+    """Sequences side by side in a (1, tokens) row, and the loss tokens that it predicts.
+
+    A sequence is cut after the last position that predicts a loss token: what follows can't matter. What the
+    sequences of a group begin with may be laid once; its last token then predicts the first of each."""
+
+    sequences: tuple[TrainSequence, ...]
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    lengths: tuple[int, ...]
+    """Of the segments that attention keeps apart: whole sequences, or shared prefixes and their rests."""
+    rows: torch.Tensor
+    """(loss tokens,): the place in the row whose hidden state predicts each."""
+    targets: torch.Tensor
+    temperature: torch.Tensor
+    behaviour_logprobs: torch.Tensor
+    versions: torch.Tensor
+    segments: torch.Tensor
+    counts: tuple[int, ...]
+    """Loss tokens of each sequence."""
+    positions: tuple[IntArray, ...]
+    """Where they are in each sample."""
+    kept: KeptIds | None
+    members: tuple[int, ...] = ()
+    """Rests of each shared prefix, as `penstock.trainer.forward.shared_prefixes` reads them."""
+    num_shared_tokens: int = 0
+    """Tokens that sharing left out of the row."""
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return int(self.targets.shape[0])
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Sequence[TrainSequence],
+        device: torch.device | str = "cpu",
+        *,
+        shared_prompts: bool = False,
+    ) -> "PackedRow | None":
+        """None when no sequence has a loss token."""
+        positions_of = [loss_positions(sequence.sample) for sequence in sequences]
+        chosen = [index for index, positions in enumerate(positions_of) if positions.size]
+        if not chosen:
+            return None
+        samples = [sequences[index].sample for index in chosen]
+        positions_of = [positions_of[index] for index in chosen]
+        for sample in samples:
+            if sample.sampling.temperature <= 0:
+                raise ValueError(
+                    "a sample drawn at temperature 0 has no distribution to train on; use a temperature > 0"
+                )
+        layout = RowLayout.of([sequences[index] for index in chosen], shared=shared_prompts)
+        counts = [len(positions) for positions in positions_of]
+
+        def column(parts: list[np.ndarray], dtype: torch.dtype) -> torch.Tensor:
+            return torch.from_numpy(np.concatenate(parts)).to(device=device, dtype=dtype)
+
+        picked = list(zip(samples, positions_of, strict=True))
+        return cls(
+            sequences=tuple(sequences[index] for index in chosen),
+            input_ids=column(
+                [samples[part.sequence].token_ids[part.start : part.stop] for part in layout.segments],
+                torch.long,
+            )[None],
+            position_ids=column([np.arange(part.start, part.stop) for part in layout.segments], torch.long)[
+                None
+            ],
+            lengths=tuple(part.stop - part.start for part in layout.segments),
+            rows=column(
+                [place[p - 1] for p, place in zip(positions_of, layout.places, strict=True)], torch.long
+            ),
+            targets=column([s.token_ids[p] for s, p in picked], torch.long),
+            temperature=column([np.full(len(p), s.sampling.temperature) for s, p in picked], torch.float32),
+            behaviour_logprobs=column([s.logprobs[p] for s, p in picked], torch.float32),
+            versions=column([s.versions[p] for s, p in picked], torch.long),
+            segments=column([np.full(n, i) for i, n in enumerate(counts)], torch.long),
+            counts=tuple(counts),
+            positions=tuple(positions_of),
+            kept=_kept(picked, device),
+            members=layout.members,
+            num_shared_tokens=layout.num_shared_tokens,
+        )
+
+
+def _kept(picked: list[tuple[Sample, IntArray]], device: torch.device | str) -> KeptIds | None:
+    """The recorded sampling masks of the loss tokens, joined; rows of samples without one are empty."""
+    if all(sample.sampling_mask is None for sample, _ in picked):
+        return None
+    counts: list[IntArray] = []
+    ids: list[IntArray] = []
+    for sample, positions in picked:
+        if sample.sampling_mask is None:
+            counts.append(np.zeros(len(positions), dtype=np.int32))
+            continue
+        number_of = np.cumsum(sample.versions != NOT_SAMPLED) - 1
+        sample_counts, sample_ids = kept_ids(sample.sampling_mask, number_of[positions])
+        counts.append(sample_counts)
+        ids.append(sample_ids)
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
+    return KeptIds(
+        offsets=torch.from_numpy(offsets),
+        ids=torch.from_numpy(np.concatenate(ids).astype(np.int64)).to(device),
+    )

@@ -1,0 +1,111 @@
+"""How much memory a trainer will need, before anything is loaded.
+
+Weights, gradients, masters and moments are exact; activations are those of a Llama-like layer, and rough for
+others. Not counted: the CUDA context, fragmentation, the snapshots that a weight sync keeps.
+"""
+
+from dataclasses import dataclass
+
+from penstock.models.outline import Outline
+from penstock.trainer.config import TrainerConfig
+from penstock.trainer.eightbit_adamw import CHUNK_VALUES
+from penstock.trainer.eightbit_grid import BLOCK
+from penstock.trainer.host_adamw import BUCKET_VALUES
+
+FLOAT_BYTES = 4
+CODED_BYTES = 2 * (1 + FLOAT_BYTES / BLOCK)
+"""Both moments of a value in 8 bits, with their share of the scales."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes by what they hold, on the device unless named otherwise."""
+
+    weights: int
+    gradients: int
+    masters: int
+    moments: int
+    reference: int
+    """A frozen model beside the policy, for a KL penalty."""
+    activations: int
+    """What forward keeps for backward, of one micro-batch."""
+    head: int
+    """A chunk of logits with its gradient, and the gradient of the output embedding."""
+    layer: int
+    """What one layer's backward needs for itself."""
+    update: int
+    """What an optimizer update needs for itself."""
+    loading: int
+    """The peak before the first step: float32 weights, from which masters are made."""
+    host: int
+    """In the host's memory."""
+
+    @property
+    def resident(self) -> int:
+        """What is there all the time, gradients included: a step of several micro-batches adds them up."""
+        return self.weights + self.gradients + self.masters + self.moments + self.reference
+
+    @property
+    def total(self) -> int:
+        """The peak. The head, a layer and the update need their memory at different times."""
+        step = self.activations + max(self.head, self.layer)
+        return max(self.resident + max(step, self.update), self.loading)
+
+
+def estimate_bytes(
+    outline: Outline,
+    config: TrainerConfig,
+    *,
+    tokens: int | None = None,
+    reference: bool = False,
+    on_gpu: bool = True,
+) -> MemoryEstimate:
+    """What training a model takes. `tokens` is the longest row: a sequence that is longer than
+    `micro_batch_tokens` is one by itself."""
+    tokens = config.micro_batch_tokens if tokens is None else tokens
+    width = 2 if config.dtype == "bfloat16" else FLOAT_BYTES
+    on_host = config.optimizer_states == "cpu" and on_gpu
+    num_floats = FLOAT_BYTES * outline.num_parameters
+    masters = 0 if config.dtype == "float32" else num_floats
+    moments = 2 * num_floats
+    if config.optimizer_states == "8bit":
+        moments = round(CODED_BYTES * outline.num_parameters)
+    # Staging on the host: two buckets of gradients and two of weights.
+    staging = 2 * BUCKET_VALUES * (FLOAT_BYTES + width)
+    return MemoryEstimate(
+        weights=width * outline.num_parameters,
+        gradients=num_floats,
+        masters=0 if on_host else masters,
+        moments=0 if on_host else moments,
+        reference=num_floats if reference else 0,
+        activations=tokens * outline.num_layers * width * _kept_values(outline, config.checkpointing),
+        head=_head_bytes(outline, min(tokens, config.logprob_chunk_tokens), tokens, width, on_gpu),
+        layer=0 if config.checkpointing == "off" else tokens * width * _layer_values(outline),
+        update=10 * FLOAT_BYTES * CHUNK_VALUES if config.optimizer_states == "8bit" else 0,
+        loading=num_floats + (0 if on_host else masters) + (num_floats if reference else 0),
+        host=num_floats + moments + staging if on_host else 0,
+    )
+
+
+def _kept_values(outline: Outline, checkpointing: str) -> int:
+    """Values that a layer keeps of every token."""
+    match checkpointing:
+        case "full":
+            return outline.hidden
+        case "selective":
+            # Its input, queries, attention, their projection, and one of the two wide products of the MLP.
+            return 2 * outline.hidden + 2 * outline.queries + outline.intermediate
+    return _layer_values(outline)
+
+
+def _layer_values(outline: Outline) -> int:
+    """All of a layer: two norms that compute in float32, queries and keys before and after rotation, values,
+    attention, the gated MLP's two products, its activation and their product."""
+    return 10 * outline.hidden + 4 * outline.queries + 5 * outline.keys + 4 * outline.intermediate
+
+
+def _head_bytes(outline: Outline, chunk: int, tokens: int, width: int, on_gpu: bool) -> int:
+    # A GPU's kernels read float32 logits and write their gradient; elsewhere each operation makes a copy.
+    of_logit = FLOAT_BYTES + width if on_gpu else 6 * FLOAT_BYTES
+    embedding = outline.vocabulary * outline.hidden * (FLOAT_BYTES + (width if width != FLOAT_BYTES else 0))
+    return chunk * outline.vocabulary * of_logit + embedding + 3 * tokens * outline.hidden * width

@@ -1,0 +1,190 @@
+"""Executes planned optimizer steps on one rank.
+
+    plan ─► packed rows ─► forward ─► loss ─► backward ─► … ─► clip ─► AdamW ─► live weights
+
+The plan's denominators span the whole step, so the gradient is the same for any split into
+micro-batches. A new algorithm is a function in `penstock.algorithms`, never another trainer.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.algorithms.config import AlgorithmConfig
+from penstock.models.precision import guard_bfloat16
+from penstock.models.tokenizer import max_positions
+from penstock.trainer.clock import StepClock
+from penstock.trainer.config import TrainerConfig
+from penstock.trainer.dummy_batch import made_up_row
+from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.forward.value_head import ValueHead
+from penstock.trainer.objective import Objective
+from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
+from penstock.trainer.step_metrics import StepRecord, summarise
+from penstock.trainer.step_preparation import Preparation, PreparedRow
+from penstock.types import StepPlan, StepResult
+
+log = logging.getLogger(__name__)
+
+
+class PolicyTrainer:
+    """Owns the model and its optimizer. Synchronous: its process calls it from a thread."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        config: TrainerConfig,
+        algorithm: AlgorithmConfig,
+        total_steps: int,
+        reference: nn.Module | None = None,
+        device: str = "cpu",
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if algorithm.kl_coef > 0 and reference is None:
+            raise ValueError("kl_coef > 0 needs a reference model; pass reference= or set kl_coef to 0")
+        if world_size != 1:
+            raise ValueError(f"world_size must be 1, got {world_size}; this trainer runs on a single rank")
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        if config.dtype == "bfloat16":
+            guard_bfloat16(device)
+        self._config, self._total_steps = config, total_steps
+        self._device = device
+        self._model: Any = model.to(device)
+        self._value_head = _value_head(self._model).to(device) if algorithm.needs_values else None
+        extra = [] if self._value_head is None else list(self._value_head.parameters())
+        self._optimizer = MasterAdamW(model, config, extra)
+        policy = self._policy = PackedModel(
+            model,
+            chunk_tokens=config.logprob_chunk_tokens,
+            checkpointing=config.checkpointing,
+            compiled=config.compile,
+            value_head=self._value_head,
+        )
+        frozen = None
+        if reference is not None:
+            reference.to(device=device).requires_grad_(False)
+            frozen = PackedModel(reference, chunk_tokens=config.logprob_chunk_tokens)
+        self._prepare = Preparation(policy, frozen, algorithm, config=config, device=device)
+        self._objective = Objective(policy, algorithm)
+        self._num_updates = 0
+        self._num_skipped = 0
+        self._num_gap_warnings = 0
+
+    def warm_up(self) -> None:
+        """Compile what the usual row will run, if anything is to be compiled. Weights stay as they are. Left for
+        when they come: rows without a shared prompt where others have one, and updates in 8 bits."""
+        if not self._config.compile:
+            return
+        row = made_up_row(
+            self._model.get_input_embeddings().num_embeddings,
+            self._config.micro_batch_tokens,
+            self._device,
+            longest=max_positions(self._model.config),
+            shared_prompts=self._prepare.lays_once,
+        )
+        if self._prepare.needs_start:
+            with torch.no_grad():
+                self._policy(row)
+        self._policy(row).logprobs.sum().backward()  # type: ignore[no-untyped-call]
+        self._optimizer.forget()
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Run a plan: every pass ends in one optimizer update, or in none when it is not finite."""
+        clock = StepClock(self._device)
+        with clock.host("prepare"):
+            rows = self._prepare(plan)
+        metrics: dict[str, float] = {}
+        for index in range(self._config.passes):
+            record = self._accumulate(rows, clock)
+            with clock.device("optimizer"):
+                update = self._update(plan.step, record.loss)
+            if index == 0:
+                with clock.host("metrics"):
+                    metrics = summarise(record, plan)
+                    shared = sum(row.row.num_shared_tokens for row in rows)
+                    metrics["prompt_tokens_shared"] = float(shared)
+                self._watch_gap(metrics, plan.step)
+            metrics |= update
+        return StepResult(step=plan.step, metrics=metrics, seconds=clock.seconds())
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """The live parameters, keyed as `model.named_parameters()`."""
+        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model in Hugging Face format."""
+        self._model.save_pretrained(folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a later process needs to go on as if it were this one."""
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "num_updates": self._num_updates,
+            "num_skipped": self._num_skipped,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._num_updates = state["num_updates"]
+        self._num_skipped = state["num_skipped"]
+
+    def _accumulate(self, rows: list[PreparedRow], clock: StepClock) -> StepRecord:
+        """Nothing waits for a GPU before its last micro-batch is queued, so that it finds the next one when it is
+        done with one."""
+        record = StepRecord()
+        for row in rows:
+            with clock.device("forward"):
+                loss, columns = self._objective(row)
+            with clock.device("backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
+            record.add(loss, columns)
+        record.fetch()
+        return record
+
+    def _watch_gap(self, metrics: dict[str, float], step: int) -> None:
+        """Count steps whose training–inference gap is too wide; say so the first and every 100th time."""
+        gap, limit = metrics.get("logprob_gap_mean", 0.0), self._config.logprob_gap_warning
+        if gap > limit:
+            if self._num_gap_warnings % 100 == 0:
+                log.warning(
+                    "step %d: the engine's and the trainer's logprobs of the same weights differ by %.3g on "
+                    "average (at most %.3g; the limit is %.3g). Look at: the dtypes of engine and trainer, "
+                    "top-k/top-p/min-p without recorded sampling masks, penalties or logit bias in the "
+                    "sampling, and whether the weights' fingerprints are verified; answers in flight while "
+                    "weights change also differ, since sync.interrupt=inflight keeps their KV",
+                    step,
+                    gap,
+                    metrics["logprob_gap_max"],
+                    limit,
+                )
+            self._num_gap_warnings += 1
+        metrics["logprob_gap_warnings"] = float(self._num_gap_warnings)
+
+    def _update(self, step: int, loss: float) -> dict[str, float]:
+        """Update the weights, unless the loss or the gradient is not finite."""
+        norm = self._optimizer.gradient_norm()
+        learning_rate = learning_rate_at(step, self._total_steps, self._config)
+        if math.isfinite(loss) and math.isfinite(norm):
+            self._optimizer.update(learning_rate, norm)
+            self._num_updates += 1
+        else:
+            self._optimizer.forget()
+            self._num_skipped += 1
+            log.warning("step %d skipped: loss %g, gradient norm %g; weights are unchanged", step, loss, norm)
+        return {
+            "grad_norm": norm,
+            "learning_rate": learning_rate,
+            "skipped_updates": float(self._num_skipped),
+        }
+
+
+def _value_head(model: Any) -> ValueHead:
+    return ValueHead(model.get_input_embeddings().embedding_dim)

@@ -1,0 +1,207 @@
+"""What a step knows before its first update: packed rows, advantages, shares, reference logprobs.
+
+Some algorithms need facts of the whole step under the weights at its start (values for GAE, M2PO's
+threshold, the proximal policy of several passes). Only then a forward pass without gradient comes first.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from penstock.algorithms.advantages import ADVANTAGES, StepFacts
+from penstock.algorithms.config import AlgorithmConfig
+from penstock.algorithms.losses import STATISTICS
+from penstock.algorithms.returns import TOKEN_ADVANTAGES, SequenceTokens, TokenAdvantages, TokenFacts
+from penstock.algorithms.tokens import LossTokens
+from penstock.trainer.config import TrainerConfig
+from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
+from penstock.trainer.forward.packed_row import PackedRow
+from penstock.trainer.packing import pack
+from penstock.trainer.sharing import forward_length
+from penstock.types import StepPlan, TrainSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRow:
+    """A packed row with all that stays the same while the weights are trained on it."""
+
+    row: PackedRow
+    ages: torch.Tensor
+    advantages: torch.Tensor
+    shares: torch.Tensor
+    """What each token's loss counts for in the step."""
+    start: TokenOutputs | None = None
+    """Under the weights at the start of the step, where something needs them."""
+    returns: torch.Tensor | None = None
+    """What the value head should say."""
+    reference_logprobs: torch.Tensor | None = None
+    statistic: float = float("inf")
+
+    def old_logprobs(self, current: torch.Tensor, proximal: str) -> torch.Tensor:
+        """The policy that ratios are relative to; in a first pass the start is the current one."""
+        if proximal == "behaviour":
+            return self.row.behaviour_logprobs
+        return current.detach() if self.start is None else self.start.logprobs
+
+    def tokens(self, logprobs: torch.Tensor, proximal: str) -> LossTokens:
+        """The row's loss tokens as losses and corrections see them, not yet weighted."""
+        return LossTokens(
+            logprobs=logprobs,
+            old_logprobs=self.old_logprobs(logprobs, proximal),
+            behaviour_logprobs=self.row.behaviour_logprobs,
+            advantages=self.advantages,
+            ages=self.ages,
+            segments=self.row.segments,
+            num_segments=len(self.row.counts),
+            weights=torch.ones_like(self.advantages),
+            statistic=self.statistic,
+        )
+
+
+class Preparation:
+    """Turns plans into prepared rows."""
+
+    def __init__(
+        self,
+        policy: PackedModel,
+        reference: PackedModel | None,
+        algorithm: AlgorithmConfig,
+        *,
+        config: TrainerConfig,
+        device: str,
+    ) -> None:
+        self._policy, self._reference, self._algorithm = policy, reference, algorithm
+        self._device, self._config = device, config
+        can_share = policy.shares_prefixes and (reference is None or reference.shares_prefixes)
+        self.lays_once = config.shared_prompts and can_share
+        """Whether rows hold a group's prompt once."""
+        self.needs_start = (
+            algorithm.needs_values
+            or algorithm.loss in STATISTICS
+            or (config.passes > 1 and algorithm.effective_proximal == "start")
+        )
+        """Whether a forward pass without gradient comes first."""
+
+    @torch.no_grad()
+    def __call__(self, plan: StepPlan) -> list[PreparedRow]:
+        packed = [
+            PackedRow.of(sequences, self._device, shared_prompts=self.lays_once)
+            for micro_batch in plan.micro_batches
+            for sequences in self._cut(micro_batch)
+        ]
+        rows = [row for row in packed if row is not None]
+        start = [self._policy(row) if self.needs_start else None for row in rows]
+        advantages, returns = self._advantages(plan, rows, start)
+        prepared = [
+            PreparedRow(
+                row=row,
+                ages=(plan.version - row.versions).float(),
+                advantages=advantages[index],
+                shares=self._shares(row, plan),
+                start=start[index],
+                returns=returns[index] if returns is not None else None,
+                reference_logprobs=self._reference(row).logprobs if self._reference else None,
+            )
+            for index, row in enumerate(rows)
+        ]
+        statistic = self._statistic(prepared)
+        return [replace(row, statistic=statistic) for row in prepared]
+
+    def _cut(self, sequences: tuple[TrainSequence, ...]) -> list[list[TrainSequence]]:
+        """A plan counts shared prompts once; where the model can't share them, the row may be too long."""
+        if self.lays_once or not self._config.shared_prompts:
+            return [list(sequences)]
+        lengths = [forward_length(sequence.sample) for sequence in sequences]
+        bins = pack(lengths, self._config.micro_batch_tokens)
+        return [[sequences[index] for index in members] for members in bins]
+
+    def _advantages(
+        self, plan: StepPlan, rows: list[PackedRow], start: list[TokenOutputs | None]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+        """One advantage per token of each row, and the value head's targets where there is one."""
+        name, arguments = self._algorithm.advantage, self._algorithm.advantage_args
+        if name in ADVANTAGES.names():
+            of_group = ADVANTAGES.bind(name, arguments)(StepFacts.of(plan.scores, plan.num_tokens))
+            per_row = [
+                np.array([of_group[sequence.group][sequence.episode] for sequence in row.sequences])
+                for row in rows
+            ]
+            return [
+                self._tensor(values)[row.segments] for values, row in zip(per_row, rows, strict=True)
+            ], None
+        sequences = [
+            tokens for row, outputs in zip(rows, start, strict=True) for tokens in _token_facts(row, outputs)
+        ]
+        facts = TokenFacts(scores=plan.scores, sequences=sequences)
+        result: TokenAdvantages = TOKEN_ADVANTAGES.bind(name, arguments)(facts)
+        advantages = self._by_row(result.advantages, rows)
+        return advantages, None if result.returns is None else self._by_row(result.returns, rows)
+
+    def _by_row(self, arrays: list[np.ndarray], rows: list[PackedRow]) -> list[torch.Tensor]:
+        ends = np.cumsum([len(row.sequences) for row in rows])
+        return [
+            self._tensor(np.concatenate(arrays[end - len(row.sequences) : end]))
+            for row, end in zip(rows, ends, strict=True)
+        ]
+
+    def _shares(self, row: PackedRow, plan: StepPlan) -> torch.Tensor:
+        counts = self._tensor(np.array(row.counts))[row.segments]
+        match self._algorithm.length_norm:
+            case "token":
+                return torch.full_like(counts, 1 / plan.num_loss_tokens)
+            case "sequence":
+                return 1 / (counts * plan.num_sequences)
+            case "constant":
+                return torch.full_like(counts, 1 / (self._algorithm.length_constant * plan.num_sequences))
+
+    def _statistic(self, rows: list[PreparedRow]) -> float:
+        statistic = STATISTICS.get(self._algorithm.loss)
+        if statistic is None or not rows:
+            return float("inf")
+        starts = [row.start.logprobs for row in rows if row.start is not None]
+        proximal = self._algorithm.effective_proximal
+        parts = [row.tokens(logprobs, proximal) for row, logprobs in zip(rows, starts, strict=True)]
+        return statistic(_joined(parts), **self._algorithm.loss_args)
+
+    def _tensor(self, values: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=torch.float32, device=self._device)
+
+
+def _token_facts(row: PackedRow, outputs: TokenOutputs | None) -> list[SequenceTokens]:
+    """Where each loss token of a row lies in its episode, and its value."""
+    ends = np.cumsum(row.counts)
+    values = None
+    if outputs is not None and outputs.values is not None:
+        values = outputs.values.cpu().double().numpy()
+    facts = []
+    for sequence, positions, end in zip(row.sequences, row.positions, ends, strict=True):
+        turns = np.array([turn for turn, _ in sequence.turns] or [0])
+        starts = np.array([start for _, start in sequence.turns] or [0])
+        which = np.maximum(np.searchsorted(starts, positions, side="right") - 1, 0)
+        facts.append(
+            SequenceTokens(
+                group=sequence.group,
+                episode=sequence.episode,
+                turns=turns[which],
+                offsets=positions - starts[which],
+                values=None if values is None else values[end - len(positions) : end],
+            )
+        )
+    return facts
+
+
+def _joined(parts: list[LossTokens]) -> LossTokens:
+    """All tokens of the step as one."""
+    offsets = np.cumsum([0, *[part.num_segments for part in parts]])
+    segments = [part.segments + int(offset) for part, offset in zip(parts, offsets[:-1], strict=True)]
+    return LossTokens(
+        logprobs=torch.cat([part.logprobs for part in parts]),
+        old_logprobs=torch.cat([part.old_logprobs for part in parts]),
+        behaviour_logprobs=torch.cat([part.behaviour_logprobs for part in parts]),
+        advantages=torch.cat([part.advantages for part in parts]),
+        ages=torch.cat([part.ages for part in parts]),
+        segments=torch.cat(segments),
+        num_segments=int(offsets[-1]),
+        weights=torch.cat([part.weights for part in parts]),
+    )

@@ -1,0 +1,65 @@
+"""A trainer rank in another process, behind a channel. The worker's side is `penstock.worker.trainer_role`."""
+
+from typing import Any
+
+import msgspec
+
+from penstock.channel import Channel, Method
+from penstock.types import StepPlan, StepResult, WeightUpdate
+
+
+class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message of a trainer worker."""
+
+    model: str
+    pad_token: str | None = None
+    """What the saved tokenizer pads with; None: its own."""
+    device: str
+    threads: int
+    total_steps: int
+    seed: int
+    folder: str
+    """Where published buckets are put."""
+    slots: int
+    engine_dtype: str
+    transport: str = "shared_memory"
+    """How weights are published."""
+    trainer: dict[str, Any]
+    algorithm: dict[str, Any]
+
+
+class TrainerReady(msgspec.Struct, frozen=True, kw_only=True):
+    num_parameters: int
+
+
+class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    folder: str
+
+
+START_TRAINER = Method("trainer.start", TrainerStart, TrainerReady)
+STEP = Method("trainer.step", StepPlan, StepResult)
+PUBLISH = Method("trainer.publish", int, WeightUpdate)
+RELEASE = Method("trainer.release", int, type(None))
+SAVE = Method("trainer.save", SaveRequest, type(None))
+
+
+class TrainerClient:
+    """`penstock.interfaces.Trainer` over a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def start(self, start: TrainerStart) -> TrainerReady:
+        return await self._channel.call(START_TRAINER, start)
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        return await self._channel.call(STEP, plan)
+
+    async def publish(self, version: int) -> WeightUpdate:
+        return await self._channel.call(PUBLISH, version)
+
+    async def release(self, version: int) -> None:
+        await self._channel.call(RELEASE, version)
+
+    async def save(self, folder: str) -> None:
+        await self._channel.call(SAVE, SaveRequest(folder=folder))

@@ -1,0 +1,62 @@
+"""An engine process: the embedded engine behind a channel."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+
+import torch
+
+from penstock.channel import Channel
+from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.engine_client import GENERATE, REPORT, UPDATE, EngineStart
+from penstock.models.load import load_model, resolve_device
+from penstock.models.tokenizer import ChatTokenizer
+from penstock.sync.transports import AnyReceiver
+from penstock.types import Chunk, EngineReport, GenerateRequest, UpdateReceipt, WeightUpdate
+from penstock.worker.out_of_memory import ENGINE, is_out_of_memory, naming_settings
+from penstock.worker.quiet import quieten
+
+
+async def start(
+    channel: Channel, request: EngineStart, fail: Callable[[BaseException], None]
+) -> EngineReport:
+    quieten()
+    torch.set_num_threads(request.threads)
+    config = EngineConfig.model_validate(request.config)
+    device = resolve_device(request.device if config.device == "auto" else config.device)
+    with naming_settings(request.name, ENGINE):
+        model = await asyncio.to_thread(load_model, request.model, dtype=config.dtype, device=device)
+        engine = EmbeddedEngine(
+            model,
+            config=config,
+            receiver=AnyReceiver(),
+            tokenizer=ChatTokenizer(request.model),
+            name=request.name,
+            version=-1,  # nothing is served before the trainer's version 0 has arrived and is verified
+        )
+        await asyncio.to_thread(engine.warm_up)
+
+    async def generate(request: GenerateRequest) -> AsyncIterator[Chunk]:
+        with naming_settings(engine.name, ENGINE):
+            async with aclosing(engine.generate(request)) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    yield chunk
+
+    async def update(update: WeightUpdate) -> UpdateReceipt:
+        with naming_settings(engine.name, ENGINE):
+            return await engine.update(update)
+
+    channel.serve_stream(GENERATE, generate)
+    channel.serve(UPDATE, update)
+    channel.serve(REPORT, lambda _: engine.report())
+
+    def finished(task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        # Out of memory, every request answers with what to do; the process stays to deliver that.
+        if error is not None and not is_out_of_memory(error):
+            fail(error)
+
+    running = asyncio.get_running_loop().create_task(engine.run())
+    running.add_done_callback(finished)
+    return await engine.report()

@@ -1,0 +1,133 @@
+"""A trainer process: steps run in one thread, in order; snapshots are hashed in another beside them."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import torch
+
+from penstock.algorithms.config import AlgorithmConfig
+from penstock.channel import Channel
+from penstock.errors import UserError
+from penstock.models.load import DTYPES, load_model, resolve_device
+from penstock.models.tokenizer import ChatTokenizer
+from penstock.sync.transports import Publisher, make_publisher
+from penstock.trainer.config import TrainerConfig
+from penstock.trainer.policy_trainer import PolicyTrainer
+from penstock.trainer.trainer_client import (
+    PUBLISH,
+    RELEASE,
+    SAVE,
+    STEP,
+    SaveRequest,
+    TrainerReady,
+    TrainerStart,
+)
+from penstock.types import StepPlan, StepResult, WeightUpdate
+from penstock.worker.out_of_memory import TRAINER, naming_settings
+from penstock.worker.quiet import quieten
+
+
+class TrainerService:
+    """What the channel serves of a trainer and its publisher."""
+
+    def __init__(self, trainer: PolicyTrainer, publisher: Publisher, tokenizer: ChatTokenizer) -> None:
+        self._trainer = trainer
+        self._publisher = publisher
+        self._tokenizer = tokenizer
+        self._stepping = ThreadPoolExecutor(1, thread_name_prefix="step")
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash")
+        publisher.snapshot(0, trainer.weights())
+
+        # Beside the start of engines. What follows in the same thread waits for it.
+        self.warmed_up = self._stepping.submit(self._warm_up)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(weight.numel() for weight in self._trainer.weights().values())
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        return await asyncio.get_running_loop().run_in_executor(self._stepping, self._step, plan)
+
+    async def publish(self, version: int) -> WeightUpdate:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._hashing, self._publisher.describe, version
+        )
+
+    async def release(self, version: int) -> None:
+        self._publisher.release(version)
+
+    async def save(self, request: SaveRequest) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._stepping, self._save, Path(request.folder))
+
+    def _warm_up(self) -> None:
+        with naming_settings("the trainer", TRAINER):
+            self._trainer.warm_up()
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        self.warmed_up.result()
+        with naming_settings("the trainer", TRAINER):
+            result = self._trainer.step(plan)
+            start = time.perf_counter()
+            self._publisher.snapshot(plan.version + 1, self._trainer.weights())
+        seconds = {**result.seconds, "snapshot": time.perf_counter() - start}
+        return msgspec.structs.replace(result, seconds=seconds)
+
+    def _save(self, folder: Path) -> None:
+        self.warmed_up.result()
+        self._trainer.save(folder)
+        self._tokenizer.save(folder)
+
+
+async def start(
+    channel: Channel, request: TrainerStart, fail: Callable[[BaseException], None]
+) -> TrainerReady:
+    quieten()
+    torch.set_num_threads(request.threads)
+    torch.manual_seed(request.seed)
+    with naming_settings("the trainer", TRAINER):
+        service = await asyncio.to_thread(_build, request)
+    channel.serve(STEP, service.step)
+    channel.serve(PUBLISH, service.publish)
+    channel.serve(RELEASE, service.release)
+    channel.serve(SAVE, service.save)
+
+    def warmed_up(task: "asyncio.Future[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        # What the user can mend is the answer to the first step; the process stays to deliver that.
+        if error is not None and not isinstance(error, UserError):
+            fail(error)
+
+    asyncio.wrap_future(service.warmed_up).add_done_callback(warmed_up)
+    return TrainerReady(num_parameters=service.num_parameters)
+
+
+def _build(request: TrainerStart) -> TrainerService:
+    torch.set_num_threads(request.threads)
+    device = resolve_device(request.device)
+    config = TrainerConfig.model_validate(request.trainer)
+    algorithm = AlgorithmConfig.model_validate(request.algorithm)
+    model = load_model(request.model, dtype="float32", device=device)
+    reference = None
+    if algorithm.needs_reference:
+        reference = load_model(request.model, dtype="float32", device=device)
+    trainer = PolicyTrainer(
+        model,
+        config=config,
+        algorithm=algorithm,
+        total_steps=request.total_steps,
+        reference=reference,
+        device=device,
+    )
+    publisher = make_publisher(
+        request.transport,
+        trainer.weights(),
+        folder=Path(request.folder),
+        slots=request.slots,
+        dtype=DTYPES[request.engine_dtype],
+    )
+    tokenizer = ChatTokenizer(request.model, pad_token=request.pad_token)
+    return TrainerService(trainer, publisher, tokenizer)

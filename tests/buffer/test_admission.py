@@ -1,0 +1,160 @@
+import numpy as np
+
+from penstock.buffer.admission import Late, StalenessGate, Ticket
+from penstock.types import Episode, Group, SamplingParams, Score, ScoredGroup, Task, Turn
+
+
+def scored(number: int, versions: list[int]) -> ScoredGroup:
+    turn = Turn(
+        prompt_ids=np.array([1, 2], np.int32),
+        output_ids=np.arange(len(versions), dtype=np.int32),
+        logprobs=np.zeros(len(versions), np.float32),
+        versions=np.array(versions, np.int32),
+        finish_reason="stop",
+        sampling=SamplingParams(),
+        text="",
+    )
+    task = Task(id=f"t{number}", prompt="p")
+    group = Group(number=number, task=task, episodes=(Episode(task_id=task.id, turns=(turn,)),))
+    return ScoredGroup(group=group, scores=(Score(value=1.0),))
+
+
+def gate(
+    late: Late = "mask", *, per_step: int = 1, max_staleness: int = 1, num_groups: int | None = None
+) -> StalenessGate:
+    return StalenessGate(
+        groups_per_step=per_step, max_staleness=max_staleness, late=late, num_groups=num_groups
+    )
+
+
+def train_one(gate: StalenessGate, ticket: Ticket, versions: list[int]) -> None:
+    gate.finish(ticket, scored(ticket.number, versions))
+    selection, _ = gate.select()
+    assert selection is not None
+    gate.trained(selection)
+
+
+def test_admission_counts_everything_outstanding_and_shrinks_with_lag() -> None:
+    one = gate(per_step=2, max_staleness=1)
+    tickets = [one.admit() for _ in range(4)]
+    assert (one.outstanding, one.limit, one.may_admit()) == (4, 4, False)
+    for ticket in tickets[:2]:
+        one.finish(ticket, scored(ticket.number, [0]))
+    selection, _ = one.select()
+    assert selection is not None
+    assert one.outstanding == 4
+    one.trained(selection)
+    assert (one.version, one.lag, one.limit, one.outstanding) == (1, 1, 2, 2)
+    one.served_version = 1
+    assert (one.limit, one.may_admit()) == (4, True)
+
+
+def test_no_more_groups_than_the_run_needs_are_admitted() -> None:
+    one = gate(per_step=1, max_staleness=3, num_groups=2)
+    first = one.admit()
+    one.admit()
+    assert not one.may_admit()
+    train_one(one, first, [0])
+    one.served_version = 1
+    assert not one.may_admit()
+
+
+def test_a_dropped_group_makes_room() -> None:
+    one = gate(max_staleness=0)
+    ticket = one.admit()
+    assert not one.may_admit()
+    one.drop_running(ticket, "score_error")
+    assert one.may_admit()
+    assert one.drops == {"score_error": 1}
+
+
+def late_group(late: Late) -> StalenessGate:
+    """At version 2 with bound 1: a straggler with tokens of versions 0, 1 and 2 has just finished."""
+    one = gate(late, per_step=1, max_staleness=1)
+    straggler = one.admit()
+    for version in range(2):
+        ticket = one.admit()
+        train_one(one, ticket, [version])
+        one.served_version = version + 1
+    one.finish(straggler, scored(straggler.number, [0, 1, 2]))
+    assert one.version == 2
+    return one
+
+
+def test_mask_leaves_tokens_within_the_bound() -> None:
+    selection, dropped = late_group("mask").select()
+    assert selection is not None
+    assert selection.groups[0].samples[0][0].loss_mask.tolist() == [False, False, False, True, True]
+    assert dropped == []
+
+
+def test_correct_leaves_every_token() -> None:
+    selection, _ = late_group("correct").select()
+    assert selection is not None
+    assert selection.groups[0].samples[0][0].loss_mask.tolist() == [False, False, True, True, True]
+
+
+def test_drop_gives_the_group_up_and_counts_it() -> None:
+    one = late_group("drop")
+    selection, dropped = one.select()
+    assert selection is None
+    assert [(drop.scored.group.task.id, drop.reason) for drop in dropped] == [("t0", "stale")]
+    assert one.drops == {"stale": 1}
+    assert one.outstanding == 0
+
+
+def test_a_group_that_is_late_throughout_is_dropped_under_mask() -> None:
+    one = gate("mask", max_staleness=0, per_step=1)
+    ticket = one.admit()
+    one.version = one.served_version = 1
+    one.finish(ticket, scored(0, [0, 0]))
+    selection, dropped = one.select()
+    assert (selection, len(dropped), one.drops["stale"]) == (None, 1, 1)
+
+
+def test_wait_holds_the_step_for_a_group_that_would_be_late_after_it() -> None:
+    one = gate("wait", per_step=1, max_staleness=1)
+    straggler, quick = one.admit(), one.admit()
+    train_one(one, quick, [0])
+    one.served_version = 1
+    other = one.admit()
+    one.finish(other, scored(other.number, [1]))
+    assert one.select() == (None, [])
+    one.finish(straggler, scored(straggler.number, [0, 1]))
+    selection, _ = one.select()
+    assert selection is not None
+    assert [group.ticket.number for group in selection.groups] == [straggler.number]
+
+
+def test_wait_reserves_room_for_several_stragglers() -> None:
+    """Two groups of deadline 2 are running and steps hold one: step 1 may go to a quick group, step 2 not."""
+    one = gate("wait", per_step=1, max_staleness=2)
+    stragglers = [one.admit(), one.admit()]
+    quick = one.admit()
+    train_one(one, quick, [0])
+    one.served_version = 1
+    other = one.admit()
+    one.finish(other, scored(other.number, [1]))
+    assert one.select()[0] is None
+    one.finish(stragglers[0], scored(0, [0]))
+    selection, _ = one.select()
+    assert selection is not None
+    assert selection.groups[0].ticket.number == 0
+
+
+def test_a_group_without_a_sampled_token_is_dropped_as_empty() -> None:
+    one = gate()
+    one.finish(one.admit(), scored(0, []))
+    assert one.drops == {"empty": 1}
+    assert one.outstanding == 0
+
+
+def test_a_group_keeps_the_bound_it_was_admitted_under() -> None:
+    one = gate("drop", per_step=1, max_staleness=2)
+    ticket = one.admit()
+    one.max_staleness = 0
+    one.version = one.served_version = 2
+    one.finish(ticket, scored(0, [0]))
+    selection, dropped = one.select()
+    assert selection is not None
+    assert dropped == []

@@ -1,0 +1,59 @@
+"""The cache's size from injected numbers of a card."""
+
+import pytest
+
+from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.cache_sizing import DeviceMemory, cache_bytes, count_blocks, workspace_bytes
+from penstock.errors import UserError
+
+VOCABULARY = 1000
+WORKSPACE = 1_500_000_000 + 24 * 64 * VOCABULARY
+CARD = DeviceMemory(total_bytes=100 * 10**9, free_bytes=95 * 10**9, used_bytes=3 * 10**9)
+
+
+def test_the_workspace_grows_with_the_batch() -> None:
+    assert workspace_bytes(64, VOCABULARY) == WORKSPACE
+
+
+def test_a_cpu_has_two_gigabytes_unless_told() -> None:
+    assert cache_bytes(EngineConfig(), None, VOCABULARY) == 2 * 10**9
+    assert cache_bytes(EngineConfig(cache_gb=0.5), None, VOCABULARY) == 5 * 10**8
+
+
+def test_a_gpu_gives_what_the_share_leaves() -> None:
+    assert cache_bytes(EngineConfig(), CARD, VOCABULARY) == 90 * 10**9 - 3 * 10**9 - WORKSPACE
+    assert cache_bytes(EngineConfig(memory_share=0.5), CARD, VOCABULARY) == 47 * 10**9 - WORKSPACE
+    assert cache_bytes(EngineConfig(memory_share=0.5, cache_gb=7), CARD, VOCABULARY) == 7 * 10**9
+
+
+def test_never_more_than_is_free() -> None:
+    taken = DeviceMemory(total_bytes=100 * 10**9, free_bytes=20 * 10**9, used_bytes=3 * 10**9)
+    assert cache_bytes(EngineConfig(), taken, VOCABULARY) == 20 * 10**9 - WORKSPACE
+
+
+def blocks(config: EngineConfig, memory: DeviceMemory | None, bytes_per_token: int = 1000) -> int:
+    return count_blocks(
+        config,
+        bytes_per_token=bytes_per_token,
+        max_context=4096,
+        vocabulary=VOCABULARY,
+        memory=memory,
+    )
+
+
+def test_blocks_are_what_full_batches_need_or_what_there_is() -> None:
+    assert blocks(EngineConfig(max_batch=2), CARD) == 2 * 256
+    assert blocks(EngineConfig(kv_tokens=100), CARD) == 6
+    room = 47 * 10**9 - WORKSPACE
+    assert blocks(EngineConfig(memory_share=0.5), CARD, bytes_per_token=10**6) == room // (16 * 10**6)
+
+
+def test_too_little_for_a_cache_names_the_settings() -> None:
+    expected = (
+        r"1\.5 GB are left for the engine's cache, which needs at least 2\.0: of the card's 100\.0 GB 95\.0 are "
+        r"free and the engine may take 6%, of which it holds 3\.0 already; raise engine\.memory_share, lower "
+        r"engine\.max_batch, or make the trainer smaller"
+    )
+    with pytest.raises(UserError, match=expected):
+        blocks(EngineConfig(memory_share=0.06), CARD, bytes_per_token=10**6)
+    assert blocks(EngineConfig(memory_share=0.06, cache_gb=1), CARD, bytes_per_token=10**6) == 62

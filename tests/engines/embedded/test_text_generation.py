@@ -1,0 +1,59 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.text_generation import FixedWeights, generate_text, stream_text
+from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import PenstockError, UserError
+from penstock.types import Message, SamplingParams
+from tests.engines.contract import update_to
+from tests.engines.embedded.test_delivery import Letters
+
+
+class Prompted(Letters):
+    def encode_prompt(self, prompt: str | tuple[Message, ...]) -> list[int]:
+        return [len(prompt)]
+
+
+def pieces(script: list[int]) -> list[str]:
+    async def main() -> list[str]:
+        engine = ScriptedEngine(lambda request: script)
+        stream = stream_text(engine, Prompted(), "abc", SamplingParams(), request_id="a")
+        return [piece async for piece in stream]
+
+    return asyncio.run(main())
+
+
+def test_text_comes_in_whole_characters() -> None:
+    assert pieces([1, 3, 5, 6, 2]) == ["a", "ab", "é", "b"]
+
+
+def test_half_a_character_at_the_end_is_not_held_back() -> None:
+    assert pieces([1, 5]) == ["a", "\ufffd"]
+
+
+def test_answers_with_a_model_from_a_folder(tiny_model: Path) -> None:
+    streamed: dict[int, str] = {0: "", 1: ""}
+
+    def on_text(number: int, piece: str) -> None:
+        streamed[number] += piece
+
+    sampling = SamplingParams(max_tokens=12, temperature=0.0)
+    config = EngineConfig(kv_tokens=128)
+    texts = generate_text(str(tiny_model), ["1+2=", "9"], sampling, config=config, on_text=on_text)
+    assert texts == [streamed[0], streamed[1]]
+    assert any(texts)
+    assert texts == generate_text(str(tiny_model), ["1+2=", "9"], sampling, config=config)
+    assert texts[1:] == generate_text(str(tiny_model), ["9"], sampling, config=config)
+
+
+def test_a_model_that_is_not_there_is_the_users_error() -> None:
+    with pytest.raises(UserError, match="no/such/model"):
+        generate_text("no/such/model", ["a"])
+
+
+def test_fixed_weights_take_no_updates() -> None:
+    with pytest.raises(PenstockError, match="takes no updates"):
+        FixedWeights().receive(update_to(1), {})

@@ -1,0 +1,113 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from penstock.engines import engine_pool as pool_module
+from penstock.engines.engine_pool import EnginePool
+from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import PenstockError
+from penstock.interfaces import Engine
+from penstock.types import Parent
+from tests.engines.contract import EngineContract, ask, collect, update_to
+
+
+class TestContract(EngineContract):
+    @asynccontextmanager
+    async def open_engine(self) -> AsyncIterator[Engine]:
+        yield EnginePool([scripted("a"), scripted("b")])
+
+
+def scripted(name: str, **options: int) -> ScriptedEngine:
+    return ScriptedEngine(lambda request: range(100), name=name, max_context=64, **options)
+
+
+async def homes(pool: EnginePool, engines: list[ScriptedEngine], *requests: object) -> list[str]:
+    """Which engine each request lands on when all are in flight at once."""
+    streams = [pool.generate(request) for request in requests]  # type: ignore[arg-type]
+    for stream in streams:
+        await anext(stream)
+    for stream in streams:
+        await stream.aclose()  # type: ignore[attr-defined]
+    where = {request.id: engine.name for engine in engines for request in engine.requests}
+    return [where[request.id] for request in requests]  # type: ignore[attr-defined]
+
+
+def test_requests_spread_over_the_least_loaded() -> None:
+    engines = [scripted("a"), scripted("b"), scripted("c")]
+    result = asyncio.run(homes(EnginePool(engines), engines, *(ask(str(n), [n + 1]) for n in range(6))))
+    assert sorted(result) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_a_group_stays_on_one_engine() -> None:
+    engines = [scripted("a"), scripted("b")]
+    group = [ask(f"g{n}", [7, 8]) for n in range(4)]
+    other = [ask(f"o{n}", [9]) for n in range(3)]
+    result = asyncio.run(homes(EnginePool(engines), engines, *group, *other))
+    assert result == ["a"] * 4 + ["b"] * 3
+
+
+def test_forks_go_where_their_parent_is() -> None:
+    engines = [scripted("a"), scripted("b")]
+    fork = ask("f", [2, 0, 1], parent=Parent(id="p", keep=2))
+    requests = [ask("x", [1]), ask("p", [2]), ask("y", [3]), ask("z", [4]), fork]
+    result = asyncio.run(homes(EnginePool(engines), engines, *requests))
+    assert result[4] == result[1] == "b"
+
+
+def test_an_idle_engine_takes_a_prompt_it_knows_unless_another_would_wait() -> None:
+    async def main() -> None:
+        engines = [scripted("a"), scripted("b")]
+        pool = EnginePool(engines)
+        async with aclosing(pool.generate(ask("busy", [1]))) as busy:  # type: ignore[type-var]
+            await anext(busy)
+            await collect(pool.generate(ask("first", [2], max_tokens=2)))
+        await collect(pool.generate(ask("again", [2], max_tokens=2)))
+        assert [request.id for request in engines[1].requests] == ["first", "again"]
+
+    asyncio.run(main())
+
+
+def test_memory_of_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "REMEMBERED", 3)
+
+    async def main() -> None:
+        pool = EnginePool([scripted("a")])
+        for number in range(20):
+            await collect(pool.generate(ask(str(number), [number + 1], max_tokens=1)))
+        assert len(pool._homes) == 6
+
+    asyncio.run(main())
+
+
+def test_an_update_reaches_all_and_the_report_tells_of_the_slowest() -> None:
+    async def main() -> None:
+        engines = [scripted("a"), scripted("b", version=4)]
+        pool = EnginePool(engines)
+        assert (await pool.report()).versions == {"policy": 0}
+        with pytest.raises(PenstockError, match="b serves version 4, got an update to 3"):
+            await pool.update(update_to(3))
+        assert [engine.version for engine in engines] == [3, 4]
+        receipt = await pool.update(update_to(5))
+        assert receipt.version == 5
+        report = await pool.report()
+        assert (report.name, report.versions) == ("pool", {"policy": 5})
+
+    asyncio.run(main())
+
+
+def test_counters_add_up() -> None:
+    async def main() -> None:
+        pool = EnginePool([scripted("a"), scripted("b")])
+        await asyncio.gather(*(collect(pool.generate(ask(str(n), [n + 1], max_tokens=3))) for n in range(4)))
+        counters = (await pool.report()).counters
+        assert counters["tokens"] == 12
+        assert counters["requests"] == 4
+
+    asyncio.run(main())
+
+
+def test_an_empty_pool_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one engine, got none"):
+        EnginePool([])

@@ -1,0 +1,163 @@
+"""The card shared out from injected numbers: what fits, what is left, and what an error says."""
+
+from typing import Any
+
+import pytest
+
+from penstock.config.loader import build
+from penstock.errors import UserError
+from penstock.models.outline import Outline
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpus import Card
+from penstock.orchestration.memory_plan import estimate_trainer, plan_memory, published_bytes
+
+QWEN = Outline(
+    num_parameters=1_543_714_304,
+    num_layers=28,
+    hidden=1536,
+    queries=1536,
+    keys=256,
+    intermediate=8960,
+    vocabulary=151936,
+)
+GB = 10**9
+H200 = Card(name="H200", total_bytes=150 * GB, free_bytes=149 * GB)
+MIDDLE = Card(name="middle", total_bytes=40 * GB, free_bytes=39 * GB)
+SMALL = Card(name="small", total_bytes=24 * GB, free_bytes=23 * GB)
+TINY = Card(name="tiny", total_bytes=16 * GB, free_bytes=15 * GB)
+
+
+def config_of(**sections: dict[str, Any]) -> PenstockConfig:
+    base: dict[str, dict[str, Any]] = {
+        "engine": {"dtype": "bfloat16", "max_batch": 512},
+        "trainer": {"dtype": "bfloat16", "checkpointing": "selective", "micro_batch_tokens": 8192},
+        "sync": {"transport": "cuda_ipc"},
+    }
+    return build(
+        PenstockConfig, {name: base.get(name, {}) | sections.get(name, {}) for name in base | sections}
+    )
+
+
+def plan(*cards: Card, **sections: dict[str, Any]) -> Any:
+    return plan_memory(config_of(**sections), QWEN, cards, longest=1000)
+
+
+@pytest.mark.parametrize(("checkpointing", "measured_gb"), [("selective", 43.0), ("full", 12.0 + 18.5)])
+def test_the_plan_covers_what_was_measured(checkpointing: str, measured_gb: float) -> None:
+    """Peaks of `bench train` at 16,384 tokens, in docs/performance.md, with masters and AdamW's states. They are of
+    one micro-batch: a second one finds the gradients of the first, 6.2 GB."""
+    section = {"micro_batch_tokens": 16384, "logprob_chunk_tokens": 4096, "checkpointing": checkpointing}
+    needed = plan(H200, trainer=section).trainer / GB
+    assert measured_gb < needed < 1.03 * (measured_gb + 6.2)
+
+
+def test_a_reference_and_long_sequences_cost_memory() -> None:
+    plain = estimate_trainer(config_of(), QWEN, longest=1000)
+    with_reference = estimate_trainer(config_of(algorithm={"kl_coef": 0.1}), QWEN, longest=1000)
+    assert with_reference.total - plain.total == 4 * QWEN.num_parameters
+    assert estimate_trainer(config_of(), QWEN, longest=16384).activations == 2 * plain.activations
+
+
+def test_optimizer_states_take_what_is_asked_for() -> None:
+    needed = {
+        mode: plan(H200, trainer={"optimizer_states": mode}).trainer for mode in ("float32", "8bit", "cpu")
+    }
+    assert needed["float32"] - needed["8bit"] == pytest.approx((8 - 2 - 8 / 256) * QWEN.num_parameters, abs=1)
+    assert needed["float32"] - needed["cpu"] == 12 * QWEN.num_parameters
+
+
+def test_snapshots_lie_on_the_card_only_over_cuda_ipc() -> None:
+    assert published_bytes(config_of(), QWEN) == 2 * 2 * QWEN.num_parameters
+    assert published_bytes(config_of(sync={"transport": "shared_memory"}), QWEN) == 0
+
+
+def test_beside_the_trainer_the_engine_gets_what_is_left() -> None:
+    shared = plan(H200)
+    margin = int(0.03 * 150 * GB)
+    assert shared.engine == 149 * GB - margin - shared.trainer - shared.published
+    assert 0.6 < shared.memory_share < 0.75
+    # 512 sequences of 4,096 tokens fit beside full fine-tuning, which is a target of this project.
+    assert shared.cache // shared.kv_bytes_per_token > 512 * 4096
+    assert str(shared).startswith("memory of H200 (150.0 GB): trainer about ")
+    two = plan(H200, engine={"count": 2})
+    assert two.engine == shared.engine // 2
+
+
+def test_alone_on_a_card_engines_take_nine_tenths() -> None:
+    apart = plan(H200, H200, model={"device": "cuda:1"}, engine={"device": "cuda:0"})
+    assert (apart.trainer, apart.published, apart.memory_share) == (0, 0, 0.9)
+    assert plan(H200, engine={"memory_share": 0.25}).memory_share == 0.25
+    assert plan(H200, engine={"kv_tokens": 1000}).cache == 1000 * 2 * 14336
+    words = "memory of H200 (150.0 GB): engine at most 135.0 GB, with a cache of up to "
+    assert str(apart).startswith(words)
+
+
+def test_nothing_is_planned_without_a_card() -> None:
+    assert plan() is None
+    assert plan(H200, model={"device": "cpu"}) is None
+
+
+@pytest.mark.parametrize(
+    ("cards", "sections", "message"),
+    [
+        (
+            (SMALL,),
+            {},
+            r"^the trainer needs about 3\d\.\d GB and published weights 6\.2 GB, and of the 24\.0 GB of small "
+            r"22\.3 GB can be used; 27\.8 GB of it are weights, gradients and AdamW's states: set "
+            r"trainer\.optimizer_states=8bit or cpu, or take a smaller model$",
+        ),
+        (
+            (TINY,),
+            {},
+            r"of the 16\.0 GB of tiny 14\.5 GB can be used; 27\.8 GB of it are weights, gradients and AdamW's "
+            r"states: set trainer\.optimizer_states=cpu, or take a smaller model$",
+        ),
+        (
+            (TINY,),
+            {"trainer": {"optimizer_states": "cpu", "dtype": "float32"}, "algorithm": {"kl_coef": 0.1}},
+            r"18\.5 GB of it are weights, gradients and AdamW's states: take a smaller model$",
+        ),
+        (
+            (MIDDLE,),
+            {},
+            r"^the trainer needs about 3\d\.\d GB and published weights 6\.2 GB, and of the 40\.0 GB of middle "
+            r"37\.8 GB can be used; set trainer\.optimizer_states=8bit or cpu or trainer\.checkpointing=full or "
+            r"trainer\.micro_batch_tokens below 8192 or sync\.slots=1$",
+        ),
+        (
+            (SMALL,),
+            {"trainer": {"optimizer_states": "8bit"}},
+            r"22\.3 GB can be used; set trainer\.optimizer_states=cpu or trainer\.checkpointing=full or",
+        ),
+        (
+            (H200,),
+            {"engine": {"memory_share": 0.8}},
+            r"^engine\.memory_share must be at most 0\.6\d beside the trainer's 3\d\.\d GB and published weights "
+            r"6\.2 GB on H200 \(150\.0 GB, 149\.0 GB of it free\), got 0\.8; lower it, or set trainer\.",
+        ),
+        (
+            (H200,),
+            {"engine": {"kv_tokens": 10_000_000}},
+            r"^an engine needs 29\d\.\d GB \(3\.1 GB of weights, a workspace, and 286\.7 GB for the cache that "
+            r"engine\.kv_tokens asks for\), and may take 10\d\.\d GB beside the trainer's .*; lower "
+            r"engine\.kv_tokens or set engine\.max_batch below 512, or set trainer\.",
+        ),
+        (
+            (H200,),
+            {"engine": {"memory_share": 0.03}},
+            r"for a cache for one sequence of 1000 tokens\), and may take 4\.5 GB .*; raise engine\.memory_share or",
+        ),
+        (
+            (SMALL, H200),
+            {"model": {"device": "cuda:1"}, "engine": {"device": "cuda:0", "dtype": "float32", "count": 6}},
+            r"on small \(24\.0 GB, 23\.0 GB of it free\); set engine\.dtype=bfloat16 or set engine\.count below 6 or "
+            r"set engine\.max_batch below 512$",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence_with_the_settings(
+    cards: tuple[Card, ...], sections: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        plan(*cards, **sections)

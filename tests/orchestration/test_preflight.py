@@ -1,0 +1,42 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config.loader import build
+from penstock.errors import UserError
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpus import Card
+from penstock.orchestration.preflight import prepare
+from penstock.types import Task
+
+
+def prepare_on(card: Card, tiny_model: Path, folder: Path, log: list[str]) -> Any:
+    config = build(
+        PenstockConfig,
+        {
+            "model": {"name": str(tiny_model)},
+            "reward": {"functions": ["penstock.bench.workload:reward"]},
+            "rollout": {"max_new_tokens": 8},
+            "run": {"folder": str(folder / "runs")},
+        },
+    )
+    tasks = [Task(id="a", prompt="1+2=")]
+    return prepare(config, tasks=tasks, log=log.append, cache=folder, cards=(card,))
+
+
+def test_the_memory_of_a_card_is_shared_out_before_anything_starts(tiny_model: Path, tmp_path: Path) -> None:
+    log: list[str] = []
+    card = Card(name="a card", total_bytes=10**10, free_bytes=10**10)
+    prepared = prepare_on(card, tiny_model, tmp_path, log)
+    assert 0.8 < prepared.memory.memory_share < 0.91
+    assert log == [str(prepared.memory)]
+
+
+def test_a_card_that_is_too_small_stops_the_run_before_it_has_a_folder(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    card = Card(name="a card", total_bytes=10**9, free_bytes=10**9)
+    with pytest.raises(UserError, match="an engine needs 1.5 GB"):
+        prepare_on(card, tiny_model, tmp_path, [])
+    assert not (tmp_path / "runs").exists()

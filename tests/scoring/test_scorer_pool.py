@@ -1,0 +1,252 @@
+"""The pool: time limits, deaths and restarts, in virtual time against scripted workers."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import ChannelClosed, RemoteError, ScoringFailed, WorkerDied
+from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.scoring.scorer_pool import ScorerPool
+from penstock.types import Score
+from tests.scoring.fakes import Behaviour, ScriptedWorker, good, raising, slow
+from tests.scoring.groups import a_group
+
+DIED = ScoringFailed("worker scorer0 was killed by SIGKILL", "score_worker_died", "its last words")
+HANG = slow(10**6)
+
+
+def value_of(pool: ScorerPool, number: int = 0) -> Coroutine[Any, Any, tuple[Score, ...]]:
+    return pool.score(a_group(str(number), task_id=f"t{number}", number=number))
+
+
+async def outcome(pool: ScorerPool, number: int = 0) -> float | str:
+    """The value, or the reason why there is none."""
+    try:
+        (score,) = await value_of(pool, number)
+    except ScoringFailed as error:
+        return error.reason
+    return score.value
+
+
+def test_groups_go_to_free_workers_in_order() -> None:
+    workers = [ScriptedWorker(slow(2.5), slow(1)), ScriptedWorker(slow(1), slow(1), slow(1))]
+
+    async def main() -> None:
+        pool = ScorerPool(workers, timeout_s=10)
+        assert await asyncio.gather(*(outcome(pool, number) for number in range(5))) == [0, 1, 2, 3, 4]
+        assert asyncio.get_running_loop().time() == 3.5
+        assert pool.counters == {"scored": 5}
+
+    run_in_virtual_time(main())
+    assert workers[0].groups == [0, 4]
+    assert workers[1].groups == [1, 2, 3]
+
+
+def test_a_call_past_its_limit_costs_its_group_and_restarts_its_worker() -> None:
+    worker = ScriptedWorker(HANG, good)
+
+    async def main() -> None:
+        pool = ScorerPool([worker], timeout_s=30)
+        with pytest.raises(ScoringFailed) as raised:
+            await value_of(pool, 7)
+        assert str(raised.value) == "scoring task 't7' took longer than reward.timeout_s=30"
+        assert raised.value.reason == "score_timeout"
+        assert asyncio.get_running_loop().time() == 31.0
+        assert await outcome(pool, 8) == 8
+        assert pool.counters == {"score_timeout": 1, "scored": 1}
+
+    run_in_virtual_time(main())
+    assert worker.num_restarts == 1
+
+
+def test_a_hanging_worker_does_not_hold_up_the_others() -> None:
+    workers = [ScriptedWorker(HANG), ScriptedWorker(*[slow(1)] * 9)]
+
+    async def main() -> list[float | str]:
+        pool = ScorerPool(workers, timeout_s=100)
+        return await asyncio.gather(*(outcome(pool, number) for number in range(10)))
+
+    assert run_in_virtual_time(main()) == ["score_timeout", *range(1, 10)]
+    assert len(workers[1].groups) == 9
+
+
+def test_the_limit_counts_from_the_start_of_the_call_and_not_of_the_wait() -> None:
+    async def main() -> list[float | str]:
+        pool = ScorerPool([ScriptedWorker(*[slow(9)] * 5)], timeout_s=10)
+        return await asyncio.gather(*(outcome(pool, number) for number in range(5)))
+
+    assert run_in_virtual_time(main()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("error", [DIED, WorkerDied("gone", "its last words"), ChannelClosed("closed")])
+def test_a_worker_that_dies_costs_its_group_and_is_restarted(error: Exception) -> None:
+    worker = ScriptedWorker(raising(error))
+
+    async def main() -> None:
+        pool = ScorerPool([worker], timeout_s=10)
+        with pytest.raises(ScoringFailed) as raised:
+            await value_of(pool)
+        assert raised.value.reason == "score_worker_died"
+        assert str(raised.value) == str(error)
+        assert raised.value.detail == getattr(error, "detail", "")
+        assert await outcome(pool, 1) == 1
+
+    run_in_virtual_time(main())
+    assert worker.num_restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ScoringFailed("nan", "score_nan"), "score_nan"), (RemoteError("boom", detail="trace"), "score_error")],
+)
+def test_a_failing_function_costs_its_group_and_no_restart(error: Exception, reason: str) -> None:
+    worker = ScriptedWorker(raising(error))
+
+    async def main() -> list[float | str]:
+        pool = ScorerPool([worker], timeout_s=10)
+        return [await outcome(pool, 0), await outcome(pool, 1)]
+
+    assert run_in_virtual_time(main()) == [reason, 1]
+    assert worker.num_restarts == 0
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_run() -> None:
+    worker = ScriptedWorker(*[raising(DIED)] * 9)
+
+    async def main() -> None:
+        pool = ScorerPool([worker], timeout_s=10)
+        outcomes = await asyncio.gather(
+            *(outcome(pool, number) for number in range(5)), return_exceptions=True
+        )
+        assert outcomes[:2] == ["score_worker_died", "score_worker_died"]
+        for error in outcomes[2:]:
+            assert isinstance(error, WorkerDied)
+            assert str(error) == (
+                "scoring worker 0 died 3 times in a row without scoring a group; the last time: "
+                "worker scorer0 was killed by SIGKILL"
+            )
+            assert error.detail == "its last words"
+
+    run_in_virtual_time(main())
+
+
+def test_a_worker_that_cannot_be_started_again_ends_the_run() -> None:
+    broken = RemoteError("the reward module 'x' could not be imported", detail="trace")
+    worker = ScriptedWorker(raising(DIED), restarts=(broken, broken, broken))
+
+    async def main() -> None:
+        pool = ScorerPool([worker], timeout_s=10)
+        with pytest.raises(
+            WorkerDied, match=r"died 3 times in a row .* the last time: the reward module 'x'"
+        ) as raised:
+            await value_of(pool)
+        assert raised.value.detail == "trace"
+
+    run_in_virtual_time(main())
+    assert worker.num_restarts == 2
+
+
+def test_a_start_that_hangs_counts_as_a_death() -> None:
+    class NeverReady(ScriptedWorker):
+        async def restart(self) -> None:
+            await asyncio.sleep(10**9)
+
+    async def main() -> None:
+        pool = ScorerPool([NeverReady(HANG)], timeout_s=10, start_timeout_s=60)
+        with pytest.raises(WorkerDied, match="the last time: it was not ready within 60 s"):
+            await value_of(pool)
+
+    run_in_virtual_time(main())
+
+
+def test_deaths_between_successes_never_end_the_run() -> None:
+    worker = ScriptedWorker(*[raising(DIED), raising(DIED), good] * 5)
+
+    async def main() -> list[float | str]:
+        pool = ScorerPool([worker], timeout_s=10)
+        return [await outcome(pool, number) for number in range(15)]
+
+    outcomes = run_in_virtual_time(main())
+    assert outcomes.count("score_worker_died") == 10
+    assert worker.num_restarts == 10
+
+
+def test_timeouts_alone_never_end_the_run() -> None:
+    async def main() -> list[float | str]:
+        pool = ScorerPool([ScriptedWorker(*[HANG] * 6)], timeout_s=10)
+        return [await outcome(pool, number) for number in range(7)]
+
+    assert run_in_virtual_time(main()) == ["score_timeout"] * 6 + [6]
+
+
+def test_a_worker_left_in_the_middle_is_restarted_before_its_next_group() -> None:
+    worker = ScriptedWorker(HANG)
+
+    async def main() -> float | str:
+        pool = ScorerPool([worker], timeout_s=100)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(value_of(pool, 0), 5)
+        return await outcome(pool, 1)
+
+    assert run_in_virtual_time(main()) == 1
+    assert worker.num_restarts == 1
+
+
+def test_closing_wakes_who_waits() -> None:
+    async def main() -> None:
+        pool = ScorerPool([ScriptedWorker(HANG)], timeout_s=10**9)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(outcome(pool, 0))
+            waiting = [group.create_task(expect_closed(pool, number)) for number in range(1, 4)]
+            await asyncio.sleep(1)
+            await pool.close()
+            await pool.close()
+            await asyncio.gather(*waiting)
+            running.cancel()
+        await expect_closed(pool, 9)
+
+    async def expect_closed(pool: ScorerPool, number: int) -> None:
+        with pytest.raises(ChannelClosed, match="the scorer pool is closed"):
+            await value_of(pool, number)
+
+    run_in_virtual_time(main())
+
+
+def test_a_pool_needs_workers() -> None:
+    with pytest.raises(ValueError, match="at least one worker"):
+        ScorerPool([], timeout_s=1)
+
+
+behaviours = st.sampled_from(["good", "slow", "hang", "die", "nan"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scripts=st.lists(st.lists(behaviours, max_size=8), min_size=1, max_size=3), num_groups=st.integers(1, 12)
+)
+def test_every_group_ends_once_whatever_the_workers_do(scripts: list[list[str]], num_groups: int) -> None:
+    """Deaths are kept apart by successes, so that the pool never gives up."""
+    nan = ScoringFailed("nan", "score_nan")
+    table: dict[str, tuple[Behaviour, ...]] = {
+        "good": (good,),
+        "slow": (slow(3),),
+        "hang": (HANG,),
+        "die": (raising(DIED), good),
+        "nan": (raising(nan),),
+    }
+    workers = [ScriptedWorker(*(step for name in script for step in table[name])) for script in scripts]
+
+    async def main() -> None:
+        pool = ScorerPool(workers, timeout_s=10)
+        outcomes = await asyncio.gather(*(outcome(pool, number) for number in range(num_groups)))
+        failures = [one for one in outcomes if isinstance(one, str)]
+        assert sum(pool.counters.values()) == num_groups
+        assert pool.counters["scored"] == num_groups - len(failures)
+        assert all(one == number for number, one in enumerate(outcomes) if not isinstance(one, str))
+
+    run_in_virtual_time(main())
+    assert sorted(number for worker in workers for number in worker.groups) == list(range(num_groups))

@@ -1,0 +1,125 @@
+"""Rows become tasks, or a sentence that says what is wrong with them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import TaskError
+from penstock.tasks.config import TasksConfig
+from penstock.tasks.task_rows import plain, tasks_from_rows
+from penstock.types import Message, Task
+
+
+def one(row: Any, **config: Any) -> Task:
+    return tasks_from_rows([row], TasksConfig(source="data/rows.jsonl", **config))[0]
+
+
+def test_a_string_prompt_and_its_columns() -> None:
+    task = one({"prompt": "1+1=", "answer": "2", "level": 3})
+    assert (task.id, task.prompt, task.columns) == ("rows.jsonl#0", "1+1=", {"answer": "2", "level": 3})
+    assert not task.is_chat
+
+
+def test_a_row_may_bring_its_own_id_and_name_its_prompt_otherwise() -> None:
+    task = one({"id": 17, "question": "why?"}, prompt="question")
+    assert (task.id, task.prompt, task.columns) == ("17", "why?", {})
+
+
+def test_chat_messages() -> None:
+    task = one({"prompt": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}]})
+    assert task.prompt == (Message(role="user", content="hi"), Message(role="assistant", content="yes?"))
+    assert task.is_chat
+
+
+def test_string_prompts_can_be_made_chat_with_a_system_message() -> None:
+    task = one({"prompt": "hi"}, as_chat=True, system="Be brief.")
+    assert task.prompt == (Message(role="system", content="Be brief."), Message(role="user", content="hi"))
+
+
+def test_a_system_message_of_the_row_is_kept() -> None:
+    messages = [{"role": "system", "content": "Sing."}, {"role": "user", "content": "hi"}]
+    prompt = one({"prompt": messages}, system="Be brief.").prompt
+    assert [message.content for message in prompt if isinstance(message, Message)] == ["Sing.", "hi"]
+
+
+def test_only_the_columns_asked_for_are_kept() -> None:
+    assert one({"prompt": "p", "a": 1, "image": object()}, columns=("a",)).columns == {"a": 1}
+
+
+def test_numpy_values_become_plain() -> None:
+    value = {"a": np.int64(3), "b": np.array([[1.5, 2.0]]), "c": (np.str_("x"),), "d": [np.bool_(True)]}
+    converted = plain(value)
+    assert converted == {"a": 3, "b": [[1.5, 2.0]], "c": ("x",), "d": [True]}
+    assert type(converted["a"]) is int
+    assert type(converted["c"][0]) is str
+    assert type(converted["d"][0]) is bool
+
+
+def test_the_limit_takes_the_first_rows_and_reads_no_further() -> None:
+    def endless() -> Any:
+        number = 0
+        while True:
+            yield {"prompt": str(number)}
+            number += 1
+
+    tasks = tasks_from_rows(endless(), TasksConfig(limit=3))
+    assert [task.prompt for task in tasks] == ["0", "1", "2"]
+
+
+def test_tasks_pass_through() -> None:
+    task = Task(id="mine", prompt="p")
+    assert tasks_from_rows([task])[0] is task
+
+
+@pytest.mark.parametrize(
+    ("rows", "config", "sentence"),
+    [
+        ([], {}, "the task source 's' is empty; there must be at least one task"),
+        (["text"], {}, "task 0 of s must be a row of named columns, got a str"),
+        ([{"q": 1, "r": 2}], {}, "task 0 of s has no column 'prompt'; its columns: q, r"),
+        ([{}], {}, "task 0 of s has no column 'prompt'; its columns: none"),
+        (
+            [{"prompt": "x"}, {"prompt": 5}],
+            {},
+            "the prompt of task 1 of s must be a string or a list of messages with role and content, got '5'",
+        ),
+        (
+            [{"prompt": []}],
+            {},
+            "the prompt of task 0 of s must be a string or a list of messages with role and content, "
+            "got '[]'",
+        ),
+        (
+            [{"prompt": [{"role": "user"}]}],
+            {},
+            "the prompt of task 0 of s must be a string or a list of messages with role and content, "
+            "got \"[{'role': 'user'}]\"",
+        ),
+        (
+            [{"prompt": "x", "id": "a"}, {"prompt": "y", "id": "a"}],
+            {},
+            "task 1 of s has the id 'a' of an earlier one; ids must differ",
+        ),
+        (
+            [{"prompt": "x"}],
+            {"system": "Be brief."},
+            "tasks.system needs chat messages, but the prompt of task 0 of s is a string; "
+            "set tasks.as_chat=true",
+        ),
+        (
+            [{"prompt": "x"}],
+            {"columns": ("a",)},
+            "task 0 of s has no column 'a', which tasks.columns asks for",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(rows: list[Any], config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TaskError) as raised:
+        tasks_from_rows(rows, TasksConfig(source="s", **config))
+    assert str(raised.value) == sentence
+
+
+def test_a_column_that_cannot_travel_is_refused_by_name() -> None:
+    with pytest.raises(TaskError, match=r"^column 'image' of task 0 of s can't be sent to a scoring process"):
+        tasks_from_rows([{"prompt": "p", "image": object()}], source="s")

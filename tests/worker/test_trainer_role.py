@@ -1,0 +1,106 @@
+import asyncio
+
+import pytest
+import torch
+
+from penstock.errors import UserError
+from penstock.trainer.trainer_client import SaveRequest, TrainerStart
+from penstock.types import StepPlan, StepResult
+from penstock.worker import trainer_role as worker
+from penstock.worker.trainer_role import TrainerService
+
+PLAN = StepPlan(step=1, version=0, scores=(), micro_batches=(), num_loss_tokens=0, num_sequences=0)
+
+
+class Publisher:
+    def __init__(self):
+        self.versions = []
+
+    def snapshot(self, version, weights):
+        self.versions.append(version)
+
+
+class Trainer:
+    def __init__(self, error=None):
+        self.done = []
+        self._error = error
+
+    def weights(self):
+        return {}
+
+    def warm_up(self):
+        if self._error is not None:
+            raise self._error
+        self.done.append("warm-up")
+
+    def step(self, plan):
+        self.done.append("step")
+        return StepResult(step=plan.step, metrics={}, seconds={"forward": 1.0})
+
+
+class Channel:
+    def serve(self, method, handler):
+        pass
+
+
+START = TrainerStart(
+    model="",
+    device="cpu",
+    threads=1,
+    total_steps=1,
+    seed=0,
+    folder="",
+    slots=2,
+    engine_dtype="float32",
+    trainer={},
+    algorithm={},
+)
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """The service around a trainer, and the failures that it told of at once."""
+
+    async def begin(trainer):
+        failures = []
+        service = TrainerService(trainer, Publisher(), tokenizer=None)
+        monkeypatch.setattr(worker, "_build", lambda request: service)
+        await worker.start(Channel(), START, failures.append)
+        await asyncio.wait([asyncio.wrap_future(service.warmed_up)])
+        await asyncio.sleep(0)
+        return service, failures
+
+    return begin
+
+
+def test_steps_come_after_the_warm_up_and_each_ends_with_a_snapshot(start):
+    trainer = Trainer()
+
+    async def main():
+        service, failures = await start(trainer)
+        result = await service.step(PLAN)
+        assert failures == []
+        assert service._publisher.versions == [0, 1]
+        assert result.seconds.keys() == {"forward", "snapshot"}
+
+    asyncio.run(main())
+    assert trainer.done == ["warm-up", "step"]
+
+
+def test_a_warm_up_that_fails_is_told_at_once(start):
+    async def main():
+        _, failures = await start(Trainer(TypeError("no compiler here")))
+        assert [str(failure) for failure in failures] == ["no compiler here"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", ["step", "save"])
+def test_running_out_of_memory_in_the_warm_up_is_answered_to_who_asks_next(start, what):
+    async def main():
+        service, failures = await start(Trainer(torch.OutOfMemoryError("out of memory")))
+        assert failures == []
+        with pytest.raises(UserError, match="the trainer ran out of GPU memory: set trainer.checkpointing"):
+            await (service.step(PLAN) if what == "step" else service.save(SaveRequest(folder="")))
+
+    asyncio.run(main())
