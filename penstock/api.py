@@ -14,7 +14,7 @@ from penstock.errors import UserError
 from penstock.interfaces import Scorer
 from penstock.observe.views import View, make_view
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpus import find_cards
+from penstock.orchestration.gpus import find_gpus
 from penstock.orchestration.preflight import prepare
 from penstock.orchestration.session import Session
 from penstock.orchestration.summary import Summary
@@ -69,7 +69,7 @@ def run(
     workflow: Workflow | None = None,
 ) -> Summary:
     """Prepare and run one session, also where an event loop already runs (a notebook)."""
-    prepared = prepare(config, tasks=tasks, log=view.log, cache=cache_folder(), cards=find_cards(os.environ))
+    prepared = prepare(config, tasks=tasks, log=view.log, cache=cache_folder(), gpus=find_gpus(os.environ))
     session = Session(prepared, view, scorer=scorer, workflow=workflow)
     try:
         asyncio.get_running_loop()

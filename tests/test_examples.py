@@ -9,7 +9,7 @@ from penstock.bench.shapes import SHAPES
 from penstock.config.loader import load_config
 from penstock.models.outline import outline
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpus import Card
+from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import plan_memory
 from penstock.scoring.functions import load_functions, score_group
 from penstock.tasks.sources import load_tasks
@@ -56,7 +56,7 @@ def test_reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its config is valid, its tasks are scored, and its memory fits the cards that its README names."""
+    """Its config is valid, its tasks are scored, and its memory fits the GPUs that its README names."""
     pytest.importorskip("reasoning_gym")
     monkeypatch.chdir(EXAMPLES / "one_gpu")
     config = load_config(PenstockConfig, Path("config.yaml"))
@@ -65,8 +65,8 @@ def test_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(train) > 3900
     assert train.isdisjoint(heldout_prompts(config))
     for gib in (139.8, 79.6):
-        card = Card(name="a card", total_bytes=int(gib * 2**30), free_bytes=int((gib - 0.5) * 2**30))
-        plan = plan_memory(config, outline(Qwen2Config(**SHAPES["1.5b"])), (card,), longest=1024)
+        gpu = Gpu(name="a GPU", total_bytes=int(gib * 2**30), free_bytes=int((gib - 0.5) * 2**30))
+        plan = plan_memory(config, outline(Qwen2Config(**SHAPES["1.5b"])), (gpu,), longest=1024)
         assert plan is not None
         assert plan.cache // plan.kv_bytes_per_token > 512 * 1024
     small = [
@@ -80,7 +80,7 @@ def test_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     smaller = [*small, "engine.max_batch=128", "trainer.optimizer_states=cpu"]
     for gib, settings, sequences in ((39.5, small, 256), (23.6, smaller, 64)):
         config = load_config(PenstockConfig, Path("config.yaml"), settings)
-        card = Card(name="a card", total_bytes=int(gib * 2**30), free_bytes=int((gib - 0.5) * 2**30))
-        plan = plan_memory(config, outline(Qwen2Config(**SHAPES["1.5b"])), (card,), longest=1024)
+        gpu = Gpu(name="a GPU", total_bytes=int(gib * 2**30), free_bytes=int((gib - 0.5) * 2**30))
+        plan = plan_memory(config, outline(Qwen2Config(**SHAPES["1.5b"])), (gpu,), longest=1024)
         assert plan is not None
         assert plan.cache // plan.kv_bytes_per_token > sequences * 1024

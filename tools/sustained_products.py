@@ -4,7 +4,7 @@
 
 First all products of a step one after another, on random data and on zeros, with the clock and the power that
 `nvidia-smi` reports; then each product alone, by torch's choice and by every algorithm that cuBLASLt names. A
-card that has just rested is faster for a moment, so rates are taken from the second half of each run.
+GPU that has just rested is faster for a moment, so rates are taken from the second half of each run.
 """
 
 import argparse
@@ -25,7 +25,7 @@ QUERY = ("clocks.sm", "power.draw.instant")
 
 
 class Watch:
-    """Clock and power of the card, ten times a second."""
+    """Clock and power of the GPU, ten times a second."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, list[float]]] = []

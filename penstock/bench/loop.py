@@ -4,7 +4,7 @@ Synchronous is `max_staleness=0`: one phase at a time, each free to use every co
 `max_staleness=4` with the same engines, the same seed and the same number of steps. In the long-tailed
 setting each rollout also waits on an environment whose latency is log-normal, with median 0.2 of the
 synchronous trainer's measured step and p90 five times the median. On a GPU, or when asked for, also what
-engine and trainer do on one card (`penstock.bench.shared_gpu`).
+engine and trainer do on one GPU (`penstock.bench.shared_gpu`).
 """
 
 import asyncio
@@ -78,7 +78,7 @@ def run(
     shape: str | None = None,
     compiled: bool = False,
 ) -> dict[str, Any]:
-    """Both parts, or only one. `shape` and `compiled` are for engine and trainer on one card."""
+    """Both parts, or only one. `shape` and `compiled` are for engine and trainer on one GPU."""
     console = Console()
     report: dict[str, Any] = {"headline": {}}
     if only != "colocated":

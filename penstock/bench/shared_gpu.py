@@ -1,4 +1,4 @@
-"""Engine and trainer on one card: what each still does, as shares of what it does alone there.
+"""Engine and trainer on one GPU: what each still does, as shares of what it does alone there.
 
 Two processes (`penstock.bench.shared_gpu_worker`): a real engine that decodes a full batch without end, and the
 trainer's forward, backward and update on a packed row. First each alone and both in time slices; then under
@@ -29,7 +29,7 @@ ROLES = ("engine", "trainer")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Under MPS: who yields where kernels of both wait for room on the card."""
+    """Under MPS: who yields where kernels of both wait for room on the GPU."""
 
     yields: str | None = None
 
@@ -103,7 +103,7 @@ def run(
                     console.print(f"{setting.name}: {error}", highlight=False, markup=False)
                     pair.close()
     report = {
-        "headline": {} if work.device == "cpu" else headline(arms),  # cores are not one card
+        "headline": {} if work.device == "cpu" else headline(arms),  # cores are not one GPU
         "hardware": hardware(work.device),
         "setting": msgspec.to_builtins(work),
         "alone": alone,
@@ -122,7 +122,7 @@ def memory_line(arm: Mapping[str, Any]) -> str:
     used = max(engine["card_used_gb"], trainer["card_used_gb"])
     return (
         f"engine {engine['peak_gb']:.1f} GB, trainer {trainer['peak_gb']:.1f} GB, "
-        f"{used:.1f} of the card's {engine['card_gb']:.1f} GB taken"
+        f"{used:.1f} of the GPU's {engine['card_gb']:.1f} GB taken"
     )
 
 

@@ -1,4 +1,4 @@
-"""One side of `penstock bench loop`'s shared card: an engine that decodes or a trainer that steps, without end.
+"""One side of `penstock bench loop`'s shared GPU: an engine that decodes or a trainer that steps, without end.
 
 It is told what to do by lines on its input: `work` begins and answers when work is in full swing, `mark` sets
 the clock to the end of the present unit of work, `report` answers with the rate since then, `rest` stops; the
@@ -233,7 +233,7 @@ def rate(begin: Moment, end: Moment) -> dict[str, float]:
 
 
 def memory(device: str) -> dict[str, float]:
-    """GB that this process has taken at most, and that are taken on the whole card."""
+    """GB that this process has taken at most, and that are taken on the whole GPU."""
     if device == "cpu":
         return {}
     free, total = torch.cuda.mem_get_info()

@@ -70,7 +70,7 @@ UNDER_MPS = [
 
 
 def run(json_path: Path | None = None, *, shape: str | None = None, updates: int = 20) -> dict[str, Any]:
-    """On a GPU in time slices and under MPS, which is how a run shares a card; on a CPU in this process."""
+    """On a GPU in time slices and under MPS, which is how a run shares a GPU; on a CPU in this process."""
     device = resolve_device("auto")
     shape = shape or ("tiny" if device == "cpu" else "1.5b")
     console = Console()
@@ -222,7 +222,7 @@ def start_engine(setting: Setting, shape: str, device: str) -> Child:
 
 @contextmanager
 def working(busy: bool) -> Iterator[None]:
-    """While inside, if `busy`, this process keeps the card at work with large matrix products."""
+    """While inside, if `busy`, this process keeps the GPU at work with large matrix products."""
     stop = threading.Event()
 
     def work() -> None:

@@ -23,7 +23,7 @@ from penstock.bench.shapes import hardware, make_shape, num_matrix_parameters
 from penstock.bench.train_steps import ON_CPU, ON_GPU, steps_arm
 from penstock.models.load import resolve_device
 from penstock.trainer.config import OptimizerStates, TrainerConfig
-from penstock.trainer.dummy_batch import made_up_turn
+from penstock.trainer.dummy_batch import dummy_turn
 from penstock.trainer.forward.checkpointing import Checkpointing
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
@@ -180,7 +180,7 @@ def make_groups(vocabulary: int, length: int) -> list[TrainSequence]:
     for group in range(GROUPS):
         prompt = draw.integers(0, vocabulary, length)
         for episode in range(MEMBERS):
-            turn = made_up_turn(prompt, draw.integers(0, vocabulary, length), vocabulary)
+            turn = dummy_turn(prompt, draw.integers(0, vocabulary, length), vocabulary)
             sequences.append(TrainSequence(sample=sample_of_turn(turn), group=group, episode=episode))
     return sequences
 
@@ -291,7 +291,7 @@ def model_flops(model: Any, tokens: int, length: int) -> float:
 
 
 def matrix_ceiling(device: str, size: int = 8192) -> float:
-    """TFLOP/s of a large matrix product on random data: what this card can really do."""
+    """TFLOP/s of a large matrix product on random data: what this GPU can really do."""
     if device == "cpu":
         size = 512
     dtype = torch.float32 if device == "cpu" else torch.bfloat16

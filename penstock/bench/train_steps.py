@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.bench.shapes import make_shape
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.dummy_batch import made_up_turn
+from penstock.trainer.dummy_batch import dummy_turn
 from penstock.trainer.packing import plan_step
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.sharing import find_families
@@ -105,7 +105,7 @@ def num_forward_tokens(plan: StepPlan) -> int:
 def _group(load: Load, vocabulary: int, rng: np.random.Generator, number: int) -> ScoredGroup:
     prompt = rng.integers(0, vocabulary, rng.integers(*load.prompt, endpoint=True))
     lengths = np.clip(np.exp(rng.normal(np.log(load.median), 0.9, load.members)), 1, load.longest).astype(int)
-    turns = (made_up_turn(prompt, rng.integers(0, vocabulary, length), vocabulary) for length in lengths)
+    turns = (dummy_turn(prompt, rng.integers(0, vocabulary, length), vocabulary) for length in lengths)
     episodes = tuple(Episode(task_id=str(number), turns=(turn,)) for turn in turns)
     scores = tuple(Score(value=float(value)) for value in rng.normal(size=load.members))
     task = Task(id=str(number), prompt="")

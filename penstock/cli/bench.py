@@ -33,9 +33,9 @@ def loop(
     json: Json = None,
     shape: Shape = None,
     only: Annotated[LoopPart | None, typer.Option(help="Run this part alone.")] = None,
-    compile: Annotated[bool, typer.Option(help="Engine and trainer on one card, both compiled.")] = False,
+    compile: Annotated[bool, typer.Option(help="Engine and trainer on one GPU, both compiled.")] = False,
 ) -> None:
-    """Synchronous against asynchronous training; on a GPU also engine and trainer on one card."""
+    """Synchronous against asynchronous training; on a GPU also engine and trainer on one GPU."""
     from penstock.bench.loop import run
 
     run(json, only=None if only is None else only.value, shape=shape, compiled=compile)

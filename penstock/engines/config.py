@@ -36,8 +36,8 @@ class EngineConfig(Section):
     """Upper bound of the cache in GB when kv_tokens is 0. 0 is, on a GPU, what memory_share leaves beside
     weights and workspace, and 2 on a CPU."""
     memory_share: float = Field(default=0.0, ge=0, le=1)
-    """On a GPU: share of the card's memory that one engine may take in all, weights, cache and workspace. 0
-    chooses: 0.9 when engines have the card to themselves, and beside the trainer what its estimate leaves."""
+    """On a GPU: share of the GPU's memory that one engine may take in all, weights, cache and workspace. 0
+    chooses: 0.9 when engines have the GPU to themselves, and beside the trainer what its estimate leaves."""
     prefill_chunk: int = Field(default=0, ge=0)
     """Prompt tokens in one forward pass at most; longer prompts are spread over several. 0 takes 512 on a CPU and
     8192 on a GPU."""

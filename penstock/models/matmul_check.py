@@ -23,7 +23,7 @@ Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @torch.no_grad()
 def check_products(device: torch.device | str, multiply: Multiply = torch.matmul) -> None:
-    """Multiply a few random matrices and compare with float32; refuse a card that gets them wrong."""
+    """Multiply a few random matrices and compare with float32; refuse a GPU that gets them wrong."""
     draw = torch.Generator(device=device).manual_seed(0)
     right = torch.randn(INNER, WIDTH, generator=draw, device=device).bfloat16()
     for rows in ROWS:

@@ -37,9 +37,9 @@ class PlacementConfig(Section):
     share: Literal["auto", "mps", "time"] = "auto"
     """`mps`: both run at the same time, through an MPS daemon that the run starts and stops. `time`: they take
     turns, which gains little over running one after the other. `auto`: `mps` where trainer and engines share a
-    card and training is asynchronous; without `nvidia-cuda-mps-control` the log says so and they take turns."""
+    GPU and training is asynchronous; without `nvidia-cuda-mps-control` the log says so and they take turns."""
     first: Literal["engine", "trainer", "none"] = "engine"
-    """Under MPS, whose kernels go first where both wait for room on the card. `engine`: generation keeps about
+    """Under MPS, whose kernels go first where both wait for room on the GPU. `engine`: generation keeps about
     half of its speed beside training, and the sum of both is largest. `trainer`, `none`: it keeps less, down to
     a third."""
 

@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class Gpu:
     """One GPU and its memory before the run has taken any."""
 
     name: str
@@ -21,8 +21,8 @@ class Card:
     free_bytes: int
 
 
-def find_cards(environ: Mapping[str, str]) -> tuple[Card, ...]:
-    """The cards that workers will see, in their order; none where torch was built without CUDA."""
+def find_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """The GPUs that workers will see, in their order; none where torch was built without CUDA."""
     command = shutil.which(COMMAND, path=environ.get("PATH"))
     if command is None or "+cpu" in importlib.metadata.version("torch"):
         return ()
@@ -32,23 +32,23 @@ def find_cards(environ: Mapping[str, str]) -> tuple[Card, ...]:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    return parse_cards(told, environ.get("CUDA_VISIBLE_DEVICES"))
+    return parse_gpus(told, environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def parse_cards(told: str, visible: str | None) -> tuple[Card, ...]:
-    """Cards from the tool's lines. As CUDA does, `visible` is followed up to its first unknown entry."""
-    known: list[tuple[str, str, Card]] = []
+def parse_gpus(told: str, visible: str | None) -> tuple[Gpu, ...]:
+    """GPUs from the tool's lines. As CUDA does, `visible` is followed up to its first unknown entry."""
+    known: list[tuple[str, str, Gpu]] = []
     for line in told.splitlines():
         words = [word.strip() for word in line.split(",", 4)]
         if len(words) == 5 and words[2].isdigit() and words[3].isdigit():
             index, uuid, total, free, name = words
-            card = Card(name=name, total_bytes=int(total) * MIB, free_bytes=int(free) * MIB)
-            known.append((index, uuid, card))
+            gpu = Gpu(name=name, total_bytes=int(total) * MIB, free_bytes=int(free) * MIB)
+            known.append((index, uuid, gpu))
     if visible is None:
-        return tuple(card for _, _, card in known)
-    chosen: list[Card] = []
+        return tuple(gpu for _, _, gpu in known)
+    chosen: list[Gpu] = []
     for wanted in visible.split(","):
-        found = [card for index, uuid, card in known if _is(wanted.strip(), index, uuid)]
+        found = [gpu for index, uuid, gpu in known if _is(wanted.strip(), index, uuid)]
         if not found:
             break
         chosen.append(found[0])

@@ -1,4 +1,4 @@
-"""The card's memory, shared out before anything heavy is loaded.
+"""The GPU's memory, shared out before anything heavy is loaded.
 
     free ─ margin ─► trainer ─► published weights ─► engines: weights, workspace, and the rest is cache
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpus import Card
-from penstock.orchestration.placement import engine_card, trainer_card
+from penstock.orchestration.gpus import Gpu
+from penstock.orchestration.placement import engine_gpu, trainer_gpu
 
 if TYPE_CHECKING:
     from penstock.models.outline import Outline
@@ -23,17 +23,17 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CONTEXT_BYTES = int(0.6e9)
 """CUDA's own, once a process."""
 MARGIN = 0.03
-"""Of the card: what allocators leave unused between their blocks."""
+"""Of the GPU: what allocators leave unused between their blocks."""
 ENGINE_ALONE = 0.9
 SMALLER_STATES = {"float32": ("8bit", "cpu"), "8bit": ("cpu",), "cpu": ()}
-"""Settings of `trainer.optimizer_states` that take less of the card."""
+"""Settings of `trainer.optimizer_states` that take less of the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Who gets how much of the engines' card, in bytes."""
+    """Who gets how much of the engines' GPU, in bytes."""
 
-    card: Card
+    gpu: Gpu
     trainer: int
     published: int
     engine: int
@@ -45,7 +45,7 @@ class MemoryPlan:
 
     @property
     def memory_share(self) -> float:
-        return self.engine / self.card.total_bytes
+        return self.engine / self.gpu.total_bytes
 
     def __str__(self) -> str:
         parts = [f"trainer about {_gb(self.trainer)}"] if self.trainer else []
@@ -55,25 +55,25 @@ class MemoryPlan:
         parts.append(
             f"{engines} at most {_gb(self.engine)}, with a cache of up to {_gb(self.cache)} ({tokens:,} tokens)"
         )
-        return f"memory of {self.card.name} ({_gb(self.card.total_bytes)}): {'; '.join(parts)}"
+        return f"memory of {self.gpu.name} ({_gb(self.gpu.total_bytes)}): {'; '.join(parts)}"
 
 
 def plan_memory(
-    config: PenstockConfig, outline: "Outline", cards: Sequence[Card], *, longest: int
+    config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int
 ) -> MemoryPlan | None:
-    """Share out the cards, or say what does not fit. `longest` is the longest sequence that is expected.
-    None where the engines run on no card that is known."""
-    engines, trainer = engine_card(config, cards), trainer_card(config, cards)
+    """Share out the GPUs, or say what does not fit. `longest` is the longest sequence that is expected.
+    None where the engines run on no GPU that is known."""
+    engines, trainer = engine_gpu(config, gpus), trainer_gpu(config, gpus)
     needed, published = 0, 0
     if trainer is not None:
         needed = CONTEXT_BYTES + estimate_trainer(config, outline, longest=longest).total
         published = published_bytes(config, outline)
-        _check_trainer(config, outline, cards[trainer], needed, published, longest)
+        _check_trainer(config, outline, gpus[trainer], needed, published, longest)
     if engines is None:
         return None
     if engines != trainer:
         needed, published = 0, 0
-    return _share_out(config, outline, cards[engines], needed, published, longest)
+    return _share_out(config, outline, gpus[engines], needed, published, longest)
 
 
 def estimate_trainer(
@@ -90,16 +90,16 @@ def estimate_trainer(
 
 
 def published_bytes(config: PenstockConfig, outline: "Outline") -> int:
-    """Snapshots of the weights that lie on the card between trainer and engines."""
+    """Snapshots of the weights that lie on the GPU between trainer and engines."""
     if config.sync.transport != "cuda_ipc":
         return 0
     return config.sync.slots * outline.num_parameters * BYTES[config.engine.dtype]
 
 
 def _check_trainer(
-    config: PenstockConfig, outline: "Outline", card: Card, trainer: int, published: int, longest: int
+    config: PenstockConfig, outline: "Outline", gpu: Gpu, trainer: int, published: int, longest: int
 ) -> None:
-    room = _room(card)
+    room = _room(gpu)
     if trainer + published <= room:
         return
     states = estimate_trainer(config, outline, longest=longest).resident
@@ -117,12 +117,12 @@ def _check_trainer(
         )
     raise UserError(
         f"the trainer needs about {_gb(trainer)}{_and_published(published)}, and of the "
-        f"{_gb(card.total_bytes)} of {card.name} {_gb(room)} can be used; {advice}"
+        f"{_gb(gpu.total_bytes)} of {gpu.name} {_gb(room)} can be used; {advice}"
     )
 
 
 def _share_out(
-    config: PenstockConfig, outline: "Outline", card: Card, trainer: int, published: int, longest: int
+    config: PenstockConfig, outline: "Outline", gpu: Gpu, trainer: int, published: int, longest: int
 ) -> MemoryPlan:
     from penstock.engines.embedded.cache_sizing import workspace_bytes
 
@@ -136,26 +136,26 @@ def _share_out(
         least, cache_words = int(section.cache_gb * 1e9), "the cache that engine.cache_gb asks for"
     else:
         least, cache_words = longest * per_token, f"a cache for one sequence of {longest} tokens"
-    left = (_room(card) - trainer - published) // section.count
-    asked = int(section.memory_share * card.total_bytes)
-    engine = asked or min(left, int(ENGINE_ALONE * card.total_bytes) // section.count)
+    left = (_room(gpu) - trainer - published) // section.count
+    asked = int(section.memory_share * gpu.total_bytes)
+    engine = asked or min(left, int(ENGINE_ALONE * gpu.total_bytes) // section.count)
     beside = f"beside the trainer's {_gb(trainer)}{_and_published(published)} " if trainer else ""
     if asked > left:
-        most = max(0.0, left / card.total_bytes)
+        most = max(0.0, left / gpu.total_bytes)
         raise UserError(
-            f"engine.memory_share must be at most {int(most * 100) / 100} {beside}on {card.name} "
-            f"({_gb(card.total_bytes)}, {_gb(card.free_bytes)} of it free), got {section.memory_share}; "
-            f"lower it, or {_smaller_trainer(config) if trainer else 'free memory on the card'}"
+            f"engine.memory_share must be at most {int(most * 100) / 100} {beside}on {gpu.name} "
+            f"({_gb(gpu.total_bytes)}, {_gb(gpu.free_bytes)} of it free), got {section.memory_share}; "
+            f"lower it, or {_smaller_trainer(config) if trainer else 'free memory on the gpu'}"
         )
     if fixed + least > engine:
         raise UserError(
             f"an engine needs {_gb(fixed + least)} ({_gb(outline.num_parameters * item)} of weights, a "
             f"workspace, and {_gb(least)} for {cache_words}), and may take {_gb(max(0, engine))} {beside}on "
-            f"{card.name} ({_gb(card.total_bytes)}, {_gb(card.free_bytes)} of it free); "
+            f"{gpu.name} ({_gb(gpu.total_bytes)}, {_gb(gpu.free_bytes)} of it free); "
             f"{_smaller_engine(config, asked > 0)}{', or ' + _smaller_trainer(config) if trainer else ''}"
         )
     return MemoryPlan(
-        card=card,
+        gpu=gpu,
         trainer=trainer,
         published=published,
         engine=engine,
@@ -165,8 +165,8 @@ def _share_out(
     )
 
 
-def _room(card: Card) -> int:
-    return card.free_bytes - int(MARGIN * card.total_bytes)
+def _room(gpu: Gpu) -> int:
+    return gpu.free_bytes - int(MARGIN * gpu.total_bytes)
 
 
 def _smaller_trainer(config: PenstockConfig) -> str:

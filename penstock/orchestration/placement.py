@@ -1,6 +1,6 @@
-"""Which process runs where, and on how much: threads on a CPU, and who shares a card with whom.
+"""Which process runs where, and on how much: threads on a CPU, and who shares a GPU with whom.
 
-Threads are chosen on purpose: too many on few cores slow everything. Two processes on one card take turns
+Threads are chosen on purpose: too many on few cores slow everything. Two processes on one GPU take turns
 unless they are clients of MPS; then both run at once, and `placement` says how much of it each may have.
 """
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpus import Card
+from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.launchers.mps import mps
 
 
@@ -42,39 +42,39 @@ class Environments:
     trainer: Mapping[str, str] = field(default_factory=dict)
 
 
-def card_of(device: str, cards: Sequence[Card]) -> int | None:
-    """The number of the card that a torch device names; None on a CPU, or where it is not known."""
+def gpu_of(device: str, gpus: Sequence[Gpu]) -> int | None:
+    """The number of the GPU that a torch device names; None on a CPU, or where it is not known."""
     if device == "auto":
         device = "cuda"
     kind, _, number = device.partition(":")
     index = int(number) if number.isdigit() else 0
-    return index if kind == "cuda" and index < len(cards) else None
+    return index if kind == "cuda" and index < len(gpus) else None
 
 
-def trainer_card(config: PenstockConfig, cards: Sequence[Card]) -> int | None:
-    return card_of(config.model.device, cards)
+def trainer_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> int | None:
+    return gpu_of(config.model.device, gpus)
 
 
-def engine_card(config: PenstockConfig, cards: Sequence[Card]) -> int | None:
+def engine_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> int | None:
     wanted = config.engine.device
-    return card_of(config.model.device if wanted == "auto" else wanted, cards)
+    return gpu_of(config.model.device if wanted == "auto" else wanted, gpus)
 
 
-def shares_a_card(config: PenstockConfig, cards: Sequence[Card]) -> bool:
-    """Whether trainer and engines run on the same card."""
-    card = trainer_card(config, cards)
-    return card is not None and card == engine_card(config, cards)
+def shares_a_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> bool:
+    """Whether trainer and engines run on the same GPU."""
+    gpu = trainer_gpu(config, gpus)
+    return gpu is not None and gpu == engine_gpu(config, gpus)
 
 
 @contextmanager
 def sharing(
-    config: PenstockConfig, cards: Sequence[Card], environ: Mapping[str, str], log: Callable[[str], None]
+    config: PenstockConfig, gpus: Sequence[Gpu], environ: Mapping[str, str], log: Callable[[str], None]
 ) -> Iterator[Environments]:
-    """While the block runs, what lets engines and trainer share their card is there."""
+    """While the block runs, what lets engines and trainer share their GPU is there."""
     placement = config.placement
-    shared = shares_a_card(config, cards)
+    shared = shares_a_gpu(config, gpus)
     if placement.share == "mps" and not shared:
-        log("placement.share=mps changes nothing: trainer and engines have no card in common")
+        log("placement.share=mps changes nothing: trainer and engines have no GPU in common")
     # In synchronous training one side rests while the other works.
     asynchronous = config.staleness.max_staleness > 0
     wanted = placement.share == "mps" or (placement.share == "auto" and asynchronous)

@@ -16,9 +16,9 @@ from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
 from penstock.observe.writers import MetricsWriter, check_writers, make_writers
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpus import Card
+from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import MemoryPlan, plan_memory
-from penstock.orchestration.placement import engine_card, trainer_card
+from penstock.orchestration.placement import engine_gpu, trainer_gpu
 from penstock.scoring.functions import load_functions
 from penstock.tasks.sources import load_tasks
 from penstock.types import Task
@@ -37,10 +37,10 @@ class Prepared:
     heldout: list[Task]
     folder: Path
     max_context: int
-    cards: tuple[Card, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     """The GPUs of this machine, as they were before the run."""
     memory: MemoryPlan | None = None
-    """How the engines' card is shared out; None on a CPU."""
+    """How the engines' GPU is shared out; None on a CPU."""
 
 
 def prepare(
@@ -49,7 +49,7 @@ def prepare(
     tasks: Sequence[Task] | None = None,
     log: Callable[[str], None],
     cache: Path,
-    cards: tuple[Card, ...] = (),
+    gpus: tuple[Gpu, ...] = (),
 ) -> Prepared:
     """Load and check tasks, model name, tokenizer, prompts, rewards and extras; then make the run folder."""
     check_writers(config.observe)
@@ -68,7 +68,7 @@ def prepare(
         check_prompts(some, tokenizer, max_context=max_context, max_new_tokens=new_tokens)
         for some in (train_tasks, heldout)
     )
-    memory = _plan_memory(config, model, cards, longest + new_tokens)
+    memory = _plan_memory(config, model, gpus, longest + new_tokens)
     if memory is not None:
         log(str(memory))
     folder = new_run_folder(config)
@@ -80,20 +80,20 @@ def prepare(
         heldout=heldout,
         folder=folder,
         max_context=max_context,
-        cards=cards,
+        gpus=gpus,
         memory=memory,
     )
 
 
 def _plan_memory(
-    config: PenstockConfig, model: str, cards: tuple[Card, ...], longest: int
+    config: PenstockConfig, model: str, gpus: tuple[Gpu, ...], longest: int
 ) -> MemoryPlan | None:
-    """Only where there is a card: the sizes of a model need torch, which takes seconds to import."""
-    if engine_card(config, cards) is None and trainer_card(config, cards) is None:
+    """Only where there is a GPU: the sizes of a model need torch, which takes seconds to import."""
+    if engine_gpu(config, gpus) is None and trainer_gpu(config, gpus) is None:
         return None
     from penstock.models.outline import outline_of
 
-    return plan_memory(config, outline_of(model), cards, longest=longest)
+    return plan_memory(config, outline_of(model), gpus, longest=longest)
 
 
 def new_run_folder(config: PenstockConfig) -> Path:

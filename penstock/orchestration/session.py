@@ -85,7 +85,7 @@ class Session:
             writers=writers,
         )
         try:
-            with sharing(self._config, self._prepared.cards, os.environ, self._view.log) as environments:
+            with sharing(self._config, self._prepared.gpus, os.environ, self._view.log) as environments:
                 async with LocalLauncher(self._prepared.folder / "logs") as launcher:
                     workers = await _unwrapped(start_workers(launcher, self._prepared, environments))
                     scorer = self._scorer or await self._start_scorers(launcher)

@@ -12,7 +12,7 @@ PROMPT, ANSWERS = 37, (211, 173, 149)
 compiled must not take one for another."""
 
 
-def made_up_row(
+def dummy_batch(
     vocabulary: int, tokens: int, device: str, *, longest: int, shared_prompts: bool
 ) -> PackedRow:
     """A row of this many tokens, since what is compiled for a short row does not serve long ones; of sequences of
@@ -44,7 +44,7 @@ def _prompts(scale: float) -> Iterator[int]:
         yield from (max(1, int(scale * (PROMPT + more))) for more in range(16))
 
 
-def made_up_turn(prompt_ids: np.ndarray, output_ids: np.ndarray, vocabulary: int) -> Turn:
+def dummy_turn(prompt_ids: np.ndarray, output_ids: np.ndarray, vocabulary: int) -> Turn:
     """As if an engine that knows nothing had drawn these tokens."""
     return Turn(
         prompt_ids=prompt_ids.astype(np.int32),
@@ -60,5 +60,5 @@ def made_up_turn(prompt_ids: np.ndarray, output_ids: np.ndarray, vocabulary: int
 def _sequence(group: int, episode: int, prompt: int, answer: int, vocabulary: int) -> TrainSequence:
     """Answers of a group differ from their first token on, so that nothing but the prompt is shared."""
     answer_ids = np.arange(episode, episode + answer) % vocabulary
-    turn = made_up_turn(np.arange(prompt) % vocabulary, answer_ids, vocabulary)
+    turn = dummy_turn(np.arange(prompt) % vocabulary, answer_ids, vocabulary)
     return TrainSequence(sample=sample_of_turn(turn), group=group, episode=episode, turns=((0, prompt),))

@@ -20,7 +20,7 @@ from penstock.models.precision import guard_bfloat16
 from penstock.models.tokenizer import max_positions
 from penstock.trainer.clock import StepClock
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.dummy_batch import made_up_row
+from penstock.trainer.dummy_batch import dummy_batch
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.value_head import ValueHead
 from penstock.trainer.objective import Objective
@@ -83,7 +83,7 @@ class PolicyTrainer:
         when they come: rows without a shared prompt where others have one, and updates in 8 bits."""
         if not self._config.compile:
             return
-        row = made_up_row(
+        row = dummy_batch(
             self._model.get_input_embeddings().num_embeddings,
             self._config.micro_batch_tokens,
             self._device,

@@ -89,4 +89,4 @@ def test_memory_is_told_in_one_line() -> None:
     engine = {"peak_gb": 60.04, "card_used_gb": 110.0, "card_gb": 141.0}
     trainer = {"peak_gb": 47.5, "card_used_gb": 111.5, "card_gb": 141.0}
     told = memory_line({"engine": engine, "trainer": trainer})
-    assert told == "engine 60.0 GB, trainer 47.5 GB, 111.5 of the card's 141.0 GB taken"
+    assert told == "engine 60.0 GB, trainer 47.5 GB, 111.5 of the GPU's 141.0 GB taken"

@@ -1,4 +1,4 @@
-"""The card shared out from injected numbers: what fits, what is left, and what an error says."""
+"""The GPU shared out from injected numbers: what fits, what is left, and what an error says."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from penstock.config.loader import build
 from penstock.errors import UserError
 from penstock.models.outline import Outline
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpus import Card
+from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import estimate_trainer, plan_memory, published_bytes
 
 QWEN = Outline(
@@ -21,10 +21,10 @@ QWEN = Outline(
     vocabulary=151936,
 )
 GB = 10**9
-H200 = Card(name="H200", total_bytes=150 * GB, free_bytes=149 * GB)
-MIDDLE = Card(name="middle", total_bytes=40 * GB, free_bytes=39 * GB)
-SMALL = Card(name="small", total_bytes=24 * GB, free_bytes=23 * GB)
-TINY = Card(name="tiny", total_bytes=16 * GB, free_bytes=15 * GB)
+H200 = Gpu(name="H200", total_bytes=150 * GB, free_bytes=149 * GB)
+MIDDLE = Gpu(name="middle", total_bytes=40 * GB, free_bytes=39 * GB)
+SMALL = Gpu(name="small", total_bytes=24 * GB, free_bytes=23 * GB)
+TINY = Gpu(name="tiny", total_bytes=16 * GB, free_bytes=15 * GB)
 
 
 def config_of(**sections: dict[str, Any]) -> PenstockConfig:
@@ -38,8 +38,8 @@ def config_of(**sections: dict[str, Any]) -> PenstockConfig:
     )
 
 
-def plan(*cards: Card, **sections: dict[str, Any]) -> Any:
-    return plan_memory(config_of(**sections), QWEN, cards, longest=1000)
+def plan(*gpus: Gpu, **sections: dict[str, Any]) -> Any:
+    return plan_memory(config_of(**sections), QWEN, gpus, longest=1000)
 
 
 @pytest.mark.parametrize(("checkpointing", "measured_gb"), [("selective", 43.0), ("full", 12.0 + 18.5)])
@@ -66,7 +66,7 @@ def test_optimizer_states_take_what_is_asked_for() -> None:
     assert needed["float32"] - needed["cpu"] == 12 * QWEN.num_parameters
 
 
-def test_snapshots_lie_on_the_card_only_over_cuda_ipc() -> None:
+def test_snapshots_lie_on_the_gpu_only_over_cuda_ipc() -> None:
     assert published_bytes(config_of(), QWEN) == 2 * 2 * QWEN.num_parameters
     assert published_bytes(config_of(sync={"transport": "shared_memory"}), QWEN) == 0
 
@@ -83,7 +83,7 @@ def test_beside_the_trainer_the_engine_gets_what_is_left() -> None:
     assert two.engine == shared.engine // 2
 
 
-def test_alone_on_a_card_engines_take_nine_tenths() -> None:
+def test_alone_on_a_gpu_engines_take_nine_tenths() -> None:
     apart = plan(H200, H200, model={"device": "cuda:1"}, engine={"device": "cuda:0"})
     assert (apart.trainer, apart.published, apart.memory_share) == (0, 0, 0.9)
     assert plan(H200, engine={"memory_share": 0.25}).memory_share == 0.25
@@ -92,13 +92,13 @@ def test_alone_on_a_card_engines_take_nine_tenths() -> None:
     assert str(apart).startswith(words)
 
 
-def test_nothing_is_planned_without_a_card() -> None:
+def test_nothing_is_planned_without_a_gpu() -> None:
     assert plan() is None
     assert plan(H200, model={"device": "cpu"}) is None
 
 
 @pytest.mark.parametrize(
-    ("cards", "sections", "message"),
+    ("GPUs", "sections", "message"),
     [
         (
             (SMALL,),
@@ -157,7 +157,7 @@ def test_nothing_is_planned_without_a_card() -> None:
     ],
 )
 def test_what_does_not_fit_is_one_sentence_with_the_settings(
-    cards: tuple[Card, ...], sections: dict[str, Any], message: str
+    gpus: tuple[Gpu, ...], sections: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        plan(*cards, **sections)
+        plan(*gpus, **sections)

@@ -1,4 +1,4 @@
-"""Threads, and who shares a card with whom."""
+"""Threads, and who shares a GPU with whom."""
 
 import asyncio
 import os
@@ -13,16 +13,16 @@ from penstock.errors import WorkerDied
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.views import SilentView
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpus import Card
+from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.launchers.local import LocalLauncher
-from penstock.orchestration.placement import Threads, place_threads, shares_a_card, sharing
+from penstock.orchestration.placement import Threads, place_threads, shares_a_gpu, sharing
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.session import Session
 from penstock.orchestration.workers import Workers, start_workers
 from penstock.types import Task
 from tests.orchestration.launchers.fake_mps import FakeMps
 
-CARD = Card(name="a card", total_bytes=140 << 30, free_bytes=139 << 30)
+GPU = Gpu(name="a GPU", total_bytes=140 << 30, free_bytes=139 << 30)
 TOLD = ["-d", "get_server_list", "quit"]
 
 
@@ -37,7 +37,7 @@ def test_threads_are_shared_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "engine", "num_cards", "shared"),
+    ("model", "engine", "num_gpus", "shared"),
     [
         ("auto", "auto", 1, True),
         ("auto", "auto", 0, False),
@@ -49,15 +49,15 @@ def test_threads_are_shared_out() -> None:
         ("cuda:3", "cuda:3", 2, False),
     ],
 )
-def test_who_shares_a_card(model: str, engine: str, num_cards: int, shared: bool) -> None:
+def test_who_shares_a_gpu(model: str, engine: str, num_gpus: int, shared: bool) -> None:
     config = config_of(model={"device": model}, engine={"device": engine})
-    assert shares_a_card(config, (CARD,) * num_cards) is shared
+    assert shares_a_gpu(config, (GPU,) * num_gpus) is shared
 
 
 def test_precedence_reaches_the_environments(tmp_path: Path) -> None:
     fake, lines = FakeMps(tmp_path), []
     config = config_of(placement={"first": "engine"})
-    with sharing(config, (CARD,), fake.environ, lines.append) as environments:
+    with sharing(config, (GPU,), fake.environ, lines.append) as environments:
         for environment, percent, priority in (
             (environments.engine, "100", "0"),
             (environments.trainer, "100", "1"),
@@ -72,23 +72,23 @@ def test_precedence_reaches_the_environments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "cards", "line"),
+    ("sections", "GPUs", "line"),
     [
-        ({"placement": {"share": "time"}}, (CARD,), None),
-        ({"staleness": {"max_staleness": 0}}, (CARD,), None),
+        ({"placement": {"share": "time"}}, (GPU,), None),
+        ({"staleness": {"max_staleness": 0}}, (GPU,), None),
         ({}, (), None),
         (
             {"placement": {"share": "mps"}},
             (),
-            "placement.share=mps changes nothing: trainer and engines have no card in common",
+            "placement.share=mps changes nothing: trainer and engines have no GPU in common",
         ),
     ],
 )
 def test_no_daemon_where_none_helps(
-    tmp_path: Path, sections: dict[str, Any], cards: tuple[Card, ...], line: str | None
+    tmp_path: Path, sections: dict[str, Any], gpus: tuple[Gpu, ...], line: str | None
 ) -> None:
     fake, lines = FakeMps(tmp_path), []
-    with sharing(config_of(**sections), cards, fake.environ, lines.append) as environments:
+    with sharing(config_of(**sections), gpus, fake.environ, lines.append) as environments:
         assert (environments.engine, environments.trainer) == ({}, {})
     assert fake.calls == []
     assert lines == ([] if line is None else [line])
@@ -96,15 +96,15 @@ def test_no_daemon_where_none_helps(
 
 def test_without_the_program_workers_take_turns(tmp_path: Path) -> None:
     lines: list[str] = []
-    with sharing(config_of(), (CARD,), {"PATH": str(tmp_path)}, lines.append) as environments:
+    with sharing(config_of(), (GPU,), {"PATH": str(tmp_path)}, lines.append) as environments:
         assert (environments.engine, environments.trainer) == ({}, {})
     assert len(lines) == 1
-    assert lines[0].startswith("the card is shared in time slices")
+    assert lines[0].startswith("the GPU is shared in time slices")
 
 
 @pytest.fixture
 def prepared(tmp_path: Path, tiny_model: Path) -> Prepared:
-    """A run whose controller believes in a card that the workers, on this CPU, do not find."""
+    """A run whose controller believes in a GPU that the workers, on this CPU, do not find."""
     config = config_of(
         model={"name": str(tiny_model)},
         reward={"functions": ["penstock.bench.workload:reward"]},
@@ -119,7 +119,7 @@ def prepared(tmp_path: Path, tiny_model: Path) -> Prepared:
         heldout=[],
         folder=tmp_path,
         max_context=64,
-        cards=(CARD,),
+        gpus=(GPU,),
     )
 
 
@@ -133,7 +133,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMps:
 
 def test_both_workers_are_clients_of_the_runs_daemon(prepared: Prepared, fake: FakeMps) -> None:
     async def main() -> dict[str, dict[str, str]]:
-        with sharing(prepared.config, prepared.cards, os.environ, print) as environments:
+        with sharing(prepared.config, prepared.gpus, os.environ, print) as environments:
             async with LocalLauncher(prepared.folder / "logs") as launcher:
                 workers: Workers = await start_workers(launcher, prepared, environments)
                 return {worker.name: psutil.Process(worker.pid).environ() for worker in workers.essential}

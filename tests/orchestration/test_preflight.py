@@ -6,12 +6,12 @@ import pytest
 from penstock.config.loader import build
 from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpus import Card
+from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.preflight import prepare
 from penstock.types import Task
 
 
-def prepare_on(card: Card, tiny_model: Path, folder: Path, log: list[str]) -> Any:
+def prepare_on(gpu: Gpu, tiny_model: Path, folder: Path, log: list[str]) -> Any:
     config = build(
         PenstockConfig,
         {
@@ -22,21 +22,21 @@ def prepare_on(card: Card, tiny_model: Path, folder: Path, log: list[str]) -> An
         },
     )
     tasks = [Task(id="a", prompt="1+2=")]
-    return prepare(config, tasks=tasks, log=log.append, cache=folder, cards=(card,))
+    return prepare(config, tasks=tasks, log=log.append, cache=folder, gpus=(gpu,))
 
 
-def test_the_memory_of_a_card_is_shared_out_before_anything_starts(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_memory_of_a_gpu_is_shared_out_before_anything_starts(tiny_model: Path, tmp_path: Path) -> None:
     log: list[str] = []
-    card = Card(name="a card", total_bytes=10**10, free_bytes=10**10)
-    prepared = prepare_on(card, tiny_model, tmp_path, log)
+    gpu = Gpu(name="a GPU", total_bytes=10**10, free_bytes=10**10)
+    prepared = prepare_on(gpu, tiny_model, tmp_path, log)
     assert 0.8 < prepared.memory.memory_share < 0.91
     assert log == [str(prepared.memory)]
 
 
-def test_a_card_that_is_too_small_stops_the_run_before_it_has_a_folder(
+def test_a_gpu_that_is_too_small_stops_the_run_before_it_has_a_folder(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    card = Card(name="a card", total_bytes=10**9, free_bytes=10**9)
+    gpu = Gpu(name="a GPU", total_bytes=10**9, free_bytes=10**9)
     with pytest.raises(UserError, match="an engine needs 1.5 GB"):
-        prepare_on(card, tiny_model, tmp_path, [])
+        prepare_on(gpu, tiny_model, tmp_path, [])
     assert not (tmp_path / "runs").exists()

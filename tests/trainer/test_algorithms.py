@@ -16,7 +16,7 @@ from penstock.sampling_masks import pack_mask
 from penstock.trainer.packing import plan_step
 from penstock.types import SamplingParams, StepScore
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
-from tests.trainer.test_trainer import assert_same, gradients_of, on_policy, trainer_for
+from tests.trainer.test_policy_trainer import assert_same, gradients_of, on_policy, trainer_for
 
 
 def near_policy(model, seed, **options):

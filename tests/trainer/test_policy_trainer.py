@@ -23,7 +23,7 @@ from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.sharing import forward_length
 from penstock.types import Sample, StepPlan, TrainSequence
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
-from tests.trainer.test_policy import make_model
+from tests.trainer.forward.test_packed_model import make_model
 
 LEARNING_RATE = 0.1
 CLIP = {"loss": "clip", "corrections": {}}

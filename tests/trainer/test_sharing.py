@@ -11,7 +11,7 @@ from penstock.trainer.packing import plan_step
 from penstock.trainer.sharing import RowLayout, find_families, forward_length
 from penstock.types import Sample, SamplingParams, TrainSequence
 from tests.trainer.builders import make_groups, tiny_model
-from tests.trainer.test_policy import make_model
+from tests.trainer.forward.test_packed_model import make_model
 
 
 def sequence(prompt, output, *, group=0, loss=None):

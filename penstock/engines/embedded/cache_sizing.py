@@ -12,7 +12,7 @@ from penstock.errors import UserError
 
 CPU_CACHE_BYTES = int(2e9)
 ALONE = 0.9
-"""Share of a card's memory that an engine takes when nothing else is said."""
+"""Share of a GPU's memory that an engine takes when nothing else is said."""
 SMALLEST_CACHE_TOKENS = 2048
 FIXED_WORKSPACE_BYTES = int(1.5e9)
 """CUDA's own context, graphs and the libraries' buffers."""
@@ -70,7 +70,7 @@ def count_blocks(
     if memory is not None and not config.cache_gb and allowed < smallest:
         raise UserError(
             f"{max(0, allowed) / 1e9:.1f} GB are left for the engine's cache, which needs at least "
-            f"{smallest / 1e9:.1f}: of the card's {memory.total_bytes / 1e9:.1f} GB "
+            f"{smallest / 1e9:.1f}: of the GPU's {memory.total_bytes / 1e9:.1f} GB "
             f"{memory.free_bytes / 1e9:.1f} are free and the engine may take "
             f"{config.memory_share or ALONE:.0%}, of which it holds {memory.used_bytes / 1e9:.1f} already; "
             "raise engine.memory_share, lower engine.max_batch, or make the trainer smaller "

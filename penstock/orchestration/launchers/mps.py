@@ -1,7 +1,7 @@
-"""MPS: processes on one card run at the same time instead of taking turns.
+"""MPS: processes on one GPU run at the same time instead of taking turns.
 
 NVIDIA's multi-process service is a daemon that a process finds through a folder named in its environment.
-We start one of our own, in a private folder, give its name to the workers that share a card, and stop it when
+We start one of our own, in a private folder, give its name to the workers that share a GPU, and stop it when
 they are gone. A daemon that somebody else runs is never stopped: one that the environment already names is
 used, and others are not looked at. Without a daemon the processes still run, in time slices.
 """
@@ -34,7 +34,7 @@ class Mps:
     folders: Mapping[str, str]
 
     def environment(self, *, yields: bool = False) -> dict[str, str]:
-        """What a client is started with; it `yields` to others where kernels wait for room on the card.
+        """What a client is started with; it `yields` to others where kernels wait for room on the GPU.
 
         It always has all multiprocessors: with fewer, matrix products came out wrong (docs/performance.md)."""
         return {**self.folders, PERCENTAGE: "100", PRIORITY: "1" if yields else "0"}
@@ -44,7 +44,7 @@ class Mps:
 def mps(environ: Mapping[str, str], log: Callable[[str], None]) -> Iterator[Mps | None]:
     """A daemon while the block runs; None where there is none to be had, which the log is told."""
     if environ.get(PIPES):
-        log(f"sharing the card through the MPS daemon of {environ[PIPES]}, which stays")
+        log(f"sharing the GPU through the MPS daemon of {environ[PIPES]}, which stays")
         yield Mps({})
         return
     folder = _private_folder()
@@ -52,7 +52,7 @@ def mps(environ: Mapping[str, str], log: Callable[[str], None]) -> Iterator[Mps 
         try:
             command, ours = _start(environ, folder)
         except MpsUnavailable as error:
-            log(f"the card is shared in time slices, which gains nothing over taking turns: {error}")
+            log(f"the GPU is shared in time slices, which gains nothing over taking turns: {error}")
             yield None
             return
         try:

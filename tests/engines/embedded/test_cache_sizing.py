@@ -1,4 +1,4 @@
-"""The cache's size from injected numbers of a card."""
+"""The cache's size from injected numbers of a GPU."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from penstock.errors import UserError
 
 VOCABULARY = 1000
 WORKSPACE = 1_500_000_000 + 24 * 64 * VOCABULARY
-CARD = DeviceMemory(total_bytes=100 * 10**9, free_bytes=95 * 10**9, used_bytes=3 * 10**9)
+GPU = DeviceMemory(total_bytes=100 * 10**9, free_bytes=95 * 10**9, used_bytes=3 * 10**9)
 
 
 def test_the_workspace_grows_with_the_batch() -> None:
@@ -21,9 +21,9 @@ def test_a_cpu_has_two_gigabytes_unless_told() -> None:
 
 
 def test_a_gpu_gives_what_the_share_leaves() -> None:
-    assert cache_bytes(EngineConfig(), CARD, VOCABULARY) == 90 * 10**9 - 3 * 10**9 - WORKSPACE
-    assert cache_bytes(EngineConfig(memory_share=0.5), CARD, VOCABULARY) == 47 * 10**9 - WORKSPACE
-    assert cache_bytes(EngineConfig(memory_share=0.5, cache_gb=7), CARD, VOCABULARY) == 7 * 10**9
+    assert cache_bytes(EngineConfig(), GPU, VOCABULARY) == 90 * 10**9 - 3 * 10**9 - WORKSPACE
+    assert cache_bytes(EngineConfig(memory_share=0.5), GPU, VOCABULARY) == 47 * 10**9 - WORKSPACE
+    assert cache_bytes(EngineConfig(memory_share=0.5, cache_gb=7), GPU, VOCABULARY) == 7 * 10**9
 
 
 def test_never_more_than_is_free() -> None:
@@ -42,18 +42,18 @@ def blocks(config: EngineConfig, memory: DeviceMemory | None, bytes_per_token: i
 
 
 def test_blocks_are_what_full_batches_need_or_what_there_is() -> None:
-    assert blocks(EngineConfig(max_batch=2), CARD) == 2 * 256
-    assert blocks(EngineConfig(kv_tokens=100), CARD) == 6
+    assert blocks(EngineConfig(max_batch=2), GPU) == 2 * 256
+    assert blocks(EngineConfig(kv_tokens=100), GPU) == 6
     room = 47 * 10**9 - WORKSPACE
-    assert blocks(EngineConfig(memory_share=0.5), CARD, bytes_per_token=10**6) == room // (16 * 10**6)
+    assert blocks(EngineConfig(memory_share=0.5), GPU, bytes_per_token=10**6) == room // (16 * 10**6)
 
 
 def test_too_little_for_a_cache_names_the_settings() -> None:
     expected = (
-        r"1\.5 GB are left for the engine's cache, which needs at least 2\.0: of the card's 100\.0 GB 95\.0 are "
+        r"1\.5 GB are left for the engine's cache, which needs at least 2\.0: of the GPU's 100\.0 GB 95\.0 are "
         r"free and the engine may take 6%, of which it holds 3\.0 already; raise engine\.memory_share, lower "
         r"engine\.max_batch, or make the trainer smaller"
     )
     with pytest.raises(UserError, match=expected):
-        blocks(EngineConfig(memory_share=0.06), CARD, bytes_per_token=10**6)
-    assert blocks(EngineConfig(memory_share=0.06, cache_gb=1), CARD, bytes_per_token=10**6) == 62
+        blocks(EngineConfig(memory_share=0.06), GPU, bytes_per_token=10**6)
+    assert blocks(EngineConfig(memory_share=0.06, cache_gb=1), GPU, bytes_per_token=10**6) == 62

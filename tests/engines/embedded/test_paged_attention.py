@@ -5,7 +5,7 @@ from torch import nn
 from penstock.engines.embedded.batch_layout import lay_out
 from penstock.engines.embedded.paged_attention import LayerShape, PagedAttention
 from penstock.engines.embedded.scheduler import Span
-from tests.engines.embedded.test_layout import CPU, seq
+from tests.engines.embedded.test_batch_layout import CPU, seq
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 

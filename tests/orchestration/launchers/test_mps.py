@@ -43,7 +43,7 @@ def test_without_the_program_the_log_says_so_and_nothing_is_started(tmp_path: Pa
     with mps({"PATH": str(tmp_path)}, lines.append) as daemon:
         assert daemon is None
     assert lines == [
-        "the card is shared in time slices, which gains nothing over taking turns: "
+        "the GPU is shared in time slices, which gains nothing over taking turns: "
         "nvidia-cuda-mps-control is not installed (it comes with NVIDIA's driver)"
     ]
 
@@ -85,7 +85,7 @@ def test_a_daemon_that_the_environment_names_is_used_and_left_alone(tmp_path: Pa
             "CUDA_MPS_CLIENT_PRIORITY": "0",
         }
     assert fake.calls == []
-    assert lines == ["sharing the card through the MPS daemon of /run/theirs, which stays"]
+    assert lines == ["sharing the GPU through the MPS daemon of /run/theirs, which stays"]
 
 
 def test_an_orphan_ends_its_controllers_daemon_and_no_other(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from penstock.trainer.dummy_batch import made_up_row
+from penstock.trainer.dummy_batch import dummy_batch
 from penstock.trainer.forward.checkpointing import RECOMPILE_LIMIT
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
@@ -123,7 +123,7 @@ def test_compiled_layers_run_under_their_settings_in_whatever_thread(monkeypatch
     usual = torch._dynamo.config.recompile_limit, torch._dynamo.config.specialize_float
     policy = PackedModel(model, chunk_tokens=16, compiled=True)
     model.get_input_embeddings().register_forward_hook(look)
-    row = made_up_row(VOCAB, 40, "cpu", longest=128, shared_prompts=True)
+    row = dummy_batch(VOCAB, 40, "cpu", longest=128, shared_prompts=True)
     with ThreadPoolExecutor(1) as other:
         other.submit(policy, row).result()
         assert other.submit(lambda: torch._dynamo.config.recompile_limit).result() == usual[0]

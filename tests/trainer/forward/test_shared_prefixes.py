@@ -5,7 +5,7 @@ import torch
 
 from penstock.trainer.forward.packed_attention import PackedAttention
 from penstock.trainer.forward.shared_prefixes import SharedPrefixes
-from tests.models.test_packed import OPTIONS, inputs
+from tests.trainer.forward.test_packed_attention import OPTIONS, inputs
 
 LAYOUTS = {
     "one prefix": ([3, 4, 2], [2]),

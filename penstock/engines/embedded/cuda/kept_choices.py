@@ -1,6 +1,6 @@
 """Choices of earlier starts, in a file beside torch's compiled code: a second start need not try everything again.
 
-They count for the same kind of card, libraries and code only, and each is used only after it has given the same
+They count for the same kind of GPU, libraries and code only, and each is used only after it has given the same
 numbers as torch once more. Where torch's caches are switched off nothing is kept; deleting the file has everything
 tried again.
 """

@@ -1,11 +1,11 @@
-"""Which of the library's algorithms makes a product fastest: tried at the start, on the card itself.
+"""Which of the library's algorithms makes a product fastest: tried at the start, on the GPU itself.
 
 For 512 rows the library's first choice is not always its best: of a 7B model's widest product another one takes
 5 % less. So the sizes that decode steps and full passes over prompts have are tried against what torch does, and
 only what gives the same numbers and wins clearly is used. For a full batch, tiles that the library does not name
 are tried too.
 
-What is quickest for a moment need not be so for hours: products keep a card at its power limit, and the one that
+What is quickest for a moment need not be so for hours: products keep a GPU at its power limit, and the one that
 takes less energy for the same numbers then runs at a higher clock. So of the product that is the most work the best
 few are tried under load, beside torch's way.
 
@@ -49,7 +49,7 @@ LOAD_S = 0.12
 """How long each is kept running, at every turn; the second half counts. One turn is right to some 2 %."""
 
 Timer = Callable[[float], float]
-"""Milliseconds of one way of making a product; the card is kept busy with it for so many seconds, if not 0."""
+"""Milliseconds of one way of making a product; the GPU is kept busy with it for so many seconds, if not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def quickest(timers: list[Timer], *, under_load: bool = False) -> int:
     if under_load:
         near = [number for number in times if number and times[number] <= NEAR * times[best]]
         finalists = sorted(near, key=times.__getitem__)[:FINALISTS]
-        timers[best](LOAD_S)  # a card that has rested is quicker than it will be
+        timers[best](LOAD_S)  # a GPU that has rested is quicker than it will be
         first = _take_turns(timers, [0, *finalists], 1, LOAD_S)
         last = sorted(finalists, key=first.__getitem__)[:LAST]
         turns = _take_turns(timers, [0, *last], LOADS - 1, LOAD_S)

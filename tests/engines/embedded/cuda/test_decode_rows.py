@@ -3,7 +3,7 @@ import pytest
 
 from tests.triton_device import DEVICE  # noqa: F401
 
-from penstock.engines.embedded.cuda import buffers  # isort: skip
+from penstock.engines.embedded.cuda import decode_buffers as buffers  # isort: skip
 from penstock.engines.embedded.cuda.decode_rows import ON_DEVICE, Rows, settings_of  # isort: skip
 from penstock.engines.embedded.sequence import sequence_of
 from tests.engines.contract import ask

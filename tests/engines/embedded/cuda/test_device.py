@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.triton_device import DEVICE
 
-from penstock.engines.embedded.cuda import attention  # isort: skip
+from penstock.engines.embedded.cuda import device_attention as attention  # isort: skip
 from penstock.engines.embedded.model_runner import ModelRunner  # isort: skip
 from penstock.engines.embedded.float32_logits import keep_logits_in_float32
 from penstock.errors import FingerprintMismatch

@@ -3,7 +3,7 @@ import torch
 
 from tests.triton_device import DEVICE  # noqa: F401
 
-from penstock.engines.embedded.cuda import attention  # isort: skip
+from penstock.engines.embedded.cuda import device_attention as attention  # isort: skip
 from penstock.engines.embedded.joined_projections import join_projections
 from penstock.engines.embedded.model_runner import compile_layers
 from penstock.models import attention as interface

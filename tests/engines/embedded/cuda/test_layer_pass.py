@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from tests.triton_device import DEVICE  # noqa: F401
 
-from penstock.engines.embedded.cuda import attention, products, trials  # isort: skip
+from penstock.engines.embedded.cuda import device_attention as attention, products, trials  # isort: skip
 from penstock.engines.embedded.cuda.layer_pass import LayerPass  # isort: skip
 from penstock.engines.embedded.cuda.products import Choice, Choices, Epilogue, Size  # isort: skip
 from penstock.engines.embedded.cuda.kernels.reference import rotate

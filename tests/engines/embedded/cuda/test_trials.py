@@ -56,7 +56,7 @@ def test_under_load_one_slow_turn_is_an_accident():
     turns = [9.0] * trials.LOADS
     for at in range(trials.LOADS):
         slow = [*turns[:at], 30.0, *turns[at + 1 :]]
-        warmed_up = [*moments, 12.0, *[10.0] * trials.LOADS]  # of equals the first warms the card up
+        warmed_up = [*moments, 12.0, *[10.0] * trials.LOADS]  # of equals the first warms the GPU up
         assert quickest(timers(warmed_up, [*moments, *slow]), under_load=True) == 1
         lucky = [*[9.95] * at, 5.0, *[9.95] * (trials.LOADS - at - 1)]
         assert quickest(timers(warmed_up, [*moments, *lucky]), under_load=True) == 0  # so is one quick one
@@ -78,7 +78,7 @@ def test_under_load_most_have_one_turn():
         1 + trials.LOADS,
         *[trials.LOADS] * trials.LAST,
         *few,
-    ]  # of equals torch warms the card up
+    ]  # of equals torch warms the GPU up
 
 
 def test_the_product_that_is_most_of_the_work_is_tried_under_load(monkeypatch):
@@ -270,13 +270,13 @@ def test_the_fastest_that_gives_the_same_numbers_is_chosen(epilogue, thorough, b
 
 def test_a_second_start_takes_what_the_first_chose(timed, tmp_path, monkeypatch):
     path, hurry = tmp_path / "kept.json", {"thorough": False, "under_load": False}
-    first = KeptChoices(path, "this card")
+    first = KeptChoices(path, "this GPU")
     assert trials._choose(trial_of(), first, **hurry).algorithm.data[0] == 4
     monkeypatch.setitem(TIMES, 4, 20.0)
     assert trials._choose(trial_of(Epilogue.SUM), first, **hurry) is None
     first.save()
     timed.clear()
-    second = KeptChoices(path, "this card")
+    second = KeptChoices(path, "this GPU")
     assert trials._choose(trial_of(), second, **hurry).algorithm.data[0] == 4
     assert trials._choose(trial_of(Epilogue.SUM), second, **hurry) is None
     assert timed == []

@@ -3,7 +3,7 @@ import torch
 
 from tests.triton_device import DEVICE
 
-from penstock.engines.embedded.cuda import gate as gates  # isort: skip
+from penstock.engines.embedded.cuda import weight_swap as gates  # isort: skip
 from penstock.engines.embedded.cuda.weight_swap import Gate  # isort: skip
 from penstock.engines.embedded.cuda.kernels.step_end import GAVE_UP  # isort: skip
 from penstock.errors import PenstockError  # isort: skip

@@ -1,6 +1,6 @@
 """Splits of long sequences for the decode step.
 
-Lengths of sequences differ by orders of magnitude, and one program a sequence would leave the card waiting
+Lengths of sequences differ by orders of magnitude, and one program a sequence would leave the GPU waiting
 for the longest. So the keys of a sequence are cut into splits of equal size, a program each; programs past
 the end of their sequence end at once. A sequence of one split is finished by its program (`decode.py`); the
 partial softmaxes of longer ones are joined here.
@@ -14,9 +14,9 @@ from penstock.engines.embedded.cuda.kernels.softmax import EMPTY, with_sink
 SPLIT_KEYS = 512
 """Keys of one program, where sequences are split."""
 UNSPLIT_KEYS = 1024
-"""Longest sequence that is not worth a split when there are enough sequences to fill the card."""
+"""Longest sequence that is not worth a split when there are enough sequences to fill the GPU."""
 FULL = 264
-"""Programs that fill a card: two for each multiprocessor of a large GPU."""
+"""Programs that fill a GPU: two for each multiprocessor of a large GPU."""
 SPLIT_COUNTS = (1, 4, 16, 64)
 """Few, since a graph is captured for each; a program without keys costs next to nothing."""
 MAX_SPLITS = SPLIT_COUNTS[-1]

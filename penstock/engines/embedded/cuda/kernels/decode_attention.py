@@ -33,7 +33,7 @@ QUERIES = 8
 ONE_WARP = 16 * 128
 """Numbers of the result that one warp can hold beside the keys; larger ones take two."""
 ENOUGH = 1024
-"""Programs that keep a card's memory busy, all at once."""
+"""Programs that keep a GPU's memory busy, all at once."""
 
 
 @triton.jit

@@ -89,7 +89,7 @@ def test_a_program_serves_as_many_heads_as_its_tile_has_room_for(heads, kv_heads
     attend_and_check([21, 3, 16, 0, 30, 7, 8, 9], heads=heads, kv_heads=kv_heads, dim=16, value_dim=16)
 
 
-def test_heads_are_served_together_only_where_programs_are_left_for_the_whole_card():
+def test_heads_are_served_together_only_where_programs_are_left_for_the_whole_gpu():
     assert decode.heads_together(rows=512, kv_heads=4, group=4) == 2
     assert decode.heads_together(rows=511, kv_heads=4, group=4) == 1
     assert decode.heads_together(rows=512, kv_heads=4, group=7) == 1

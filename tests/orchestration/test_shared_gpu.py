@@ -1,8 +1,8 @@
-"""Why no controller splits the card: the staleness gate does.
+"""Why no controller splits the GPU: the staleness gate does.
 
 Alone, the engine needs G seconds for a step's worth of groups and the trainer T for a step. While both work
 they run at shares g and t of that. Whoever is ahead is stopped by the gate (the engine) or by an empty buffer
-(the trainer), and the other then has the card to itself. So a step takes G + T less what overlaps: with
+(the trainer), and the other then has the GPU to itself. So a step takes G + T less what overlaps: with
 g + t ≥ 1, never longer than taking turns, and each side gets at least the share that turns would give it.
 """
 
@@ -47,32 +47,32 @@ class SharedCard:
 class CardEngine(SimulatedEngine):
     """One token at a time: what it makes a second does not depend on how many ask."""
 
-    def __init__(self, card: SharedCard, token_s: float) -> None:
+    def __init__(self, gpu: SharedCard, token_s: float) -> None:
         super().__init__(num_tokens=lambda: TOKENS, token_s=lambda: 0.0, update_s=lambda: 0.0)
-        self._card, self._alone_s = card, token_s
+        self._gpu, self._alone_s = gpu, token_s
         self._turn = asyncio.Lock()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        self._card.users["engine"] += 1
+        self._gpu.users["engine"] += 1
         try:
             async for chunk in super().generate(request):
                 async with self._turn:
-                    await self._card.work("engine", self._alone_s)
+                    await self._gpu.work("engine", self._alone_s)
                 yield chunk
         finally:
-            self._card.users["engine"] -= 1
+            self._gpu.users["engine"] -= 1
 
 
 class CardTrainer(SimulatedTrainer):
-    def __init__(self, card: SharedCard, step_s: float) -> None:
+    def __init__(self, gpu: SharedCard, step_s: float) -> None:
         super().__init__(step_s=lambda: 0.0, publish_s=lambda: 0.0)
-        self._card, self._alone_s = card, step_s
+        self._gpu, self._alone_s = gpu, step_s
 
     async def step(self, plan: StepPlan) -> StepResult:
-        self._card.users["trainer"] += 1
+        self._gpu.users["trainer"] += 1
         for _ in range(PIECES):
-            await self._card.work("trainer", self._alone_s / PIECES)
-        self._card.users["trainer"] -= 1
+            await self._gpu.work("trainer", self._alone_s / PIECES)
+        self._gpu.users["trainer"] -= 1
         return await super().step(plan)
 
 
@@ -86,16 +86,16 @@ class Tasks:
 
 def shares_of(generation_s: float, training_s: float, shares: dict[str, float]) -> dict[str, float]:
     """What each side did of what it does alone, over a run."""
-    card = SharedCard(shares)
+    gpu = SharedCard(shares)
 
     async def run() -> float:
-        engine = CardEngine(card, generation_s / (GROUPS * GROUP_SIZE * TOKENS))
+        engine = CardEngine(gpu, generation_s / (GROUPS * GROUP_SIZE * TOKENS))
         gate = StalenessGate(
             groups_per_step=GROUPS, max_staleness=2, late="correct", num_groups=STEPS * GROUPS
         )
         controller = Controller(
             engine=engine,
-            trainers=[CardTrainer(card, training_s)],
+            trainers=[CardTrainer(gpu, training_s)],
             scorer=SimulatedScorer(score_s=lambda: 0.0, value=lambda group, index: float(index)),
             runner=RolloutRunner(
                 engine, SimulatedTokenizer(), sampling=SamplingParams(max_tokens=64), group_size=GROUP_SIZE
@@ -111,7 +111,7 @@ def shares_of(generation_s: float, training_s: float, shares: dict[str, float]) 
         return asyncio.get_running_loop().time() - began
 
     took_s = run_in_virtual_time(run())
-    return {side: done_s / took_s for side, done_s in card.done_s.items()}
+    return {side: done_s / took_s for side, done_s in gpu.done_s.items()}
 
 
 @pytest.mark.parametrize("generation_s", [0.125, 0.5, 1.0, 2.0, 8.0])
