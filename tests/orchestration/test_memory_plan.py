@@ -98,7 +98,7 @@ def test_nothing_is_planned_without_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("GPUs", "sections", "message"),
+    ("gpus", "sections", "message"),
     [
         (
             (SMALL,),

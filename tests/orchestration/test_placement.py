@@ -72,7 +72,7 @@ def test_precedence_reaches_the_environments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "GPUs", "line"),
+    ("sections", "gpus", "line"),
     [
         ({"placement": {"share": "time"}}, (GPU,), None),
         ({"staleness": {"max_staleness": 0}}, (GPU,), None),

@@ -1,0 +1,83 @@
+"""The records that flow from stage to stage: frozen, aligned, and checked when they are made.
+
+    Task ─► Turn… = Episode ─► Group ─► ScoredGroup ─► StepPlan ─► StepResult, WeightUpdate
+
+Every record is a msgspec struct, so the same object travels inside a process and over a channel
+(`penstock.channel.codec` turns arrays into bytes). Nothing here imports torch.
+"""
+
+from penstock.types.base import (
+    DEFAULT_POLICY,
+    NOT_SAMPLED,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Record,
+    check_aligned,
+)
+from penstock.types.episodes import (
+    Episode,
+    Group,
+    Message,
+    Sample,
+    Task,
+    Turn,
+    sample_of_turn,
+)
+from penstock.types.generation import (
+    Chunk,
+    EngineReport,
+    FinishReason,
+    GenerateRequest,
+    Parent,
+    SamplingMask,
+    SamplingParams,
+)
+from penstock.types.scores import (
+    Score,
+    ScoredGroup,
+    StepScore,
+)
+from penstock.types.steps import (
+    StepPlan,
+    StepResult,
+    TrainSequence,
+)
+from penstock.types.weights import (
+    TensorSpec,
+    UpdateReceipt,
+    WeightUpdate,
+)
+
+__all__ = [
+    "BoolArray",
+    "FloatArray",
+    "IntArray",
+    "DEFAULT_POLICY",
+    "NOT_SAMPLED",
+    "Record",
+    "check_aligned",
+    "FinishReason",
+    "SamplingParams",
+    "Parent",
+    "GenerateRequest",
+    "SamplingMask",
+    "Chunk",
+    "EngineReport",
+    "Message",
+    "Task",
+    "Turn",
+    "Sample",
+    "Episode",
+    "Group",
+    "sample_of_turn",
+    "StepScore",
+    "Score",
+    "ScoredGroup",
+    "TrainSequence",
+    "StepPlan",
+    "StepResult",
+    "TensorSpec",
+    "WeightUpdate",
+    "UpdateReceipt",
+]

@@ -1,0 +1,125 @@
+"""What engines are asked for, and what they answer: token ids in, token ids out."""
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from penstock.types.base import DEFAULT_POLICY, FloatArray, IntArray, Record, check_aligned
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn. Zero or one switches a filter off, as the defaults do."""
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        rules = (
+            ("max_tokens", self.max_tokens >= 1, ">= 1"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
+            ("temperature", self.temperature >= 0, ">= 0"),
+            ("top_k", self.top_k >= 0, ">= 0 (0 is off)"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("min_p", 0 <= self.min_p < 1, "in [0, 1)"),
+            ("repetition_penalty", self.repetition_penalty > 0, "> 0 (1 is off)"),
+        )
+        for name, holds, rule in rules:
+            if not holds:
+                raise ValueError(f"{name} must be {rule}, got {getattr(self, name)}")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether top-k, top-p or min-p may cut tokens out of the distribution."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+class Parent(msgspec.Struct, frozen=True, kw_only=True):
+    """Fork: the request continues request `id` after the first `keep` of its tokens (prompt and output)."""
+
+    id: str
+    keep: int
+
+
+class GenerateRequest(Record, frozen=True, kw_only=True):
+    """Token ids in. `priority`: smaller is sooner (the runner gives the group's admission number)."""
+
+    id: str
+    token_ids: IntArray
+    sampling: SamplingParams
+    policy: str = DEFAULT_POLICY
+    parent: Parent | None = None
+    priority: int = 0
+    chunk_tokens: int = 1
+    """A chunk is sent once this many tokens are there, and at the end."""
+    record_sampling_mask: bool = False
+    record_routing: bool = False
+
+
+class SamplingMask(Record, frozen=True, kw_only=True):
+    """The ids that truncation left, per sampled token; `penstock.sampling_masks` packs and reads them.
+
+    `words` holds token after token: its ids, ascending, or, where that takes fewer words, a little-endian
+    bitmask of the vocabulary: bit b of word w stands for id 32 w + b."""
+
+    counts: IntArray
+    """Kept ids of each token; 0 means that nothing was cut."""
+    words: IntArray
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        if len(self.words) != int(self.sizes.sum()):
+            raise ValueError(
+                f"SamplingMask: its counts are of {self.sizes.sum()} words, got {len(self.words)}; "
+                "make it with pack_mask"
+            )
+
+    @property
+    def sizes(self) -> IntArray:
+        """Words of each token. Where they are fewer than its ids, they are a bitmask."""
+        return np.minimum(self.counts, self.bitmask_words(self.vocab_size))
+
+    @staticmethod
+    def bitmask_words(vocab_size: int) -> int:
+        return -(-vocab_size // 32)
+
+
+class Chunk(Record, frozen=True, kw_only=True):
+    """Token ids out: aligned pieces of one generation. The last one carries `finish_reason`."""
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    versions: IntArray
+    finish_reason: FinishReason | None = None
+    sampling_mask: SamplingMask | None = None
+
+    def __post_init__(self) -> None:
+        check_aligned("Chunk", self.token_ids, self.logprobs, self.versions)
+        if self.sampling_mask is not None:
+            check_aligned("Chunk with its sampling mask", self.token_ids, self.sampling_mask.counts)
+
+
+class EngineReport(Record, frozen=True, kw_only=True):
+    """Health, served versions and capabilities of an engine, with cumulative counters.
+
+    `counters` holds at least `busy_s`, `tokens`, `requests`, `steps`."""
+
+    name: str
+    versions: dict[str, int]
+    capabilities: tuple[str, ...]
+    num_running: int
+    num_waiting: int
+    max_context: int
+    counters: dict[str, float] = {}

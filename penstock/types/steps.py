@@ -1,0 +1,40 @@
+"""One optimizer step as data, and what a rank reports of it."""
+
+from penstock.types.base import Record
+from penstock.types.episodes import Sample
+from penstock.types.scores import Score
+
+
+class TrainSequence(Record, frozen=True, kw_only=True):
+    """A sample and where it comes from: `group` and `episode` index into the plan's `scores`."""
+
+    sample: Sample
+    group: int
+    episode: int
+    turns: tuple[tuple[int, int], ...] = ()
+    """(turn, start): where in the sample the output of each of its turns begins."""
+
+
+class StepPlan(Record, frozen=True, kw_only=True):
+    """One optimizer step for one rank, as data: its micro-batches, and the step-wide facts (scores of
+    every group, denominators) that every rank needs to normalise alike."""
+
+    step: int
+    """The optimizer step that this plan makes: 1, 2, …"""
+    version: int
+    """The version of the weights it is computed on; staleness is counted from it."""
+    scores: tuple[tuple[Score, ...], ...]
+    micro_batches: tuple[tuple[TrainSequence, ...], ...]
+    num_loss_tokens: int
+    num_sequences: int
+    """Sequences with at least one loss token, over all ranks."""
+    num_tokens: tuple[tuple[int, ...], ...] = ()
+    """Sampled tokens of every episode, aligned with `scores`."""
+
+
+class StepResult(Record, frozen=True, kw_only=True):
+    """What one rank reports of a step: metrics by name, and where its time went."""
+
+    step: int
+    metrics: dict[str, float]
+    seconds: dict[str, float]
