@@ -1,6 +1,7 @@
 """Imports go downward only, siblings of layer 2 never see each other, and the controller needs no torch."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ LAYERS = {
     "sampling_masks": 0,
     "errors": 0,
     "usercode": 0,
+    "gym_datasets": 0,
     "interfaces": 0,
     "config": 1,
     "channel": 1,
@@ -38,28 +40,38 @@ LAYERS = {
 }
 ALLOWED_SIBLINGS = {("engines", "models"), ("sync", "models"), ("demo", "models"), ("tasks", "demo")}
 TRAINER_MAY_IMPORT = {"algorithms", "models"}
+STARTED_AS_PROCESSES = {("orchestration", "worker")}
+"""Named for the command line of another process, never loaded into this one."""
+MODULE_PATH = re.compile(r"(penstock(?:\.\w+)+)(?::\w+)?")
 
 
 def room(module: str) -> str:
     return module.split(".")[1]
 
 
-def imports(path: Path) -> set[str]:
+def imports(source: str) -> set[str]:
+    """Modules of the package that the source imports, or names in a string that is nothing but a path to one
+    ("penstock.tasks.stream", "penstock.tasks.stream:TaskStream"). Sentences, docstrings among them, are not
+    such strings."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found.add(node.module)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = MODULE_PATH.fullmatch(node.value)
+            if named and room(named[1]) in LAYERS:
+                found.add(named[1])
     return {name for name in found if name.startswith("penstock.")}
 
 
 def rooms_imported(path: Path) -> set[str]:
-    return {room(module) for module in imports(path)}
+    return {room(module) for module in imports(path.read_text())}
 
 
 def violation(importer: str, imported: str) -> bool:
-    if importer == imported:
+    if importer == imported or (importer, imported) in STARTED_AS_PROCESSES:
         return False
     mine, theirs = LAYERS[importer], LAYERS[imported]
     if mine == theirs == 5:
@@ -81,6 +93,21 @@ def test_imports_go_downward(path: Path) -> None:
     importer = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     wrong = sorted(imported for imported in rooms_imported(path) if violation(importer, imported))
     assert not wrong, f"penstock.{importer} must not import {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("BUILTINS = {'auto': 'penstock.tasks.verification:reward'}", {"penstock.tasks.verification"}),
+        ("importlib.import_module('penstock.demo.arithmetic')", {"penstock.demo.arithmetic"}),
+        ("import penstock.tasks.stream", {"penstock.tasks.stream"}),
+        ('"""See `penstock.tasks.stream`."""', set()),
+        ("path = Path('penstock.yaml')", set()),
+    ],
+)
+def test_a_path_in_a_string_is_an_import(source: str, found: set[str]) -> None:
+    assert imports(source) == found
+    assert all(violation("scoring", room(module)) for module in found)
 
 
 def test_every_room_has_a_layer() -> None:

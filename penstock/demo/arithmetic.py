@@ -30,8 +30,3 @@ def make_tasks(split: Split, *, size: int, seed: int) -> list[Task]:
         Task(id=f"{a}+{b}", prompt=f"{a}+{b}=", columns={"answer": str(a + b)})
         for a, b in rng.sample(prompts, min(size, len(prompts)))
     ]
-
-
-def reward(task: Task, completion: str) -> float:
-    """1 for exactly the sum and nothing else, 0 otherwise."""
-    return float(completion == task.columns["answer"])

@@ -11,8 +11,7 @@ class RewardFunction(Section):
     """One reward function and its weight. A plain string stands for a function with that `path`."""
 
     path: str
-    """`module:function`, `file.py:function`, or a built-in name: `auto`, `arithmetic`, `exact_match`,
-    `reasoning_gym`."""
+    """`module:function`, `file.py:function`, or a built-in name: `auto`, `exact_match`, `reasoning_gym`."""
     weight: float = Field(default=1.0, allow_inf_nan=False)
     """Its share in the weighted sum."""
     name: str | None = None

@@ -15,8 +15,9 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal
 
 from penstock.errors import ScoringFailed, UserError
+from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.scoring.config import RewardConfig
-from penstock.scoring.reward_loader import BUILTINS, describe_callable, load_callable
+from penstock.scoring.reward_loader import describe_callable, load_callable
 from penstock.types import Group, Score
 
 __all__ = ["Reward", "describe_callable", "load_functions", "named_apart", "score_group", "wrap"]

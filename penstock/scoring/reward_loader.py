@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import UserError
+from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.usercode import (
     describe_callable,
     is_function_path,
@@ -15,21 +16,11 @@ from penstock.usercode import (
 )
 
 __all__ = [
-    "BUILTINS",
     "load_callable",
     "describe_callable",
     "loading_user_code",
     "stop_if_loading_user_code",
 ]
-
-BUILTINS = {
-    "auto": "penstock.tasks.verification:reward",
-    "arithmetic": "penstock.demo.arithmetic:reward",
-    "exact_match": "penstock.scoring.builtin_rewards:exact_match",
-    "reasoning_gym": "penstock.tasks.sources.gym:reward",
-}
-"""Names and where they live. They are loaded by path like a user's own, so that nothing is imported for
-a reward that is not used."""
 
 
 def load_callable(path: str) -> Callable[..., Any]:
@@ -40,4 +31,4 @@ def load_callable(path: str) -> Callable[..., Any]:
         raise UserError(
             f"a reward must be module:function, file.py:function or built in, got {path!r}; {hint}"
         )
-    return load_function(BUILTINS.get(path, path), what="reward")
+    return BUILTINS[path] if path in BUILTINS else load_function(path, what="reward")

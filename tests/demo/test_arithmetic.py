@@ -1,7 +1,6 @@
 """The built-in task: right answers, and splits that never meet."""
 
-from penstock.demo.arithmetic import is_held_out, make_tasks, reward
-from penstock.types import Task
+from penstock.demo.arithmetic import is_held_out, make_tasks
 
 
 def test_answers_are_the_sums_and_have_three_digits() -> None:
@@ -33,8 +32,3 @@ def test_the_same_arguments_give_the_same_tasks() -> None:
     assert ids(7) == ids(7)
     assert ids(7) != ids(8)
     assert len(set(ids(7))) == 50
-
-
-def test_the_reward_is_for_exactly_the_sum() -> None:
-    task = Task(id="x", prompt="214+387=", columns={"answer": "601"})
-    assert [reward(task, text) for text in ("601", "601 ", "0601", "60", "")] == [1, 0, 0, 0, 0]

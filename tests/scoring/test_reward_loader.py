@@ -1,7 +1,8 @@
 import pytest
 
 from penstock.errors import UserError
-from penstock.scoring.reward_loader import BUILTINS, load_callable
+from penstock.scoring.builtin_rewards import BUILTINS
+from penstock.scoring.reward_loader import load_callable
 
 
 @pytest.mark.parametrize("name", BUILTINS)
@@ -17,8 +18,8 @@ def test_a_built_in_name_is_a_short_path() -> None:
     ("path", "hint"),
     [
         ("exact_mach", "did you mean 'exact_match'?"),
-        ("reward", "built-in names: auto, arithmetic, exact_match, reasoning_gym"),
-        ("rewards.py", "built-in names: auto, arithmetic, exact_match, reasoning_gym"),
+        ("reward", "built-in names: auto, exact_match, reasoning_gym"),
+        ("rewards.py", "built-in names: auto, exact_match, reasoning_gym"),
     ],
 )
 def test_anything_else_gets_a_hint(path: str, hint: str) -> None:

@@ -8,9 +8,10 @@ import torch
 
 from penstock.bench.learning.arms import Arm, Curve, Setup
 from penstock.bench.learning.token_sampler import Answers, Sampler, Snapshots
-from penstock.demo.arithmetic import make_tasks, reward
+from penstock.demo.arithmetic import make_tasks
 from penstock.models.load import load_model
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.scoring.builtin_rewards import exact_match
 from penstock.tasks.stream import TaskStream
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.policy_trainer import PolicyTrainer
@@ -106,7 +107,7 @@ def scored(groups: Sequence[Group]) -> list[ScoredGroup]:
     return [
         ScoredGroup(
             group=group,
-            scores=tuple(Score(value=reward(group.task, episode.text)) for episode in group.episodes),
+            scores=tuple(Score(value=exact_match(group.task, episode.text)) for episode in group.episodes),
         )
         for group in groups
     ]

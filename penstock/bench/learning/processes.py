@@ -112,7 +112,7 @@ def train(
         PenstockConfig,
         {
             "model": {"name": setup.model},
-            "reward": {"functions": "arithmetic"},
+            "reward": {"functions": "exact_match"},
             "engine": {"max_context": MAX_CONTEXT},
             "rollout": {
                 "group_size": setup.group_size,

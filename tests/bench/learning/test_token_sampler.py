@@ -7,9 +7,10 @@ import torch
 from penstock.bench.learning.arms import Arm, Setup
 from penstock.bench.learning.bed import TestBed
 from penstock.bench.learning.token_sampler import Answers, Snapshots, draw
-from penstock.demo.arithmetic import make_tasks, reward
+from penstock.demo.arithmetic import make_tasks
 from penstock.models.load import load_model
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.scoring.builtin_rewards import exact_match
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.types import TrainSequence
@@ -70,7 +71,7 @@ def test_the_exact_reward_is_the_mean_of_sampled_ones(bed: TestBed, adder: Path)
     exact = bed.sampler.exact_reward(Answers.of(tasks, ChatTokenizer(str(adder))), 0)
     numbered = [(number, tasks[number % 8]) for number in range(1600)]
     values = [
-        reward(group.task, one.text)
+        exact_match(group.task, one.text)
         for group in bed.sampler.sample(numbered, [0] * 5)
         for one in group.episodes
     ]
