@@ -2,8 +2,8 @@
 
     python tools/decode_attention.py
 
-Keys lie in random blocks of 16 in pools of several layers, so that no cache holds them; queries and keys are turned
-on the way, as in a compiled engine. Microseconds a layer, from the second half of half a second of graph replays.
+Keys lie in random blocks of 16 in pools of several layers, so that no cache holds them.
+Microseconds a layer, from the second half of half a second of graph replays.
 """
 
 import time
@@ -43,14 +43,11 @@ def measure(rows: int, keys: int, heads: int, kv_heads: int) -> float:
     positions = torch.full((rows,), keys, device="cuda")
     joined = random(rows, heads + 2 * kv_heads, DIM)
     query, key, value = joined[:, :heads], joined[:, heads:-kv_heads], joined[:, -kv_heads:]
-    rotary = random(rows, DIM), random(rows, DIM)
     splits = choose_splits(rows, kv_heads, keys)
 
     def attend() -> None:
         for pool in pools:
-            attend_decode(
-                query, key, value, pool, tables, positions, scaling=DIM**-0.5, splits=splits, rotary=rotary
-            )
+            attend_decode(query, key, value, pool, tables, positions, scaling=DIM**-0.5, splits=splits)
 
     attend()
     torch.cuda.synchronize()

@@ -28,7 +28,6 @@ from penstock.bench.shapes import hardware, make_shape, num_matrix_parameters
 from penstock.config import Section
 from penstock.config.loader import load_config
 from penstock.engines.config import EngineConfig
-from penstock.engines.embedded.cuda.products import Choices
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.text_generation import FixedWeights
 from penstock.models.load import resolve_device
@@ -106,7 +105,6 @@ def run(
         "setting": {"shape": shape, "batch": config.max_batch, "engine": list(settings)},
         "contenders_tokens_per_s": contenders,
         "floor": floor(model, sizes, config),
-        "products": {str(size): str(choice) for size, choice in Choices.known.items()},
         **measured,
     }
     console.print(table(report))

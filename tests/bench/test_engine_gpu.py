@@ -19,7 +19,6 @@ def test_all_jobs_run_and_the_headline_is_made_of_them(tmp_path: Path) -> None:
     masks = report["masks"]
     assert masks["both_cost"] == masks["recorded_s"] / masks["plain_s"] - 1
     assert report["floor"]["step_weights_gb"] > 0
-    assert report["products"] == {}  # there is nothing to choose from on a CPU
     assert json.loads(path.read_text())["headline"] == report["headline"]
 
 

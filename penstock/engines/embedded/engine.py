@@ -6,8 +6,8 @@
 
 Everything happens on one thread. `run` executes one step at a time and yields to the event loop in
 between, so whatever another task does, an update of the weights among it, falls between two forward passes.
-On a GPU a step is launched ahead and read later (`embedded.cuda.stepping`), and an update comes in between two
-passes of what is in flight (`embedded.cuda.gate`).
+On a GPU a step is launched ahead and read later (`cuda.device_stepper`), and an update comes in between two
+passes of what is in flight (`cuda.weight_swap`).
 """
 
 import asyncio

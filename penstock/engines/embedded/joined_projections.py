@@ -1,25 +1,22 @@
-"""Products of the same input as one: query, key and value, and the gate and the width of an MLP.
+"""Projections of the same input as one matmul: query, key and value, and the two of a gated MLP.
 
-Small products leave most of a GPU idle, and each costs a launch. The weights of the projections become views
+Small matmuls leave most of a GPU idle, and each costs a launch. The weights of the projections become views
 of one matrix, under their own names: whoever copies into a parameter, as weight sync does, writes into the
 joined matrix. The first projection of a family multiplies for all, the others take their part. No model is
 known by name: a family is joined where all its members are plain linear layers of one module.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-
 FAMILIES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class Family:
-    """One matrix for several projections. `parts` are the products that have not been asked for yet."""
+    """One matrix for several projections. `parts` are the outputs that have not been asked for yet."""
 
     def __init__(self, members: list[nn.Linear]) -> None:
         self.sizes = [member.out_features for member in members]
@@ -28,7 +25,6 @@ class Family:
         if members[0].bias is not None:
             self.bias = torch.cat([member.bias.data for member in members])
         self.parts: tuple[torch.Tensor, ...] | None = None
-        self.multiply: Multiply = functional.linear
         for fixed in (self.weight, self.bias):
             if fixed is not None:
                 torch._dynamo.mark_static(fixed)  # as parameters are
@@ -43,8 +39,8 @@ class JoinedLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         family = self.family
         if self.number == 0:
-            product = family.multiply(input, family.weight, family.bias)
-            family.parts = torch.split(product, family.sizes, dim=-1)
+            joined = functional.linear(input, family.weight, family.bias)
+            family.parts = torch.split(joined, family.sizes, dim=-1)
         parts = family.parts
         if parts is None:  # somebody asks for one projection alone
             return functional.linear(input, self.weight, self.bias)

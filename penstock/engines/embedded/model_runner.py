@@ -75,16 +75,10 @@ class ModelRunner:
         if not triton_support.available():
             raise UserError("an engine on a GPU needs triton: pip install 'penstock[gpu]'")
         from penstock.engines.embedded.cuda.device import Device
-        from penstock.engines.embedded.cuda.graphs import batch_sizes
-        from penstock.engines.embedded.cuda.products import Epilogue
-        from penstock.engines.embedded.cuda.trials import choose_products
 
         join_projections(self.model)
         if config.compile == "on":
-            prompts = config.prefill_chunk or self.prefill_chunk
-            chosen = choose_products(self.model, batch_sizes(config.max_batch), prompts)
-            adds = any(size.epilogue is Epilogue.SUM and size.rows == config.max_batch for size in chosen)
-            compile_layers(self.model, len(self.shapes), join_additions=adds)
+            compile_layers(self.model, len(self.shapes))
         return Device(
             self.model,
             self.cache,
@@ -131,18 +125,13 @@ class ModelRunner:
         return probe.shapes
 
 
-def compile_layers(model: nn.Module, count: int, *, join_additions: bool = False) -> None:
-    """Fuse what lies between the products of each layer, and the small modules beside the layers: rotary
+def compile_layers(model: nn.Module, count: int) -> None:
+    """Fuse what lies between the matmuls of each layer, and the small modules beside the layers: rotary
     embedding and last norm. All layers share one compiled graph, so this costs what one layer costs, and code
-    that was compiled before is found in torch's cache. `join_additions`: see `cuda/layer_pass.py`."""
+    that was compiled before is found in torch's cache."""
     for noise in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):  # what users can't change
         warnings.filterwarnings("ignore", message=noise)
-    from penstock.engines.embedded.cuda.layer_pass import LayerPass
-
-    options: dict[str, Any] = {
-        "combo_kernels": True,  # neighbours as one launch
-        "post_grad_custom_pre_pass": LayerPass(join_additions=join_additions),
-    }
+    options: dict[str, Any] = {"combo_kernels": True}  # neighbours as one launch
     for parent in list(model.modules()):
         children = list(parent.children())
         stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == count]

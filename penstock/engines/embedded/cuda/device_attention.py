@@ -14,7 +14,6 @@ from torch import nn
 from penstock.engines.embedded.cuda.kernels import paged_varlen as varlen
 from penstock.engines.embedded.cuda.kernels.decode_attention import attend_decode
 from penstock.engines.embedded.cuda.kernels.prefill_attention import QueryTiles, attend_packed
-from penstock.engines.embedded.cuda.kernels.rotary import Rotary, rotate
 
 FLOAT8_MAX = 448.0
 
@@ -33,7 +32,6 @@ class Plan(Protocol):
         sliding_window: int | None,
         softcap: float | None,
         sinks: torch.Tensor | None,
-        rotary: Rotary | None,
     ) -> torch.Tensor: ...
 
 
@@ -62,7 +60,6 @@ class DecodePlan:
         sliding_window: int | None,
         softcap: float | None,
         sinks: torch.Tensor | None,
-        rotary: Rotary | None,
     ) -> torch.Tensor:
         return attend_decode(
             query,
@@ -76,7 +73,6 @@ class DecodePlan:
             softcap=softcap,
             sinks=sinks,
             splits=self.splits,
-            rotary=rotary,
         )
 
 
@@ -103,11 +99,8 @@ class PromptPlan:
         sliding_window: int | None,
         softcap: float | None,
         sinks: torch.Tensor | None,
-        rotary: Rotary | None,
     ) -> torch.Tensor:
         dim = query.shape[2]
-        if rotary is not None:
-            query, key = rotate(query, key, *rotary)
         pair, raw = torch.cat([key, value], dim=-1), pool.dtype
         if pool.dtype == torch.float8_e4m3fn:
             pair = pair.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(
@@ -148,14 +141,12 @@ def attend_paged(
     value: torch.Tensor,
     pool: torch.Tensor,
     sinks: torch.Tensor | None,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
     scaling: float,
     softcap: float,
     sliding_window: int,
 ) -> torch.Tensor:
     """Write keys and values (tokens, kv_heads, dim) into `pool` and attend, as `Pass.plan` says. 0 switches
-    `softcap` and `sliding_window` off. With `cos` and `sin` queries and keys are turned first."""
+    `softcap` and `sliding_window` off."""
     assert Pass.plan is not None
     return Pass.plan.attend(
         query,
@@ -166,7 +157,6 @@ def attend_paged(
         sliding_window=sliding_window or None,
         softcap=softcap or None,
         sinks=sinks,
-        rotary=None if cos is None or sin is None else (cos, sin),
     )
 
 
@@ -177,8 +167,6 @@ def _(
     value: torch.Tensor,
     pool: torch.Tensor,
     sinks: torch.Tensor | None,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
     scaling: float,
     softcap: float,
     sliding_window: int,
@@ -205,11 +193,9 @@ class DeviceAttention:
         mixed: torch.Tensor = attend_paged(
             query[0].transpose(0, 1).contiguous(),  # as models leave them, these copy nothing
             key[0].transpose(0, 1).contiguous(),
-            value[0].transpose(0, 1),  # a part of the joined product: only its last dimension must be dense
+            value[0].transpose(0, 1),  # a part of the joined matmul: only its last dimension must be dense
             pool,
             sinks,
-            None,  # the model has turned them, unless a pass over compiled layers takes that back
-            None,
             float(scaling),
             float(softcap or 0.0),
             int(sliding_window or 0),

@@ -2,7 +2,6 @@
 
 The pool of a layer is (blocks, block_size, kv_heads, key_dim + value_dim): a token's key and value lie side
 by side. The newest key and value come with the query: they are written to the pool here and never read back.
-Queries and newest keys may come without their rotary embedding: then they are turned here.
 
 The query heads of one key head share a tile, so no key is read twice. Tensor cores take tiles of 16 rows and 8
 columns, and few models have more than 8 queries for a key head: so keys are the rows, queries are the columns, and
@@ -14,7 +13,7 @@ A program is one warp of few registers, so that all programs of a large batch ru
 keys of others are on their way. The newest token comes first, with those before it that are too few for a step;
 all steps that follow are full and need no masks.
 
-Long sequences are cut into splits, a program each (`splits.py`).
+Long sequences are cut into splits, a program each (`attention_splits.py`).
 """
 
 import torch
@@ -22,7 +21,6 @@ import triton
 import triton.language as tl
 
 from penstock.engines.embedded.cuda.kernels.attention_splits import join_kernel, keys_of_a_split
-from penstock.engines.embedded.cuda.kernels.rotary import Rotary, turned
 from penstock.engines.embedded.cuda.kernels.softmax import EMPTY, LOG2_E, capped, with_sink
 
 LINES = 16
@@ -75,17 +73,6 @@ def _for_lines(x, LINES: tl.constexpr):
 
 
 @triton.jit
-def _load_key(at, dk, mask, cos, sin, DK: tl.constexpr, ROTARY: tl.constexpr):
-    """A query or a key that has just been computed, turned if it is still to be."""
-    x = tl.load(at + dk, mask=mask, other=0.0)
-    if ROTARY:
-        c = tl.load(cos + dk, mask=dk < DK, other=0.0)
-        s = tl.load(sin + dk, mask=dk < DK, other=0.0)
-        x = turned(x, tl.load(at + (dk + DK // 2) % DK, mask=mask, other=0.0), c, s, dk, DK)
-    return x
-
-
-@triton.jit
 def _places(
     pool, blocks, start, token, seen, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, POOL_TOKEN: tl.constexpr
 ):
@@ -100,10 +87,10 @@ def _places(
 
 @triton.jit
 def _last_step(
-    key, value, pool, blocks, row, first_head, first, whole, length, dk, dv, cos, sin,
+    key, value, pool, blocks, row, first_head, first, whole, length, dk, dv,
     key_row, key_head, value_row, value_head,
     POOL_TOKEN: tl.constexpr, POOL_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, LINES: tl.constexpr,
-    PACK: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ROTARY: tl.constexpr,
+    PACK: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
     """Keys, values and which lines count, of the newest token and those from `whole` on before it; the newest is
     written to the pool."""
@@ -116,7 +103,7 @@ def _last_step(
     k = tl.load(here[:, None] + dk[None], mask=old[:, None] & (dk[None] < DK), other=0.0)
     v = tl.load(here[None] + DK + dv[:, None], mask=old[None] & (dv[:, None] < DV), other=0.0)
     key_at = key + row * key_row + served[:, None] * key_head
-    new_key = _load_key(key_at, dk[None], dk[None] < DK, cos, sin, DK, ROTARY)
+    new_key = tl.load(key_at + dk[None], mask=dk[None] < DK, other=0.0)
     value_at = value + row * value_row + served[:, None] * value_head
     new_value = tl.load(value_at + dv[None], mask=dv[None] < DV, other=0.0)
     k = tl.where(newest[:, None], _for_lines(new_key, LINES), k.to(key.dtype.element_ty))
@@ -132,12 +119,11 @@ def _last_step(
 def _decode_kernel(
     query, key, value, pool, tables, positions, sinks, out, partial, scaling, softcap, window, split_keys,
     query_row, query_head, key_row, key_head, value_row, value_head, out_row, out_head, table_row,
-    cos, sin, cos_row, sin_row,
     POOL_TOKEN: tl.constexpr, POOL_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, LINES: tl.constexpr,
     GROUP: tl.constexpr, SLOT: tl.constexpr, PACK: tl.constexpr,
     DK: tl.constexpr, DK_PAD: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr,
-    ROTARY: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     TOKENS: tl.constexpr = LINES // PACK
     MEMBERS: tl.constexpr = PACK * SLOT
@@ -155,10 +141,8 @@ def _decode_kernel(
         member, dk, dv = tl.arange(0, MEMBERS), tl.arange(0, DK_PAD), tl.arange(0, DV_PAD)
         heads = (first_head + member // SLOT) * GROUP + member % SLOT
         real = member % SLOT < GROUP
-        cos += row * cos_row
-        sin += row * sin_row
         query_at = query + row * query_row + heads[None] * query_head
-        q = _load_key(query_at, dk[:, None], real[None] & (dk[:, None] < DK), cos, sin, DK, ROTARY)
+        q = tl.load(query_at + dk[:, None], mask=real[None] & (dk[:, None] < DK), other=0.0)
         blocks = tables + row * table_row
         pool += first_head * POOL_HEAD
         top = tl.full([MEMBERS], EMPTY, tl.float32)
@@ -170,9 +154,9 @@ def _decode_kernel(
         whole = end // TOKENS * TOKENS
         if split == num_splits - 1:  # the newest, and what is left of full steps
             k, v, counted = _last_step(
-                key, value, pool, blocks, row, first_head, first, whole, length, dk, dv, cos, sin,
+                key, value, pool, blocks, row, first_head, first, whole, length, dk, dv,
                 key_row, key_head, value_row, value_head,
-                POOL_TOKEN, POOL_HEAD, BLOCK_SIZE, LINES, PACK, DK, DV, ROTARY,
+                POOL_TOKEN, POOL_HEAD, BLOCK_SIZE, LINES, PACK, DK, DV,
             )  # fmt: skip
             top, total, mixed = _absorb(
                 q, k, v, own & counted[:, None], top, total, mixed, scaling, softcap,
@@ -219,12 +203,10 @@ def attend_decode(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     splits: int = 1,
-    rotary: Rotary | None = None,
 ) -> torch.Tensor:
     """(rows, heads, value_dim) of (rows, heads, key_dim): row i is the token at `positions[i]` of the sequence
     whose blocks `tables[i]` lists. Both may have more rows than the batch. Nothing here depends on their
-    values, so the launches can be captured in a CUDA graph. `rotary`: cosines and sines (rows, key_dim) by which
-    queries and keys are still to be turned."""
+    values, so the launches can be captured in a CUDA graph."""
     assert query.stride(2) == key.stride(2) == value.stride(2) == 1
     rows, heads, dim = query.shape
     block_size, kv_heads = pool.shape[1], pool.shape[2]
@@ -236,9 +218,6 @@ def attend_decode(
     )
     split_keys = keys_of_a_split(tables.shape[1] * block_size, LINES)
     held = out if sinks is None else sinks
-    cos, sin = (query, query) if rotary is None else rotary
-    assert cos.stride(-1) == sin.stride(-1) == 1
-    assert rotary is None or cos.shape == sin.shape == (rows, dim)
     unpacks = pool.dtype != query.dtype
     pack = heads_together(rows, kv_heads, group, unpacks=unpacks)
     slot = max(QUERIES // pack, triton.next_power_of_2(group))
@@ -253,8 +232,8 @@ def attend_decode(
         query, key, value, pool, tables, positions, held, out, partial,
         scaling, softcap or 1.0, sliding_window or 0, split_keys,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        out.stride(0), out.stride(1), tables.stride(0), cos, sin, cos.stride(0), sin.stride(0),
-        ROTARY=rotary is not None, POOL_TOKEN=pool.stride(1), POOL_HEAD=pool.stride(2),
+        out.stride(0), out.stride(1), tables.stride(0),
+        POOL_TOKEN=pool.stride(1), POOL_HEAD=pool.stride(2),
         DK=dim, DK_PAD=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size, LINES=LINES,
         SLOT=slot, PACK=pack, SOFTCAP=softcap is not None, WINDOW=sliding_window is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",

@@ -5,12 +5,6 @@ from collections.abc import Sequence
 import torch
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """(tokens, heads, dim), turned by (tokens, dim) of cosines and sines."""
-    left, right = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat([-right, left], dim=-1) * sin[:, None]
-
-
 def attend_paged(
     query: torch.Tensor,
     key_cache: torch.Tensor,

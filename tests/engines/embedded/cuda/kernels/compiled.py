@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from penstock.engines.embedded.cuda.kernels import decode_attention as decode
-from penstock.engines.embedded.cuda.kernels import rotary, sampling
+from penstock.engines.embedded.cuda.kernels import sampling
 from penstock.engines.embedded.cuda.kernels import step_end as kernels
 from penstock.engines.embedded.cuda.kernels import truncated_sampling as truncation
 from penstock.sync import hash_kernel as weights
@@ -32,7 +32,7 @@ LONG = (
 FLOATS = (
     "facts", "scores", "temperature", "top_p", "min_p", "logprobs", "thresholds", "partial", "output_logprobs",
 )  # fmt: skip
-NARROW = ("logits", "query", "key", "value", "pool", "sinks", "out", "cos", "sin", "new_query", "new_key")
+NARROW = ("logits", "query", "key", "value", "pool", "sinks", "out")
 SCALARS = {"scaling": "fp32", "softcap": "fp32", "patience_ns": "i64"}
 
 
@@ -97,10 +97,8 @@ def all_kernels() -> Iterator[tuple[str, str]]:
     for splits, pack, stages in ((1, 1, 4), (1, 2, 4), (4, 2, 7)):
         group = {"GROUP": 7 // pack, "PACK": pack, "SLOT": decode.QUERIES // pack}
         name = f"decode, {splits} splits, {pack} heads together"
-        kinds = {"SPLITS": splits, "ROTARY": splits == 1, **group}
+        kinds = {"SPLITS": splits, **group}
         yield name, assembly(decode._decode_kernel, 1, stages=stages, **kinds, **heads, **flags)
-    sizes = {"NUM_QUERY": 28, "NUM_KEY": 4, "DIM": 128, "DIM_PAD": 128, "HEADS": rotary.HEADS}
-    yield "rotate", assembly(rotary._rotate_kernel, 4, **sizes)
     mixing = {name: getattr(weights, name) for name in ("FACTOR", "WALK", "CARRY", "SPAN")}
     flags = {"COPIES": True, "STRIDE": weights.walk_from(weights.BLOCK), "WIDTH": 2, "ALIGNED": True}
     sizes = {"SIZE": weights.BLOCK, "types": {"sizes": "*i64"}}

@@ -34,6 +34,5 @@ def test_kernels_compile_for_a_gpu() -> None:
         "decode, 1 splits, 1 heads together",
         "decode, 1 splits, 2 heads together",
         "decode, 4 splits, 2 heads together",
-        "rotate",
         "copy and fingerprint",
     }

@@ -4,7 +4,7 @@ import torch
 from tests.triton_device import DEVICE
 
 from penstock.engines.embedded.cuda.kernels import decode_attention as decode  # isort: skip
-from penstock.engines.embedded.cuda.kernels.reference import attend_paged, rotate  # isort: skip
+from penstock.engines.embedded.cuda.kernels.reference import attend_paged  # isort: skip
 
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no bfloat16 products
 OPTIONS = {
@@ -117,35 +117,16 @@ def test_half_precision_is_within_its_rounding(dim):
     attend_and_check([39, 2], heads=4, kv_heads=4, dim=dim, value_dim=dim, dtype=HALF, tolerance=1e-2)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (HALF, 1e-2)], ids=["32", "16"])
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("splits", [1, 4])
-def test_queries_and_keys_are_turned_on_the_way(dtype, tolerance, together, splits, monkeypatch):
-    """From parts of one joined product, whose rows are not dense; rounded once."""
-    monkeypatch.setattr("penstock.engines.embedded.cuda.kernels.attention_splits.SPLIT_KEYS", 32)
-    monkeypatch.setattr(decode, "ENOUGH", 1 if together else 1024)
+def test_queries_keys_and_values_may_be_parts_of_one_joined_matmul():
+    """Their rows are not dense; only the last dimension is."""
     generator = torch.Generator().manual_seed(0)
-
-    def random(*shape):
-        return torch.randn(shape, generator=generator).to(dtype).to(DEVICE)
-
-    query, key, value = random(3, 8 + 8, 24).split([8, 4, 4], dim=1)
-    rotary, pool = (random(3, 24), random(3, 24)), random(20, 16, 4, 48)
+    joined = torch.randn(3, 8 + 8, 24, generator=generator).to(DEVICE)
+    parts = joined.split([8, 4, 4], dim=1)
+    pool = torch.randn(20, 16, 4, 48, generator=generator).to(DEVICE)
     tables = torch.randperm(20, generator=generator)[:15].view(3, 5).int().to(DEVICE)
     places = torch.tensor([0, 15, 70]).to(DEVICE)
     pools = [pool.clone(), pool.clone()]
-    turned = [rotate(*(each.double() for each in (x, *rotary))).to(dtype) for x in (query, key)]
-    rest = {"scaling": 0.3, "splits": splits}
-    want = decode.attend_decode(*turned, value, pools[0], tables, places, **rest)
-    got = decode.attend_decode(query, key, value, pools[1], tables, places, rotary=rotary, **rest)
-    assert got.dtype == dtype
-    for ours, theirs in ((got, want), (pools[1], pools[0])):
-        assert float((ours.double() - theirs.double()).norm() / theirs.double().norm()) < tolerance
-    assert not torch.equal(pools[1], pool)
-
-
-def test_angles_of_another_shape_are_refused():
-    x, pool = torch.randn(2, 2, 16).to(DEVICE), torch.randn(4, 16, 2, 32).to(DEVICE)
-    tables, places = torch.zeros(2, 1, dtype=torch.int32).to(DEVICE), torch.zeros(2).long().to(DEVICE)
-    with pytest.raises(AssertionError):
-        decode.attend_decode(x, x, x, pool, tables, places, scaling=1.0, rotary=(x[:1, 0], x[:1, 0]))
+    want = decode.attend_decode(*(part.clone() for part in parts), pools[0], tables, places, scaling=0.3)
+    got = decode.attend_decode(*parts, pools[1], tables, places, scaling=0.3)
+    assert torch.equal(got, want)
+    assert torch.equal(pools[1], pools[0])
