@@ -87,20 +87,7 @@ def kept_ids(mask: SamplingMask, tokens: IntArray) -> tuple[IntArray, IntArray]:
 
 def join_masks(chunks: Sequence[Chunk]) -> SamplingMask | None:
     """The masks of a generation's chunks as one. A chunk without one cut nothing."""
-    recorded = [chunk.sampling_mask for chunk in chunks if chunk.sampling_mask is not None]
-    if not recorded:
-        return None
-    counts = [
-        np.zeros(len(chunk.token_ids), dtype=np.int32)
-        if chunk.sampling_mask is None
-        else chunk.sampling_mask.counts
-        for chunk in chunks
-    ]
-    return SamplingMask(
-        counts=np.concatenate(counts),
-        words=np.concatenate([mask.words for mask in recorded]),
-        vocab_size=recorded[0].vocab_size,
-    )
+    return SamplingMask.join([(len(chunk.token_ids), chunk.sampling_mask) for chunk in chunks])
 
 
 def _words_of(flags: BoolArray) -> IntArray:

@@ -61,4 +61,4 @@ def _sequence(group: int, episode: int, prompt: int, answer: int, vocabulary: in
     """Answers of a group differ from their first token on, so that nothing but the prompt is shared."""
     answer_ids = np.arange(episode, episode + answer) % vocabulary
     turn = dummy_turn(np.arange(prompt) % vocabulary, answer_ids, vocabulary)
-    return TrainSequence(sample=sample_of_turn(turn), group=group, episode=episode, turns=((0, prompt),))
+    return TrainSequence(sample=sample_of_turn(turn), group=group, episode=episode)

@@ -7,13 +7,11 @@ every plan carries the denominators of the whole step.
 from collections.abc import Callable, Sequence
 from heapq import heapify, heapreplace
 
-import numpy as np
-
 from penstock.trainer.sharing import find_families, loss_positions
-from penstock.types import NOT_SAMPLED, Episode, Sample, ScoredGroup, StepPlan, TrainSequence
+from penstock.types import Episode, Sample, ScoredGroup, StepPlan, TrainSequence
 
 SamplesOf = Callable[[int, int, Episode], Sequence[Sample]]
-"""(group index, episode index, episode) to its samples, one per turn, as `Episode.samples` gives them."""
+"""(group index, episode index, episode) to its samples, as `Episode.samples` gives them."""
 
 
 def plan_step(
@@ -90,15 +88,11 @@ def _sequences(groups: Sequence[ScoredGroup], samples_of: SamplesOf | None) -> l
     for group_index, scored in enumerate(groups):
         for episode_index, episode in enumerate(scored.group.episodes):
             samples = samples_of(group_index, episode_index, episode) if samples_of else episode.samples()
-            for turn, sample in enumerate(samples):
-                if not loss_positions(sample).size:
-                    continue
-                start = int(np.argmax(sample.versions != NOT_SAMPLED))
-                sequences.append(
-                    TrainSequence(
-                        sample=sample, group=group_index, episode=episode_index, turns=((turn, start),)
-                    )
-                )
+            sequences += [
+                TrainSequence(sample=sample, group=group_index, episode=episode_index)
+                for sample in samples
+                if loss_positions(sample).size
+            ]
     return sequences
 
 

@@ -45,8 +45,8 @@ class Family:
 
 
 def find_families(sequences: Sequence[TrainSequence], *, shared: bool) -> list[Family]:
-    """Sequences of one group share what all of them begin with: their prompt, of several turns the first
-    turn's, and also sampled tokens where all are the same. Nothing is shared across groups."""
+    """Sequences of one group share what all of them begin with: their prompt, and
+    also sampled tokens where all are the same. Nothing is shared across groups."""
     lengths = [forward_length(sequence.sample) for sequence in sequences]
     by_group: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):

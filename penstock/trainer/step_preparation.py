@@ -176,8 +176,9 @@ def _token_facts(row: PackedRow, outputs: TokenOutputs | None) -> list[SequenceT
         values = outputs.values.cpu().double().numpy()
     facts = []
     for sequence, positions, end in zip(row.sequences, row.positions, ends, strict=True):
-        turns = np.array([turn for turn, _ in sequence.turns] or [0])
-        starts = np.array([start for _, start in sequence.turns] or [0])
+        spans = sequence.sample.turns
+        turns = np.array([span.turn for span in spans] or [0])
+        starts = np.array([span.start for span in spans] or [0])
         which = np.maximum(np.searchsorted(starts, positions, side="right") - 1, 0)
         facts.append(
             SequenceTokens(

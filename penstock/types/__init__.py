@@ -22,7 +22,9 @@ from penstock.types.episodes import (
     Sample,
     Task,
     Turn,
+    TurnSpan,
     sample_of_turn,
+    samples_of_turns,
 )
 from penstock.types.generation import (
     Chunk,
@@ -71,10 +73,12 @@ __all__ = [
     "Episode",
     "Group",
     "sample_of_turn",
+    "samples_of_turns",
     "StepScore",
     "Score",
     "ScoredGroup",
     "TrainSequence",
+    "TurnSpan",
     "StepPlan",
     "StepResult",
     "TensorSpec",

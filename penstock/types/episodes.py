@@ -1,5 +1,6 @@
 """Tasks, and what attempts at them are made of: turns, episodes, groups, and samples to train on."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -30,6 +31,8 @@ class Task(Record, frozen=True, kw_only=True):
     id: str
     prompt: str | tuple[Message, ...]
     columns: dict[str, Any] = {}
+    workflow: str | None = None
+    """The path of the task's own workflow; None takes the run's."""
 
     @property
     def is_chat(self) -> bool:
@@ -39,6 +42,10 @@ class Task(Record, frozen=True, kw_only=True):
 class Turn(Record, frozen=True, kw_only=True):
     """One generation by one agent: the context it saw and what it sampled."""
 
+    id: str = ""
+    """The engine request that made it: group, episode and turn, as in `g12.3.0`."""
+    parent: str | None = None
+    """The id of the turn that it continues or forks from."""
     prompt_ids: IntArray
     output_ids: IntArray
     logprobs: FloatArray
@@ -53,6 +60,19 @@ class Turn(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_aligned("Turn", self.output_ids, self.logprobs, self.versions)
 
+    @property
+    def token_ids(self) -> IntArray:
+        """The context and what was sampled after it."""
+        return np.concatenate([self.prompt_ids, self.output_ids]).astype(np.int32)
+
+
+class TurnSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where in a sample the output of a turn lies. `turn` counts the turns of its episode from 0."""
+
+    turn: int
+    start: int
+    end: int
+
 
 class Sample(Record, frozen=True, kw_only=True):
     """One flat token sequence, ready to train on. Arrays are aligned; `logprobs` are those of the
@@ -66,6 +86,8 @@ class Sample(Record, frozen=True, kw_only=True):
     policy: str = DEFAULT_POLICY
     sampling_mask: SamplingMask | None = None
     """Rows are aligned with the sampled tokens (`versions != NOT_SAMPLED`), in order."""
+    turns: tuple[TurnSpan, ...] = ()
+    """Where its turns' outputs are, in order."""
 
     def __post_init__(self) -> None:
         check_aligned("Sample", self.token_ids, self.loss_mask, self.logprobs, self.versions)
@@ -85,10 +107,16 @@ class Sample(Record, frozen=True, kw_only=True):
 
 
 class Episode(Record, frozen=True, kw_only=True):
-    """One attempt at a task: the turns it made, oldest first."""
+    """One attempt at a task: the turns it made, oldest first. A failed attempt is data too."""
 
     task_id: str
     turns: tuple[Turn, ...]
+    index: int = 0
+    """Its place among the attempts of its group."""
+    failure: str | None = None
+    """Why it failed: "workflow_error", "timeout", "refused" or "worker_died"; None when it did not."""
+    message: str = ""
+    """What a failure said."""
 
     @property
     def text(self) -> str:
@@ -100,29 +128,74 @@ class Episode(Record, frozen=True, kw_only=True):
         return sum(len(turn.output_ids) for turn in self.turns)
 
     def samples(self) -> tuple[Sample, ...]:
-        """One sample per turn. Every sampled token is in the loss of exactly one of them."""
-        return tuple(sample_of_turn(turn) for turn in self.turns)
+        """Its turns as samples, those that continue each other as one. Every sampled token is in the loss of
+        exactly one sample; a failed episode has none."""
+        return () if self.failure is not None else samples_of_turns(self.turns)
 
 
 class Group(Record, frozen=True, kw_only=True):
-    """The G episodes of one task that are compared with each other: admitted, scored, buffered,
-    dropped and trained as one. `number` is its place in the order of admission."""
+    """The episodes of one task that are compared with each other: admitted, scored, buffered, dropped and
+    trained as one. `number` is its place in the order of admission. Failed episodes are kept apart, so that
+    nothing that is computed over `episodes` counts them."""
 
     number: int
     task: Task
     episodes: tuple[Episode, ...]
+    failures: tuple[Episode, ...] = ()
 
 
 def sample_of_turn(turn: Turn) -> Sample:
     """A turn laid out flat: its prompt (not in the loss), then what was sampled (in the loss)."""
-    num_prompt = len(turn.prompt_ids)
-    sampled = np.ones(len(turn.output_ids), dtype=np.bool_)
+    return _sample_of_chain([(0, turn)])
+
+
+def samples_of_turns(turns: Sequence[Turn]) -> tuple[Sample, ...]:
+    """One sample for every chain of turns that continue each other. A turn joins the longest chain whose tokens
+    its prompt begins with, under the same policy and the same distribution settings; otherwise (a fork of what
+    already goes on elsewhere, a rewritten history) it starts a sample of its own, in which tokens that earlier
+    turns sampled are context."""
+    chains: list[list[tuple[int, Turn]]] = []
+    for number, turn in enumerate(turns):
+        continued = [chain for chain in chains if _continues(turn, chain[-1][1])]
+        if continued:
+            max(continued, key=lambda chain: len(chain[-1][1].prompt_ids)).append((number, turn))
+        else:
+            chains.append([(number, turn)])
+    return tuple(_sample_of_chain(chain) for chain in chains)
+
+
+def _continues(turn: Turn, earlier: Turn) -> bool:
+    """Whether `turn` saw exactly the tokens of `earlier`, then perhaps more, and was drawn alike."""
+    size = len(earlier.prompt_ids) + len(earlier.output_ids)
+    return (
+        len(turn.prompt_ids) >= size
+        and turn.policy == earlier.policy
+        and turn.sampling.draws_like(earlier.sampling)
+        and np.array_equal(turn.prompt_ids[:size], earlier.token_ids)
+    )
+
+
+def _sample_of_chain(chain: Sequence[tuple[int, Turn]]) -> Sample:
+    """Turns that continue each other as one sequence. What lies between their outputs is context."""
+    last = chain[-1][1]
+    token_ids = last.token_ids
+    loss_mask = np.zeros(len(token_ids), dtype=np.bool_)
+    logprobs = np.zeros(len(token_ids), dtype=np.float32)
+    versions = np.full(len(token_ids), NOT_SAMPLED, dtype=np.int32)
+    spans = []
+    for number, turn in chain:
+        start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.output_ids)
+        loss_mask[start:end] = True
+        logprobs[start:end] = turn.logprobs
+        versions[start:end] = turn.versions
+        spans.append(TurnSpan(turn=number, start=start, end=end))
     return Sample(
-        token_ids=np.concatenate([turn.prompt_ids, turn.output_ids]).astype(np.int32),
-        loss_mask=np.concatenate([np.zeros(num_prompt, dtype=np.bool_), sampled]),
-        logprobs=np.concatenate([np.zeros(num_prompt, dtype=np.float32), turn.logprobs]),
-        versions=np.concatenate([np.full(num_prompt, NOT_SAMPLED, dtype=np.int32), turn.versions]),
-        sampling=turn.sampling,
-        policy=turn.policy,
-        sampling_mask=turn.sampling_mask,
+        token_ids=token_ids,
+        loss_mask=loss_mask,
+        logprobs=logprobs,
+        versions=versions,
+        sampling=last.sampling,
+        policy=last.policy,
+        sampling_mask=SamplingMask.join([(len(turn.output_ids), turn.sampling_mask) for _, turn in chain]),
+        turns=tuple(spans),
     )

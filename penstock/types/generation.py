@@ -1,5 +1,6 @@
 """What engines are asked for, and what they answer: token ids in, token ids out."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -44,6 +45,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def truncates(self) -> bool:
         """Whether top-k, top-p or min-p may cut tokens out of the distribution."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    def draws_like(self, other: "SamplingParams") -> bool:
+        """Whether both draw a token from the same distribution. Where a generation ends and its seed may differ."""
+        return self == other or self._distribution() == other._distribution()
+
+    def _distribution(self) -> "SamplingParams":
+        return msgspec.structs.replace(self, max_tokens=max(1, self.min_tokens), stop=(), seed=None)
 
 
 class Parent(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +98,22 @@ class SamplingMask(Record, frozen=True, kw_only=True):
     def sizes(self) -> IntArray:
         """Words of each token. Where they are fewer than its ids, they are a bitmask."""
         return np.minimum(self.counts, self.bitmask_words(self.vocab_size))
+
+    @staticmethod
+    def join(parts: "Sequence[tuple[int, SamplingMask | None]]") -> "SamplingMask | None":
+        """The masks of pieces that follow each other, each with its number of tokens, as one. A piece without a
+        mask cut nothing; None when no piece has one."""
+        recorded = [mask for _, mask in parts if mask is not None]
+        if not recorded:
+            return None
+        if len(parts) == 1:
+            return recorded[0]
+        counts = [np.zeros(size, dtype=np.int32) if mask is None else mask.counts for size, mask in parts]
+        return SamplingMask(
+            counts=np.concatenate(counts),
+            words=np.concatenate([mask.words for mask in recorded]),
+            vocab_size=recorded[0].vocab_size,
+        )
 
     @staticmethod
     def bitmask_words(vocab_size: int) -> int:

@@ -11,8 +11,6 @@ class TrainSequence(Record, frozen=True, kw_only=True):
     sample: Sample
     group: int
     episode: int
-    turns: tuple[tuple[int, int], ...] = ()
-    """(turn, start): where in the sample the output of each of its turns begins."""
 
 
 class StepPlan(Record, frozen=True, kw_only=True):

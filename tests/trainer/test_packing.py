@@ -65,9 +65,10 @@ def test_plans_hold_every_sample_once_and_share_denominators(seed, ranks, budget
             cost = sum(forward_length(s.sample) for s in batch)
             assert len(batch) <= 1 or cost <= budget
             for s in batch:
-                turn, start = s.turns[0]
-                episode = groups[s.group].group.episodes[s.episode]
-                assert start == len(episode.turns[turn].prompt_ids)
+                (span,) = s.sample.turns
+                turn = groups[s.group].group.episodes[s.episode].turns[span.turn]
+                assert span.start == len(turn.prompt_ids)
+                assert span.end == len(turn.prompt_ids) + len(turn.output_ids)
 
 
 def test_masked_samples_leave_the_plan_and_its_denominators():
