@@ -11,7 +11,8 @@ from penstock.errors import ConfigError
 class Section(BaseModel):
     """A frozen config section. An unknown key is an error that names the nearest known one.
 
-    Fields carry `Field(description=…)`: the configuration reference is generated from them."""
+    The string under a field is its description (`use_attribute_docstrings`). `docs/configuration.md` and the config
+    that `penstock init` writes are generated from these strings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -27,7 +28,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _understand_on_and_off(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML reads a bare on or off as a truth value; where those words are choices, they are meant."""
+        """YAML reads a bare `on` or `off` as a boolean. Where these words are choices, take the word."""
         if isinstance(value, bool) and info.field_name is not None:
             word = "on" if value else "off"
             if word in get_args(cls.model_fields[info.field_name].annotation):
