@@ -53,9 +53,9 @@ class PlainView:
         self._next = 0.0
 
     def update(self, status: RunStatus) -> None:
-        if status.phase != "training" or time.monotonic() < self._next:
+        if status.phase != "training" or status.elapsed_s < self._next:
             return
-        self._next = time.monotonic() + self._every_s
+        self._next = status.elapsed_s + self._every_s
         self.log(progress_line(status))
 
     def log(self, line: str) -> None:

@@ -1,0 +1,162 @@
+"""What happens in a run, as data: every stage emits these records, and everything that a person sees reads them.
+
+    controller, monitor ──────────────────► EventStream ─► RunState ─► terminal, summary.json
+    engines, trainer, scorers ─► Outbox ───────┘        └► metrics.jsonl, TensorBoard, wandb, trackio
+
+`process` says who it happened in. `time` is in seconds of the controller's event loop, which is `time.monotonic` in
+a real run (on Linux one clock for all processes of a machine) and jumps in a simulated one; a `RunEvent` ties it to
+the wall clock. What another machine sends is shifted to this clock when it arrives (`EventBatch`).
+
+There is no event for a token or a forward pass: what happens that often is counted and told in sums.
+"""
+
+import msgspec
+
+Attribute = int | float | str
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """When something happened, and in which process."""
+
+    process: str
+    time: float
+
+
+class RunEvent(Event, frozen=True, kw_only=True):
+    """The first event of a run. `wall_s` is the Unix time at `time`: later times follow from the difference."""
+
+    name: str
+    folder: str
+    steps: int
+    """Planned."""
+    wall_s: float
+
+
+class PhaseEvent(Event, frozen=True, kw_only=True):
+    """The run enters a phase: `starting`, `verifying weights`, `evaluating`, `training`, `saving`, `done`."""
+
+    phase: str
+
+
+class Span(Event, frozen=True, kw_only=True):
+    """A piece of work or a wait that began at `start` and ended at `time`. Spans of one track never overlap unless
+    one holds the other; what runs side by side has a track each."""
+
+    track: str
+    name: str
+    start: float
+    attributes: dict[str, Attribute] = {}
+
+
+class Counters(Event, frozen=True, kw_only=True):
+    """Numbers of one process at one moment. Some only grow (`busy_s`, `tokens`), some come and go (`running`)."""
+
+    values: dict[str, float]
+
+
+class Doing(Event, frozen=True, kw_only=True):
+    """What a process does or waits for from now on, in words."""
+
+    what: str
+
+
+class Drop(Event, frozen=True, kw_only=True):
+    """A group that will not be trained. All counts of drops are counts of these."""
+
+    group: int
+    task_id: str
+    reason: str
+    message: str
+    age: int | None = None
+    """Steps that its oldest token is behind; None where no token is known."""
+    num_tokens: int = 0
+    """Sampled for nothing."""
+
+
+class SampleEvent(Event, frozen=True, kw_only=True):
+    """One episode of a group that was trained in `step`, or dropped for `drop`. Texts are shortened."""
+
+    group: int
+    episode: int
+    task_id: str
+    step: int | None = None
+    drop: str | None = None
+    reward: float | None = None
+    parts: dict[str, float] = {}
+    oldest_version: int | None = None
+    newest_version: int | None = None
+    num_turns: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    finish_reason: str
+    prompt: str
+    answer: str
+
+
+class StepEvent(Event, frozen=True, kw_only=True):
+    """A finished optimizer step, ranks merged."""
+
+    step: int
+    reward: float
+    num_samples: int
+    metrics: dict[str, float]
+    seconds: dict[str, float]
+    """Where the trainer's time went, by part."""
+    waited_s: float
+    took_s: float
+    max_staleness: int
+
+
+class UpdateEvent(Event, frozen=True, kw_only=True):
+    """Every engine serves a version. Times are of the slowest engine."""
+
+    policy: str
+    version: int
+    stall_s: float
+    verify_s: float
+
+
+class EvaluationEvent(Event, frozen=True, kw_only=True):
+    """The mean held-out reward, measured at (or beside the steps after) `step`."""
+
+    step: int
+    reward: float
+    num_episodes: int
+    num_failed: int
+
+
+class LogLine(Event, frozen=True, kw_only=True):
+    """A sentence for the person who watches."""
+
+    line: str
+
+
+AnyEvent = (
+    RunEvent
+    | PhaseEvent
+    | Span
+    | Counters
+    | Doing
+    | Drop
+    | SampleEvent
+    | StepEvent
+    | UpdateEvent
+    | EvaluationEvent
+    | LogLine
+)
+
+
+class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process has to tell. `now` is its clock as it answers."""
+
+    now: float
+    events: tuple[AnyEvent, ...]
+    num_lost: int = 0
+    """Events since the last batch for which there was no room."""
+
+
+def shifted(event: AnyEvent, offset_s: float) -> AnyEvent:
+    """The same event on a clock that is `offset_s` ahead."""
+    if isinstance(event, Span):
+        return msgspec.structs.replace(event, time=event.time + offset_s, start=event.start + offset_s)
+    return msgspec.structs.replace(event, time=event.time + offset_s)

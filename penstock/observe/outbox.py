@@ -1,0 +1,44 @@
+"""A worker's events until the controller fetches them. Any thread may emit."""
+
+import time
+from collections import deque
+
+from penstock.observe.events import AnyEvent, EventBatch
+from penstock.observe.recorder import Recorder
+
+CAPACITY = 20_000
+BATCH = 2_000
+"""Events of one answer: a few hundred kilobytes."""
+
+
+class MonotonicClock:
+    """`time.monotonic`: on Linux the same clock in every process of a machine."""
+
+    def time(self) -> float:
+        return time.monotonic()
+
+
+class Outbox:
+    """Bounded: when nobody fetches, newer events are left out and counted."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.clock = MonotonicClock()
+        self._capacity = capacity
+        self._events: deque[AnyEvent] = deque()
+        self._num_lost = 0
+
+    def of(self, process: str) -> Recorder:
+        return Recorder(self, process, self.clock)
+
+    def emit(self, event: AnyEvent) -> None:
+        if len(self._events) >= self._capacity:
+            self._num_lost += 1
+        else:
+            self._events.append(event)
+
+    def take(self) -> EventBatch:
+        """The oldest events, for good."""
+        count = min(BATCH, len(self._events))
+        lost, self._num_lost = self._num_lost, 0
+        events = tuple(self._events.popleft() for _ in range(count))
+        return EventBatch(now=self.clock.time(), events=events, num_lost=lost)

@@ -1,0 +1,71 @@
+"""Who reads the stream: metric writers, the view, and a list for tests. Each stands on a `RunState` that was
+subscribed before it, and so has seen every event that it sees."""
+
+from penstock.observe.events import AnyEvent, Drop, EvaluationEvent, LogLine, PhaseEvent, StepEvent
+from penstock.observe.run_state import RunState
+from penstock.observe.views import View
+from penstock.observe.writers import MetricsWriter
+
+DRAW_EVERY_S = 0.5
+
+
+class MemoryReader:
+    """Keeps every event."""
+
+    def __init__(self) -> None:
+        self.events: list[AnyEvent] = []
+        self.closed = False
+
+    def on(self, event: AnyEvent) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class MetricsReader:
+    """One row a step and one an evaluation, into `metrics.jsonl` or a tracker."""
+
+    def __init__(self, state: RunState, writer: MetricsWriter) -> None:
+        self._state = state
+        self._writer = writer
+        self._drops_told: dict[str, float] = {}
+
+    def on(self, event: AnyEvent) -> None:
+        if isinstance(event, StepEvent):
+            self._writer.write(event.step, self._state.row)
+            self._drops_told = self._state.drop_counts()
+        elif isinstance(event, EvaluationEvent):
+            self._writer.write(event.step, {"heldout_reward": event.reward})
+
+    def close(self) -> None:
+        """What was dropped after the last step has no row yet."""
+        drops = self._state.drop_counts()
+        try:
+            if drops != self._drops_told:
+                self._writer.write(self._state.step, drops)
+        finally:
+            self._writer.close()
+
+
+class ViewReader:
+    """Draws the state when something has happened, but not more often than a person can read."""
+
+    def __init__(self, state: RunState, view: View) -> None:
+        self._state = state
+        self._view = view
+        self._drawn = float("-inf")
+
+    def on(self, event: AnyEvent) -> None:
+        if isinstance(event, LogLine):
+            self._view.log(event.line)
+        elif isinstance(event, Drop) and self._state.drops[event.reason] == 1:
+            self._view.log(
+                f"dropped a group ({event.reason}): {event.message}; further ones are counted, not printed"
+            )
+        if isinstance(event, PhaseEvent) or self._state.now - self._drawn >= DRAW_EVERY_S:
+            self._drawn = self._state.now
+            self._view.update(self._state.status())
+
+    def close(self) -> None:
+        self._view.close()

@@ -1,0 +1,181 @@
+"""A run as its events tell it: the state that the terminal view, `metrics.jsonl`, the trackers and `summary.json`
+are made of. It does no I/O and asks nobody: the same events always make the same state, live or from a file."""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from penstock.observe.events import (
+    AnyEvent,
+    Counters,
+    Doing,
+    Drop,
+    EvaluationEvent,
+    PhaseEvent,
+    RunEvent,
+    Span,
+    StepEvent,
+    UpdateEvent,
+)
+from penstock.observe.process_state import ProcessState
+from penstock.observe.status import ProcessStatus, RunStatus
+
+TRAINER = "trainer"
+RECENT_STEPS = 8
+KEPT_REWARDS = 200
+
+
+class RunState:
+    """`penstock.observe.stream.Reader` that only keeps."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.folder = ""
+        self.steps_planned = 0
+        self.started = self.now = 0.0
+        self.phase = "starting"
+        self.training_s = 0.0
+        self.step = 0
+        self.num_samples = 0
+        self.rewards: deque[float] = deque(maxlen=KEPT_REWARDS)
+        self.heldout: list[tuple[int, float]] = []
+        self.staleness = self.staleness_sum = self.staleness_max = 0.0
+        self.drops: Counter[str] = Counter()
+        self.stalls: list[float] = []
+        """Of every update since training began."""
+        self.processes: dict[str, ProcessState] = {TRAINER: ProcessState(TRAINER)}
+        self.last_progress = 0.0
+        """When a group was last scored or a step trained."""
+        self.row: dict[str, float] = {}
+        """The metrics of the last step, by the names of `metrics.jsonl`."""
+        self._training_since: float | None = None
+        self._stalls_told = 0
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            RunEvent: self._on_run,
+            PhaseEvent: self._on_phase,
+            Span: self._on_span,
+            Counters: self._on_counters,
+            Doing: self._on_doing,
+            Drop: self._on_drop,
+            StepEvent: self._on_step,
+            UpdateEvent: self._on_update,
+            EvaluationEvent: self._on_evaluation,
+        }
+
+    def on(self, event: AnyEvent) -> None:
+        self.now = max(self.now, event.time)
+        handle = self._handlers.get(type(event))
+        if handle is not None:
+            handle(event)
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def engines(self) -> list[ProcessState]:
+        return [process for process in self.processes.values() if process.is_engine]
+
+    @property
+    def recent_reward(self) -> float | None:
+        """Mean of the last steps."""
+        recent = list(self.rewards)[-RECENT_STEPS:]
+        return sum(recent) / len(recent) if recent else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(engine.tokens.rate for engine in self.engines)
+
+    def drop_counts(self) -> dict[str, float]:
+        """`dropped_REASON`, as rows of metrics have them: since the run began."""
+        return {f"dropped_{reason}": float(count) for reason, count in sorted(self.drops.items())}
+
+    def status(self) -> RunStatus:
+        return RunStatus(
+            name=self.name,
+            phase=self.phase,
+            elapsed_s=self.now - self.started,
+            step=self.step,
+            steps=self.steps_planned,
+            reward=self.recent_reward,
+            rewards=tuple(self.rewards),
+            heldout=tuple(self.heldout),
+            tokens_per_s=self.tokens_per_s,
+            staleness_mean=self.staleness,
+            staleness_max=self.staleness_max,
+            samples=self.num_samples,
+            drops=dict(self.drops),
+            processes=tuple(
+                ProcessStatus(name=one.name, busy=min(1.0, one.busy.rate), doing=one.doing)
+                for one in (self.processes[TRAINER], *self.engines)
+            ),
+        )
+
+    def _on_run(self, event: RunEvent) -> None:
+        self.name, self.folder, self.steps_planned = event.name, event.folder, event.steps
+        self.started = event.time
+
+    def _on_phase(self, event: PhaseEvent) -> None:
+        if self._training_since is not None:
+            self.training_s += event.time - self._training_since
+            self._training_since = None
+            for process in self.processes.values():
+                process.end_training()
+        self.phase = event.phase
+        if event.phase == "training":
+            self._training_since = self.last_progress = event.time
+            for process in self.processes.values():
+                process.begin_training(event.time)
+
+    def _on_span(self, event: Span) -> None:
+        if event.name == "score":
+            self.last_progress = max(self.last_progress, event.time)
+
+    def _on_counters(self, event: Counters) -> None:
+        self._process(event.process).count(event.time, event.values)
+
+    def _on_doing(self, event: Doing) -> None:
+        self._process(event.process).doing = event.what
+
+    def _on_drop(self, event: Drop) -> None:
+        self.drops[event.reason] += 1
+
+    def _on_step(self, event: StepEvent) -> None:
+        self.step = event.step
+        self.num_samples += event.num_samples
+        self.rewards.append(event.reward)
+        self.staleness = event.metrics.get("staleness_mean", 0.0)
+        self.staleness_sum += self.staleness
+        self.staleness_max = max(self.staleness_max, event.metrics.get("staleness_max", 0.0))
+        self.processes[TRAINER].work(event.time, event.seconds)
+        self.last_progress = max(self.last_progress, event.time)
+        self.row = self._row(event)
+        self._stalls_told = len(self.stalls)
+
+    def _row(self, event: StepEvent) -> dict[str, float]:
+        stalls = self.stalls[self._stalls_told :]
+        return {
+            "time_s": event.time - self.started,
+            "reward": event.reward,
+            **event.metrics,
+            **{f"{part}_s": value for part, value in event.seconds.items()},
+            **({"sync_stall_s": max(stalls)} if stalls else {}),
+            "max_staleness": float(event.max_staleness),
+            "waited_s": event.waited_s,
+            "step_s": event.took_s,
+            "samples": float(self.num_samples),
+            "tokens_per_s": self.tokens_per_s,
+            **self.drop_counts(),
+        }
+
+    def _on_update(self, event: UpdateEvent) -> None:
+        # Before version 1 nothing is generated that an update could delay.
+        if event.version > 0:
+            self.stalls.append(event.stall_s)
+
+    def _on_evaluation(self, event: EvaluationEvent) -> None:
+        self.heldout.append((event.step, event.reward))
+
+    def _process(self, name: str) -> ProcessState:
+        if name not in self.processes:
+            self.processes[name] = ProcessState(name)
+        return self.processes[name]

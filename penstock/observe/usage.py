@@ -1,0 +1,46 @@
+"""How much a process works, by one definition for the terminal and the summary.
+
+A process is *busy* while it does the work that it is there for: the trainer in a forward pass, a backward pass or
+the optimizer, an engine in a forward pass (the wait for its device to end one included). Everything else is idle:
+waiting for groups or requests, packing, snapshots, taking weights.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+BUSY_PARTS = ("forward", "backward", "optimizer")
+"""Of a step's seconds."""
+RECENT_S = 5.0
+
+
+def busy_seconds(parts: Mapping[str, float]) -> float:
+    return sum(parts.get(part, 0.0) for part in BUSY_PARTS)
+
+
+class Meter:
+    """A sum that only grows, read from time to time. A process that was restarted counts from zero again."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._reading = 0.0
+        self._recent: deque[tuple[float, float]] = deque()
+
+    def add(self, time: float, amount: float) -> None:
+        self.total += amount
+        self._recent.append((time, self.total))
+        while len(self._recent) > 2 and self._recent[1][0] <= time - RECENT_S:
+            self._recent.popleft()
+
+    def read(self, time: float, reading: float) -> None:
+        """What the process itself counts."""
+        restarted = reading < self._reading
+        self.add(time, reading if restarted else reading - self._reading)
+        self._reading = reading
+
+    @property
+    def rate(self) -> float:
+        """A second, over the last readings: those of `RECENT_S`, or the last two if they are further apart."""
+        if len(self._recent) < 2:
+            return 0.0
+        (start, before), (end, after) = self._recent[0], self._recent[-1]
+        return (after - before) / (end - start) if end > start else 0.0

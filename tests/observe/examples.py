@@ -1,0 +1,95 @@
+"""One event of every kind, and a clock that is set by hand."""
+
+from penstock.observe.events import (
+    AnyEvent,
+    Counters,
+    Doing,
+    Drop,
+    EvaluationEvent,
+    LogLine,
+    PhaseEvent,
+    RunEvent,
+    SampleEvent,
+    Span,
+    StepEvent,
+    UpdateEvent,
+)
+
+
+class HandClock:
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def time(self) -> float:
+        return self.now
+
+
+def run_event(time: float = 100.0) -> RunEvent:
+    return RunEvent(process="controller", time=time, name="demo", folder="runs/demo", steps=9, wall_s=1.7e9)
+
+
+def phase(name: str, time: float) -> PhaseEvent:
+    return PhaseEvent(process="controller", time=time, phase=name)
+
+
+def step(number: int, time: float, *, forward: float = 0.25, reward: float = 0.5) -> StepEvent:
+    return StepEvent(
+        process="controller",
+        time=time,
+        step=number,
+        reward=reward,
+        num_samples=4,
+        metrics={"loss": 2.0, "staleness_mean": 1.5, "staleness_max": float(number)},
+        seconds={"forward": forward, "prepare": 0.125},
+        waited_s=0.5,
+        took_s=1.0,
+        max_staleness=4,
+    )
+
+
+def drop(reason: str, time: float = 103.0, group: int = 7) -> Drop:
+    return Drop(process="controller", time=time, group=group, task_id="t", reason=reason, message="why")
+
+
+def update(version: int, stall_s: float, time: float = 103.0) -> UpdateEvent:
+    return UpdateEvent(
+        process="controller", time=time, policy="policy", version=version, stall_s=stall_s, verify_s=0.0
+    )
+
+
+def counters(process: str, time: float, **values: float) -> Counters:
+    return Counters(process=process, time=time, values=values)
+
+
+SAMPLE = SampleEvent(
+    process="controller",
+    time=104.0,
+    group=3,
+    episode=1,
+    task_id="t",
+    step=2,
+    reward=1.0,
+    parts={"exact": 1.0},
+    oldest_version=4,
+    newest_version=5,
+    num_turns=1,
+    num_prompt_tokens=3,
+    num_output_tokens=8,
+    finish_reason="stop",
+    prompt="12 × 7",
+    answer="84",
+)
+
+ONE_OF_EACH: tuple[AnyEvent, ...] = (
+    run_event(),
+    phase("training", 101.0),
+    Span(process="trainer", time=102.0, track="step", name="forward", start=101.0, attributes={"step": 1}),
+    counters("engine0", 102.0, tokens=5.0, busy_s=0.5),
+    Doing(process="engine0", time=102.0, what="3 running, 0 waiting"),
+    drop("stale"),
+    SAMPLE,
+    step(1, 104.0),
+    update(1, 0.25),
+    EvaluationEvent(process="controller", time=105.0, step=1, reward=0.75, num_episodes=8, num_failed=0),
+    LogLine(process="controller", time=105.0, line="a line"),
+)

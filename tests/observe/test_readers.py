@@ -1,0 +1,105 @@
+"""One contract over every reader, then what each of them makes of the events."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.observe.readers import MemoryReader, MetricsReader, ViewReader
+from penstock.observe.run_state import RunState
+from penstock.observe.status import RunStatus
+from penstock.observe.stream import EventStream, Reader
+from penstock.observe.views import SilentView
+from penstock.observe.writers.metrics_jsonl import JsonlWriter
+from tests.observe.examples import ONE_OF_EACH, HandClock, counters, drop, phase, run_event, step
+
+MAKERS: dict[str, Callable[[RunState, Path], Reader]] = {
+    "state": lambda state, folder: RunState(),
+    "memory": lambda state, folder: MemoryReader(),
+    "metrics": lambda state, folder: MetricsReader(state, JsonlWriter(folder / "metrics.jsonl")),
+    "view": lambda state, folder: ViewReader(state, SilentView()),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_reader_takes_every_kind_of_event_and_emits_none(
+    make: Callable[[RunState, Path], Reader], tmp_path: Path
+) -> None:
+    stream, seen, state = EventStream(HandClock()), MemoryReader(), RunState()
+    stream.subscribe("state", state)
+    stream.subscribe("reader", make(state, tmp_path))
+    stream.subscribe("seen", seen)
+    for event in ONE_OF_EACH:
+        stream.emit(event)
+    stream.close()
+    assert seen.events == list(ONE_OF_EACH)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_reader_may_be_closed_before_any_event(
+    make: Callable[[RunState, Path], Reader], tmp_path: Path
+) -> None:
+    make(RunState(), tmp_path).close()
+
+
+def read(reader: Callable[[RunState], Reader], *events) -> None:
+    state = RunState()
+    each = (state, reader(state))
+    for event in events:
+        for one in each:
+            one.on(event)
+    each[1].close()
+
+
+def test_metrics_have_a_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    read(lambda state: MetricsReader(state, JsonlWriter(path)), *ONE_OF_EACH)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["step"], row.get("reward"), row.get("heldout_reward")) for row in rows] == [
+        (1, 0.5, None),
+        (1, None, 0.75),
+    ]
+    assert rows[0]["dropped_stale"] == 1.0
+
+
+def test_drops_after_the_last_step_have_a_row_too(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    read(
+        lambda state: MetricsReader(state, JsonlWriter(path)),
+        run_event(),
+        drop("stale"),
+        step(1, 104.0),
+        drop("stale"),
+        drop("empty"),
+    )
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows[0]["dropped_stale"] == 1.0
+    assert rows[1:] == [{"step": 1, "dropped_empty": 1.0, "dropped_stale": 2.0}]
+
+
+class Drawing(SilentView):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[RunStatus] = []
+
+    def update(self, status: RunStatus) -> None:
+        self.drawn.append(status)
+
+
+def test_the_view_is_drawn_now_and_then_and_says_the_first_drop_of_a_kind() -> None:
+    view = Drawing()
+    read(
+        lambda state: ViewReader(state, view),
+        run_event(100.0),
+        phase("training", 100.1),
+        *(counters("engine0", 100.1 + tick / 10, tokens=float(tick)) for tick in range(21)),
+        drop("stale"),
+        drop("stale"),
+        drop("empty"),
+    )
+    assert [round(status.elapsed_s, 1) for status in view.drawn] == [0.0, 0.1, 0.6, 1.1, 1.6, 2.1, 3.0]
+    assert view.lines == [
+        f"dropped a group ({reason}): why; further ones are counted, not printed"
+        for reason in ("stale", "empty")
+    ]

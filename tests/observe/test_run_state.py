@@ -1,0 +1,96 @@
+from penstock.observe.run_state import RunState
+from penstock.observe.status import ProcessStatus
+from tests.observe.examples import (
+    ONE_OF_EACH,
+    counters,
+    drop,
+    phase,
+    run_event,
+    step,
+    update,
+)
+
+
+def state_of(*events) -> RunState:
+    state = RunState()
+    for event in events:
+        state.on(event)
+    return state
+
+
+def test_a_step_makes_a_row_by_the_names_of_metrics_jsonl() -> None:
+    state = state_of(
+        run_event(100.0), drop("stale"), drop("stale", group=8), drop("empty"), update(1, 0.5), step(1, 104.0)
+    )
+    assert state.row == {
+        "time_s": 4.0,
+        "reward": 0.5,
+        "loss": 2.0,
+        "staleness_mean": 1.5,
+        "staleness_max": 1.0,
+        "forward_s": 0.25,
+        "prepare_s": 0.125,
+        "sync_stall_s": 0.5,
+        "max_staleness": 4.0,
+        "waited_s": 0.5,
+        "step_s": 1.0,
+        "samples": 4.0,
+        "tokens_per_s": 0.0,
+        "dropped_empty": 1.0,
+        "dropped_stale": 2.0,
+    }
+
+
+def test_a_row_has_the_longest_stall_since_the_last_and_none_from_before_training() -> None:
+    state, stalls = state_of(run_event(), update(0, 9.0)), []
+    for number, updates in ((1, ()), (2, (0.5, 0.25)), (3, ())):
+        for stall_s in updates:
+            state.on(update(number, stall_s))
+        state.on(step(number, 104.0 + number))
+        stalls.append(state.row.get("sync_stall_s"))
+    assert stalls == [None, 0.5, None]
+    assert state.stalls == [0.5, 0.25]
+
+
+def test_busy_is_work_over_time_for_trainer_and_engine_alike() -> None:
+    state = state_of(
+        run_event(100.0),
+        counters("engine0", 109.0, busy_s=50.0, tokens=900.0),
+        counters("engine0", 110.0, busy_s=50.0, tokens=1000.0),
+        phase("training", 110.0),
+        step(1, 112.0, forward=0.5),
+        counters("engine0", 112.0, busy_s=51.5, tokens=1400.0),
+        step(2, 114.0, forward=0.5),
+        counters("engine0", 114.0, busy_s=53.0, tokens=1800.0),
+        phase("evaluating", 114.0),
+        counters("engine0", 119.0, busy_s=58.0, tokens=9999.0),
+    )
+    trainer, (engine,) = state.processes["trainer"], state.engines
+    assert (state.training_s, trainer.busy_training_s, engine.busy_training_s) == (4.0, 1.0, 3.0)
+    assert engine.tokens_training == 800.0
+    assert state.status().processes[0] == ProcessStatus(name="trainer", busy=0.25, doing="")
+
+
+def test_an_engine_that_was_restarted_counts_on() -> None:
+    state = state_of(
+        counters("engine0", 1.0, busy_s=4.0, tokens=100.0),
+        counters("engine0", 2.0, busy_s=0.5, tokens=10.0),
+        counters("engine0", 3.0, busy_s=1.0, tokens=20.0),
+    )
+    (engine,) = state.engines
+    assert (engine.busy.total, engine.tokens.total) == (5.0, 120.0)
+
+
+def test_the_status_is_that_of_the_last_event() -> None:
+    status = state_of(*ONE_OF_EACH).status()
+    assert (status.name, status.phase, status.step, status.steps) == ("demo", "training", 1, 9)
+    assert (status.elapsed_s, status.reward, status.heldout) == (5.0, 0.5, ((1, 0.75),))
+    assert (status.drops, status.samples, status.staleness_mean) == ({"stale": 1}, 4, 1.5)
+    assert status.processes[1] == ProcessStatus(name="engine0", busy=0.0, doing="3 running, 0 waiting")
+
+
+def test_groups_and_steps_are_progress_and_polls_are_not() -> None:
+    state = state_of(run_event(), phase("training", 101.0), counters("engine0", 150.0, tokens=1.0))
+    assert state.last_progress == 101.0
+    state.on(step(1, 160.0))
+    assert state.last_progress == 160.0
