@@ -24,7 +24,7 @@ class Selected(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def samples(self, episode: int) -> tuple[Sample, ...]:
         """An episode's samples, out of the loss where the episode was not kept."""
-        samples = self.scored.group.episodes[episode].samples()
+        samples = self.scored.samples(episode)
         return samples if self.keep[episode] else tuple(_masked(sample) for sample in samples)
 
 

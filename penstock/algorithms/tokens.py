@@ -6,12 +6,24 @@ Only tensor methods are used in this package, so it imports without torch.
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from penstock.errors import UserError
+
 if TYPE_CHECKING:
     import torch
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are held within ±20, so that a recorded −inf or a token the policy now rules out gives a
 huge or tiny ratio, never a NaN."""
+
+
+class TokenColumns(dict[str, "torch.Tensor"]):
+    """Named (tokens,) tensors without gradient; a name that no sample of the step has is refused."""
+
+    def __missing__(self, name: str) -> "torch.Tensor":
+        raise UserError(
+            f"the loss reads the token column {name!r}, and no sample of the step has it (they have: "
+            f"{', '.join(self) or 'none'}); let a reward return it in Score.columns"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +45,9 @@ class LossTokens:
     weights: "torch.Tensor"
     """Correction weights: no gradient; 0 takes the token out of the loss."""
     statistic: float = float("inf")
-    """What the loss asked to know of the whole step (`losses.registry.step_statistic`)."""
+    """What the loss asked to know of the whole step (`losses.loss_registry.step_statistic`)."""
+    columns: "TokenColumns" = field(default_factory=lambda: TokenColumns())
+    """What the scorer said of single tokens, by name (a teacher's logprobs); 0 where it said nothing."""
 
     def with_weights(self, weights: "torch.Tensor") -> "LossTokens":
         return replace(self, weights=weights)

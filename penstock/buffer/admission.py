@@ -138,7 +138,7 @@ class StalenessGate:
         """The group is generated and scored: it waits for its step. `samples` are those of its episodes,
         where selection has kept some out of the loss."""
         if samples is None:
-            samples = tuple(episode.samples() for episode in scored.group.episodes)
+            samples = tuple(scored.samples(index) for index in range(len(scored.scores)))
         versions = [sample.oldest_version() for row in samples for sample in row]
         oldest = min((version for version in versions if version is not None), default=None)
         if oldest is None:

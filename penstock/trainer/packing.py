@@ -7,8 +7,10 @@ every plan carries the denominators of the whole step.
 from collections.abc import Callable, Sequence
 from heapq import heapify, heapreplace
 
+import msgspec
+
 from penstock.trainer.sharing import find_families, loss_positions
-from penstock.types import Episode, Sample, ScoredGroup, StepPlan, TrainSequence
+from penstock.types import Episode, Sample, Score, ScoredGroup, StepPlan, TrainSequence
 
 SamplesOf = Callable[[int, int, Episode], Sequence[Sample]]
 """(group index, episode index, episode) to its samples, as `Episode.samples` gives them."""
@@ -31,7 +33,8 @@ def plan_step(
     pieces, costs = _pieces(sequences, micro_batch_tokens, ranks, shared_prompts)
     bins = pack(costs, micro_batch_tokens, multiple_of=ranks)
     shares = share_out([sum(costs[piece] for piece in members) for members in bins], ranks)
-    scores = tuple(group.scores for group in groups)
+    scores = tuple(tuple(_without_columns(score) for score in group.scores) for group in groups)
+    columns = sorted({name for sequence in sequences for name in sequence.sample.columns})
     num_tokens = tuple(
         tuple(episode.num_output_tokens for episode in group.group.episodes) for group in groups
     )
@@ -47,6 +50,7 @@ def plan_step(
             num_loss_tokens=sum(len(loss_positions(sequence.sample)) for sequence in sequences),
             num_sequences=len(sequences),
             num_tokens=num_tokens,
+            columns=tuple(columns),
         )
         for share in shares
     )
@@ -87,13 +91,22 @@ def _sequences(groups: Sequence[ScoredGroup], samples_of: SamplesOf | None) -> l
     sequences = []
     for group_index, scored in enumerate(groups):
         for episode_index, episode in enumerate(scored.group.episodes):
-            samples = samples_of(group_index, episode_index, episode) if samples_of else episode.samples()
+            samples = (
+                samples_of(group_index, episode_index, episode)
+                if samples_of
+                else scored.samples(episode_index)
+            )
             sequences += [
                 TrainSequence(sample=sample, group=group_index, episode=episode_index)
                 for sample in samples
                 if loss_positions(sample).size
             ]
     return sequences
+
+
+def _without_columns(score: Score) -> Score:
+    """Columns travel with the samples, to the one rank that needs them."""
+    return msgspec.structs.replace(score, columns=()) if score.columns else score
 
 
 def _pieces(

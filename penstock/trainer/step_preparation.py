@@ -13,7 +13,7 @@ from penstock.algorithms.advantages import ADVANTAGES, StepFacts
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.losses import STATISTICS
 from penstock.algorithms.returns import TOKEN_ADVANTAGES, SequenceTokens, TokenAdvantages, TokenFacts
-from penstock.algorithms.tokens import LossTokens
+from penstock.algorithms.tokens import LossTokens, TokenColumns
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
 from penstock.trainer.forward.packed_row import PackedRow
@@ -56,6 +56,7 @@ class PreparedRow:
             num_segments=len(self.row.counts),
             weights=torch.ones_like(self.advantages),
             statistic=self.statistic,
+            columns=TokenColumns(self.row.columns),
         )
 
 
@@ -86,7 +87,7 @@ class Preparation:
     @torch.no_grad()
     def __call__(self, plan: StepPlan) -> list[PreparedRow]:
         packed = [
-            PackedRow.of(sequences, self._device, shared_prompts=self.lays_once)
+            PackedRow.of(sequences, self._device, shared_prompts=self.lays_once, columns=plan.columns)
             for micro_batch in plan.micro_batches
             for sequences in self._cut(micro_batch)
         ]
@@ -205,4 +206,7 @@ def _joined(parts: list[LossTokens]) -> LossTokens:
         segments=torch.cat(segments),
         num_segments=int(offsets[-1]),
         weights=torch.cat([part.weights for part in parts]),
+        columns=TokenColumns(
+            {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns}
+        ),
     )

@@ -39,6 +39,7 @@ from penstock.types.scores import (
     Score,
     ScoredGroup,
     StepScore,
+    TokenColumn,
 )
 from penstock.types.steps import (
     StepPlan,
@@ -75,6 +76,7 @@ __all__ = [
     "sample_of_turn",
     "samples_of_turns",
     "StepScore",
+    "TokenColumn",
     "Score",
     "ScoredGroup",
     "TrainSequence",

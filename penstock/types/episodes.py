@@ -88,9 +88,14 @@ class Sample(Record, frozen=True, kw_only=True):
     """Rows are aligned with the sampled tokens (`versions != NOT_SAMPLED`), in order."""
     turns: tuple[TurnSpan, ...] = ()
     """Where its turns' outputs are, in order."""
+    columns: dict[str, FloatArray] = {}
+    """Named values per token for the loss (a teacher's logprobs, a process reward), aligned with `token_ids`; 0
+    where a token has none, as context never has."""
 
     def __post_init__(self) -> None:
         check_aligned("Sample", self.token_ids, self.loss_mask, self.logprobs, self.versions)
+        for name, values in self.columns.items():
+            check_aligned(f"Sample with its column {name!r}", self.token_ids, values)
 
     @property
     def num_loss_tokens(self) -> int:

@@ -1,9 +1,10 @@
 """What episodes are worth."""
 
+import msgspec
 import numpy as np
 
 from penstock.types.base import FloatArray, Record, check_aligned
-from penstock.types.episodes import Group
+from penstock.types.episodes import Episode, Group, Sample
 
 
 class StepScore(Record, frozen=True, kw_only=True):
@@ -15,12 +16,43 @@ class StepScore(Record, frozen=True, kw_only=True):
     value: float
 
 
+class TokenColumn(Record, frozen=True, kw_only=True):
+    """A named value for each token of a turn's output, for a loss that reads it (`LossTokens.columns`)."""
+
+    turn: int
+    name: str
+    values: FloatArray
+
+
 class Score(Record, frozen=True, kw_only=True):
-    """What an episode is worth: one value, the named parts that it is made of, values of steps."""
+    """What an episode is worth: one value, the named parts that it is made of, values of steps, and what else
+    the scorer knows of single tokens."""
 
     value: float
     parts: dict[str, float] = {}
     steps: tuple[StepScore, ...] = ()
+    columns: tuple[TokenColumn, ...] = ()
+
+    def misfit(self, episode: Episode) -> str | None:
+        """What its steps or columns name that the episode does not have; None when all is there."""
+        lengths = [len(turn.output_ids) for turn in episode.turns]
+        for step in self.steps:
+            if not 0 <= step.turn < len(lengths):
+                return f"a step of turn {step.turn}, and the episode has {len(lengths)} turns"
+            if not 0 <= step.start <= step.end <= lengths[step.turn]:
+                return (
+                    f"a step of tokens {step.start}..{step.end} of turn {step.turn}, which has "
+                    f"{lengths[step.turn]}"
+                )
+        for column in self.columns:
+            if not 0 <= column.turn < len(lengths):
+                return f"a column {column.name!r} of turn {column.turn}, and the episode has {len(lengths)} turns"
+            if len(column.values) != lengths[column.turn]:
+                return (
+                    f"a column {column.name!r} of {len(column.values)} values for turn {column.turn}, which has "
+                    f"{lengths[column.turn]} tokens"
+                )
+        return None
 
 
 class ScoredGroup(Record, frozen=True, kw_only=True):
@@ -32,6 +64,25 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_aligned("ScoredGroup", self.group.episodes, self.scores)
 
+    def samples(self, episode: int) -> tuple[Sample, ...]:
+        """An episode's samples, with the columns that its score brings."""
+        samples = self.group.episodes[episode].samples()
+        columns = self.scores[episode].columns
+        if not columns:
+            return samples
+        return tuple(_with_columns(sample, columns) for sample in samples)
+
     @property
     def values(self) -> FloatArray:
         return np.array([score.value for score in self.scores], dtype=np.float32)
+
+
+def _with_columns(sample: Sample, columns: tuple[TokenColumn, ...]) -> Sample:
+    """Every column of the episode, so that all its samples have the same ones."""
+    placed = {column.name: np.zeros(len(sample.token_ids), dtype=np.float32) for column in columns}
+    spans = {span.turn: span for span in sample.turns}
+    for column in columns:
+        span = spans.get(column.turn)
+        if span is not None:
+            placed[column.name][span.start : span.end] = column.values
+    return msgspec.structs.replace(sample, columns=placed)

@@ -28,6 +28,8 @@ class StepPlan(Record, frozen=True, kw_only=True):
     """Sequences with at least one loss token, over all ranks."""
     num_tokens: tuple[tuple[int, ...], ...] = ()
     """Sampled tokens of every episode, aligned with `scores`."""
+    columns: tuple[str, ...] = ()
+    """Names of the token columns that any sample of the step has, on whatever rank."""
 
 
 class StepResult(Record, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """One micro-batch as tensors: a packed row for the model, and flat columns over its loss tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ import torch
 from penstock.sampling_masks import kept_ids
 from penstock.trainer.forward.logprob_head import KeptIds
 from penstock.trainer.sharing import RowLayout, loss_positions
-from penstock.types import NOT_SAMPLED, IntArray, Sample, TrainSequence
+from penstock.types import NOT_SAMPLED, FloatArray, IntArray, Sample, TrainSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,8 @@ class PackedRow:
     positions: tuple[IntArray, ...]
     """Where they are in each sample."""
     kept: KeptIds | None
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)
+    """(loss tokens,) each, by name; 0 where a sample has none."""
     members: tuple[int, ...] = ()
     """Rests of each shared prefix, as `penstock.trainer.forward.shared_prefixes` reads them."""
     num_shared_tokens: int = 0
@@ -52,8 +54,9 @@ class PackedRow:
         device: torch.device | str = "cpu",
         *,
         shared_prompts: bool = False,
+        columns: Sequence[str] = (),
     ) -> "PackedRow | None":
-        """None when no sequence has a loss token."""
+        """None when no sequence has a loss token. `columns` names those of the step, which every row gets."""
         positions_of = [loss_positions(sequence.sample) for sequence in sequences]
         chosen = [index for index, positions in enumerate(positions_of) if positions.size]
         if not chosen:
@@ -93,9 +96,17 @@ class PackedRow:
             counts=tuple(counts),
             positions=tuple(positions_of),
             kept=_kept(picked, device),
+            columns={
+                name: column([_values(s, name)[p] for s, p in picked], torch.float32) for name in columns
+            },
             members=layout.members,
             num_shared_tokens=layout.num_shared_tokens,
         )
+
+
+def _values(sample: Sample, name: str) -> FloatArray:
+    values = sample.columns.get(name)
+    return np.zeros(len(sample.token_ids), dtype=np.float32) if values is None else values
 
 
 def _kept(picked: list[tuple[Sample, IntArray]], device: torch.device | str) -> KeptIds | None:
