@@ -1,4 +1,4 @@
-"""A process of a bench: told by lines what to do, it answers by lines of JSON, and ends when its input does."""
+"""A child process of a bench. It reads a command a line, answers with a line of JSON, and ends with its input."""
 
 import json
 import select
@@ -33,7 +33,7 @@ class Child:
         )
 
     def tell(self, line: bytes) -> None:
-        """To a process that has died, nothing is told: reading its answer will say so."""
+        """A dead process is not an error here: reading its answer will raise it."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(line + b"\n")

@@ -1,7 +1,7 @@
 """Who takes part in `penstock bench engine`: our engine, and transformers' two ways to serve a batch.
 
 All get the same prompts on the same random weights and sample at temperature 1. Each function returns
-the seconds of one run; what can be set up once, and is in real use, is set up before the clock starts.
+the seconds of one run. What real use sets up only once is set up before the clock starts.
 """
 
 import asyncio
@@ -115,7 +115,7 @@ def run_generate(model: nn.Module, workload: Workload) -> float:
 
 
 def run_continuous(model: nn.Module, workload: Workload) -> float:
-    """Continuous batching that is up and running with a cache made to measure: each request ends at its own
+    """Continuous batching that is already running, with a cache sized for the load: each request ends at its own
     length, and only the time from the first request to the last answer counts."""
     page, longest = 256, workload.prompts.shape[1] + max(workload.lengths)
     sized = ContinuousBatchingConfig(

@@ -131,7 +131,7 @@ def measure(shape: Shape, *, longest: int, device: str, dtype: str) -> dict[str,
         contenders[name](warm)
     for number in range(shape.rounds):
         for name, contender in contenders.items():
-            if name != "continuous_batching" or number == 0:  # its setup is long, and no noise
+            if name != "continuous_batching" or number == 0:  # its setup is long and hardly varies
                 rounds[name].append(contender(workload))
     seconds = {name: min(times) for name, times in rounds.items()}
     rates = {name: workload.num_useful / value for name, value in seconds.items()}
@@ -179,7 +179,7 @@ def measure_masks(
 
 @torch.inference_mode()
 def temperature_for(model: nn.Module, workload: Workload) -> float:
-    """The temperature at which next tokens have about `ENTROPY` nats: random weights are far too unsure."""
+    """The temperature at which next tokens have about `ENTROPY` nats: random weights have far more."""
     logits: list[torch.Tensor] = []
     handle = model.register_forward_hook(lambda _, __, output: logits.append(output.logits[0].float()))
     try:

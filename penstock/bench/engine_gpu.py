@@ -67,7 +67,7 @@ SMALL = Sizes(
     contenders=4,
     contenders_answer=8,
 )
-"""For a CPU, where only the logic is looked at."""
+"""For a CPU, where only the logic is tested."""
 
 
 class Settings(Section):
@@ -114,7 +114,7 @@ def run(
 
 
 def engine_config(device: str, sizes: Sizes, asked: EngineConfig) -> EngineConfig:
-    """What the jobs need, and over it what was set."""
+    """The settings that the jobs need, overridden by those that were given."""
     on_gpu = device != "cpu"
     context = sizes.prompt + sizes.longest
     needed = {
@@ -285,7 +285,7 @@ class Bench:
 
     @torch.inference_mode()
     def temperature_of_one_nat(self) -> float:
-        """Random weights are far too unsure: the temperature at which next tokens have about `ENTROPY` nats."""
+        """The temperature at which next tokens have about `ENTROPY` nats: random weights have far more."""
         device = next(self.model.parameters()).device
         states = torch.randn(64, self.model.config.hidden_size, device=device)
         states = (states / states.square().mean(-1, keepdim=True).sqrt()).to(self.model.dtype)

@@ -1,10 +1,10 @@
 """`penstock bench sync`: what an update costs an engine, over shared memory and over CUDA IPC.
 
 Two real processes. One publishes, as a trainer does; the other (`penstock.bench.sync_engine`) is the embedded
-engine with a full batch that decodes. The stall is how long the engine computes nothing for an update. An update
-is fresh when the first token on the new weights has been drawn, counted from the beginning of its publication:
-that holds the rest of the step that was running and a whole step after it, so it depends on the engine's batch.
-An engine is told of an update when its event loop has read it. An update is seen when a caller has a token on it.
+engine with a full batch that decodes. *Stall* is how long an update keeps the engine from computing. The
+other times count from the beginning of the publication. *Told*: the engine's event loop has read the update.
+*Fresh*: the first token has been sampled with the new weights. That includes the rest of the step that was running
+and one whole step, so it depends on the engine's batch. *Seen*: a caller has such a token.
 """
 
 import itertools
@@ -36,7 +36,8 @@ from penstock.sync.shared_memory import SharedMemoryPublisher
 Publisher = SharedMemoryPublisher | CudaIpcPublisher
 WARMUP = 3
 PAUSES_S = (0.025, 0.0265, 0.0256, 0.0274)
-"""Between updates the engine goes on for a few steps, as between two real ones; not always as far into one."""
+"""Between updates the engine runs a few steps, as in a real run. Pauses differ, so that updates meet a step at
+different points."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -109,7 +110,7 @@ def arms_gb(arms: dict[str, dict[str, Any]]) -> float:
 def in_child(
     settings: "list[Setting]", shape: str, updates: int, environ: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Measure in a process of its own: whether a process is a client of MPS is settled when it starts."""
+    """Measure in a process of its own: a process becomes a client of MPS when it starts, or never."""
     words = [shape, str(updates), msgspec.json.encode(settings).decode()]
     child = subprocess.run(
         [sys.executable, "-m", "penstock.bench.sync", *words],
@@ -124,8 +125,8 @@ def in_child(
 def measure_all(
     settings: "list[Setting]", shape: str, device: str, updates: int
 ) -> dict[str, dict[str, Any]]:
-    """One engine process serves settings that follow each other and differ only in what the trainer does. All
-    start at once, which takes longest, and rest until it is their turn."""
+    """One engine process serves consecutive settings that differ only in what the trainer does. All processes start
+    at once, since the start takes longest, and wait for their turn."""
     groups = [list(alike) for _, alike in itertools.groupby(settings, key=Setting.engine)]
     engines = [start_engine(group[0], shape, device) for group in groups]
     arms = {}
@@ -222,7 +223,7 @@ def start_engine(setting: Setting, shape: str, device: str) -> Child:
 
 @contextmanager
 def working(busy: bool) -> Iterator[None]:
-    """While inside, if `busy`, this process keeps the GPU at work with large matrix products."""
+    """While inside, if `busy`, this process keeps the GPU busy with large matmuls."""
     stop = threading.Event()
 
     def work() -> None:

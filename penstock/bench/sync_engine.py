@@ -1,7 +1,7 @@
 """The engine's side of `penstock bench sync`: the embedded engine, with sequences that decode without end.
 
-An update is *fresh* when a token has been drawn with it, and *seen* when such a token is in the hands of a
-caller: on a GPU when the window of steps that drew it has ended.
+An update is *fresh* when a token has been sampled with it, and *seen* when a caller has such a token. On a GPU
+that is when the window of steps that sampled it has ended.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from penstock.types import GenerateRequest, SamplingParams, WeightUpdate
 
 PROMPT, CONTEXT = 16, 2048
 SMALL_CONTEXT = 96
-"""On a CPU, where only the logic is looked at."""
+"""For a CPU, where only the logic is tested."""
 LOOK_EVERY_S = 1e-4
 PATIENCE_S = 60.0
 LONGEST_LINE = 1 << 26
 
 
 class Watched:
-    """One of the sequences, whose tokens are looked at one by one: since when is there one of which version."""
+    """One of the sequences. It notes when the first token of each version was seen."""
 
     def __init__(self) -> None:
         self.since: dict[int, float] = {}
@@ -69,7 +69,9 @@ async def serve(transport: str, shape: str, device: str, batch: int) -> None:
     receiver: WeightReceiver = CudaIpcReceiver() if transport == "cuda_ipc" else SharedMemoryReceiver()
     engine = EmbeddedEngine(model, config=config, receiver=receiver, version=-1)
     engine.warm_up()
-    sys.setswitchinterval(LOOK_EVERY_S)  # who looks for the first token is not kept waiting by the event loop
+    sys.setswitchinterval(
+        LOOK_EVERY_S
+    )  # so that the event loop does not delay the thread that polls for the first token
     say({"ready": True})
     sys.stdin.buffer.readline()  # the word to begin
     lines = await reading()
@@ -106,8 +108,7 @@ async def take(engine: EmbeddedEngine, update: WeightUpdate, watched: Watched) -
 
 
 def first_token(engine: EmbeddedEngine, version: int) -> float:
-    """When it was drawn, of a version: found by looking from time to time, in a thread since the event loop is
-    busy at times."""
+    """When the first token of a version was sampled. A thread polls for it: the event loop is busy at times."""
     until = time.monotonic() + PATIENCE_S
     while engine.newest_version < version:
         if time.monotonic() > until:
@@ -119,7 +120,7 @@ def first_token(engine: EmbeddedEngine, version: int) -> float:
 async def decode(
     engine: EmbeddedEngine, number: int, vocabulary: int, context: int, watched: Watched
 ) -> None:
-    """One sequence after another, for as long as this is let."""
+    """One sequence after another, until cancelled."""
     prompt = np.arange(number, number + PROMPT, dtype=np.int32) % vocabulary
     is_watched = number == 0
     with suppress(asyncio.CancelledError):

@@ -204,7 +204,7 @@ def plain_arm(shape: str, device: str, tokens: int, length: int, steps: int) -> 
 
 
 def clean(device: str) -> None:
-    """Let go of what an earlier arm left behind, so that it is not counted in this one's peak."""
+    """Free what an earlier arm left behind, so that this arm's peak does not count it."""
     torch._dynamo.reset()
     gc.collect()
     if device != "cpu":
@@ -283,7 +283,7 @@ def make_row(vocabulary: int, tokens: int, length: int, device: str) -> PackedRo
 
 
 def model_flops(model: Any, tokens: int, length: int) -> float:
-    """Of forward and backward: 6 per parameter and token, and causal attention's two products."""
+    """Of forward and backward: 6 per parameter and token, and causal attention's two matmuls."""
     config = model.config
     width = config.num_attention_heads * (config.hidden_size // config.num_attention_heads)
     attention = 6.0 * config.num_hidden_layers * width * tokens * length
@@ -291,7 +291,7 @@ def model_flops(model: Any, tokens: int, length: int) -> float:
 
 
 def matrix_ceiling(device: str, size: int = 8192) -> float:
-    """TFLOP/s of a large matrix product on random data: what this GPU can really do."""
+    """TFLOP/s of a large matmul on random data: what this GPU can really do."""
     if device == "cpu":
         size = 512
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
@@ -328,7 +328,7 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def more(report: dict[str, Any]) -> Table:
-    """What else is worth a number: whole steps, prompts that are run once, and where the optimizer's states are."""
+    """The other measurements: whole steps, shared prompts, and optimizer states."""
     groups, whole = report["groups"], report["whole_steps"]
     shown = Table("", "ms", "", title="whole steps, shared prompts, and one optimizer update")
     shown.add_row(

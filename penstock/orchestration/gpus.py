@@ -1,5 +1,5 @@
-"""The GPUs of this machine as the driver's own tool tells them: the controller needs no torch for that, and
-makes no CUDA context of its own beside the workers'."""
+"""The GPUs of this machine as `nvidia-smi` lists them. So the controller needs no torch, and makes no CUDA context
+beside the workers'."""
 
 import importlib.metadata
 import shutil

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CONTEXT_BYTES = int(0.6e9)
-"""CUDA's own, once a process."""
+"""What the CUDA context takes in each process."""
 MARGIN = 0.03
 """Of the GPU: what allocators leave unused between their blocks."""
 ENGINE_ALONE = 0.9

@@ -88,13 +88,13 @@ class RunMonitor:
             writer.write(step, {"heldout_reward": reward})
 
     def on_update(self, receipt: UpdateReceipt) -> None:
-        """What it cost the slowest engine to take a version: said with the step that ends next. Before the first
-        version of training nothing is generated."""
+        """What an update cost the slowest engine; reported with the step that ends next. Version 0 does not count,
+        since nothing is generated before it."""
         if receipt.version > 0:
             self._stalls.append(receipt.stall_s)
 
     def on_drop(self, reason: str, message: str) -> None:
-        """Every drop is counted; the first of each kind is said aloud."""
+        """Every drop is counted; the first of each kind is logged."""
         self.drops[reason] = self.drops.get(reason, 0) + 1
         if self.drops[reason] == 1:
             self.log(f"dropped a group ({reason}): {message}; further ones are counted, not printed")

@@ -1,7 +1,7 @@
 """Which process runs where, and on how much: threads on a CPU, and who shares a GPU with whom.
 
 Threads are chosen on purpose: too many on few cores slow everything. Two processes on one GPU take turns
-unless they are clients of MPS; then both run at once, and `placement` says how much of it each may have.
+unless they are clients of MPS. Then both run at once, and `placement.first` says whose kernels go first.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ def shares_a_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> bool:
 def sharing(
     config: PenstockConfig, gpus: Sequence[Gpu], environ: Mapping[str, str], log: Callable[[str], None]
 ) -> Iterator[Environments]:
-    """While the block runs, what lets engines and trainer share their GPU is there."""
+    """While the block runs, an MPS daemon serves engines and trainer if they share a GPU."""
     placement = config.placement
     shared = shares_a_gpu(config, gpus)
     if placement.share == "mps" and not shared:

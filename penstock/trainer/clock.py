@@ -27,7 +27,7 @@ class StepClock:
 
     @contextmanager
     def device(self, name: str) -> Iterator[None]:
-        """Work that a GPU is given, and that nobody waits for here."""
+        """Work that is queued on a GPU; this does not wait for it."""
         if self._device.type != "cuda":
             with self.host(name):
                 yield

@@ -1,4 +1,4 @@
-"""A made-up micro-batch, so that compilation is over before the first real one comes."""
+"""A dummy batch: the trainer compiles with it before the first real micro-batch comes."""
 
 from collections.abc import Iterator
 
@@ -8,21 +8,21 @@ from penstock.trainer.forward.packed_row import PackedRow
 from penstock.types import SamplingParams, TrainSequence, Turn, sample_of_turn
 
 PROMPT, ANSWERS = 37, (211, 173, 149)
-"""Tokens of the first group; prompts of others are a little longer. The sizes of a row are all different: what is
-compiled must not take one for another."""
+"""Tokens of the first group; prompts of the others are a little longer. All sizes of a row differ, so that the
+compiler cannot take two of them for the same."""
 
 
 def dummy_batch(
     vocabulary: int, tokens: int, device: str, *, longest: int, shared_prompts: bool
 ) -> PackedRow:
-    """A row of this many tokens, since what is compiled for a short row does not serve long ones; of sequences of
-    at most `longest`."""
+    """A row of this many tokens, made of sequences of at most `longest`. It is as long as a real row, because code
+    that was compiled for a short row does not serve long ones."""
     scale = min(1.0, longest / 512, tokens / 1024)
     answers = [max(2, int(scale * answer)) for answer in ANSWERS]
     sequences: list[TrainSequence] = []
     room = tokens
     for group, prompt in enumerate(_prompts(scale)):
-        # A sequence's last token is predicted, and not run.
+        # The last token of a sequence is predicted but does not run through the model.
         cost = sum(answers) - len(answers) + prompt * (1 if shared_prompts else len(answers))
         if cost > room:
             break
@@ -45,7 +45,7 @@ def _prompts(scale: float) -> Iterator[int]:
 
 
 def dummy_turn(prompt_ids: np.ndarray, output_ids: np.ndarray, vocabulary: int) -> Turn:
-    """As if an engine that knows nothing had drawn these tokens."""
+    """Logprobs as of a uniform policy."""
     return Turn(
         prompt_ids=prompt_ids.astype(np.int32),
         output_ids=output_ids.astype(np.int32),

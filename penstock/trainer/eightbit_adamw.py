@@ -27,7 +27,7 @@ class EightBitAdamW:
         rest = [master for master, is_coded in zip(masters, coded, strict=True) if not is_coded]
         self._rest = Float32AdamW(rest, config) if rest else None
         devices = {moments.master.device for moments in self._coded}
-        # Dozens of operations over every value, or one kernel.
+        # Compiled, dozens of operations over every value become one kernel.
         self._move = torch.compile(_move, dynamic=True) if config.compile else _move
         self._noise = {device: torch.Generator(device).manual_seed(0) for device in devices}
 
@@ -53,7 +53,7 @@ class EightBitAdamW:
         if self._rest is not None:
             self._rest.load_state_dict(state["rest"])
         for device, generator in self._noise.items():
-            # Noise of another device can't go on here; a fresh start is as random.
+            # The generator's state is of another device and cannot be loaded here; a fresh seed is as random.
             if str(device) in state["noise"]:
                 generator.set_state(state["noise"][str(device)].cpu())
 
@@ -84,7 +84,7 @@ class _Moments:
         weights, gradients = self.master.view(-1), self.master.grad.reshape(-1)
         beta1, beta2 = config.betas
         step_size = learning_rate / (1 - beta1**self._num_updates)
-        # A tensor: as a number it would be compiled anew for every update. Filled, not copied: a copy would wait.
+        # A tensor, since a Python number would be compiled anew for every update. Filled, since a copy would wait.
         correction = torch.full((), (1 - beta2**self._num_updates) ** 0.5, device=weights.device)
         decay = learning_rate * decay_of(self.master, config)
         if decay:

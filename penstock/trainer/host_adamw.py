@@ -57,7 +57,7 @@ class HostAdamW:
         for parameter in parameters:
             parameter.data = parameter.data.contiguous()
         self._buckets = list(_buckets(masters, BUCKET_VALUES))
-        # A master that is its parameter needs no way back.
+        # A master that is the parameter itself need not be copied back.
         self._returns = [p is not m for p, m in zip(parameters, masters, strict=True)]
         slices = [piece for bucket in self._buckets for piece in bucket]
         decays = [decay_of(masters[piece.tensor], config) for piece in slices]
@@ -94,7 +94,7 @@ class HostAdamW:
         self._adamw.load_state_dict(state)
 
     def _fetch(self, number: int) -> None:
-        """Start the way of a bucket's gradients to the host. Its staging was read two buckets ago."""
+        """Start copying a bucket's gradients to the host. Its staging buffer was read two buckets ago."""
         staging = self._down[number % 2]
         for piece, place in _places(self._buckets[number]):
             gradient = self._gradients[piece.tensor].grad
@@ -103,7 +103,7 @@ class HostAdamW:
                 staging.left(gradient.device)
 
     def _send(self, number: int) -> None:
-        """Start the way of a bucket's weights to the device, rounded on the host."""
+        """Start copying a bucket's weights to the device, rounded on the host."""
         for pair in self._up.values():
             pair[number % 2].wait()
         for piece, place in _places(self._buckets[number]):

@@ -42,7 +42,7 @@ class MemoryEstimate:
 
     @property
     def resident(self) -> int:
-        """What is there all the time, gradients included: a step of several micro-batches adds them up."""
+        """What is held all the time. Gradients count, since a step of several micro-batches accumulates them."""
         return self.weights + self.gradients + self.masters + self.moments + self.reference
 
     @property
@@ -93,14 +93,14 @@ def _kept_values(outline: Outline, checkpointing: str) -> int:
         case "full":
             return outline.hidden
         case "selective":
-            # Its input, queries, attention, their projection, and one of the two wide products of the MLP.
+            # Its input, queries, attention, their projection, and one of the two wide matmuls of the MLP.
             return 2 * outline.hidden + 2 * outline.queries + outline.intermediate
     return _layer_values(outline)
 
 
 def _layer_values(outline: Outline) -> int:
     """All of a layer: two norms that compute in float32, queries and keys before and after rotation, values,
-    attention, the gated MLP's two products, its activation and their product."""
+    attention, the outputs of the gated MLP's two matmuls, the activation, and gate times up."""
     return 10 * outline.hidden + 4 * outline.queries + 5 * outline.keys + 4 * outline.intermediate
 
 

@@ -43,7 +43,7 @@ class Objective:
         return ((values.loss + penalties) * prepared.shares).sum(), columns
 
     def _weighted(self, tokens: LossTokens) -> LossTokens:
-        """The product of all corrections; those for the engine's gap touch tokens of the current version."""
+        """All corrections multiplied. Those for the engine's gap touch only tokens of the current version."""
         weights = tokens.weights
         for correction in self._corrections:
             weights = weights * correction(tokens)

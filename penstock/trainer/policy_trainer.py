@@ -79,8 +79,8 @@ class PolicyTrainer:
         self._num_gap_warnings = 0
 
     def warm_up(self) -> None:
-        """Compile what the usual row will run, if anything is to be compiled. Weights stay as they are. Left for
-        when they come: rows without a shared prompt where others have one, and updates in 8 bits."""
+        """Compile with a dummy batch what the usual row will run, if compilation is on. Weights do not change. Rows
+        without a shared prompt and 8-bit updates are compiled when the first one comes."""
         if not self._config.compile:
             return
         row = dummy_batch(
@@ -137,8 +137,8 @@ class PolicyTrainer:
         self._num_skipped = state["num_skipped"]
 
     def _accumulate(self, rows: list[PreparedRow], clock: StepClock) -> StepRecord:
-        """Nothing waits for a GPU before its last micro-batch is queued, so that it finds the next one when it is
-        done with one."""
+        """The host does not wait for the GPU before the last micro-batch is queued, so the GPU never runs out of
+        work in between."""
         record = StepRecord()
         for row in rows:
             with clock.device("forward"):

@@ -29,7 +29,7 @@ class StepRecord:
             self.columns.setdefault(name, []).append(column.detach().float())
 
     def fetch(self) -> None:
-        """Bring all to the host, before the device is given something else to do."""
+        """Copy everything to the host, before the device is given other work."""
         self.losses = [loss.cpu() for loss in self.losses]
         self.columns = {name: [torch.cat(parts).cpu()] for name, parts in self.columns.items()}
 

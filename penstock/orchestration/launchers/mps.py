@@ -24,7 +24,7 @@ START_TIMEOUT_S = STOP_TIMEOUT_S = 15.0
 
 
 class MpsUnavailable(PenstockError):
-    """There is no daemon to be had, and why."""
+    """Why no daemon can be started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class Mps:
     def environment(self, *, yields: bool = False) -> dict[str, str]:
         """What a client is started with; it `yields` to others where kernels wait for room on the GPU.
 
-        It always has all multiprocessors: with fewer, matrix products came out wrong (docs/performance.md)."""
+        It always has all multiprocessors: with fewer, matmuls came out wrong (docs/performance.md)."""
         return {**self.folders, PERCENTAGE: "100", PRIORITY: "1" if yields else "0"}
 
 
 @contextmanager
 def mps(environ: Mapping[str, str], log: Callable[[str], None]) -> Iterator[Mps | None]:
-    """A daemon while the block runs; None where there is none to be had, which the log is told."""
+    """A daemon while the block runs; None, with a line in the log, where none can be started."""
     if environ.get(PIPES):
         log(f"sharing the GPU through the MPS daemon of {environ[PIPES]}, which stays")
         yield Mps({})

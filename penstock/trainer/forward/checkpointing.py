@@ -1,8 +1,8 @@
 """What a layer keeps for its backward pass, and whether its operations are fused.
 
-`full` keeps the input of each layer and runs the layer again in backward. `selective` keeps what is dear to
-compute and small to hold: attention, and matrix products that do not widen their input; of the wide products
-(the two of a gated MLP are two thirds of all activations) every second. Everything else is computed again.
+`full` keeps the input of each layer and runs the layer again in backward. `selective` keeps what is expensive to
+compute and small to hold: attention, and matmuls that do not widen their input. Of the wide matmuls it keeps every
+second (the two of a gated MLP are two thirds of all activations). Everything else is computed again.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Checkpointing = Literal["off", "selective", "full"]
 
 RECOMPILE_LIMIT = 32
 WIDE_KEPT = 2
-"""Every how many-th wide product of a layer is kept by `selective`; 0 keeps none."""
+"""`selective` keeps every n-th wide matmul of a layer; 0 keeps none."""
 ATTENTION = (
     "aten::_flash_attention_forward",
     "aten::_scaled_dot_product_flash_attention",
@@ -49,9 +49,10 @@ def compiler_settings() -> AbstractContextManager[None]:
     """For forward passes of compiled layers, in the thread that runs them: newer versions of torch have settings of
     their own in every thread.
 
-    Beyond torch's limit of compilations layers run uncompiled, and hardly anybody is told. Its eight are too few
-    for a model with two kinds of layers, prompts shared and not, with gradient and without. Sizes vary, floats of a
-    layer never do: taken for variables at first, they would have it traced twice."""
+    Beyond torch's limit of compilations layers run uncompiled, almost silently. The default of eight is too low for
+    a model with two kinds of layers, shared prompts or not, and passes with and without gradient. Sizes vary from
+    row to row, but a layer's floats never do. If torch took them for variables at first, it would trace the layer
+    twice."""
     settings: Any = torch._dynamo.config
     patched: AbstractContextManager[None] = settings.patch(
         recompile_limit=RECOMPILE_LIMIT, specialize_float=True
@@ -102,7 +103,7 @@ def _contexts() -> Any:
 
 
 def _make_policy() -> Callable[..., CheckpointPolicy]:
-    """A policy for one run of one layer; forward and recomputation count their products alike."""
+    """A policy for one run of one layer; forward and recomputation count their matmuls alike."""
     num_wide = {False: 0, True: 0}
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -116,7 +117,7 @@ def _make_policy() -> Callable[..., CheckpointPolicy]:
             num_wide[context.is_recompute] += 1
             kept = WIDE_KEPT > 0 and num_wide[context.is_recompute] % WIDE_KEPT == 0
             return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-        # A product that narrows its input much ends the layer: nothing after it needs its result.
+        # A matmul that narrows its input a lot ends the layer: nothing after it needs its result.
         return CheckpointPolicy.PREFER_RECOMPUTE if inner > 2 * outer else CheckpointPolicy.MUST_SAVE
 
     return policy

@@ -2,8 +2,8 @@
 
 Only rows that predict a token of the loss are projected. Forward keeps nothing of vocabulary size but
 the last chunk when it is the only one; backward projects again, chunk by chunk, and adds up the
-gradient of the output embedding in place. On a GPU the logits of a chunk are float32 sums of half-precision
-products, and Triton kernels read them once in each direction.
+gradient of the output embedding in place. On a GPU the logits of a chunk come from a half-precision matmul with
+float32 output, and Triton kernels read them once in each direction.
 """
 
 import logging
@@ -223,7 +223,7 @@ class _Logprobs(torch.autograd.Function):
 
 
 def _project(states: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-    """Raw logits, the caller's own. On a GPU half-precision products are summed and kept in float32."""
+    """Raw logits, the caller's own. On a GPU a half-precision matmul accumulates and returns float32."""
     if weight is None:
         return states.clone(memory_format=torch.contiguous_format)
     if not _sums_in_float32(states):

@@ -137,7 +137,7 @@ class PackedAttention:
                 sinks=sinks,
             )
             return out.transpose(1, 2)
-        if not torch.compiler.is_compiling():  # a graph that knew lengths would serve no other row
+        if not torch.compiler.is_compiling():  # a graph that knew the lengths would serve no other row
             self._check(query)
         flat_query, flat_key, flat_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         if self._shared is not None:

@@ -24,7 +24,7 @@ class Boundaries:
     """(sequences + 1,), int32, on the row's device."""
     keys: torch.Tensor
     longest_query: torch.Tensor
-    """(tokens, 0): its first size is meant. A compiled graph serves any size of a tensor, but only one number."""
+    """(tokens, 0): only its first size matters. A compiled graph serves any tensor size, but only one number."""
     longest_key: torch.Tensor
 
     @classmethod
