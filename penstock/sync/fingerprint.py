@@ -5,9 +5,9 @@
 
 Every element counts with its global position, so a swapped, skipped, shifted or stale element changes
 the sum; and since it is a sum, the fingerprints of the shards of a tensor (each with its offset) add up
-to that of the whole. Two products of 32 bits are few enough for a GPU to do while it waits for memory; since
-they multiply halves with each other, changes of two elements do not cancel as they would in a plain sum. An
-element of 8 bytes counts as two of 4.
+to that of the whole. A GPU does the two 32-bit multiplications while it waits for memory. Since they multiply halves
+with each other, changes of two elements do not cancel as they would in a plain sum. An element of 8 bytes counts as
+two of 4.
 
 It runs on whatever device holds the tensor: in pieces of bounded size, or, on a GPU with Triton, for all
 tensors in one pass over their memory.
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 18
 FACTOR, WALK, CARRY = 0x5851F42D, 0x61C88647, 0x2545F491
-"""Odd numbers of at most 31 bits, so that products are never negative; the last is for what WALK · index loses
-at 2³²."""
+"""Odd numbers of at most 31 bits, so that no multiplication gives a negative number; the last is for what
+WALK · index loses at 2³²."""
 _MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not pile up plans
 _MASK = (1 << 64) - 1
 _LOW = (1 << 32) - 1
