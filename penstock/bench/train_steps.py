@@ -88,9 +88,7 @@ def steps_arm(shape: str, device: str, *, compiled: bool, steps: int, load: Load
 def make_plan(load: Load, vocabulary: int, number: int) -> StepPlan:
     rng = np.random.default_rng(number)
     groups = [_group(load, vocabulary, rng, index) for index in range(load.groups)]
-    (plan,) = plan_step(
-        number, number, groups, micro_batch_tokens=load.micro_batch_tokens, shared_prompts=True
-    )
+    (plan,) = plan_step(number, groups, micro_batch_tokens=load.micro_batch_tokens, shared_prompts=True)
     return plan
 
 

@@ -4,10 +4,11 @@
       └──────── drop(reason) ◄──────┘
 
 No clock, no I/O, no waiting: `RolloutBuffer` wraps it for coroutines, and the property tests drive it by
-hand. Versions are counted in updates: training at version t makes version t + 1.
+hand. It counts in steps of the surviving history: weights of step t train to weights of step t + 1. Tokens carry
+versions, and `VersionHistory` knows the step of each.
 
-Why `wait` never deadlocks and never trains a late token. Give each group a deadline: the last version at
-which it may train, its oldest possible version plus its bound. Admission keeps, for every d ≥ t, the
+Why `wait` never deadlocks and never trains a late token. Give each group a deadline: the last step at whose
+weights it may train, its oldest possible step plus its bound. Admission keeps, for every d ≥ t, the
 number of outstanding groups with deadline ≤ d at or under (d − t + 1) × groups_per_step; that is, there is
 always room for all of them in time. `select` takes the earliest deadlines first and refuses to take
 younger groups while that would leave too little room for older ones still running. When everything
@@ -15,55 +16,72 @@ outstanding has finished, earliest-deadline-first always fits.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Literal
 
-from penstock.types import Sample, ScoredGroup
+import msgspec
+
+from penstock.buffer.history import VersionHistory
+from penstock.types import DEFAULT_POLICY, Record, Sample, ScoredGroup
 
 Late = Literal["mask", "wait", "drop", "correct"]
 Samples = tuple[tuple[Sample, ...], ...]
 """The samples of each episode of a group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """Leave to generate one group. `number` orders admissions; `deadline` is the last version at which all of
-    its tokens are certain to be within the bound that it was admitted under."""
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """Leave to generate one group. `number` orders admissions and is never used again: seeds and request ids come
+    from it. `deadline` is the last step at which all tokens are certain to be within the bound."""
 
     number: int
     bound: int
     deadline: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyGroup:
+class ReadyGroup(Record, frozen=True, kw_only=True):
     """A scored group waiting to be trained, with its samples (several per episode are possible)."""
 
     ticket: Ticket
     scored: ScoredGroup
     samples: Samples
-    oldest_version: int
+    oldest_step: int
 
     @property
     def deadline(self) -> int:
         """Known exactly once the tokens are there."""
-        return self.oldest_version + self.ticket.bound
+        return self.oldest_step + self.ticket.bound
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The groups of one step, lateness already applied to their samples."""
+class StepGroups(Record, frozen=True, kw_only=True):
+    """The groups of one step, lateness already applied to their samples. `step` is that of the weights that they
+    train: the step they make is the next."""
 
-    version: int
+    step: int
     groups: tuple[ReadyGroup, ...]
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(group.ticket.number for group in self.groups)
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+
+class Dropped(Record, frozen=True, kw_only=True):
     """A finished group that grew too old before it was trained: its task goes back."""
 
+    ticket: Ticket
     scored: ScoredGroup
     reason: str
+
+
+class GateState(Record, frozen=True, kw_only=True):
+    """All that a gate knows, as data. A step that was taken and not yet trained counts as ready."""
+
+    step: int
+    served_step: int
+    max_staleness: int
+    num_admitted: int
+    num_trained: int
+    running: tuple[Ticket, ...]
+    ready: tuple[ReadyGroup, ...]
 
 
 class StalenessGate:
@@ -77,15 +95,17 @@ class StalenessGate:
         late: Late,
         ahead: int = 1,
         num_groups: int | None = None,
+        history: VersionHistory | None = None,
     ) -> None:
         self.groups_per_step = groups_per_step
         self.max_staleness = max_staleness
         self.late = late
         self.ahead = ahead
-        self.version = 0
-        """The trainer's version."""
-        self.served_version = 0
-        """The oldest version that any engine may still sample with."""
+        self.history = history or VersionHistory(DEFAULT_POLICY)
+        self.step = 0
+        """Updates made so far."""
+        self.served_step = 0
+        """The step of the oldest weights that any engine may still sample with."""
         self.drops: Counter[str] = Counter()
         self._num_groups = num_groups
         self._num_admitted = 0
@@ -108,7 +128,7 @@ class StalenessGate:
 
     @property
     def lag(self) -> int:
-        return self.version - self.served_version
+        return self.step - self.served_step
 
     @property
     def limit(self) -> int:
@@ -129,32 +149,32 @@ class StalenessGate:
     def admit(self) -> Ticket:
         assert self.may_admit()
         bound = self.max_staleness
-        ticket = Ticket(number=self._num_admitted, bound=bound, deadline=self.served_version + bound)
+        ticket = Ticket(number=self._num_admitted, bound=bound, deadline=self.served_step + bound)
         self._num_admitted += 1
         self._running[ticket.number] = ticket
         return ticket
 
-    def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
+    def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
         """The group is generated and scored: it waits for its step. `samples` are those of its episodes,
-        where selection has kept some out of the loss."""
+        where selection has kept some out of the loss. False when none has a token in the loss: it is dropped."""
         if samples is None:
             samples = tuple(scored.samples(index) for index in range(len(scored.scores)))
-        versions = [sample.oldest_version() for row in samples for sample in row]
-        oldest = min((version for version in versions if version is not None), default=None)
+        oldest = self._oldest_step(sample for row in samples for sample in row)
         if oldest is None:
             self.drop_running(ticket, "empty")
-            return
+            return False
         del self._running[ticket.number]
         self._ready[ticket.number] = ReadyGroup(
-            ticket=ticket, scored=scored, samples=samples, oldest_version=oldest
+            ticket=ticket, scored=scored, samples=samples, oldest_step=oldest
         )
+        return True
 
     def drop_running(self, ticket: Ticket, reason: str) -> None:
         """The group failed before it was ready (generation, scoring) or was filtered."""
         del self._running[ticket.number]
         self.drops[reason] += 1
 
-    def select(self) -> tuple[Selection | None, list[Dropped]]:
+    def select(self) -> tuple[StepGroups | None, list[Dropped]]:
         """The next step's groups, or None while they are not all there; and what lateness dropped."""
         dropped = self._drop_late()
         if len(self._ready) < self.groups_per_step:
@@ -166,33 +186,60 @@ class StalenessGate:
         for group in chosen:
             del self._ready[group.ticket.number]
             self._training[group.ticket.number] = group
-        return Selection(self.version, tuple(self._within_bound(group) for group in chosen)), dropped
+        groups = tuple(self._within_bound(group) for group in chosen)
+        return StepGroups(step=self.step, groups=groups), dropped
 
-    def trained(self, selection: Selection) -> None:
-        """The step is done: its groups are no longer outstanding, and the trainer is one version further."""
-        for group in selection.groups:
-            del self._training[group.ticket.number]
-        self._num_trained += len(selection.groups)
-        self.version += 1
+    def trained(self, taken: StepGroups) -> None:
+        """The step is done: its groups are no longer outstanding, and the trainer is one step further."""
+        for number in taken.numbers:
+            del self._training[number]
+        self._num_trained += len(taken.groups)
+        self.step += 1
+
+    def state(self) -> GateState:
+        return GateState(
+            step=self.step,
+            served_step=self.served_step,
+            max_staleness=self.max_staleness,
+            num_admitted=self._num_admitted,
+            num_trained=self._num_trained,
+            running=tuple(self._running.values()),
+            ready=(*self._training.values(), *self._ready.values()),
+        )
+
+    def restore(self, state: GateState) -> None:
+        """Go on from `state`. Whoever restores generates the running groups again, under their old numbers."""
+        assert not self.outstanding, "a gate is restored before anything is admitted"
+        self.step, self.served_step = state.step, state.served_step
+        self.max_staleness = state.max_staleness
+        self._num_admitted, self._num_trained = state.num_admitted, state.num_trained
+        self._running = {ticket.number: ticket for ticket in state.running}
+        self._ready = {group.ticket.number: group for group in state.ready}
 
     def _drop_late(self) -> list[Dropped]:
         dropped = []
         for number, group in list(self._ready.items()):
-            too_old = self.late == "drop" and group.deadline < self.version
+            too_old = self.late == "drop" and group.deadline < self.step
             if too_old or not _has_loss(self._within_bound(group)):
                 del self._ready[number]
                 self.drops["stale"] += 1
-                dropped.append(Dropped(group.scored, "stale"))
+                dropped.append(Dropped(ticket=group.ticket, scored=group.scored, reason="stale"))
         return dropped
 
     def _within_bound(self, group: ReadyGroup) -> ReadyGroup:
-        if self.late != "mask" or group.deadline >= self.version:
+        if self.late != "mask" or group.deadline >= self.step:
             return group
-        floor = self.version - group.ticket.bound
-        samples = tuple(tuple(sample.masked_below(floor) for sample in row) for row in group.samples)
-        return ReadyGroup(
-            ticket=group.ticket, scored=group.scored, samples=samples, oldest_version=group.oldest_version
+        floor = self.step - group.ticket.bound
+        samples = tuple(
+            tuple(sample.in_loss_where(self.history.steps_of(sample.versions) >= floor) for sample in row)
+            for row in group.samples
         )
+        return msgspec.structs.replace(group, samples=samples)
+
+    def _oldest_step(self, samples: Iterable[Sample]) -> int | None:
+        """Of the tokens in the loss; None when there are none."""
+        versions = [sample.versions[sample.loss_mask] for sample in samples]
+        return min((int(self.history.steps_of(one).min()) for one in versions if one.size), default=None)
 
     def _leaves_room(self, chosen: list[ReadyGroup]) -> bool:
         """Whether, with `chosen` trained now, every other outstanding group can still train in time."""
@@ -201,7 +248,7 @@ class StalenessGate:
         deadlines += [ticket.deadline for ticket in self._running.values()]
         for rank, deadline in enumerate(sorted(deadlines)):
             first_step_after_now = rank // self.groups_per_step + 1
-            if self.version + first_step_after_now > deadline:
+            if self.step + first_step_after_now > deadline:
                 return False
         return True
 

@@ -5,43 +5,27 @@ stands still, which is what the terminal view and the watchdog show.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
-from penstock.buffer.admission import Dropped, Samples, Selection, StalenessGate, Ticket
-from penstock.errors import UserError
-from penstock.types import ScoredGroup
+from penstock.buffer.admission import Dropped, Samples, StalenessGate, StepGroups, Ticket
+from penstock.buffer.group_log import GroupLog, NoGroupLog
+from penstock.types import ScoredGroup, Task
 
 
 class BufferClosed(Exception):
     """The run is over: nobody will admit or train any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A scored group after selection: its samples where some were kept out of the loss, or why it goes."""
-
-    scored: ScoredGroup
-    samples: Samples | None = None
-    drop: str | None = None
+async def _forget(dropped: Dropped) -> None:
+    pass
 
 
 class RolloutBuffer:
-    """Admission on one side, steps on the other."""
+    """Admission on one side, steps on the other. What happens to a group is told to `log` before it counts."""
 
-    def __init__(
-        self,
-        gate: StalenessGate,
-        *,
-        select: Callable[[ScoredGroup], Chosen] = lambda scored: Chosen(scored),
-        max_filtered_in_a_row: int = 512,
-        on_drop: Callable[[Dropped], None] = lambda dropped: None,
-    ) -> None:
+    def __init__(self, gate: StalenessGate, *, log: GroupLog | None = None) -> None:
         self.gate = gate
-        self._select = select
-        self._max_filtered = max_filtered_in_a_row
-        self._filtered_in_a_row = 0
-        self._on_drop = on_drop
+        self._log = log or NoGroupLog()
         self._changed = asyncio.Event()
         self._closed = False
         self._error: Exception | None = None
@@ -53,47 +37,54 @@ class RolloutBuffer:
         self._check_open()
         return self.gate.admit()
 
-    def finish(self, ticket: Ticket, scored: ScoredGroup) -> None:
-        """Selection has its say, then the group waits for its step."""
-        chosen = self._select(scored)
-        if chosen.drop is not None:
-            self.gate.drop_running(ticket, chosen.drop)
-            self._filtered_in_a_row += 1
-            if self._filtered_in_a_row >= self._max_filtered:
-                self._error = UserError(
-                    f"the last {self._filtered_in_a_row} groups were all dropped by selection (the last for "
-                    f"{chosen.drop}, its scores around {scored.values.mean():g}), so there is nothing to "
-                    "learn from: the tasks are too easy or too hard; change them, or algorithm.selection"
-                )
-        else:
-            self._filtered_in_a_row = 0
-            self.gate.finish(ticket, chosen.scored, chosen.samples)
-        self._wake()
+    async def start(self, ticket: Ticket, task: Task) -> None:
+        """The group that was admitted is an attempt at this task."""
+        await self._log.admitted(ticket, task)
 
-    def drop(self, ticket: Ticket, reason: str) -> None:
+    async def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
+        """The group waits for its step. False when it has no token to train on, and was dropped as `empty`."""
+        await self._log.finished(ticket, scored)
+        kept = self.gate.finish(ticket, scored, samples)
+        if not kept:
+            await self._log.dropped(ticket.number, "empty")
+        self._wake()
+        return kept
+
+    async def drop(self, ticket: Ticket, reason: str) -> None:
+        """The group failed, or selection left it out."""
+        await self._log.dropped(ticket.number, reason)
         self.gate.drop_running(ticket, reason)
         self._wake()
 
-    async def take_step(self) -> Selection:
-        """The groups of the next step, as soon as there are enough of them."""
+    async def take_step(self, on_drop: Callable[[Dropped], Awaitable[None]] = _forget) -> StepGroups:
+        """The groups of the next step, as soon as there are enough of them. Groups that have grown too old are
+        given to `on_drop`."""
         while True:
             self._check_open()
-            selection, dropped = self.gate.select()
+            taken, dropped = self.gate.select()
             for one in dropped:
-                self._on_drop(one)
+                await self._log.dropped(one.ticket.number, one.reason)
+                await on_drop(one)
             if dropped:
                 self._wake()
-            if selection is not None:
-                return selection
-            await self._wait()
+            if taken is not None:
+                return taken
+            if not dropped:  # what happened while a drop was logged may have made a step
+                await self._wait()
 
-    def trained(self, selection: Selection) -> None:
-        self.gate.trained(selection)
+    async def trained(self, taken: StepGroups) -> None:
+        await self._log.trained(taken.step + 1, taken.numbers)
+        self.gate.trained(taken)
         self._wake()
 
     def served(self, version: int) -> None:
         """Every engine now samples with `version` or a later one."""
-        self.gate.served_version = version
+        self.gate.served_step = self.gate.history.step_of(version)
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """End the run with an error, on both sides."""
+        self._error = error
         self._wake()
 
     def set_bound(self, max_staleness: int) -> None:

@@ -16,10 +16,11 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.buffer.admission import Dropped, Selection, Ticket
+from penstock.buffer.admission import Dropped, StepGroups, Ticket
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.errors import RequestRefused, ScoringFailed
 from penstock.interfaces import Engine, Scorer, Trainer
+from penstock.orchestration.intake import Intake
 from penstock.orchestration.step_planner import StepPlanner, TrainedStep
 from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import ScoredGroup, Task, UpdateReceipt
@@ -67,8 +68,10 @@ class Controller:
         runner: RolloutRunner,
         tasks: TaskSource,
         buffer: RolloutBuffer,
+        intake: Intake,
         planner: StepPlanner,
         steps: int,
+        resumed: Sequence[tuple[Ticket, Task]] = (),
         recompute_kv: bool = False,
         on_step: Callable[[TrainedStep], None] = lambda step: None,
         on_update: Callable[[UpdateReceipt], None] = lambda receipt: None,
@@ -79,8 +82,10 @@ class Controller:
         self._scorer = scorer
         self._runner = runner
         self._tasks = tasks
+        self._intake = intake
         self._planner = planner
         self._steps = steps
+        self._resumed = resumed
         self._recompute_kv = recompute_kv
         self._on_step = on_step
         self._on_update = on_update
@@ -100,7 +105,7 @@ class Controller:
 
     async def start(self) -> None:
         """Bring every engine to the trainer's starting weights, verified."""
-        await self._sync(0)
+        await self._sync(self._issue(self.buffer.gate.step))
 
     async def run(self) -> None:
         """The whole training. Returns when engines serve the last version."""
@@ -118,24 +123,31 @@ class Controller:
         while self.tally.steps < step:
             await self._stepped.wait()
 
-    def give_back(self, dropped: Dropped) -> None:
+    async def _give_back(self, dropped: Dropped) -> None:
         """A group grew too old: its task is tried again."""
         self._tasks.put_back(dropped.scored.group.task)
-        self._on_drop(dropped.reason, f"group {dropped.scored.group.number} crossed the staleness bound")
+        self._on_drop(dropped.reason, f"group {dropped.ticket.number} crossed the staleness bound")
 
     async def _feed(self, background: asyncio.TaskGroup) -> None:
+        """Start groups: first those that were under way before a restart, then as many as may be admitted."""
+        for ticket, task in self._resumed:
+            self._start_group(background, ticket, task)
         while not self._stopping:
             try:
                 ticket = await self.buffer.admit()
             except BufferClosed:
                 return
-            task = background.create_task(self._produce(ticket, self._tasks.next()))
-            self._producing.add(task)
-            task.add_done_callback(self._producing.discard)
+            self._start_group(background, ticket, self._tasks.next())
+
+    def _start_group(self, background: asyncio.TaskGroup, ticket: Ticket, task: Task) -> None:
+        producing = background.create_task(self._produce(ticket, task))
+        self._producing.add(producing)
+        producing.add_done_callback(self._producing.discard)
 
     async def _produce(self, ticket: Ticket, task: Task) -> None:
         """One group, from its task to the buffer. What goes wrong costs the group, with a reason."""
         activity = self.activity
+        await self.buffer.start(ticket, task)
         try:
             activity.num_generating += 1
             try:
@@ -148,39 +160,47 @@ class Controller:
             finally:
                 activity.num_scoring -= 1
         except RequestRefused as error:
-            self._drop(ticket, "refused", str(error))
+            await self._drop(ticket, "refused", str(error))
         except ScoringFailed as error:
-            self._drop(ticket, error.reason, str(error))
+            await self._drop(ticket, error.reason, str(error))
         else:
             activity.last_progress = self._now()
-            self.buffer.finish(ticket, ScoredGroup(group=group, scores=scores))
+            reason = await self._intake.take(ticket, ScoredGroup(group=group, scores=scores))
+            if reason is not None:
+                self._on_drop(reason, f"group {ticket.number} has nothing to train on")
 
-    def _drop(self, ticket: Ticket, reason: str, message: str) -> None:
-        self.buffer.drop(ticket, reason)
+    async def _drop(self, ticket: Ticket, reason: str, message: str) -> None:
+        await self.buffer.drop(ticket, reason)
         self._on_drop(reason, message)
 
     async def _train(self, background: asyncio.TaskGroup) -> None:
-        for number in range(1, self._steps + 1):
+        for number in range(self.buffer.gate.step + 1, self._steps + 1):
             if self._stopping:
                 return
             self._set_trainer("waiting for groups")
             waiting_since = self._now()
-            selection = await self.buffer.take_step()
+            taken = await self.buffer.take_step(self._give_back)
             waited_s = self._now() - waiting_since
             self._set_trainer(f"step {number}")
-            await self._step(number, selection, waited_s)
-            background.create_task(self._sync(selection.version + 1))
+            version = await self._step(number, taken, waited_s)
+            background.create_task(self._sync(version))
         self._set_trainer("done")
 
-    async def _step(self, number: int, selection: Selection, waited_s: float) -> None:
-        plans = self._planner.plan(number, selection)
+    def _issue(self, step: int) -> int:
+        """A number for the weights that `step` makes."""
+        return self.buffer.gate.history.issue(step)
+
+    async def _step(self, number: int, taken: StepGroups, waited_s: float) -> int:
+        """Train on the groups; returns the version under which the result may be published."""
+        version = self._issue(number)
+        plans = self._planner.plan(taken, self.buffer.gate.history, version)
         start = self._now()
         results = await asyncio.gather(
             *(trainer.step(plan) for trainer, plan in zip(self._trainers, plans, strict=True))
         )
-        self.buffer.trained(selection)
+        await self.buffer.trained(taken)
         self.tally.steps += 1
-        self.tally.samples += sum(len(group.scored.scores) for group in selection.groups)
+        self.tally.samples += sum(len(group.scored.scores) for group in taken.groups)
         self.tally.trainer_waiting_s += waited_s
         self.activity.last_progress = self._now()
         self._stepped.set()
@@ -188,13 +208,14 @@ class Controller:
         self._on_step(
             TrainedStep(
                 number=number,
-                selection=selection,
+                taken=taken,
                 results=results,
                 waited_s=waited_s,
                 took_s=self._now() - start,
                 time_s=self._now(),
             )
         )
+        return version
 
     async def _sync(self, version: int) -> None:
         """Publish one version and bring every engine to it, in order, beside the next step."""

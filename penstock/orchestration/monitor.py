@@ -58,14 +58,14 @@ class RunMonitor:
         metrics = merge_ranks([result.metrics for result in step.results])
         seconds = merge_ranks([result.seconds for result in step.results])
         self.trainer_busy_s += sum(seconds.get(kind, 0.0) for kind in BUSY_KINDS)
-        reward = float(np.mean(np.concatenate([group.scored.values for group in step.selection.groups])))
+        reward = float(np.mean(np.concatenate([group.scored.values for group in step.taken.groups])))
         staleness = metrics.get("staleness_mean", 0.0)
         self.staleness_sum += staleness
         self._last_staleness = staleness
         self.staleness_max = max(self.staleness_max, metrics.get("staleness_max", 0.0))
         self.rewards.append(reward)
         self._step = step.number
-        self._samples += sum(len(group.scored.scores) for group in step.selection.groups)
+        self._samples += sum(len(group.scored.scores) for group in step.taken.groups)
         row = {
             "time_s": step.time_s - self._start,
             "reward": reward,

@@ -8,33 +8,26 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import msgspec
-
-from penstock.algorithms.selection import select
-from penstock.buffer.admission import StalenessGate
-from penstock.buffer.rollout_buffer import Chosen, RolloutBuffer
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
 from penstock.interfaces import Engine, Scorer
 from penstock.observe.views import View
-from penstock.orchestration.closed_loop import ClosedLoop, starting_bound
+from penstock.orchestration.assembly import Parts, build_controller, build_evaluator
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.evaluation import Evaluator
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.monitor import RunMonitor
 from penstock.orchestration.placement import sharing
 from penstock.orchestration.preflight import Prepared, open_writers
-from penstock.orchestration.step_planner import StepPlanner, TrainedStep
 from penstock.orchestration.summary import Summary
 from penstock.orchestration.workers import LaunchedScorer, Workers, start_workers
-from penstock.rollout.group_runner import RolloutRunner, Workflow
+from penstock.rollout.group_runner import Workflow
 from penstock.scoring.scorer_pool import ScorerPool
 from penstock.tasks.stream import TaskStream
-from penstock.types import ScoredGroup
 
 T = TypeVar("T")
 
@@ -118,8 +111,19 @@ class Session:
 
     async def _work(self, workers: Workers, scorer: Scorer, monitor: RunMonitor) -> Summary:
         engine: Engine = EnginePool(workers.engines)
-        controller = self._controller = self._build_controller(engine, workers, scorer, monitor)
-        evaluator = self._evaluator(engine, scorer)
+        config, prepared = self._config, self._prepared
+        parts = Parts(
+            engine=engine,
+            trainers=[workers.trainer],
+            scorer=scorer,
+            tokenizer=prepared.tokenizer,
+            tasks=TaskStream(prepared.tasks, seed=config.run.seed, shuffle=config.tasks.shuffle),
+            workflow=self._workflow,
+        )
+        controller = self._controller = build_controller(
+            config, parts, on_step=monitor.on_step, on_update=monitor.on_update, on_drop=monitor.on_drop
+        )
+        evaluator = build_evaluator(config, parts, prepared.heldout)
         async with asyncio.TaskGroup() as background:
             watching = background.create_task(monitor.watch(controller, workers.engines))
             monitor.phase = "verifying weights"
@@ -178,68 +182,6 @@ class Session:
             f"held-out reward {result.reward:.3f} at step {step} ({result.num_episodes} answers{failed})"
         )
 
-    def _build_controller(
-        self, engine: Engine, workers: Workers, scorer: Scorer, monitor: RunMonitor
-    ) -> Controller:
-        config = self._config
-        rollout, staleness = config.rollout, config.staleness
-        gate = StalenessGate(
-            groups_per_step=rollout.groups_per_step,
-            max_staleness=starting_bound(staleness),
-            late=staleness.late,
-            ahead=staleness.ahead,
-            num_groups=config.run.steps * rollout.groups_per_step,
-        )
-        buffer = RolloutBuffer(
-            gate,
-            select=_selection(config.algorithm.selection),
-            max_filtered_in_a_row=staleness.max_filtered_in_a_row,
-            on_drop=lambda dropped: controller.give_back(dropped),
-        )
-        loop = ClosedLoop.of(staleness, buffer)
-
-        def on_step(step: TrainedStep) -> None:
-            monitor.on_step(step, loop.observe(step))
-
-        controller = Controller(
-            engine=engine,
-            trainers=[workers.trainer],
-            scorer=scorer,
-            runner=RolloutRunner(
-                engine,
-                self._prepared.tokenizer,
-                sampling=rollout.sampling(self._prepared.tokenizer.stop_token_ids, seed=config.run.seed),
-                group_size=rollout.group_size,
-                workflow=self._workflow,
-                chunk_tokens=rollout.chunk_tokens,
-            ),
-            tasks=TaskStream(self._prepared.tasks, seed=config.run.seed, shuffle=config.tasks.shuffle),
-            buffer=buffer,
-            planner=StepPlanner(
-                ranks=1,
-                micro_batch_tokens=config.trainer.micro_batch_tokens,
-                shared_prompts=config.trainer.shared_prompts,
-            ),
-            steps=config.run.steps,
-            recompute_kv=config.sync.interrupt == "inflight_recompute",
-            on_step=on_step,
-            on_update=monitor.on_update,
-            on_drop=monitor.on_drop,
-        )
-        return controller
-
-    def _evaluator(self, engine: Engine, scorer: Scorer) -> Evaluator | None:
-        if not self._prepared.heldout:
-            return None
-        rollout, section = self._config.rollout, self._config.eval
-        sampling = rollout.sampling(self._prepared.tokenizer.stop_token_ids, seed=self._config.run.seed + 1)
-        if section.temperature is not None:
-            sampling = msgspec.structs.replace(sampling, temperature=section.temperature)
-        runner = RolloutRunner(
-            engine, self._prepared.tokenizer, sampling=sampling, group_size=section.samples, label="e"
-        )
-        return Evaluator(runner, scorer, self._prepared.heldout)
-
     def _summarise(self, controller: Controller, monitor: RunMonitor) -> Summary:
         times, tally = self._timings, controller.tally
         training_s = max(1e-9, times.training_ended - times.training_started)
@@ -266,19 +208,6 @@ class Session:
             drops=dict(controller.buffer.gate.drops),
             stopped_early=self._stopped,
         )
-
-
-def _selection(stages: Mapping[str, Mapping[str, float]]) -> Callable[[ScoredGroup], Chosen]:
-    """`algorithm.selection` as the buffer applies it."""
-    if not stages:
-        return Chosen
-
-    def choose(scored: ScoredGroup) -> Chosen:
-        selected = select(scored, stages)
-        samples = tuple(selected.samples(index) for index in range(len(selected.scored.scores)))
-        return Chosen(selected.scored, samples, selected.drop)
-
-    return choose
 
 
 def _lost_a_worker(work: "asyncio.Task[Summary]") -> bool:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.buffer.admission import Selection
+from penstock.buffer.admission import StepGroups
+from penstock.buffer.history import VersionHistory
 from penstock.trainer.packing import plan_step
 from penstock.types import StepPlan, StepResult
 
@@ -13,7 +14,7 @@ class TrainedStep:
     """A finished step: what went in, what each rank reported, and how long the trainer waited for it."""
 
     number: int
-    selection: Selection
+    taken: StepGroups
     results: Sequence[StepResult]
     waited_s: float
     took_s: float
@@ -22,19 +23,21 @@ class TrainedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepPlanner:
-    """Packs a selection into one plan per rank."""
+    """Packs the groups of a step into one plan per rank."""
 
     ranks: int
     micro_batch_tokens: int
     shared_prompts: bool = True
 
-    def plan(self, number: int, selection: Selection) -> tuple[StepPlan, ...]:
+    def plan(self, taken: StepGroups, history: VersionHistory, publishes: int | None) -> tuple[StepPlan, ...]:
         return plan_step(
-            number,
-            selection.version,
-            [group.scored for group in selection.groups],
+            taken.step + 1,
+            [group.scored for group in taken.groups],
             ranks=self.ranks,
             micro_batch_tokens=self.micro_batch_tokens,
             shared_prompts=self.shared_prompts,
-            samples_of=lambda group, episode, _: selection.groups[group].samples[episode],
+            samples=[group.samples for group in taken.groups],
+            policy=history.policy,
+            publishes=publishes,
+            step_of=history.step_of,
         )

@@ -8,28 +8,34 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heapreplace
 
 import msgspec
+import numpy as np
 
 from penstock.trainer.sharing import find_families, loss_positions
-from penstock.types import Episode, Sample, Score, ScoredGroup, StepPlan, TrainSequence
+from penstock.types import DEFAULT_POLICY, Sample, Score, ScoredGroup, StepPlan, TrainSequence
 
-SamplesOf = Callable[[int, int, Episode], Sequence[Sample]]
-"""(group index, episode index, episode) to its samples, as `Episode.samples` gives them."""
+Samples = Sequence[Sequence[Sample]]
+"""The samples of each episode of a group."""
 
 
 def plan_step(
     step: int,
-    version: int,
     groups: Sequence[ScoredGroup],
     *,
-    ranks: int = 1,
     micro_batch_tokens: int,
+    ranks: int = 1,
     shared_prompts: bool = False,
-    samples_of: SamplesOf | None = None,
+    samples: Sequence[Samples] | None = None,
+    policy: str = DEFAULT_POLICY,
+    publishes: int | None = None,
+    step_of: Callable[[int], int] = lambda version: version,
 ) -> tuple[StepPlan, ...]:
-    """One plan per rank. `samples_of` replaces an episode's samples, for instance with its late tokens
-    masked; sequences that are left without a loss token are not planned at all. With shared prompts a group
-    stays together where it can, and its prompt counts once in every micro-batch that it is in."""
-    sequences = _sequences(groups, samples_of)
+    """One plan per rank. `samples` are those of the groups' episodes where they differ from what the episodes
+    give, for instance with late tokens masked; sequences that are left without a loss token, or that another policy
+    sampled, are not planned at all. `step_of` gives the step of a version. With shared prompts a group stays
+    together where it can, and its prompt counts once in every micro-batch that it is in."""
+    if samples is None:
+        samples = [[group.samples(index) for index in range(len(group.scores))] for group in groups]
+    sequences = _sequences(samples, policy)
     pieces, costs = _pieces(sequences, micro_batch_tokens, ranks, shared_prompts)
     bins = pack(costs, micro_batch_tokens, multiple_of=ranks)
     shares = share_out([sum(costs[piece] for piece in members) for members in bins], ranks)
@@ -38,10 +44,13 @@ def plan_step(
     num_tokens = tuple(
         tuple(episode.num_output_tokens for episode in group.group.episodes) for group in groups
     )
+    version_steps = {version: step_of(version) for version in _versions(sequences)}
     return tuple(
         StepPlan(
             step=step,
-            version=version,
+            policy=policy,
+            publishes=publishes,
+            version_steps=version_steps,
             scores=scores,
             micro_batches=tuple(
                 tuple(sequences[index] for piece in bins[chosen] for index in pieces[piece])
@@ -87,21 +96,24 @@ def share_out(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     return shares
 
 
-def _sequences(groups: Sequence[ScoredGroup], samples_of: SamplesOf | None) -> list[TrainSequence]:
+def _sequences(groups: Sequence[Samples], policy: str) -> list[TrainSequence]:
     sequences = []
-    for group_index, scored in enumerate(groups):
-        for episode_index, episode in enumerate(scored.group.episodes):
-            samples = (
-                samples_of(group_index, episode_index, episode)
-                if samples_of
-                else scored.samples(episode_index)
-            )
+    for group_index, episodes in enumerate(groups):
+        for episode_index, samples in enumerate(episodes):
             sequences += [
                 TrainSequence(sample=sample, group=group_index, episode=episode_index)
                 for sample in samples
-                if loss_positions(sample).size
+                if sample.policy == policy and loss_positions(sample).size
             ]
     return sequences
+
+
+def _versions(sequences: Sequence[TrainSequence]) -> list[int]:
+    """Those that sampled a token of the loss."""
+    found: set[int] = set()
+    for sequence in sequences:
+        found.update(np.unique(sequence.sample.versions[sequence.sample.loss_mask]).tolist())
+    return sorted(found)
 
 
 def _without_columns(score: Score) -> Score:

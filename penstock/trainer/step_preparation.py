@@ -97,7 +97,7 @@ class Preparation:
         prepared = [
             PreparedRow(
                 row=row,
-                ages=(plan.version - row.versions).float(),
+                ages=ages_of(row, plan),
                 advantages=advantages[index],
                 shares=self._shares(row, plan),
                 start=start[index],
@@ -167,6 +167,15 @@ class Preparation:
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.float32, device=self._device)
+
+
+def ages_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
+    """Updates between the weights that sampled each loss token and those that the plan trains."""
+    first = min(plan.version_steps)
+    steps = torch.zeros(max(plan.version_steps) - first + 1)
+    for version, step in plan.version_steps.items():
+        steps[version - first] = step
+    return (plan.step - 1) - steps.to(row.versions.device)[row.versions - first]
 
 
 def _token_facts(row: PackedRow, outputs: TokenOutputs | None) -> list[SequenceTokens]:

@@ -101,14 +101,9 @@ class Sample(Record, frozen=True, kw_only=True):
     def num_loss_tokens(self) -> int:
         return int(self.loss_mask.sum())
 
-    def oldest_version(self) -> int | None:
-        """The smallest version among tokens in the loss; None when no token is."""
-        versions = self.versions[self.loss_mask]
-        return int(versions.min()) if versions.size else None
-
-    def masked_below(self, version: int) -> "Sample":
-        """The same sample with tokens older than `version` out of the loss."""
-        return msgspec.structs.replace(self, loss_mask=self.loss_mask & (self.versions >= version))
+    def in_loss_where(self, keep: BoolArray) -> "Sample":
+        """The same sample with only those of its loss tokens that `keep` marks."""
+        return msgspec.structs.replace(self, loss_mask=self.loss_mask & keep)
 
 
 class Episode(Record, frozen=True, kw_only=True):

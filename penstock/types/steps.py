@@ -1,6 +1,6 @@
 """One optimizer step as data, and what a rank reports of it."""
 
-from penstock.types.base import Record
+from penstock.types.base import DEFAULT_POLICY, Record
 from penstock.types.episodes import Sample
 from penstock.types.scores import Score
 
@@ -18,9 +18,13 @@ class StepPlan(Record, frozen=True, kw_only=True):
     every group, denominators) that every rank needs to normalise alike."""
 
     step: int
-    """The optimizer step that this plan makes: 1, 2, …"""
-    version: int
-    """The version of the weights it is computed on; staleness is counted from it."""
+    """The optimizer step that this plan makes: 1, 2, … Ages are counted from the weights of the step before."""
+    policy: str = DEFAULT_POLICY
+    """Whose weights are trained."""
+    publishes: int | None = None
+    """The version under which the weights that it makes are published; None publishes nothing."""
+    version_steps: dict[int, int] = {}
+    """The step of every version that sampled one of its tokens."""
     scores: tuple[tuple[Score, ...], ...]
     micro_batches: tuple[tuple[TrainSequence, ...], ...]
     num_loss_tokens: int

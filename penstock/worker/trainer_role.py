@@ -72,7 +72,8 @@ class TrainerService:
         with naming_settings("the trainer", TRAINER):
             result = self._trainer.step(plan)
             start = time.perf_counter()
-            self._publisher.snapshot(plan.version + 1, self._trainer.weights())
+            if plan.publishes is not None:
+                self._publisher.snapshot(plan.publishes, self._trainer.weights())
         seconds = {**result.seconds, "snapshot": time.perf_counter() - start}
         return msgspec.structs.replace(result, seconds=seconds)
 

@@ -1,6 +1,8 @@
 import numpy as np
 
 from penstock.buffer.admission import Late, StalenessGate, Ticket
+from penstock.buffer.history import VersionHistory
+from penstock.channel import codec
 from penstock.types import Episode, Group, SamplingParams, Score, ScoredGroup, Task, Turn
 
 
@@ -22,8 +24,13 @@ def scored(number: int, versions: list[int]) -> ScoredGroup:
 def gate(
     late: Late = "mask", *, per_step: int = 1, max_staleness: int = 1, num_groups: int | None = None
 ) -> StalenessGate:
+    """Version v holds the weights of step v."""
     return StalenessGate(
-        groups_per_step=per_step, max_staleness=max_staleness, late=late, num_groups=num_groups
+        groups_per_step=per_step,
+        max_staleness=max_staleness,
+        late=late,
+        num_groups=num_groups,
+        history=VersionHistory(steps=range(8)),
     )
 
 
@@ -44,8 +51,8 @@ def test_admission_counts_everything_outstanding_and_shrinks_with_lag() -> None:
     assert selection is not None
     assert one.outstanding == 4
     one.trained(selection)
-    assert (one.version, one.lag, one.limit, one.outstanding) == (1, 1, 2, 2)
-    one.served_version = 1
+    assert (one.step, one.lag, one.limit, one.outstanding) == (1, 1, 2, 2)
+    one.served_step = 1
     assert (one.limit, one.may_admit()) == (4, True)
 
 
@@ -55,7 +62,7 @@ def test_no_more_groups_than_the_run_needs_are_admitted() -> None:
     one.admit()
     assert not one.may_admit()
     train_one(one, first, [0])
-    one.served_version = 1
+    one.served_step = 1
     assert not one.may_admit()
 
 
@@ -69,15 +76,15 @@ def test_a_dropped_group_makes_room() -> None:
 
 
 def late_group(late: Late) -> StalenessGate:
-    """At version 2 with bound 1: a straggler with tokens of versions 0, 1 and 2 has just finished."""
+    """At step 2 with bound 1: a straggler with tokens of versions 0, 1 and 2 has just finished."""
     one = gate(late, per_step=1, max_staleness=1)
     straggler = one.admit()
     for version in range(2):
         ticket = one.admit()
         train_one(one, ticket, [version])
-        one.served_version = version + 1
+        one.served_step = version + 1
     one.finish(straggler, scored(straggler.number, [0, 1, 2]))
-    assert one.version == 2
+    assert one.step == 2
     return one
 
 
@@ -106,7 +113,7 @@ def test_drop_gives_the_group_up_and_counts_it() -> None:
 def test_a_group_that_is_late_throughout_is_dropped_under_mask() -> None:
     one = gate("mask", max_staleness=0, per_step=1)
     ticket = one.admit()
-    one.version = one.served_version = 1
+    one.step = one.served_step = 1
     one.finish(ticket, scored(0, [0, 0]))
     selection, dropped = one.select()
     assert (selection, len(dropped), one.drops["stale"]) == (None, 1, 1)
@@ -116,7 +123,7 @@ def test_wait_holds_the_step_for_a_group_that_would_be_late_after_it() -> None:
     one = gate("wait", per_step=1, max_staleness=1)
     straggler, quick = one.admit(), one.admit()
     train_one(one, quick, [0])
-    one.served_version = 1
+    one.served_step = 1
     other = one.admit()
     one.finish(other, scored(other.number, [1]))
     assert one.select() == (None, [])
@@ -132,7 +139,7 @@ def test_wait_reserves_room_for_several_stragglers() -> None:
     stragglers = [one.admit(), one.admit()]
     quick = one.admit()
     train_one(one, quick, [0])
-    one.served_version = 1
+    one.served_step = 1
     other = one.admit()
     one.finish(other, scored(other.number, [1]))
     assert one.select()[0] is None
@@ -153,8 +160,44 @@ def test_a_group_keeps_the_bound_it_was_admitted_under() -> None:
     one = gate("drop", per_step=1, max_staleness=2)
     ticket = one.admit()
     one.max_staleness = 0
-    one.version = one.served_version = 2
+    one.step = one.served_step = 2
     one.finish(ticket, scored(0, [0]))
     selection, dropped = one.select()
     assert selection is not None
     assert dropped == []
+
+
+def test_ages_count_steps_of_the_surviving_history_not_versions() -> None:
+    """After a rollback versions go on, and steps do not: version 3 holds the weights of step 1 again."""
+    one = gate("drop", per_step=1, max_staleness=1)
+    one.history = VersionHistory(steps=[0, 1, 2])
+    one.history.roll_back(1)
+    assert one.history.issue(1) == 3
+    one.step = one.served_step = 2
+    young, old = one.admit(), one.admit()
+    one.finish(young, scored(young.number, [3]))
+    one.finish(old, scored(old.number, [0]))
+    taken, dropped = one.select()
+    assert taken is not None
+    assert taken.numbers == (young.number,)
+    assert taken.groups[0].deadline == 2
+    assert [drop.ticket.number for drop in dropped] == [old.number]
+
+
+def test_its_state_goes_on_in_another_gate() -> None:
+    one = gate(per_step=2, max_staleness=3)
+    tickets = [one.admit() for _ in range(5)]
+    for ticket in tickets[:3]:
+        one.finish(ticket, scored(ticket.number, [0]))
+    taken, _ = one.select()
+    assert taken is not None
+    state = codec.decode(codec.encode(one.state()), type(one.state()))
+    other = gate(per_step=2, max_staleness=1)
+    other.restore(state)
+    assert (other.num_running, other.num_ready, other.outstanding, other.max_staleness) == (2, 3, 5, 3)
+    again, _ = other.select()
+    assert again is not None
+    assert again.numbers == taken.numbers
+    other.trained(again)
+    assert other.step == 1
+    assert other.admit().number == 5

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.buffer.admission import StalenessGate
-from penstock.buffer.rollout_buffer import Chosen, RolloutBuffer
+from penstock.buffer.admission import GateState, Ticket
+from penstock.buffer.group_log import MemoryGroupLog
+from penstock.buffer.history import HistoryState
 from penstock.errors import ScoringFailed, UserError
+from penstock.orchestration.assembly import Parts, Resume, build_controller
+from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.simulation import (
     SimulatedEngine,
@@ -19,10 +22,8 @@ from penstock.orchestration.simulation import (
     SimulatedTokenizer,
     SimulatedTrainer,
 )
-from penstock.orchestration.step_planner import StepPlanner
 from penstock.orchestration.virtual_time import Deadlock, run_in_virtual_time
-from penstock.rollout.group_runner import RolloutRunner
-from penstock.types import Group, SamplingParams, Score, ScoredGroup, Task
+from penstock.types import Group, Score, Task
 
 
 class Tasks:
@@ -50,6 +51,7 @@ class World:
     engine: SimulatedEngine
     tasks: Tasks
     drops: Counter[str]
+    log: MemoryGroupLog
 
 
 class FlakyScorer(SimulatedScorer):
@@ -62,11 +64,6 @@ class FlakyScorer(SimulatedScorer):
         if (group.number * 7919) % 100 < self.failing * 100:
             raise ScoringFailed("flaky", "score_error")
         return scores
-
-
-def no_variance(scored: ScoredGroup) -> Chosen:
-    same = len(set(scored.values.tolist())) == 1
-    return Chosen(scored, drop="zero_variance" if same else None)
 
 
 def build(
@@ -83,6 +80,7 @@ def build(
     filter_zero_variance: bool = False,
     value: Any = lambda group, index: float(index),
     seed: int = 0,
+    resume: Resume | None = None,
 ) -> World:
     rng = np.random.default_rng(seed)
 
@@ -101,44 +99,41 @@ def build(
     scorer.failing = failing
     tasks = Tasks()
     drops: Counter[str] = Counter()
-    gate = StalenessGate(
-        groups_per_step=groups_per_step,
-        max_staleness=max_staleness,
-        late=late,
-        num_groups=steps * groups_per_step,
+    config = PenstockConfig.model_validate(
+        {
+            "rollout": {"group_size": 3, "groups_per_step": groups_per_step, "max_new_tokens": 1000},
+            "staleness": {"max_staleness": max_staleness, "late": late, "max_filtered_in_a_row": 20},
+            "algorithm": {"selection": {"zero_variance": {}} if filter_zero_variance else {}},
+            "trainer": {"micro_batch_tokens": 64},
+            "run": {"steps": steps},
+        }
+    )
+    log = MemoryGroupLog()
+    parts = Parts(
+        engine=engine,
+        trainers=[trainer],
+        scorer=scorer,
+        tokenizer=SimulatedTokenizer(),
+        tasks=tasks,
+        log=log,
     )
     controller: Controller
 
     async def make() -> None:
         nonlocal controller
-        controller = Controller(
-            engine=engine,
-            trainers=[trainer],
-            scorer=scorer,
-            runner=RolloutRunner(
-                engine, SimulatedTokenizer(), sampling=SamplingParams(max_tokens=1000), group_size=3
-            ),
-            tasks=tasks,
-            buffer=RolloutBuffer(
-                gate,
-                select=no_variance if filter_zero_variance else Chosen,
-                max_filtered_in_a_row=20,
-                on_drop=lambda dropped: controller.give_back(dropped),
-            ),
-            planner=StepPlanner(ranks=1, micro_batch_tokens=64),
-            steps=steps,
-            on_drop=lambda reason, message: drops.update([reason]),
+        controller = build_controller(
+            config, parts, resume=resume, on_drop=lambda reason, message: drops.update([reason])
         )
         await controller.start()
         await controller.run()
 
     run_in_virtual_time(make())
-    return World(controller, trainer, engine, tasks, drops)
+    return World(controller, trainer, engine, tasks, drops, log)
 
 
 def staleness_of(world: World) -> list[int]:
     return [
-        int(plan.version - version)
+        plan.step - 1 - plan.version_steps[int(version)]
         for plan in world.trainer.plans
         for batch in plan.micro_batches
         for sequence in batch
@@ -165,7 +160,10 @@ def test_no_token_past_the_bound_is_trained_and_the_run_ends(**settings: Any) ->
     """A deadlock would be raised by the virtual clock; a livelock would never reach the last step."""
     world = build(**settings)
     assert len(world.trainer.plans) == 6
-    assert [plan.version for plan in world.trainer.plans] == list(range(6))
+    assert [(plan.step, plan.publishes) for plan in world.trainer.plans] == [(n, n) for n in range(1, 7)]
+    ended = world.log.counts()
+    assert ended["trained"] == 6 * settings["groups_per_step"]
+    assert ended["dropped"] == sum(world.drops.values())
     assert max(staleness_of(world)) <= settings["max_staleness"]
     assert min(staleness_of(world)) >= 0
     for plan in world.trainer.plans:
@@ -251,6 +249,29 @@ def test_failed_scores_cost_their_group_with_a_reason() -> None:
     world = build(failing=0.4)
     assert world.drops["score_error"] == world.controller.buffer.gate.drops["score_error"] > 0
     assert len(world.trainer.plans) == 6
+
+
+def test_a_resumed_run_goes_on_with_its_numbers_steps_and_versions() -> None:
+    """Two groups were under way at step 4: they are generated first, under their old numbers."""
+    running = tuple(Ticket(number=number, bound=2, deadline=6) for number in (8, 9))
+    gate = GateState(
+        step=4, served_step=4, max_staleness=2, num_admitted=12, num_trained=8, running=running, ready=()
+    )
+    world = build(
+        steps=6,
+        resume=Resume(
+            gate=gate,
+            history=HistoryState(policy="policy", steps=(0, 1, 2, 3, 3, 4)),
+            running={number: Task(id=f"old{number}", prompt="p") for number in (8, 9)},
+        ),
+    )
+    assert [(plan.step, plan.publishes) for plan in world.trainer.plans] == [(5, 7), (6, 8)]
+    assert {number: entry.task.id for number, entry in world.log.entries.items() if number < 12} == {
+        8: "old8",
+        9: "old9",
+    }
+    assert min(number for number in world.log.entries if number > 9) == 12
+    assert world.log.counts() == Counter(trained=4)
 
 
 def test_the_virtual_clock_sees_a_deadlock() -> None:

@@ -26,7 +26,7 @@ def trained(number):
     result = StepResult(step=number, metrics={"loss": 2.0}, seconds={"forward": 0.25})
     return TrainedStep(
         number=number,
-        selection=SimpleNamespace(groups=(SimpleNamespace(scored=scored),)),
+        taken=SimpleNamespace(groups=(SimpleNamespace(scored=scored),)),
         results=(result,),
         waited_s=0.0,
         took_s=1.0,

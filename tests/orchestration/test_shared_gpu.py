@@ -11,26 +11,23 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.buffer.admission import StalenessGate
-from penstock.buffer.rollout_buffer import Chosen, RolloutBuffer
-from penstock.orchestration.controller import Controller
+from penstock.orchestration.assembly import Parts, build_controller
+from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.simulation import (
     SimulatedEngine,
     SimulatedScorer,
     SimulatedTokenizer,
     SimulatedTrainer,
 )
-from penstock.orchestration.step_planner import StepPlanner
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.rollout.group_runner import RolloutRunner
-from penstock.types import Chunk, GenerateRequest, SamplingParams, StepPlan, StepResult, Task
+from penstock.types import Chunk, GenerateRequest, StepPlan, StepResult, Task
 
 GROUPS, GROUP_SIZE, TOKENS, STEPS = 4, 2, 4, 40
 PIECES = 16
 """Of a step, between which the trainer notices that the engine came or went."""
 
 
-class SharedCard:
+class SharedGpu:
     """Runs a side at full speed while the other rests, else at that side's share."""
 
     def __init__(self, shares: dict[str, float]) -> None:
@@ -44,10 +41,10 @@ class SharedCard:
         self.done_s[side] += seconds
 
 
-class CardEngine(SimulatedEngine):
+class GpuEngine(SimulatedEngine):
     """One token at a time: what it makes a second does not depend on how many ask."""
 
-    def __init__(self, gpu: SharedCard, token_s: float) -> None:
+    def __init__(self, gpu: SharedGpu, token_s: float) -> None:
         super().__init__(num_tokens=lambda: TOKENS, token_s=lambda: 0.0, update_s=lambda: 0.0)
         self._gpu, self._alone_s = gpu, token_s
         self._turn = asyncio.Lock()
@@ -63,8 +60,8 @@ class CardEngine(SimulatedEngine):
             self._gpu.users["engine"] -= 1
 
 
-class CardTrainer(SimulatedTrainer):
-    def __init__(self, gpu: SharedCard, step_s: float) -> None:
+class GpuTrainer(SimulatedTrainer):
+    def __init__(self, gpu: SharedGpu, step_s: float) -> None:
         super().__init__(step_s=lambda: 0.0, publish_s=lambda: 0.0)
         self._gpu, self._alone_s = gpu, step_s
 
@@ -86,24 +83,27 @@ class Tasks:
 
 def shares_of(generation_s: float, training_s: float, shares: dict[str, float]) -> dict[str, float]:
     """What each side did of what it does alone, over a run."""
-    gpu = SharedCard(shares)
+    gpu = SharedGpu(shares)
 
     async def run() -> float:
-        engine = CardEngine(gpu, generation_s / (GROUPS * GROUP_SIZE * TOKENS))
-        gate = StalenessGate(
-            groups_per_step=GROUPS, max_staleness=2, late="correct", num_groups=STEPS * GROUPS
+        engine = GpuEngine(gpu, generation_s / (GROUPS * GROUP_SIZE * TOKENS))
+        config = PenstockConfig.model_validate(
+            {
+                "rollout": {"group_size": GROUP_SIZE, "groups_per_step": GROUPS, "max_new_tokens": 64},
+                "staleness": {"max_staleness": 2},
+                "trainer": {"micro_batch_tokens": 64},
+                "run": {"steps": STEPS},
+            }
         )
-        controller = Controller(
-            engine=engine,
-            trainers=[CardTrainer(gpu, training_s)],
-            scorer=SimulatedScorer(score_s=lambda: 0.0, value=lambda group, index: float(index)),
-            runner=RolloutRunner(
-                engine, SimulatedTokenizer(), sampling=SamplingParams(max_tokens=64), group_size=GROUP_SIZE
+        controller = build_controller(
+            config,
+            Parts(
+                engine=engine,
+                trainers=[GpuTrainer(gpu, training_s)],
+                scorer=SimulatedScorer(score_s=lambda: 0.0, value=lambda group, index: float(index)),
+                tokenizer=SimulatedTokenizer(),
+                tasks=Tasks(),
             ),
-            tasks=Tasks(),
-            buffer=RolloutBuffer(gate, select=Chosen, max_filtered_in_a_row=9, on_drop=lambda dropped: None),
-            planner=StepPlanner(ranks=1, micro_batch_tokens=64),
-            steps=STEPS,
         )
         await controller.start()
         began = asyncio.get_running_loop().time()

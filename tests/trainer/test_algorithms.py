@@ -53,8 +53,8 @@ def test_gradients_do_not_depend_on_the_split(algorithm):
     model = tiny_model("llama")
     groups = near_policy(model, 3, shape=(3, 4))
     config = AlgorithmConfig(**algorithm)
-    (whole,) = plan_step(1, 0, groups, micro_batch_tokens=10_000)
-    (split,) = plan_step(1, 0, groups, micro_batch_tokens=20)
+    (whole,) = plan_step(1, groups, micro_batch_tokens=10_000)
+    (split,) = plan_step(1, groups, micro_batch_tokens=20)
     assert len(split.micro_batches) > 3
     one, expected = gradients_of(copy.deepcopy(model), whole, algorithm=config)
     other, ours = gradients_of(copy.deepcopy(model), split, algorithm=config)
@@ -117,7 +117,7 @@ def test_replayed_sampling_masks_make_every_ratio_one(name, top_p, temperature, 
     model = tiny_model(name)
     groups = truncated_rollouts(model, top_p=top_p, temperature=temperature)
     assert forms_of(groups) == stored
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=40)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=40)
     replayed, _ = gradients_of(copy.deepcopy(model), plan)
     bare = tuple(
         tuple(
@@ -145,7 +145,7 @@ def test_metrics_by_age_tell_the_buckets_apart():
         )
         episodes.append(msgspec.structs.replace(episode, turns=(turn,)))
     group = msgspec.structs.replace(groups[0].group, episodes=tuple(episodes))
-    (plan,) = plan_step(1, 9, [msgspec.structs.replace(groups[0], group=group)], micro_batch_tokens=1000)
+    (plan,) = plan_step(10, [msgspec.structs.replace(groups[0], group=group)], micro_batch_tokens=1000)
     metrics, _ = gradients_of(model, plan)
     for name, gap in zip(("age_0", "age_1", "age_2_3", "age_8_15"), gaps, strict=True):
         assert metrics[f"ratio_p50_{name}"] == pytest.approx(np.exp(gap), rel=1e-4)
@@ -160,7 +160,7 @@ def test_metrics_by_age_tell_the_buckets_apart():
 
 def test_a_wide_training_inference_gap_warns_once_and_is_counted(caplog):
     model = tiny_model("llama")
-    (plan,) = plan_step(1, 0, near_policy(model, 6), micro_batch_tokens=1000)
+    (plan,) = plan_step(1, near_policy(model, 6), micro_batch_tokens=1000)
     trainer = trainer_for(model, learning_rate=0.0)
     with caplog.at_level(logging.WARNING):
         first = trainer.step(plan)
@@ -177,10 +177,10 @@ def test_engine_corrections_touch_only_tokens_of_the_current_version():
     groups = near_policy(model, 7)
     algorithm = AlgorithmConfig(engine_corrections={"icepop": {"low": 0.99, "high": 1.01}})
     fresh, _ = gradients_of(
-        copy.deepcopy(model), plan_step(1, 0, groups, micro_batch_tokens=1000)[0], algorithm=algorithm
+        copy.deepcopy(model), plan_step(1, groups, micro_batch_tokens=1000)[0], algorithm=algorithm
     )
     stale, _ = gradients_of(
-        copy.deepcopy(model), plan_step(1, 1, groups, micro_batch_tokens=1000)[0], algorithm=algorithm
+        copy.deepcopy(model), plan_step(2, groups, micro_batch_tokens=1000)[0], algorithm=algorithm
     )
     assert fresh["masked_fraction"] > 0.5
     assert stale["masked_fraction"] == 0
@@ -188,7 +188,7 @@ def test_engine_corrections_touch_only_tokens_of_the_current_version():
 
 def test_corrections_stack():
     model = tiny_model("llama")
-    (plan,) = plan_step(1, 3, near_policy(model, 8, version=1), micro_batch_tokens=1000)
+    (plan,) = plan_step(4, near_policy(model, 8, version=1), micro_batch_tokens=1000)
     stack = {"truncated_token": {"cap": 1.0}, "version_mask": {"max_age": 1}}
     both, _ = gradients_of(
         copy.deepcopy(model), plan, algorithm=AlgorithmConfig(proximal="start", corrections=stack)
@@ -200,7 +200,7 @@ def test_corrections_stack():
 def test_several_passes_are_relative_to_the_start_of_the_step():
     """With one pass nothing can be clipped; by the last of several the policy has moved."""
     model = tiny_model("llama")
-    (plan,) = plan_step(1, 0, on_policy(model, make_groups(9)), micro_batch_tokens=1000)
+    (plan,) = plan_step(1, on_policy(model, make_groups(9)), micro_batch_tokens=1000)
     algorithm = AlgorithmConfig(loss="decoupled")
     once = trainer_for(copy.deepcopy(model), algorithm=algorithm, learning_rate=1e-2)
     often = trainer_for(copy.deepcopy(model), algorithm=algorithm, learning_rate=1e-2, passes=4)
@@ -215,7 +215,7 @@ def test_several_passes_are_relative_to_the_start_of_the_step():
 def test_a_value_head_learns_returns_and_stays_out_of_the_published_weights():
     model = tiny_model("qwen3")
     groups = on_policy(model, make_groups(10, shape=(4, 4)))
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=1000)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=1000)
     algorithm = AlgorithmConfig(loss="clip", advantage="gae", value_coef=1.0, value_clip=10.0)
     trainer = trainer_for(model, algorithm=algorithm, learning_rate=3e-3, dtype="bfloat16")
     assert list(trainer.weights()) == [name for name, _ in model.named_parameters()]
@@ -246,7 +246,7 @@ def test_process_rewards_reach_their_own_tokens():
         )
         for score, value, length in zip(groups[0].scores, (1.0, -1.0), lengths, strict=True)
     )
-    (plan,) = plan_step(1, 0, [msgspec.structs.replace(groups[0], scores=scores)], micro_batch_tokens=1000)
+    (plan,) = plan_step(1, [msgspec.structs.replace(groups[0], scores=scores)], micro_batch_tokens=1000)
     trainer = trainer_for(model, algorithm=AlgorithmConfig(advantage="step_returns"))
     (row,) = trainer._prepare(plan)
     by_sequence = dict(

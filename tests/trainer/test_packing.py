@@ -47,7 +47,7 @@ def test_ranks_are_balanced():
 @given(st.integers(0, 1000), st.integers(1, 4), st.integers(5, 60))
 def test_plans_hold_every_sample_once_and_share_denominators(seed, ranks, budget):
     groups = make_groups(seed, shape=(3, 2, 4))
-    plans = plan_step(4, 7, groups, ranks=ranks, micro_batch_tokens=budget)
+    plans = plan_step(4, groups, ranks=ranks, micro_batch_tokens=budget)
     assert len(plans) == ranks
     assert len({len(plan.micro_batches) for plan in plans}) == 1
     sequences = [s for plan in plans for batch in plan.micro_batches for s in batch]
@@ -56,7 +56,7 @@ def test_plans_hold_every_sample_once_and_share_denominators(seed, ranks, budget
     ]
     tokens = sum(e.num_output_tokens for g in groups for e in g.group.episodes)
     for plan in plans:
-        assert (plan.step, plan.version) == (4, 7)
+        assert (plan.step, plan.publishes, plan.version_steps) == (4, None, {0: 0})
         assert plan.num_loss_tokens == tokens
         assert plan.num_sequences == 9
         assert plan.scores == tuple(group.scores for group in groups)
@@ -74,14 +74,30 @@ def test_plans_hold_every_sample_once_and_share_denominators(seed, ranks, budget
 def test_masked_samples_leave_the_plan_and_its_denominators():
     groups = make_groups(0, shape=(2,), version=3)
 
-    def second_only(group, episode, record):
-        return record.samples() if episode == 1 else [s.masked_below(9) for s in record.samples()]
-
-    (plan,) = plan_step(1, 9, groups, micro_batch_tokens=100, samples_of=second_only)
+    first, second = (episode.samples() for episode in groups[0].group.episodes)
+    masked = [sample.in_loss_where(sample.versions > 8) for sample in first]
+    (plan,) = plan_step(10, groups, micro_batch_tokens=100, samples=[[masked, second]])
     assert [s.episode for batch in plan.micro_batches for s in batch] == [1]
     assert plan.num_sequences == 1
     assert plan.num_loss_tokens == groups[0].group.episodes[1].num_output_tokens
     assert len(plan.scores[0]) == 2
+
+
+def test_a_plan_knows_the_step_of_every_version_it_trains_on():
+    groups = [*make_groups(0, shape=(1,), version=3), *make_groups(1, shape=(1,), version=5)]
+    (plan,) = plan_step(
+        2, groups, micro_batch_tokens=100, policy="policy", publishes=6, step_of={3: 0, 5: 1}.__getitem__
+    )
+    assert (plan.step, plan.publishes, plan.version_steps) == (2, 6, {3: 0, 5: 1})
+
+
+def test_samples_of_another_policy_are_not_planned():
+    groups = make_groups(0, shape=(2,))
+    own, other = (episode.samples() for episode in groups[0].group.episodes)
+    others = [msgspec.structs.replace(sample, policy="critic") for sample in other]
+    (plan,) = plan_step(1, groups, micro_batch_tokens=100, samples=[[own, others]])
+    assert [s.episode for batch in plan.micro_batches for s in batch] == [0]
+    assert plan.num_sequences == 1
 
 
 def test_a_first_token_is_never_in_the_loss_and_tails_are_not_forwarded():
@@ -96,7 +112,7 @@ def test_a_first_token_is_never_in_the_loss_and_tails_are_not_forwarded():
 
 
 def test_an_empty_step_still_gives_every_rank_a_plan():
-    plans = plan_step(1, 0, [], ranks=2, micro_batch_tokens=10)
+    plans = plan_step(1, [], ranks=2, micro_batch_tokens=10)
     assert [plan.micro_batches for plan in plans] == [((),), ((),)]
 
 

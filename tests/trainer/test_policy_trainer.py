@@ -145,7 +145,7 @@ def test_gradients_equal_a_plain_on_policy_loop(name, length_norm):
     groups = on_policy(model, make_groups(1, temperature=0.8), temperature=0.8)
     algorithm = AlgorithmConfig(**CLIP, length_norm=length_norm, length_constant=7)
     loss, theirs = reference_loop(model, groups, length_norm=length_norm, constant=7, temperature=0.8)
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=30)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=30)
     assert len(plan.micro_batches) > 1
     metrics, ours = gradients_of(copy.deepcopy(model), plan, algorithm=algorithm)
     assert_same(ours, theirs)
@@ -167,7 +167,7 @@ def expected(request):
 def test_gradients_do_not_depend_on_the_split(expected, data):
     """Off-policy logprobs, clipping active; any partition, in any order, into micro-batches."""
     model, groups, (loss, theirs) = expected
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=10_000)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=10_000)
     sequences = list(data.draw(st.permutations([s for batch in plan.micro_batches for s in batch])))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(sequences) - 1))))
     parts = [sequences[a:b] for a, b in zip([0, *cuts], [*cuts, len(sequences)], strict=True)]
@@ -184,7 +184,7 @@ def test_memory_options_do_not_change_gradients(options):
     model = tiny_model("gemma2")
     groups = make_groups(3)
     _, theirs = reference_loop(model, groups)
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=40)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=40)
     _, ours = gradients_of(copy.deepcopy(model), plan, **options)
     assert_same(ours, theirs)
 
@@ -195,7 +195,7 @@ def test_shared_prompts_change_neither_loss_nor_gradients(name, budget):
     model = tiny_model(name)
     groups = make_groups(3, shape=(3, 4))
     loss, theirs = reference_loop(model, groups)
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=budget, shared_prompts=True)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=budget, shared_prompts=True)
     metrics, ours = gradients_of(copy.deepcopy(model), plan, shared_prompts=True)
     assert_same(ours, theirs)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
@@ -214,9 +214,9 @@ def test_a_model_that_cannot_share_keeps_the_budget():
     """The plan counted the prompt once; each row is cut again to what really runs."""
     model = make_model("bloom, not behind the interface")
     groups = make_groups(3, shape=(3, 4))
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=10_000, shared_prompts=True)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=10_000, shared_prompts=True)
     tokens = PackedRow.of(plan.micro_batches[0], shared_prompts=True).input_ids.shape[1]
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=tokens, shared_prompts=True)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=tokens, shared_prompts=True)
     assert len(plan.micro_batches) == 1
     trainer = trainer_for(model, micro_batch_tokens=tokens)
     rows = [row.row.input_ids.shape[1] for row in trainer._prepare(plan)]
@@ -229,7 +229,7 @@ def test_a_model_that_cannot_share_keeps_the_budget():
 def test_perturbed_engine_logprobs_change_the_loss():
     model = tiny_model("llama")
     groups = on_policy(model, make_groups(4))
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=1000)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=1000)
     sequences = list(plan.micro_batches[0])
     sample = sequences[0].sample
     moved = msgspec.structs.replace(sample, logprobs=sample.logprobs + np.where(sample.loss_mask, 0.05, 0))
@@ -246,14 +246,16 @@ def test_perturbed_engine_logprobs_change_the_loss():
 def test_late_tokens_that_the_caller_masked_stay_out():
     model = tiny_model("llama")
     groups = make_groups(5, version=3)
-    (whole,) = plan_step(1, 5, groups, micro_batch_tokens=1000)
+    (whole,) = plan_step(6, groups, micro_batch_tokens=1000)
 
-    def first_only(group, episode, record):
-        return (
-            record.samples() if (group, episode) == (0, 0) else [s.masked_below(4) for s in record.samples()]
-        )
-
-    (plan,) = plan_step(1, 5, groups, micro_batch_tokens=1000, samples_of=first_only)
+    samples = [
+        [
+            [s.in_loss_where(np.full(len(s.versions), place == (0, 0))) for s in one.samples()]
+            for place, one in (((g, e), one) for e, one in enumerate(group.group.episodes))
+        ]
+        for g, group in enumerate(groups)
+    ]
+    (plan,) = plan_step(6, groups, micro_batch_tokens=1000, samples=samples)
     metrics, _ = gradients_of(model, plan)
     only = groups[0].group.episodes[0].num_output_tokens
     assert plan.num_sequences == 1
@@ -266,7 +268,7 @@ def test_late_tokens_that_the_caller_masked_stay_out():
 def test_a_step_learns_and_counts_time():
     model = tiny_model("llama")
     groups = on_policy(model, make_groups(6))
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=1000)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=1000)
     trainer = trainer_for(model, learning_rate=1e-2)
     before = {name: weight.clone() for name, weight in trainer.weights().items()}
     result = trainer.step(plan)
@@ -287,7 +289,7 @@ def test_a_step_that_is_not_finite_leaves_the_weights_alone(bad, caplog):
     if bad == "score":
         worst = msgspec.structs.replace(groups[0].scores[0], value=math.nan)
         groups[0] = msgspec.structs.replace(groups[0], scores=(worst, *groups[0].scores[1:]))
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=20)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=20)
     trainer = trainer_for(model, learning_rate=1.0)
     if bad == "weights":
         hook = model.lm_head.weight.register_hook(lambda grad: grad * math.inf)
@@ -306,7 +308,7 @@ def test_a_step_that_is_not_finite_leaves_the_weights_alone(bad, caplog):
 
 def test_infinite_recorded_logprobs_do_not_poison_a_step():
     model = tiny_model("llama")
-    (plan,) = plan_step(1, 0, make_groups(8), micro_batch_tokens=1000)
+    (plan,) = plan_step(1, make_groups(8), micro_batch_tokens=1000)
     sequences = list(plan.micro_batches[0])
     logprobs = sequences[0].sample.logprobs.copy()
     logprobs[-1] = -np.inf
@@ -321,7 +323,7 @@ def test_infinite_recorded_logprobs_do_not_poison_a_step():
 def test_bfloat16_keeps_small_updates_in_the_masters():
     """Updates far below bfloat16's resolution add up in the masters and surface in time."""
     exact, model = tiny_model("llama"), tiny_model("llama")
-    (plan,) = plan_step(1, 0, on_policy(exact, make_groups(9)), micro_batch_tokens=1000)
+    (plan,) = plan_step(1, on_policy(exact, make_groups(9)), micro_batch_tokens=1000)
     trainer = trainer_for(model, dtype="bfloat16", learning_rate=2e-5)
     start = {name: weight.clone() for name, weight in trainer.weights().items()}
     assert all(weight.dtype == torch.bfloat16 for weight in start.values())
@@ -338,7 +340,7 @@ def test_bfloat16_keeps_small_updates_in_the_masters():
 def test_bfloat16_accumulates_gradients_in_float32():
     model = tiny_model("llama")
     groups = make_groups(10, shape=(4, 4, 4))
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=15)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=15)
     _, exact = reference_loop(model, groups)
     trainer = trainer_for(copy.deepcopy(model), dtype="bfloat16")
     keeper = SGD(trainer)
@@ -352,7 +354,7 @@ def test_bfloat16_accumulates_gradients_in_float32():
 def test_reference_kl_is_zero_at_the_reference_and_pulls_back():
     model, reference = tiny_model("llama"), tiny_model("llama")
     other = tiny_model("llama", seed=1)
-    (plan,) = plan_step(1, 0, make_groups(11), micro_batch_tokens=30)
+    (plan,) = plan_step(1, make_groups(11), micro_batch_tokens=30)
     algorithm = AlgorithmConfig(**CLIP, kl_coef=0.5)
     same, _ = gradients_of(model, plan, algorithm=algorithm, reference=reference)
     apart, _ = gradients_of(other, plan, algorithm=algorithm, reference=reference)
@@ -367,7 +369,7 @@ def test_reference_kl_is_zero_at_the_reference_and_pulls_back():
 @pytest.mark.parametrize("states", ["float32", "8bit", "cpu"])
 def test_saved_model_loads_and_gives_the_same_logits(tmp_path, states):
     trainer = trainer_for(tiny_model("qwen3"), learning_rate=1e-2, optimizer_states=states)
-    (plan,) = plan_step(1, 0, make_groups(12), micro_batch_tokens=1000)
+    (plan,) = plan_step(1, make_groups(12), micro_batch_tokens=1000)
     trainer.step(plan)
     trainer.save(tmp_path)
     assert "penstock" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
@@ -387,7 +389,7 @@ def test_a_resumed_trainer_goes_on_as_if_never_stopped(dtype, states):
         "schedule": "cosine",
         "warmup_steps": 2,
     }
-    (plan,) = plan_step(1, 0, make_groups(13), micro_batch_tokens=1000)
+    (plan,) = plan_step(1, make_groups(13), micro_batch_tokens=1000)
     first = trainer_for(tiny_model("llama"), **options)
     for step in (1, 2, 3):
         first.step(msgspec.structs.replace(plan, step=step))
@@ -401,7 +403,7 @@ def test_a_resumed_trainer_goes_on_as_if_never_stopped(dtype, states):
 
 
 def test_temperature_zero_is_refused():
-    (plan,) = plan_step(1, 0, make_groups(14, temperature=0.0), micro_batch_tokens=1000)
+    (plan,) = plan_step(1, make_groups(14, temperature=0.0), micro_batch_tokens=1000)
     with pytest.raises(ValueError, match="temperature 0"):
         trainer_for(tiny_model("llama")).step(plan)
 
@@ -430,7 +432,7 @@ def test_sampling_mask_rows_follow_the_loss_tokens():
     )
     plan = StepPlan(
         step=1,
-        version=2,
+        version_steps={2: 0},
         scores=make_groups(0)[0].scores[:1] and (make_groups(0)[0].scores,),
         micro_batches=((TrainSequence(sample=sample, group=0, episode=0),),),
         num_loss_tokens=3,
@@ -451,7 +453,7 @@ def test_a_warm_up_compiles_and_changes_nothing(monkeypatch):
         "penstock.trainer.forward.packed_model.compile_layers", partial(compile_layers, backend="eager")
     )
     groups = make_groups(8)
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=1000)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=1000)
     results = {}
     for warmed in (False, True):
         model = tiny_model("llama")

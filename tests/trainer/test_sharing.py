@@ -83,8 +83,8 @@ def test_without_sharing_every_sequence_is_its_own_family():
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(5, 60))
 def test_plans_keep_their_denominators_and_the_budget_counts_prompts_once(seed, ranks, budget):
     groups = make_groups(seed, shape=(3, 2, 4))
-    apart = plan_step(4, 7, groups, ranks=ranks, micro_batch_tokens=budget)
-    plans = plan_step(4, 7, groups, ranks=ranks, micro_batch_tokens=budget, shared_prompts=True)
+    apart = plan_step(4, groups, ranks=ranks, micro_batch_tokens=budget)
+    plans = plan_step(4, groups, ranks=ranks, micro_batch_tokens=budget, shared_prompts=True)
     assert len({len(plan.micro_batches) for plan in plans}) == 1
     sequences = [s for plan in plans for batch in plan.micro_batches for s in batch]
     assert sorted((s.group, s.episode) for s in sequences) == [
@@ -102,11 +102,11 @@ def test_plans_keep_their_denominators_and_the_budget_counts_prompts_once(seed, 
 
 def test_a_group_stays_together_until_it_must_be_cut():
     groups = make_groups(3, shape=(4, 4, 4))
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=60, shared_prompts=True)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=60, shared_prompts=True)
     for batch in plan.micro_batches:
         for group in {s.group for s in batch}:
             assert sum(s.group == group for s in batch) == 4
-    two = plan_step(1, 0, groups[:1], ranks=2, micro_batch_tokens=1000, shared_prompts=True)
+    two = plan_step(1, groups[:1], ranks=2, micro_batch_tokens=1000, shared_prompts=True)
     assert all(plan.micro_batches[0] for plan in two)
 
 
@@ -138,7 +138,7 @@ def test_logprobs_and_gradients_are_those_of_rows_that_repeat_the_prompt(policy,
     """Any order, and any cut into rows: a group in two rows lays its prompt in both."""
     model, packed = policy
     groups = make_groups(data.draw(st.integers(0, 99)), shape=(3, 4, 1))
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=10_000)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=10_000)
     sequences = list(data.draw(st.permutations(plan.micro_batches[0])))
     cut = data.draw(st.integers(1, len(sequences) - 1))
     for part in (sequences[:cut], sequences[cut:]):

@@ -9,7 +9,7 @@ from penstock.types import Score, StepPlan
 
 def make_plan(*groups):
     scores = tuple(tuple(Score(value=value) for value in group) for group in groups)
-    return StepPlan(step=1, version=5, scores=scores, micro_batches=(), num_loss_tokens=4, num_sequences=2)
+    return StepPlan(step=6, scores=scores, micro_batches=(), num_loss_tokens=4, num_sequences=2)
 
 
 def test_effective_sample_size_by_hand():

@@ -9,7 +9,7 @@ from penstock.types import StepPlan, StepResult
 from penstock.worker import trainer_role as worker
 from penstock.worker.trainer_role import TrainerService
 
-PLAN = StepPlan(step=1, version=0, scores=(), micro_batches=(), num_loss_tokens=0, num_sequences=0)
+PLAN = StepPlan(step=1, publishes=1, scores=(), micro_batches=(), num_loss_tokens=0, num_sequences=0)
 
 
 class Publisher:

@@ -13,6 +13,6 @@ def run_lagged(arm: Arm, seed: int, setup: Setup) -> Curve:
         tasks = [(first + index, bed.stream.next()) for index in range(setup.groups)]
         version = max(0, bed.version - arm.lag)
         groups = scored(bed.sampler.sample(tasks, [version] * bed.max_tokens))
-        plan = plan_step(step, bed.version, groups, micro_batch_tokens=MICRO_BATCH_TOKENS)[0]
+        plan = plan_step(step, groups, micro_batch_tokens=MICRO_BATCH_TOKENS)[0]
         bed.train(plan, step)
     return bed.curve()

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.bench.learning.arms import Arm, Curve, Setup
 from penstock.bench.learning.bed import MICRO_BATCH_TOKENS, TestBed, scored
-from penstock.buffer.admission import Selection, StalenessGate, Ticket
+from penstock.buffer.admission import StalenessGate, StepGroups, Ticket
 from penstock.trainer.packing import plan_step
 from penstock.types import Task
 
@@ -41,6 +41,7 @@ def run_stragglers(arm: Arm, seed: int, setup: Setup) -> Curve:
     """One run under `arm.late`, with `arm.lag` as the bound."""
     assert arm.late is not None
     gate = StalenessGate(groups_per_step=setup.groups, max_staleness=arm.lag, late=arm.late)
+    gate.history.issue(0)
     bed = TestBed(arm, seed, setup, keep=STRAGGLE_TICKS + 2)
     return StragglingSchedule(gate, bed, setup, seed).run()
 
@@ -62,12 +63,12 @@ class StragglingSchedule:
             self._served.append(bed.version)
             self._start(tick)
             self._finish(tick)
-            selection, dropped = gate.select()
+            taken, dropped = gate.select()
             for one in dropped:
                 bed.stream.put_back(one.scored.group.task)
             tick += 1
-            if selection is not None:
-                self._train(selection, tick)
+            if taken is not None:
+                self._train(taken, tick)
             if tick > MAX_TICKS_PER_STEP * setup.steps:
                 raise RuntimeError(f"{tick} ticks for {bed.version} steps: the schedule is stuck")
         return bed.curve(dict(gate.drops))
@@ -99,17 +100,19 @@ class StragglingSchedule:
         places = np.linspace(0, one.ticks - 1, self._bed.max_tokens).round().astype(int)
         return [self._served[one.started + place] for place in places]
 
-    def _train(self, selection: Selection, tick: int) -> None:
+    def _train(self, taken: StepGroups, tick: int) -> None:
+        gate = self._gate
         plan = plan_step(
-            self._bed.version + 1,
-            selection.version,
-            [group.scored for group in selection.groups],
+            taken.step + 1,
+            [group.scored for group in taken.groups],
             micro_batch_tokens=MICRO_BATCH_TOKENS,
-            samples_of=lambda group, episode, _: selection.groups[group].samples[episode],
+            samples=[group.samples for group in taken.groups],
+            step_of=gate.history.step_of,
         )[0]
         self._bed.train(plan, tick)
-        self._gate.trained(selection)
-        self._gate.served_version = self._bed.version
+        gate.trained(taken)
+        gate.history.issue(gate.step)
+        gate.served_step = gate.step
 
 
 def carries(task: Task) -> bool:

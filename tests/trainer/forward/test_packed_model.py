@@ -68,7 +68,7 @@ def plain_logprobs(model, row):
 def test_any_causal_lm_gives_the_logprobs_and_gradients_of_plain_forwards(name, checkpointing, caplog):
     """What can't be packed is noticed, said, and run one sequence at a time."""
     model = make_model(name)
-    row = PackedRow.of(plan_step(1, 0, make_groups(1), micro_batch_tokens=1000)[0].micro_batches[0])
+    row = PackedRow.of(plan_step(1, make_groups(1), micro_batch_tokens=1000)[0].micro_batches[0])
     assert len(row.lengths) == 6
     want = plain_logprobs(model, row)
     direction = torch.linspace(-1, 1, len(want))
@@ -88,7 +88,7 @@ def test_value_head_reads_the_state_that_predicts_each_token():
     model = make_model("gpt2")
     head = ValueHead(32)
     torch.nn.init.normal_(head.linear.weight)
-    row = PackedRow.of(plan_step(1, 0, make_groups(1), micro_batch_tokens=1000)[0].micro_batches[0])
+    row = PackedRow.of(plan_step(1, make_groups(1), micro_batch_tokens=1000)[0].micro_batches[0])
     outputs = PackedModel(model, chunk_tokens=16, value_head=head)(row)
     first = row.sequences[0].sample
     start = int(first.loss_mask.argmax())
@@ -104,7 +104,7 @@ def test_checkpointing_recomputes_layers_without_dropout(checkpointing, runs):
     seen = []
     mlp = model.gpt_neox.layers[0].mlp
     mlp.register_forward_pre_hook(lambda module, inputs: seen.append(module.training))
-    row = PackedRow.of(plan_step(1, 0, make_groups(1), micro_batch_tokens=1000)[0].micro_batches[0])
+    row = PackedRow.of(plan_step(1, make_groups(1), micro_batch_tokens=1000)[0].micro_batches[0])
     policy(row).logprobs.sum().backward()
     assert seen == [False] * runs
 

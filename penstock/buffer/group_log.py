@@ -1,0 +1,92 @@
+"""The life of a group, told step by step to whoever keeps it: nowhere, in memory, or on a disk.
+
+    admitted ─► finished ─► trained(step)
+        └──────────┴──────► dropped(reason)
+
+`RolloutBuffer` awaits each call before it goes on, so a log that returns when a record is durable makes the
+buffer durable. `MemoryGroupLog` keeps the states for tests and for looking at a run.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from penstock.buffer.admission import Ticket
+from penstock.types import ScoredGroup, Task
+
+State = Literal["running", "scored", "trained", "dropped"]
+
+
+class GroupLog(Protocol):
+    """Every group ends exactly once: trained or dropped. A call that raises ends the run."""
+
+    async def admitted(self, ticket: Ticket, task: Task) -> None: ...
+
+    async def finished(self, ticket: Ticket, scored: ScoredGroup) -> None: ...
+
+    async def trained(self, step: int, numbers: Sequence[int]) -> None: ...
+
+    async def dropped(self, number: int, reason: str) -> None: ...
+
+
+class NoGroupLog:
+    """Keeps nothing: for runs that need not survive a crash."""
+
+    async def admitted(self, ticket: Ticket, task: Task) -> None:
+        pass
+
+    async def finished(self, ticket: Ticket, scored: ScoredGroup) -> None:
+        pass
+
+    async def trained(self, step: int, numbers: Sequence[int]) -> None:
+        pass
+
+    async def dropped(self, number: int, reason: str) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is known of one group."""
+
+    ticket: Ticket
+    task: Task
+    state: State = "running"
+    scored: ScoredGroup | None = None
+    step: int | None = None
+    reason: str = ""
+
+
+class MemoryGroupLog:
+    """Keeps every group's state, and refuses a transition that the life of a group does not have."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+
+    async def admitted(self, ticket: Ticket, task: Task) -> None:
+        known = self.entries.get(ticket.number)
+        if known is not None and (known.state != "running" or known.task.id != task.id):
+            raise ValueError(f"group {ticket.number} was admitted before, with task {known.task.id!r}")
+        self.entries[ticket.number] = Entry(ticket, task)
+
+    async def finished(self, ticket: Ticket, scored: ScoredGroup) -> None:
+        self._move(ticket.number, "scored", ("running",)).scored = scored
+
+    async def trained(self, step: int, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._move(number, "trained", ("scored",)).step = step
+
+    async def dropped(self, number: int, reason: str) -> None:
+        self._move(number, "dropped", ("running", "scored")).reason = reason
+
+    def counts(self) -> Counter[str]:
+        """Groups by state."""
+        return Counter(entry.state for entry in self.entries.values())
+
+    def _move(self, number: int, state: State, allowed: tuple[State, ...]) -> Entry:
+        entry = self.entries[number]
+        if entry.state not in allowed:
+            raise ValueError(f"group {number} is {entry.state}, so it can't become {state}")
+        entry.state = state
+        return entry

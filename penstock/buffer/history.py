@@ -1,0 +1,72 @@
+"""Which optimizer step each published version of a policy holds.
+
+A version is a publish number: it only grows and is never reused, not even after a rollback. A step is an
+optimizer step of the surviving history, and steps can be rolled back. Staleness counts steps, so whoever wants
+the age of a token asks here for the step of its version.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from penstock.types import DEFAULT_POLICY, NOT_SAMPLED, IntArray
+
+
+class HistoryState(msgspec.Struct, frozen=True, kw_only=True):
+    """A history as data: `steps[version]` is the step of each version issued so far."""
+
+    policy: str
+    steps: tuple[int, ...]
+
+
+class VersionHistory:
+    """Issues the versions of one policy, and knows the step of each."""
+
+    def __init__(self, policy: str = DEFAULT_POLICY, steps: Sequence[int] = ()) -> None:
+        self.policy = policy
+        self._steps = list(steps)
+
+    @classmethod
+    def of(cls, state: HistoryState) -> "VersionHistory":
+        return cls(state.policy, state.steps)
+
+    def state(self) -> HistoryState:
+        return HistoryState(policy=self.policy, steps=tuple(self._steps))
+
+    @property
+    def newest(self) -> int:
+        """The last version issued; -1 before the first."""
+        return len(self._steps) - 1
+
+    def issue(self, step: int) -> int:
+        """A new version for the weights that `step` made; step 0 is the start."""
+        if self._steps and step < self._steps[-1]:
+            raise ValueError(
+                f"versions of {self.policy!r} must be issued in the order of steps, got step {step} after "
+                f"{self._steps[-1]}; roll_back first"
+            )
+        self._steps.append(step)
+        return self.newest
+
+    def step_of(self, version: int) -> int:
+        if not 0 <= version <= self.newest:
+            raise ValueError(
+                f"version {version} of {self.policy!r} was never issued; the newest is {self.newest}"
+            )
+        return self._steps[version]
+
+    def steps_of(self, versions: IntArray) -> IntArray:
+        """The step of every token's version; `NOT_SAMPLED` stays as it is."""
+        sampled = versions != NOT_SAMPLED
+        steps = np.full(versions.shape, NOT_SAMPLED, dtype=np.int32)
+        if sampled.any():
+            newest = int(versions[sampled].max())
+            self.step_of(newest)
+            steps[sampled] = np.array(self._steps, dtype=np.int32)[versions[sampled]]
+        return steps
+
+    def roll_back(self, step: int) -> None:
+        """The history after `step` is given up. What was sampled with its weights counts from `step`, the last
+        point that it shares with the surviving history."""
+        self._steps = [min(one, step) for one in self._steps]

@@ -1,0 +1,125 @@
+"""One function that builds the controller from a config and its parts.
+
+Sessions pass clients of real processes, the simulation and the tests pass stand-ins: all get the same gate,
+buffer, selection, runner and planner, wired in the same way.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.buffer.admission import GateState, StalenessGate, Ticket
+from penstock.buffer.group_log import GroupLog
+from penstock.buffer.history import HistoryState, VersionHistory
+from penstock.buffer.rollout_buffer import RolloutBuffer
+from penstock.interfaces import Engine, Scorer, Tokenizer, Trainer
+from penstock.orchestration.closed_loop import ClosedLoop, starting_bound
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.controller import Controller, TaskSource
+from penstock.orchestration.evaluation import Evaluator
+from penstock.orchestration.intake import Intake
+from penstock.orchestration.step_planner import StepPlanner, TrainedStep
+from penstock.rollout.group_runner import RolloutRunner, Workflow
+from penstock.types import Task, UpdateReceipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a controller works with."""
+
+    engine: Engine
+    trainers: Sequence[Trainer]
+    scorer: Scorer
+    tokenizer: Tokenizer
+    tasks: TaskSource
+    workflow: Workflow | None = None
+    log: GroupLog | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Where an earlier controller stopped. `running` are the tasks of the groups that were under way, by number."""
+
+    gate: GateState
+    history: HistoryState
+    running: Mapping[int, Task]
+
+    @property
+    def groups(self) -> tuple[tuple[Ticket, Task], ...]:
+        return tuple((ticket, self.running[ticket.number]) for ticket in self.gate.running)
+
+
+def build_controller(
+    config: PenstockConfig,
+    parts: Parts,
+    *,
+    resume: Resume | None = None,
+    on_step: Callable[[TrainedStep, int], None] = lambda step, bound: None,
+    on_update: Callable[[UpdateReceipt], None] = lambda receipt: None,
+    on_drop: Callable[[str, str], None] = lambda reason, message: None,
+) -> Controller:
+    """`on_step` is told of every step, with the bound on staleness that holds after it."""
+    rollout, staleness, trainer = config.rollout, config.staleness, config.trainer
+    gate = StalenessGate(
+        groups_per_step=rollout.groups_per_step,
+        max_staleness=starting_bound(staleness),
+        late=staleness.late,
+        ahead=staleness.ahead,
+        num_groups=config.run.steps * rollout.groups_per_step,
+        history=VersionHistory.of(resume.history) if resume is not None else None,
+    )
+    if resume is not None:
+        gate.restore(resume.gate)
+    buffer = RolloutBuffer(gate, log=parts.log)
+    loop = ClosedLoop.of(staleness, buffer)
+    return Controller(
+        engine=parts.engine,
+        trainers=parts.trainers,
+        scorer=parts.scorer,
+        runner=build_runner(config, parts),
+        tasks=parts.tasks,
+        buffer=buffer,
+        intake=Intake(
+            buffer,
+            config.algorithm.selection,
+            max_filtered_in_a_row=staleness.max_filtered_in_a_row,
+        ),
+        planner=StepPlanner(
+            ranks=len(parts.trainers),
+            micro_batch_tokens=trainer.micro_batch_tokens,
+            shared_prompts=trainer.shared_prompts,
+        ),
+        steps=config.run.steps,
+        resumed=resume.groups if resume is not None else (),
+        recompute_kv=config.sync.interrupt == "inflight_recompute",
+        on_step=lambda step: on_step(step, loop.observe(step)),
+        on_update=on_update,
+        on_drop=on_drop,
+    )
+
+
+def build_runner(config: PenstockConfig, parts: Parts) -> RolloutRunner:
+    rollout = config.rollout
+    return RolloutRunner(
+        parts.engine,
+        parts.tokenizer,
+        sampling=rollout.sampling(parts.tokenizer.stop_token_ids, seed=config.run.seed),
+        group_size=rollout.group_size,
+        workflow=parts.workflow,
+        chunk_tokens=rollout.chunk_tokens,
+    )
+
+
+def build_evaluator(config: PenstockConfig, parts: Parts, heldout: Sequence[Task]) -> Evaluator | None:
+    """None without held-out tasks."""
+    if not heldout:
+        return None
+    section = config.eval
+    sampling = config.rollout.sampling(parts.tokenizer.stop_token_ids, seed=config.run.seed + 1)
+    if section.temperature is not None:
+        sampling = msgspec.structs.replace(sampling, temperature=section.temperature)
+    runner = RolloutRunner(
+        parts.engine, parts.tokenizer, sampling=sampling, group_size=section.samples, label="e"
+    )
+    return Evaluator(runner, parts.scorer, heldout)
