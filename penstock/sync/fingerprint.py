@@ -5,9 +5,9 @@
 
 Every element counts with its global position, so a swapped, skipped, shifted or stale element changes
 the sum; and since it is a sum, the fingerprints of the shards of a tensor (each with its offset) add up
-to that of the whole. A GPU does the two 32-bit multiplications while it waits for memory. Since they multiply halves
-with each other, changes of two elements do not cancel as they would in a plain sum. An element of 8 bytes counts as
-two of 4.
+to that of the whole. A GPU does the two 32-bit multiplications while it waits for memory. Since they multiply
+halves with each other, changes of two elements do not cancel as they would in a plain sum. An element of 8 bytes
+counts as two of 4.
 
 It runs on whatever device holds the tensor: in pieces of bounded size, or, on a GPU with Triton, for all
 tensors in one pass over their memory.
