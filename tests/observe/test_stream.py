@@ -95,8 +95,11 @@ def test_a_full_line_leaves_out_spans_and_samples_but_never_a_drop() -> None:
     stream.subscribe("reader", reader)
     for event in (run_event(), drop("stale"), SAMPLE, counters("engine0", 1.0, tokens=1.0), drop("empty")):
         stream.emit(event)
-    stream.flush()
     assert stream.num_lost == 2
+    stream.close()
+    assert reader.events[-1] == LogLine(
+        process="controller", time=0.0, line="2 events came faster than they were read, and were left out"
+    )
     assert [event.reason for event in reader.events if isinstance(event, Drop)] == ["stale", "empty"]
 
 
