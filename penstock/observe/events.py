@@ -1,7 +1,7 @@
 """What happens in a run, as data: every stage emits these records, and everything that a person sees reads them.
 
     controller, monitor ──────────────────► EventStream ─► RunState ─► terminal, summary.json
-    engines, trainer, scorers ─► Outbox ───────┘        └► metrics.jsonl, TensorBoard, wandb, trackio
+    engines, trainer, scorers ─► EventQueue ───────┘        └► metrics.jsonl, TensorBoard, wandb, trackio
 
 `process` says who it happened in. `time` is in seconds of the controller's event loop, which is `time.monotonic` in
 a real run (on Linux one clock for all processes of a machine) and jumps in a simulated one; a `RunEvent` ties it to

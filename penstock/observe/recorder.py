@@ -9,7 +9,7 @@ from penstock.observe.events import AnyEvent, Attribute, Counters, Doing, LogLin
 
 
 class EventSink(Protocol):
-    """Takes events: the controller's `EventStream`, a worker's `Outbox`. Cheap, and never raises."""
+    """Takes events: the controller's `EventStream`, a worker's `EventQueue`. Cheap, and never raises."""
 
     def emit(self, event: AnyEvent) -> None: ...
 

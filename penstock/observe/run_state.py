@@ -26,7 +26,7 @@ KEPT_REWARDS = 200
 
 
 class RunState:
-    """`penstock.observe.stream.Reader` that only keeps."""
+    """`penstock.observe.event_stream.Reader` that only keeps."""
 
     def __init__(self) -> None:
         self.name = ""

@@ -1,7 +1,7 @@
 """Brings the events of worker processes into the controller's stream.
 
-Workers keep their events (`penstock.observe.outbox`) and the controller fetches them twice a second: a worker never
-waits for the controller, and a frozen one delays nobody, since each has a task of its own.
+Workers keep their events (`penstock.observe.event_queue`) and the controller fetches them twice a second: a worker
+never waits for the controller, and a frozen one delays nobody, since each has a task of its own.
 """
 
 import asyncio
@@ -10,20 +10,20 @@ from types import TracebackType
 
 from penstock.channel import Channel, Method
 from penstock.errors import ChannelClosed, RemoteError
+from penstock.observe.event_queue import BATCH, EventQueue
+from penstock.observe.event_stream import EventStream
 from penstock.observe.events import EventBatch, shifted
-from penstock.observe.outbox import BATCH, Outbox
-from penstock.observe.stream import EventStream
 
 FETCH_S = 0.5
 LAST_FETCH_S = 2.0
 TAKE_EVENTS = Method("observe.take", type(None), EventBatch)
 
 
-def serve_events(channel: Channel, outbox: Outbox) -> None:
+def serve_events(channel: Channel, queue: EventQueue) -> None:
     """The worker's side."""
 
     async def take(_: None) -> EventBatch:
-        return outbox.take()
+        return queue.take()
 
     channel.serve(TAKE_EVENTS, take)
 
@@ -72,7 +72,9 @@ class _Link:
         self._shortest_s = float("inf")
 
     async def run(self) -> None:
-        with contextlib.suppress(ChannelClosed, RemoteError):  # whoever needs the worker says what became of it
+        with contextlib.suppress(
+            ChannelClosed, RemoteError
+        ):  # whoever needs the worker says what became of it
             while True:
                 await asyncio.sleep(FETCH_S)
                 await self.fetch()

@@ -16,7 +16,10 @@ from penstock.channel import Channel, Method
 from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Hello, connect
 from penstock.channel.connection import Req, Res
 from penstock.engines.engine_client import START_ENGINE
+from penstock.observe.event_queue import EventQueue
+from penstock.observe.recorder import Recorder
 from penstock.orchestration.launchers.mps import has_own_daemon, quit_orphan
+from penstock.orchestration.worker_events import serve_events
 from penstock.scoring.scoring_client import START_SCORING
 from penstock.trainer.trainer_client import START_TRAINER
 
@@ -57,9 +60,12 @@ async def _serve(address: str, name: str, token: str) -> int:
         traceback.print_exception(error)
         reading.cancel()
 
-    _serve_lazily(channel, START_ENGINE, "penstock.worker.engine_role", fail)
-    _serve_lazily(channel, START_TRAINER, "penstock.worker.trainer_role", fail)
-    _serve_lazily(channel, START_SCORING, "penstock.worker.scoring_role", fail)
+    queue = EventQueue()
+    serve_events(channel, queue)
+    events = queue.of(name)
+    _serve_lazily(channel, START_ENGINE, "penstock.worker.engine_role", fail, events)
+    _serve_lazily(channel, START_TRAINER, "penstock.worker.trainer_role", fail, events)
+    _serve_lazily(channel, START_SCORING, "penstock.worker.scoring_role", fail, events)
     reading = asyncio.get_running_loop().create_task(channel.run())
     await asyncio.gather(reading, return_exceptions=True)
     if failures:
@@ -77,7 +83,11 @@ def _sweep(address: str) -> None:
 
 
 def _serve_lazily(
-    channel: Channel, method: Method[Req, Res], module: str, fail: Callable[[BaseException], None]
+    channel: Channel,
+    method: Method[Req, Res],
+    module: str,
+    fail: Callable[[BaseException], None],
+    events: Recorder,
 ) -> None:
     """Import a role's module only when it is asked for: scoring needs no torch, and starts at once."""
 
@@ -85,8 +95,10 @@ def _serve_lazily(
         import importlib
 
         role = await asyncio.to_thread(importlib.import_module, module)
-        begin: Callable[[Channel, Req, Callable[[BaseException], None]], Awaitable[Res]] = role.start
-        answer = await begin(channel, request, fail)
+        begin: Callable[[Channel, Req, Callable[[BaseException], None], Recorder], Awaitable[Res]] = (
+            role.start
+        )
+        answer = await begin(channel, request, fail, events)
         # What start-up made (a million objects of imported libraries) lives as long as the process: the
         # garbage collector need not walk it again and again between two forward passes.
         gc.collect()

@@ -12,6 +12,7 @@ from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.engine_client import GENERATE, REPORT, UPDATE, EngineStart
 from penstock.models.load import load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.observe.recorder import Recorder
 from penstock.sync.transports import AnyReceiver
 from penstock.types import Chunk, EngineReport, GenerateRequest, UpdateReceipt, WeightUpdate
 from penstock.worker.out_of_memory import ENGINE, is_out_of_memory, naming_settings
@@ -19,7 +20,7 @@ from penstock.worker.quiet import quieten
 
 
 async def start(
-    channel: Channel, request: EngineStart, fail: Callable[[BaseException], None]
+    channel: Channel, request: EngineStart, fail: Callable[[BaseException], None], events: Recorder
 ) -> EngineReport:
     quieten()
     torch.set_num_threads(request.threads)
@@ -45,7 +46,17 @@ async def start(
 
     async def update(update: WeightUpdate) -> UpdateReceipt:
         with naming_settings(engine.name, ENGINE):
-            return await engine.update(update)
+            start = events.now()
+            receipt = await engine.update(update)
+        events.span(
+            "update",
+            "update",
+            start,
+            version=receipt.version,
+            stall_s=receipt.stall_s,
+            verify_s=receipt.verify_s,
+        )
+        return receipt
 
     channel.serve_stream(GENERATE, generate)
     channel.serve(UPDATE, update)

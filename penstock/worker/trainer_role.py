@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from penstock.channel import Channel
 from penstock.errors import UserError
 from penstock.models.load import DTYPES, load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.observe.recorder import Recorder
 from penstock.sync.transports import Publisher, make_publisher
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.policy_trainer import PolicyTrainer
@@ -34,10 +35,13 @@ from penstock.worker.quiet import quieten
 class TrainerService:
     """What the channel serves of a trainer and its publisher."""
 
-    def __init__(self, trainer: PolicyTrainer, publisher: Publisher, tokenizer: ChatTokenizer) -> None:
+    def __init__(
+        self, trainer: PolicyTrainer, publisher: Publisher, tokenizer: ChatTokenizer, events: Recorder
+    ) -> None:
         self._trainer = trainer
         self._publisher = publisher
         self._tokenizer = tokenizer
+        self._events = events
         self._stepping = ThreadPoolExecutor(1, thread_name_prefix="step")
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash")
         publisher.snapshot(0, trainer.weights())
@@ -53,9 +57,7 @@ class TrainerService:
         return await asyncio.get_running_loop().run_in_executor(self._stepping, self._step, plan)
 
     async def publish(self, version: int) -> WeightUpdate:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._hashing, self._publisher.describe, version
-        )
+        return await asyncio.get_running_loop().run_in_executor(self._hashing, self._describe, version)
 
     async def release(self, version: int) -> None:
         self._publisher.release(version)
@@ -64,33 +66,50 @@ class TrainerService:
         await asyncio.get_running_loop().run_in_executor(self._stepping, self._save, Path(request.folder))
 
     def _warm_up(self) -> None:
-        with naming_settings("the trainer", TRAINER):
+        with naming_settings("the trainer", TRAINER), self._events.measure("step", "warm up"):
             self._trainer.warm_up()
+
+    def _describe(self, version: int) -> WeightUpdate:
+        with self._events.measure("publish", "hash", version=version):
+            return self._publisher.describe(version)
 
     def _step(self, plan: StepPlan) -> StepResult:
         self.warmed_up.result()
+        begin = self._events.now()
         with naming_settings("the trainer", TRAINER):
             result = self._trainer.step(plan)
             start = time.perf_counter()
             if plan.publishes is not None:
                 self._publisher.snapshot(plan.publishes, self._trainer.weights())
         seconds = {**result.seconds, "snapshot": time.perf_counter() - start}
+        tell_parts(self._events, plan.step, begin, seconds)
         return msgspec.structs.replace(result, seconds=seconds)
 
     def _save(self, folder: Path) -> None:
         self.warmed_up.result()
-        self._trainer.save(folder)
-        self._tokenizer.save(folder)
+        with self._events.measure("step", "save"):
+            self._trainer.save(folder)
+            self._tokenizer.save(folder)
+
+
+def tell_parts(events: Recorder, step: int, begin: float, seconds: Mapping[str, float]) -> None:
+    """A step and its parts, as spans. Parts that took turns over micro-batches are laid end to end, in the order in
+    which they first came: their lengths are right, their places inside the step are not."""
+    end = events.now()
+    events.span("step", "step", begin, end, step=step)
+    for part, length in seconds.items():
+        events.span("step", part, begin, min(end, begin + length), step=step)
+        begin = min(end, begin + length)
 
 
 async def start(
-    channel: Channel, request: TrainerStart, fail: Callable[[BaseException], None]
+    channel: Channel, request: TrainerStart, fail: Callable[[BaseException], None], events: Recorder
 ) -> TrainerReady:
     quieten()
     torch.set_num_threads(request.threads)
     torch.manual_seed(request.seed)
     with naming_settings("the trainer", TRAINER):
-        service = await asyncio.to_thread(_build, request)
+        service = await asyncio.to_thread(_build, request, events)
     channel.serve(STEP, service.step)
     channel.serve(PUBLISH, service.publish)
     channel.serve(RELEASE, service.release)
@@ -106,7 +125,7 @@ async def start(
     return TrainerReady(num_parameters=service.num_parameters)
 
 
-def _build(request: TrainerStart) -> TrainerService:
+def _build(request: TrainerStart, events: Recorder) -> TrainerService:
     torch.set_num_threads(request.threads)
     device = resolve_device(request.device)
     config = TrainerConfig.model_validate(request.trainer)
@@ -131,4 +150,4 @@ def _build(request: TrainerStart) -> TrainerService:
         dtype=DTYPES[request.engine_dtype],
     )
     tokenizer = ChatTokenizer(request.model, pad_token=request.pad_token)
-    return TrainerService(trainer, publisher, tokenizer)
+    return TrainerService(trainer, publisher, tokenizer, events)

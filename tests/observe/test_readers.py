@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.observe.event_stream import EventStream, Reader
 from penstock.observe.readers import MemoryReader, MetricsReader, ViewReader
 from penstock.observe.run_state import RunState
 from penstock.observe.status import RunStatus
-from penstock.observe.stream import EventStream, Reader
 from penstock.observe.views import SilentView
 from penstock.observe.writers.metrics_jsonl import JsonlWriter
 from tests.observe.examples import ONE_OF_EACH, HandClock, counters, drop, phase, run_event, step

@@ -4,10 +4,10 @@ import itertools
 import pytest
 
 from penstock.errors import ChannelClosed
+from penstock.observe.event_queue import BATCH, EventQueue
+from penstock.observe.event_stream import EventStream
 from penstock.observe.events import EventBatch, Span
-from penstock.observe.outbox import BATCH, Outbox
 from penstock.observe.readers import MemoryReader
-from penstock.observe.stream import EventStream
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.orchestration.worker_events import EventCollector, serve_events
 
@@ -16,8 +16,8 @@ class Worker:
     """A channel whose other side answers at once; its clock is `ahead_s` ahead of the loop's."""
 
     def __init__(self, ahead_s: float = 0.0) -> None:
-        self.outbox = Outbox()
-        self.outbox.clock = self
+        self.queue = EventQueue()
+        self.queue.clock = self
         self.gone = self.frozen = False
         self._ahead_s = ahead_s
 
@@ -44,7 +44,7 @@ def collected(*workers: Worker, work) -> list[Span]:
         stream.subscribe("reader", reader)
         async with EventCollector(stream) as collector:
             for worker in workers:
-                serve_events(worker, worker.outbox)
+                serve_events(worker, worker.queue)
                 collector.follow(worker)
             await work(collector)
         return [event for event in reader.events if isinstance(event, Span)]
@@ -60,7 +60,7 @@ def test_events_arrive_in_order_on_the_controllers_clock(ahead_s: float) -> None
         for number in range(3):
             start = worker.time()
             await asyncio.sleep(1.0)
-            worker.outbox.of("trainer").span("step", "forward", start, step=number)
+            worker.queue.of("trainer").span("step", "forward", start, step=number)
         await collector.fetch()
 
     spans = collected(worker, work=work)
@@ -74,7 +74,7 @@ def test_a_backlog_comes_in_several_answers() -> None:
 
     async def work(collector) -> None:
         for number in range(2 * BATCH + 1):
-            worker.outbox.of("trainer").span("step", "forward", 0.0, step=number)
+            worker.queue.of("trainer").span("step", "forward", 0.0, step=number)
         await collector.fetch()
 
     spans = collected(worker, work=work)
@@ -89,7 +89,7 @@ def test_a_dead_and_a_frozen_worker_delay_nobody() -> None:
     async def work(collector) -> None:
         loop = asyncio.get_running_loop()
         for _ in range(4):
-            alive.outbox.of("scorer0").span("reward", "score", loop.time())
+            alive.queue.of("scorer0").span("reward", "score", loop.time())
             await asyncio.sleep(1.0)
         before = loop.time()
         await collector.fetch()
@@ -113,7 +113,7 @@ def test_the_clock_is_judged_by_the_quickest_answer() -> None:
 
     async def work(collector) -> None:
         for _ in range(3):
-            worker.outbox.of("engine0").span("update", "load", worker.time())
+            worker.queue.of("engine0").span("update", "load", worker.time())
             await asyncio.sleep(2.0)
 
     spans = collected(worker, work=work)

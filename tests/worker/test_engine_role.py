@@ -12,6 +12,7 @@ import torch
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.engine_client import EngineStart
 from penstock.errors import UserError
+from penstock.observe.event_queue import EventQueue
 from penstock.types import GenerateRequest, SamplingParams
 from penstock.worker.engine_role import start
 
@@ -42,7 +43,7 @@ def test_an_engine_out_of_memory_tells_every_request_what_to_do(
 
     async def main() -> None:
         begin = EngineStart(name="engine0", model=str(tiny_model), device="cpu", threads=1, config={})
-        await start(served, begin, failures.append)  # type: ignore[arg-type]
+        await start(served, begin, failures.append, EventQueue().of("engine0"))  # type: ignore[arg-type]
         async for _ in served.handlers["engine.generate"](request):
             pass
 

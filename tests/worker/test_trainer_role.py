@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from penstock.errors import UserError
+from penstock.observe.event_queue import EventQueue
 from penstock.trainer.trainer_client import SaveRequest, TrainerStart
 from penstock.types import StepPlan, StepResult
 from penstock.worker import trainer_role as worker
-from penstock.worker.trainer_role import TrainerService
+from penstock.worker.trainer_role import TrainerService, tell_parts
 
 PLAN = StepPlan(step=1, publishes=1, scores=(), micro_batches=(), num_loss_tokens=0, num_sequences=0)
 
@@ -63,9 +64,10 @@ def start(monkeypatch):
 
     async def begin(trainer):
         failures = []
-        service = TrainerService(trainer, Publisher(), tokenizer=None)
-        monkeypatch.setattr(worker, "_build", lambda request: service)
-        await worker.start(Channel(), START, failures.append)
+        events = EventQueue().of("trainer")
+        service = TrainerService(trainer, Publisher(), None, events)
+        monkeypatch.setattr(worker, "_build", lambda request, events: service)
+        await worker.start(Channel(), START, failures.append, events)
         await asyncio.wait([asyncio.wrap_future(service.warmed_up)])
         await asyncio.sleep(0)
         return service, failures
@@ -93,6 +95,22 @@ def test_a_warm_up_that_fails_is_told_at_once(start):
         assert [str(failure) for failure in failures] == ["no compiler here"]
 
     asyncio.run(main())
+
+
+def test_the_parts_of_a_step_lie_end_to_end_inside_it():
+    queue = EventQueue()
+    events = queue.of("trainer")
+    begin = events.now() - 10
+    tell_parts(events, 3, begin, {"prepare": 1.0, "forward": 4.0, "snapshot": 100.0})
+    step, *parts = queue.take().events
+    assert (step.name, step.start, step.attributes) == ("step", begin, {"step": 3})
+    assert [(part.name, part.start - begin) for part in parts] == [
+        ("prepare", 0.0),
+        ("forward", 1.0),
+        ("snapshot", 5.0),
+    ]
+    assert parts[0].time == parts[1].start
+    assert parts[2].time == step.time
 
 
 @pytest.mark.parametrize("what", ["step", "save"])

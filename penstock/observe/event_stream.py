@@ -79,7 +79,9 @@ class EventStream:
     def close(self) -> None:
         """Tell what is left, then close every reader. Idempotent."""
         if self.num_lost:
-            self.of("controller").log(f"{self.num_lost} events came faster than they were read, and were left out")
+            self.of("controller").log(
+                f"{self.num_lost} events came faster than they were read, and were left out"
+            )
             self.num_lost = 0
         self.flush()
         for name, reader in tuple(self._readers.items()):

@@ -18,7 +18,7 @@ class MonotonicClock:
         return time.monotonic()
 
 
-class Outbox:
+class EventQueue:
     """Bounded: when nobody fetches, newer events are left out and counted."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:

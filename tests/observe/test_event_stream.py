@@ -3,11 +3,11 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.observe.event_queue import EventQueue
+from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, Drop, LogLine, Span
-from penstock.observe.outbox import Outbox
 from penstock.observe.readers import MemoryReader
 from penstock.observe.recorder import EventSink, Recorder
-from penstock.observe.stream import EventStream
 from tests.observe.examples import ONE_OF_EACH, SAMPLE, HandClock, counters, drop, run_event
 
 
@@ -103,17 +103,6 @@ def test_a_full_line_leaves_out_spans_and_samples_but_never_a_drop() -> None:
     assert [event.reason for event in reader.events if isinstance(event, Drop)] == ["stale", "empty"]
 
 
-def test_an_outbox_is_bounded_and_says_what_it_lost() -> None:
-    outbox = Outbox(capacity=2)
-    for number in range(5):
-        outbox.emit(drop("stale", group=number))
-    batch = outbox.take()
-    assert [event.group for event in batch.events if isinstance(event, Drop)] == [0, 1]
-    assert batch.num_lost == 3
-    assert outbox.take().events == ()
-    assert outbox.take().num_lost == 0
-
-
 def test_a_recorder_gives_name_and_clock_to_what_it_emits() -> None:
     clock, reader = HandClock(3.0), MemoryReader()
     stream = EventStream(clock)
@@ -135,10 +124,10 @@ def test_a_recorder_gives_name_and_clock_to_what_it_emits() -> None:
 def _sinks() -> list[EventSink]:
     stream = EventStream(HandClock(), defer=lambda flush: None, capacity=10**6)
     stream.subscribe("reader", MemoryReader())
-    return [stream, Outbox(capacity=10**6)]
+    return [stream, EventQueue(capacity=10**6)]
 
 
-@pytest.mark.parametrize("sink", _sinks(), ids=["stream", "outbox"])
+@pytest.mark.parametrize("sink", _sinks(), ids=["stream", "queue"])
 def test_an_event_costs_a_few_microseconds_of_who_emits_it(sink: EventSink) -> None:
     recorder = Recorder(sink, "a", HandClock())
     count = 5_000
