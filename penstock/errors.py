@@ -50,6 +50,10 @@ class FingerprintMismatch(PenstockError):
     """An engine's live parameters are not the weights that the trainer published."""
 
 
+class BlobLost(PenstockError):
+    """Bulk data that a record refers to can't be written or read back: its group is dropped with this as reason."""
+
+
 class ScoringFailed(PenstockError):
     """A scorer could not score a group; `reason` is the drop reason that is counted."""
 

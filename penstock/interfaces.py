@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
 from penstock.types import (
+    BlobRef,
     Chunk,
     EngineReport,
     GenerateRequest,
@@ -86,6 +87,24 @@ class WeightPublisher(Protocol):
     def release(self, version: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+class BlobStore(Protocol):
+    """Where bulk data is while records travel. Engines put, the trainer gets; the controller only asks whether a
+    blob is there, and deletes those of a group once it has been trained or dropped.
+
+    A key is `scope/name`. Putting under a key again replaces the blob, so a request may be served twice. What can't
+    be written or is not what was put raises `BlobLost`."""
+
+    def put(self, key: str, data: bytes) -> BlobRef: ...
+
+    def get(self, ref: BlobRef) -> bytes: ...
+
+    def holds(self, ref: BlobRef) -> bool:
+        """Whether it is there with its size. Cheap: nothing is read."""
+
+    def delete(self, scope: str) -> None:
+        """Delete every blob of a scope; one without blobs is fine."""
 
 
 class Tokenizer(Protocol):

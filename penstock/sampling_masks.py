@@ -1,4 +1,4 @@
-"""Sampling masks: packed by an engine, joined by the runner, read by the trainer.
+"""Sampling masks: packed and stored by an engine, fetched and read by the trainer.
 
 A token's kept ids are stored as they are, or as a bitmask of the vocabulary where that takes fewer words.
 """
@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.types import BoolArray, Chunk, IntArray, SamplingMask
+from penstock.errors import BlobLost
+from penstock.interfaces import BlobStore
+from penstock.types import BoolArray, IntArray, MaskRef, SamplingMask
 
 _WORD = np.dtype("<i4")
 
@@ -85,9 +87,24 @@ def kept_ids(mask: SamplingMask, tokens: IntArray) -> tuple[IntArray, IntArray]:
     return counts, ids
 
 
-def join_masks(chunks: Sequence[Chunk]) -> SamplingMask | None:
-    """The masks of a generation's chunks as one. A chunk without one cut nothing."""
-    return SamplingMask.join([(len(chunk.token_ids), chunk.sampling_mask) for chunk in chunks])
+def store_mask(blobs: BlobStore, key: str, mask: SamplingMask) -> MaskRef:
+    """Put the mask of a whole generation into the store: its counts, then its words."""
+    data = mask.counts.astype(_WORD, copy=False).tobytes() + mask.words.astype(_WORD, copy=False).tobytes()
+    return MaskRef(
+        start=0, num_tokens=len(mask.counts), vocab_size=mask.vocab_size, blob=blobs.put(key, data)
+    )
+
+
+def fetch_mask(blobs: BlobStore, ref: MaskRef) -> SamplingMask:
+    """The mask that a reference stands for. `BlobLost` where it is missing, damaged or of another shape."""
+    data = blobs.get(ref.blob)
+    try:
+        numbers: IntArray = np.frombuffer(data, dtype=_WORD)
+        return SamplingMask(
+            counts=numbers[: ref.num_tokens], words=numbers[ref.num_tokens :], vocab_size=ref.vocab_size
+        )
+    except ValueError as error:
+        raise BlobLost(f"blob {ref.blob.key} is no mask of {ref.num_tokens} tokens: {error}") from error
 
 
 def _words_of(flags: BoolArray) -> IntArray:

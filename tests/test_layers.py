@@ -17,6 +17,7 @@ LAYERS = {
     "gym_datasets": 0,
     "interfaces": 0,
     "config": 1,
+    "blobs": 1,
     "channel": 1,
     "observe": 1,
     "transfer": 1,

@@ -1,18 +1,22 @@
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.blobs import MemoryBlobs
+from penstock.errors import BlobLost
 from penstock.sampling_masks import (
     Packed,
+    fetch_mask,
     first_tokens,
-    join_masks,
     join_packed,
     kept_ids,
     pack_mask,
     pack_token,
+    store_mask,
 )
-from penstock.types import Chunk, SamplingMask
+from penstock.types import SamplingMask
 
 VOCAB = 70
 """Three words of bitmask, the last of them short."""
@@ -26,11 +30,6 @@ def rows_of(mask: SamplingMask, tokens: list[int]) -> list[list[int]]:
     counts, ids = kept_ids(mask, np.array(tokens, dtype=np.int64))
     assert ids.dtype == np.int32
     return [row.tolist() for row in np.split(ids, np.cumsum(counts)[:-1])]
-
-
-def chunk_of(num_tokens: int, mask: SamplingMask | None) -> Chunk:
-    zeros = np.zeros(num_tokens, dtype=np.int32)
-    return Chunk(token_ids=zeros, logprobs=zeros.astype(np.float32), versions=zeros, sampling_mask=mask)
 
 
 def test_a_bitmask_is_written_where_it_takes_fewer_words() -> None:
@@ -67,14 +66,25 @@ def test_words_that_do_not_fit_the_counts_are_refused() -> None:
         )
 
 
-def test_chunks_without_a_mask_cut_nothing() -> None:
-    first = pack_mask(ids_of([[3], list(range(9))]), VOCAB)
-    last = pack_mask(ids_of([[0, 4]]), VOCAB)
-    joined = join_masks([chunk_of(2, first), chunk_of(3, None), chunk_of(1, last)])
-    assert joined is not None
-    assert joined.vocab_size == VOCAB
-    assert rows_of(joined, [0, 1, 2, 3, 4, 5]) == [[3], list(range(9)), [], [], [], [0, 4]]
-    assert join_masks([chunk_of(2, None)]) is None
+def test_a_stored_mask_comes_back() -> None:
+    blobs = MemoryBlobs()
+    mask = pack_mask(ids_of([[3], list(range(9)), []]), VOCAB)
+    ref = store_mask(blobs, "group-1/a.mask", mask)
+    assert (ref.start, ref.num_tokens, ref.end, ref.vocab_size) == (0, 3, 3, VOCAB)
+    assert ref.blob.num_bytes == 4 * (3 + 4)
+    assert rows_of(fetch_mask(blobs, ref), [0, 1, 2]) == [[3], list(range(9)), []]
+    empty = store_mask(blobs, "group-1/b.mask", pack_mask([], VOCAB))
+    assert len(fetch_mask(blobs, empty).counts) == 0
+
+
+@pytest.mark.parametrize(("num_tokens", "vocab_size"), [(2, VOCAB), (3, 32), (9, VOCAB)])
+def test_a_mask_of_another_shape_is_lost(num_tokens: int, vocab_size: int) -> None:
+    """A reference of another model or turn: the sentence names the blob."""
+    blobs = MemoryBlobs()
+    ref = store_mask(blobs, "group-1/a.mask", pack_mask(ids_of([[3], list(range(9)), []]), VOCAB))
+    wrong = msgspec.structs.replace(ref, num_tokens=num_tokens, vocab_size=vocab_size)
+    with pytest.raises(BlobLost, match=f"blob group-1/a.mask is no mask of {num_tokens} tokens"):
+        fetch_mask(blobs, wrong)
 
 
 MASK_ROWS = st.integers(1, 130).flatmap(
@@ -91,11 +101,9 @@ def test_what_is_packed_comes_back(case: tuple[int, list[list[int]]], data: st.D
     assert len(mask.words) == sum(min(len(row), -(-vocab // 32)) for row in rows)
     tokens = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1))
     assert rows_of(mask, tokens) == [rows[token] for token in tokens]
-    cut = data.draw(st.integers(0, len(rows)))
-    pieces = [rows[:cut], rows[cut:]]
-    joined = join_masks([chunk_of(len(piece), pack_mask(ids_of(piece), vocab)) for piece in pieces])
-    assert joined is not None
-    assert (joined.counts.tolist(), joined.words.tolist()) == (mask.counts.tolist(), mask.words.tolist())
+    blobs = MemoryBlobs()
+    stored = fetch_mask(blobs, store_mask(blobs, "a/b", mask))
+    assert (stored.counts.tolist(), stored.words.tolist()) == (mask.counts.tolist(), mask.words.tolist())
 
 
 @given(st.lists(st.sets(st.integers(0, VOCAB - 1), max_size=12), max_size=6), st.data())

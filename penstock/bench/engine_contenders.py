@@ -18,7 +18,8 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.text_generation import FixedWeights
-from penstock.types import GenerateRequest, SamplingMask, SamplingParams
+from penstock.sampling_masks import fetch_mask
+from penstock.types import GenerateRequest, MaskRef, SamplingMask, SamplingParams
 
 MAX_BATCH_TOKENS = 256
 """Of continuous batching; the fastest of 128, 256 and 512 on a CPU."""
@@ -72,7 +73,7 @@ def run_engine(
         max_batch=len(workload.lengths), prefix_cache=False, keep_finished=0, device=str(_device(model))
     )
     engine = EmbeddedEngine(model, config=config, receiver=FixedWeights())
-    masks: list[SamplingMask] = []
+    stored: list[MaskRef] = []
 
     async def ask(number: int) -> int:
         sampling = SamplingParams(
@@ -89,7 +90,7 @@ def run_engine(
         async for chunk in engine.generate(request):
             count += len(chunk.token_ids)
             if chunk.sampling_mask is not None:
-                masks.append(chunk.sampling_mask)
+                stored.append(chunk.sampling_mask)
         return count
 
     async def main() -> tuple[float, int]:
@@ -102,7 +103,7 @@ def run_engine(
         return seconds, sum(counts)
 
     seconds, num_tokens = asyncio.run(main())
-    return EngineRun(seconds, num_tokens, masks)
+    return EngineRun(seconds, num_tokens, [fetch_mask(engine.blobs, ref) for ref in stored])
 
 
 def run_generate(model: nn.Module, workload: Workload) -> float:

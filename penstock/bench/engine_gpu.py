@@ -281,7 +281,10 @@ class Bench:
         requests = [request(length) for length in lengths]
         began = time.perf_counter()
         await asyncio.gather(*map(ask, requests))
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        for scope in {one.blob_scope for one in requests}:
+            self.engine.blobs.delete(scope)
+        return seconds
 
     @torch.inference_mode()
     def temperature_of_one_nat(self) -> float:

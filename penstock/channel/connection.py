@@ -19,13 +19,22 @@ from typing import Generic, TypeVar
 import msgspec
 
 from penstock.channel import codec
-from penstock.errors import ChannelClosed, FingerprintMismatch, RemoteError, RequestRefused, UserError
+from penstock.errors import (
+    BlobLost,
+    ChannelClosed,
+    FingerprintMismatch,
+    RemoteError,
+    RequestRefused,
+    UserError,
+)
 
 Req = TypeVar("Req")
 Res = TypeVar("Res")
 
 MAX_FRAME_BYTES = 1 << 31
-_RAISED_AS_THEMSELVES = {kind.__name__: kind for kind in (RequestRefused, FingerprintMismatch, UserError)}
+_RAISED_AS_THEMSELVES = {
+    kind.__name__: kind for kind in (RequestRefused, FingerprintMismatch, BlobLost, UserError)
+}
 
 
 @dataclass(frozen=True, slots=True)

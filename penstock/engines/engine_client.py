@@ -17,6 +17,8 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     threads: int
     config: dict[str, Any]
+    blobs: str = ""
+    """The folder of the run's blob store; "" keeps blobs in the process."""
 
 
 START_ENGINE = Method("engine.start", EngineStart, EngineReport)

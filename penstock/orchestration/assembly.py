@@ -120,6 +120,11 @@ def build_evaluator(config: PenstockConfig, parts: Parts, heldout: Sequence[Task
     if section.temperature is not None:
         sampling = msgspec.structs.replace(sampling, temperature=section.temperature)
     runner = RolloutRunner(
-        parts.engine, parts.tokenizer, sampling=sampling, group_size=section.samples, label="e"
+        parts.engine,
+        parts.tokenizer,
+        sampling=sampling,
+        group_size=section.samples,
+        label="e",
+        records=False,
     )
     return Evaluator(runner, parts.scorer, heldout)

@@ -83,6 +83,7 @@ async def _start_engine(
         device=prepared.config.model.device,
         threads=threads,
         config=section.model_dump(mode="json"),
+        blobs=str(launcher.blobs),
     )
     await _or_death(worker, engine.start(start))
     return worker, engine
@@ -102,6 +103,7 @@ async def _start_trainer(
         total_steps=config.run.steps,
         seed=config.run.seed,
         folder=str(launcher.folder),
+        blobs=str(launcher.blobs),
         slots=config.sync.slots,
         transport=config.sync.transport,
         engine_dtype=config.engine.dtype,

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from penstock.interfaces import Engine, Tokenizer
-from penstock.sampling_masks import join_masks
 from penstock.types import (
     Chunk,
     Episode,
@@ -22,6 +21,7 @@ from penstock.types import (
     SamplingParams,
     Task,
     Turn,
+    group_scope,
 )
 
 
@@ -57,7 +57,9 @@ class RolloutRunner:
         workflow: Workflow | None = None,
         chunk_tokens: int = 32,
         label: str = "g",
+        records: bool = True,
     ) -> None:
+        """`records`: whether what the trainer needs is recorded; an evaluation does without."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._sampling = sampling
@@ -65,6 +67,7 @@ class RolloutRunner:
         self._workflow: Workflow = workflow or SingleTurn()
         self._chunk_tokens = chunk_tokens
         self._label = label
+        self._records = records
 
     async def run_group(self, number: int, task: Task) -> Group:
         """All episodes of one group. The first failure cancels the others and is raised as itself."""
@@ -87,6 +90,8 @@ class RolloutRunner:
             priority=number,
             sampling=_seeded(self._sampling, number, index),
             chunk_tokens=self._chunk_tokens,
+            records=self._records,
+            blob_scope=group_scope(number),
         )
 
 
@@ -103,7 +108,11 @@ class EngineAgent:
         priority: int,
         sampling: SamplingParams,
         chunk_tokens: int,
+        records: bool,
+        blob_scope: str,
     ) -> None:
+        self._records = records
+        self._blob_scope = blob_scope
         self._engine = engine
         self._tokenizer = tokenizer
         self._name = name
@@ -120,7 +129,8 @@ class EngineAgent:
             sampling=self._sampling,
             priority=self._priority,
             chunk_tokens=self._chunk_tokens,
-            record_sampling_mask=self._sampling.truncates,
+            record_sampling_mask=self._records and self._sampling.truncates,
+            blob_scope=self._blob_scope,
         )
         self._num_turns += 1
         chunks = [chunk async for chunk in self._engine.generate(request)]
@@ -133,7 +143,7 @@ class EngineAgent:
             finish_reason=_finish_reason(chunks),
             sampling=self._sampling,
             text=self._tokenizer.decode(output_ids.tolist()),
-            sampling_mask=join_masks(chunks),
+            sampling_masks=tuple(c.sampling_mask for c in chunks if c.sampling_mask is not None),
         )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from penstock.algorithms.config import AlgorithmConfig
+from penstock.interfaces import BlobStore
 from penstock.models.precision import guard_bfloat16
 from penstock.models.tokenizer import max_positions
 from penstock.trainer.clock import StepClock
@@ -44,6 +45,7 @@ class PolicyTrainer:
         total_steps: int,
         reference: nn.Module | None = None,
         device: str = "cpu",
+        blobs: BlobStore | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -72,7 +74,7 @@ class PolicyTrainer:
         if reference is not None:
             reference.to(device=device).requires_grad_(False)
             frozen = PackedModel(reference, chunk_tokens=config.logprob_chunk_tokens)
-        self._prepare = Preparation(policy, frozen, algorithm, config=config, device=device)
+        self._prepare = Preparation(policy, frozen, algorithm, config=config, device=device, blobs=blobs)
         self._objective = Objective(policy, algorithm)
         self._num_updates = 0
         self._num_skipped = 0

@@ -14,6 +14,7 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.losses import STATISTICS
 from penstock.algorithms.returns import TOKEN_ADVANTAGES, SequenceTokens, TokenAdvantages, TokenFacts
 from penstock.algorithms.tokens import LossTokens, TokenColumns
+from penstock.interfaces import BlobStore
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
 from penstock.trainer.forward.packed_row import PackedRow
@@ -71,9 +72,11 @@ class Preparation:
         *,
         config: TrainerConfig,
         device: str,
+        blobs: BlobStore | None = None,
     ) -> None:
         self._policy, self._reference, self._algorithm = policy, reference, algorithm
         self._device, self._config = device, config
+        self._blobs = blobs
         can_share = policy.shares_prefixes and (reference is None or reference.shares_prefixes)
         self.lays_once = config.shared_prompts and can_share
         """Whether rows hold a group's prompt once."""
@@ -87,7 +90,13 @@ class Preparation:
     @torch.no_grad()
     def __call__(self, plan: StepPlan) -> list[PreparedRow]:
         packed = [
-            PackedRow.of(sequences, self._device, shared_prompts=self.lays_once, columns=plan.columns)
+            PackedRow.of(
+                sequences,
+                self._device,
+                shared_prompts=self.lays_once,
+                columns=plan.columns,
+                blobs=self._blobs,
+            )
             for micro_batch in plan.micro_batches
             for sequences in self._cut(micro_batch)
         ]

@@ -20,6 +20,8 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     folder: str
     """Where published buckets are put."""
+    blobs: str = ""
+    """The folder of the run's blob store; "" is an empty store."""
     slots: int
     engine_dtype: str
     transport: str = "shared_memory"

@@ -15,6 +15,11 @@ from penstock.types.base import (
     Record,
     check_aligned,
 )
+from penstock.types.blobs import (
+    BlobRef,
+    MaskRef,
+    group_scope,
+)
 from penstock.types.episodes import (
     Episode,
     Group,
@@ -60,6 +65,9 @@ __all__ = [
     "NOT_SAMPLED",
     "Record",
     "check_aligned",
+    "BlobRef",
+    "MaskRef",
+    "group_scope",
     "FinishReason",
     "SamplingParams",
     "Parent",

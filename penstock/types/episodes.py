@@ -15,7 +15,8 @@ from penstock.types.base import (
     Record,
     check_aligned,
 )
-from penstock.types.generation import FinishReason, SamplingMask, SamplingParams
+from penstock.types.blobs import MaskRef, check_masks
+from penstock.types.generation import FinishReason, SamplingParams
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +56,12 @@ class Turn(Record, frozen=True, kw_only=True):
     text: str
     policy: str = DEFAULT_POLICY
     agent: str = "agent"
-    sampling_mask: SamplingMask | None = None
+    sampling_masks: tuple[MaskRef, ...] = ()
+    """In order, of output tokens; a token that none covers was drawn from the whole vocabulary."""
 
     def __post_init__(self) -> None:
         check_aligned("Turn", self.output_ids, self.logprobs, self.versions)
+        check_masks("Turn", self.sampling_masks, len(self.output_ids))
 
     @property
     def token_ids(self) -> IntArray:
@@ -84,8 +87,8 @@ class Sample(Record, frozen=True, kw_only=True):
     versions: IntArray
     sampling: SamplingParams
     policy: str = DEFAULT_POLICY
-    sampling_mask: SamplingMask | None = None
-    """Rows are aligned with the sampled tokens (`versions != NOT_SAMPLED`), in order."""
+    sampling_masks: tuple[MaskRef, ...] = ()
+    """In order, those of all its turns; `start` counts the sample's tokens."""
     turns: tuple[TurnSpan, ...] = ()
     """Where its turns' outputs are, in order."""
     columns: dict[str, FloatArray] = {}
@@ -94,6 +97,7 @@ class Sample(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_aligned("Sample", self.token_ids, self.loss_mask, self.logprobs, self.versions)
+        check_masks("Sample", self.sampling_masks, len(self.token_ids))
         for name, values in self.columns.items():
             check_aligned(f"Sample with its column {name!r}", self.token_ids, values)
 
@@ -183,12 +187,14 @@ def _sample_of_chain(chain: Sequence[tuple[int, Turn]]) -> Sample:
     logprobs = np.zeros(len(token_ids), dtype=np.float32)
     versions = np.full(len(token_ids), NOT_SAMPLED, dtype=np.int32)
     spans = []
+    masks: list[MaskRef] = []
     for number, turn in chain:
         start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.output_ids)
         loss_mask[start:end] = True
         logprobs[start:end] = turn.logprobs
         versions[start:end] = turn.versions
         spans.append(TurnSpan(turn=number, start=start, end=end))
+        masks += [mask.shifted(start) for mask in turn.sampling_masks]
     return Sample(
         token_ids=token_ids,
         loss_mask=loss_mask,
@@ -196,6 +202,6 @@ def _sample_of_chain(chain: Sequence[tuple[int, Turn]]) -> Sample:
         versions=versions,
         sampling=last.sampling,
         policy=last.policy,
-        sampling_mask=SamplingMask.join([(len(turn.output_ids), turn.sampling_mask) for _, turn in chain]),
+        sampling_masks=tuple(masks),
         turns=tuple(spans),
     )

@@ -1,12 +1,12 @@
 """What engines are asked for, and what they answer: token ids in, token ids out."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
 
 from penstock.types.base import DEFAULT_POLICY, FloatArray, IntArray, Record, check_aligned
+from penstock.types.blobs import MaskRef
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -74,6 +74,8 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     """A chunk is sent once this many tokens are there, and at the end."""
     record_sampling_mask: bool = False
     record_routing: bool = False
+    blob_scope: str = "requests"
+    """Where in the blob store its recorded data goes. Whoever asked deletes the scope."""
 
 
 class SamplingMask(Record, frozen=True, kw_only=True):
@@ -100,22 +102,6 @@ class SamplingMask(Record, frozen=True, kw_only=True):
         return np.minimum(self.counts, self.bitmask_words(self.vocab_size))
 
     @staticmethod
-    def join(parts: "Sequence[tuple[int, SamplingMask | None]]") -> "SamplingMask | None":
-        """The masks of pieces that follow each other, each with its number of tokens, as one. A piece without a
-        mask cut nothing; None when no piece has one."""
-        recorded = [mask for _, mask in parts if mask is not None]
-        if not recorded:
-            return None
-        if len(parts) == 1:
-            return recorded[0]
-        counts = [np.zeros(size, dtype=np.int32) if mask is None else mask.counts for size, mask in parts]
-        return SamplingMask(
-            counts=np.concatenate(counts),
-            words=np.concatenate([mask.words for mask in recorded]),
-            vocab_size=recorded[0].vocab_size,
-        )
-
-    @staticmethod
     def bitmask_words(vocab_size: int) -> int:
         return -(-vocab_size // 32)
 
@@ -127,12 +113,11 @@ class Chunk(Record, frozen=True, kw_only=True):
     logprobs: FloatArray
     versions: IntArray
     finish_reason: FinishReason | None = None
-    sampling_mask: SamplingMask | None = None
+    sampling_mask: MaskRef | None = None
+    """Of tokens up to the end of this chunk, those of earlier chunks among them."""
 
     def __post_init__(self) -> None:
         check_aligned("Chunk", self.token_ids, self.logprobs, self.versions)
-        if self.sampling_mask is not None:
-            check_aligned("Chunk with its sampling mask", self.token_ids, self.sampling_mask.counts)
 
 
 class EngineReport(Record, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 import torch
 
+from penstock.blobs import open_blobs
 from penstock.channel import Channel
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
@@ -34,6 +35,7 @@ async def start(
             receiver=AnyReceiver(),
             tokenizer=ChatTokenizer(request.model),
             name=request.name,
+            blobs=open_blobs(request.blobs),
             version=-1,  # nothing is served before the trainer's version 0 has arrived and is verified
         )
         await asyncio.to_thread(engine.warm_up)

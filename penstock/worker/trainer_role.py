@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from penstock.algorithms.config import AlgorithmConfig
+from penstock.blobs import open_blobs
 from penstock.channel import Channel
 from penstock.errors import UserError
 from penstock.models.load import DTYPES, load_model, resolve_device
@@ -141,6 +142,7 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
         total_steps=request.total_steps,
         reference=reference,
         device=device,
+        blobs=open_blobs(request.blobs),
     )
     publisher = make_publisher(
         request.transport,

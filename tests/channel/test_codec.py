@@ -3,24 +3,19 @@ import numpy as np
 import pytest
 
 from penstock.channel.codec import decode, encode
-from penstock.sampling_masks import kept_ids, pack_mask
-from penstock.types import Chunk, SamplingMask
+from penstock.sampling_masks import pack_mask
+from penstock.types import BlobRef, Chunk, MaskRef, SamplingMask
 
 
-def test_a_chunk_brings_its_mask_as_ids_and_as_a_bitmask() -> None:
-    rows = [np.array([4], np.int32), np.zeros(0, np.int32), np.arange(0, 70, 2, dtype=np.int32)]
+def test_a_chunk_brings_the_reference_to_its_mask() -> None:
+    blob = BlobRef(key="group-1/a.mask", num_bytes=12, checksum=2**32 - 1)
     chunk = Chunk(
         token_ids=np.array([4, 5, 6], np.int32),
         logprobs=np.zeros(3, np.float32),
         versions=np.zeros(3, np.int32),
-        sampling_mask=pack_mask(rows, 70),
+        sampling_mask=MaskRef(start=0, num_tokens=3, vocab_size=70, blob=blob),
     )
-    mask = decode(encode(chunk), Chunk).sampling_mask
-    assert mask is not None
-    assert mask.vocab_size == 70
-    counts, ids = kept_ids(mask, np.array([2, 0]))
-    assert counts.tolist() == [35, 1]
-    assert ids.tolist() == [*range(0, 70, 2), 4]
+    assert decode(encode(chunk), Chunk).sampling_mask == chunk.sampling_mask
 
 
 def test_a_mask_cut_short_on_the_way_is_refused() -> None:

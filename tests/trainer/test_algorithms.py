@@ -12,7 +12,8 @@ from penstock.algorithms.advantages import ADVANTAGES
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.losses import LOSSES
-from penstock.sampling_masks import pack_mask
+from penstock.blobs import MemoryBlobs
+from penstock.sampling_masks import fetch_mask, pack_mask, store_mask
 from penstock.trainer.packing import plan_step
 from penstock.types import SamplingParams, StepScore
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
@@ -63,7 +64,7 @@ def test_gradients_do_not_depend_on_the_split(algorithm):
         assert other[name] == pytest.approx(one[name], abs=1e-5), name
 
 
-def truncated_rollouts(model, *, top_p, temperature, seed=0):
+def truncated_rollouts(model, blobs, *, top_p, temperature, seed=0):
     """Groups sampled from the model with top-p, with the ids that were kept, token by token."""
     generator = torch.Generator().manual_seed(seed)
     groups = make_groups(seed, shape=(2, 2))
@@ -92,7 +93,9 @@ def truncated_rollouts(model, *, top_p, temperature, seed=0):
                 logprobs=np.array(logprobs, dtype=np.float32),
                 versions=np.zeros(12, dtype=np.int32),
                 sampling=params,
-                sampling_mask=pack_mask(kept, VOCAB),
+                sampling_masks=(
+                    store_mask(blobs, f"a/{len(fresh)}.{len(episodes)}", pack_mask(kept, VOCAB)),
+                ),
             )
             episodes.append(msgspec.structs.replace(episode, turns=(turn,)))
         group = msgspec.structs.replace(scored.group, episodes=tuple(episodes))
@@ -100,9 +103,10 @@ def truncated_rollouts(model, *, top_p, temperature, seed=0):
     return fresh
 
 
-def forms_of(groups):
+def forms_of(groups, blobs):
     """How the groups' masks are stored."""
-    masks = [episode.turns[0].sampling_mask for scored in groups for episode in scored.group.episodes]
+    turns = [episode.turns[0] for scored in groups for episode in scored.group.episodes]
+    masks = [fetch_mask(blobs, turn.sampling_masks[0]) for turn in turns]
     is_bitmask = np.concatenate([(mask.counts > mask.sizes)[mask.counts > 0] for mask in masks])
     return {"bitmask" if each else "ids" for each in is_bitmask}
 
@@ -115,13 +119,14 @@ def forms_of(groups):
 def test_replayed_sampling_masks_make_every_ratio_one(name, top_p, temperature, stored):
     """Same weights: within 1e-4 with the mask, at least ten times further off without it."""
     model = tiny_model(name)
-    groups = truncated_rollouts(model, top_p=top_p, temperature=temperature)
-    assert forms_of(groups) == stored
+    blobs = MemoryBlobs()
+    groups = truncated_rollouts(model, blobs, top_p=top_p, temperature=temperature)
+    assert forms_of(groups, blobs) == stored
     (plan,) = plan_step(1, groups, micro_batch_tokens=40)
-    replayed, _ = gradients_of(copy.deepcopy(model), plan)
+    replayed, _ = gradients_of(copy.deepcopy(model), plan, blobs=blobs)
     bare = tuple(
         tuple(
-            msgspec.structs.replace(s, sample=msgspec.structs.replace(s.sample, sampling_mask=None))
+            msgspec.structs.replace(s, sample=msgspec.structs.replace(s.sample, sampling_masks=()))
             for s in batch
         )
         for batch in plan.micro_batches

@@ -14,7 +14,9 @@ from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.sampling_masks import pack_mask
+from penstock.blobs import MemoryBlobs
+from penstock.errors import BlobLost
+from penstock.sampling_masks import pack_mask, store_mask
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.checkpointing import compile_layers
 from penstock.trainer.forward.packed_row import PackedRow
@@ -49,13 +51,14 @@ class SGD:
         self._optimizer.forget()
 
 
-def trainer_for(model, *, algorithm=None, reference=None, **config):
+def trainer_for(model, *, algorithm=None, reference=None, blobs=None, **config):
     return PolicyTrainer(
         model,
         config=TrainerConfig(**config),
         algorithm=algorithm or AlgorithmConfig(**CLIP),
         total_steps=10,
         reference=reference,
+        blobs=blobs,
     )
 
 
@@ -422,13 +425,18 @@ def test_sampling_mask_rows_follow_the_loss_tokens():
     for i, keep in zip(range(3, 8), kept, strict=True):
         row = logits[i - 1] if not keep.size else logits[i - 1][torch.from_numpy(keep).long()]
         logprobs[i] = float(logits[i - 1, int(ids[i])] - row.logsumexp(-1))
+    blobs = MemoryBlobs()
+    parts = [(3, kept[:2]), (5, kept[2:])]
+    masks = tuple(
+        store_mask(blobs, f"a/{start}", pack_mask(part, VOCAB)).shifted(start) for start, part in parts
+    )
     sample = Sample(
         token_ids=ids,
         loss_mask=np.array([0, 0, 0, 0, 1, 0, 1, 1], dtype=np.bool_),
         logprobs=logprobs,
         versions=np.array([-1, -1, -1, 2, 2, 2, 2, 2], dtype=np.int32),
         sampling=make_groups(0)[0].group.episodes[0].turns[0].sampling,
-        sampling_mask=pack_mask(kept, VOCAB),
+        sampling_masks=masks,
     )
     plan = StepPlan(
         step=1,
@@ -438,12 +446,34 @@ def test_sampling_mask_rows_follow_the_loss_tokens():
         num_loss_tokens=3,
         num_sequences=1,
     )
-    metrics, _ = gradients_of(model, plan)
+    metrics, _ = gradients_of(model, plan, blobs=blobs)
     assert metrics["num_loss_tokens"] == 3
     assert metrics["logprob_gap_max"] < 1e-5
-    plain = msgspec.structs.replace(sample, sampling_mask=None)
+    plain = msgspec.structs.replace(sample, sampling_masks=())
     bare = msgspec.structs.replace(plan, micro_batches=((TrainSequence(sample=plain, group=0, episode=0),),))
     assert gradients_of(model, bare)[0]["logprob_gap_max"] > 0.5
+
+
+def test_a_lost_mask_is_named_and_nothing_is_trained():
+    model = tiny_model("llama")
+    blobs = MemoryBlobs()
+    (scored,) = make_groups(3, shape=(2,))
+    sequences = []
+    for index, episode in enumerate(scored.group.episodes):
+        (sample,) = episode.samples()
+        turn = episode.turns[0]
+        mask = pack_mask([np.zeros(0, np.int32) for _ in turn.output_ids], VOCAB)
+        ref = store_mask(blobs, f"group-{index}/a.mask", mask).shifted(len(turn.prompt_ids))
+        sample = msgspec.structs.replace(sample, sampling_masks=(ref,))
+        sequences.append(TrainSequence(sample=sample, group=0, episode=index))
+    (plan,) = plan_step(1, [scored], micro_batch_tokens=1000)
+    plan = msgspec.structs.replace(plan, micro_batches=tuple((sequence,) for sequence in sequences))
+    trainer = trainer_for(model, learning_rate=0.1, blobs=blobs)
+    blobs.delete("group-1")
+    before = {name: weight.clone() for name, weight in trainer.weights().items()}
+    with pytest.raises(BlobLost, match=r"blob group-1/a\.mask is not in this process"):
+        trainer.step(plan)
+    assert all(torch.equal(weight, before[name]) for name, weight in trainer.weights().items())
 
 
 # Dynamo looks at the .grad of what it traces, leaf or not.

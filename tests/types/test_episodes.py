@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sampling_masks import kept_ids, pack_mask
 from penstock.types import (
     NOT_SAMPLED,
+    BlobRef,
     Episode,
+    MaskRef,
     SamplingParams,
     Turn,
     TurnSpan,
@@ -17,7 +18,6 @@ from penstock.types import (
 )
 
 VOCAB = 5
-NOTHING_CUT = np.zeros(0, dtype=np.int32)
 
 
 def a_turn(
@@ -32,7 +32,8 @@ def a_turn(
 ) -> Turn:
     """A turn whose logprobs and versions tell its tokens from those of all others."""
     size = len(output)
-    kept = [np.array([token], dtype=np.int32) if token % 2 else NOTHING_CUT for token in output]
+    blob = BlobRef(key=f"group-0/{number}", num_bytes=4, checksum=0)
+    mask = MaskRef(start=0, num_tokens=size, vocab_size=VOCAB, blob=blob)
     return Turn(
         prompt_ids=np.array(prompt, dtype=np.int32),
         output_ids=np.array(output, dtype=np.int32),
@@ -42,7 +43,7 @@ def a_turn(
         sampling=SamplingParams(temperature=temperature, seed=number, **sampling),
         text="",
         policy=policy,
-        sampling_mask=pack_mask(kept, VOCAB) if masked else None,
+        sampling_masks=(mask,) if masked else (),
     )
 
 
@@ -98,17 +99,20 @@ def test_one_sample_holds_one_policy_and_one_distribution(turns: list[Turn]) -> 
 @given(episodes())
 def test_sampling_masks_stay_with_their_tokens(turns: list[Turn]) -> None:
     for sample in samples_of_turns(turns):
-        masked = [span for span in sample.turns if turns[span.turn].sampling_mask is not None]
-        assert (sample.sampling_mask is None) == (not masked)
-        if sample.sampling_mask is None:
-            continue
-        expected = [
-            [token] if turns[span.turn].sampling_mask is not None and token % 2 else []
-            for span in sample.turns
-            for token in sample.token_ids[span.start : span.end].tolist()
+        masked = [span for span in sample.turns if turns[span.turn].sampling_masks]
+        assert [(mask.start, mask.end) for mask in sample.sampling_masks] == [
+            (span.start, span.end) for span in masked
         ]
-        counts, ids = kept_ids(sample.sampling_mask, np.arange(len(expected)))
-        assert [part.tolist() for part in np.split(ids, np.cumsum(counts)[:-1])] == (expected or [[]])
+        blobs = [turns[span.turn].sampling_masks[0].blob for span in masked]
+        assert [mask.blob for mask in sample.sampling_masks] == blobs
+
+
+def test_masks_lie_within_their_tokens_and_in_order() -> None:
+    turn = a_turn([1], [1, 2, 3], masked=True)
+    (mask,) = turn.sampling_masks
+    for masks in [(mask.shifted(1),), (mask, mask), (mask.shifted(-1),)]:
+        with pytest.raises(ValueError, match="Turn: its sampling masks must lie in order within 3 tokens"):
+            msgspec.structs.replace(turn, sampling_masks=masks)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=6))

@@ -7,8 +7,7 @@ import numpy as np
 
 from penstock.engines.embedded.sequence import Sequence
 from penstock.interfaces import Tokenizer
-from penstock.sampling_masks import join_packed
-from penstock.types import Chunk, FinishReason
+from penstock.types import Chunk, FinishReason, MaskRef
 
 
 class Stream:
@@ -69,11 +68,9 @@ def end_within(
         del seq.tokens[start:]
 
 
-def cut_chunk(seq: Sequence, reason: FinishReason | None, *, vocab_size: int) -> Chunk:
+def cut_chunk(seq: Sequence, reason: FinishReason | None, mask: MaskRef | None = None) -> Chunk:
     """What has been drawn since the last chunk."""
     start, seq.num_sent = seq.num_sent, seq.num_output
-    mask = join_packed(seq.masks, vocab_size) if seq.request.record_sampling_mask else None
-    seq.masks = []
     return Chunk(
         token_ids=np.array(seq.tokens[seq.num_prompt + start :], dtype=np.int32),
         logprobs=np.array(seq.logprobs[start:], dtype=np.float32),

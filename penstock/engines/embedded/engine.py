@@ -18,6 +18,7 @@ from contextlib import suppress
 import numpy as np
 from torch import nn
 
+from penstock.blobs import MemoryBlobs
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.blocks import BlockPool
 from penstock.engines.embedded.delivery import Stream
@@ -29,7 +30,7 @@ from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.engines.embedded.stepper import HostStepper, Stepper
 from penstock.engines.embedded.validation import check_request
 from penstock.errors import PenstockError
-from penstock.interfaces import Tokenizer, WeightReceiver
+from penstock.interfaces import BlobStore, Tokenizer, WeightReceiver
 from penstock.types import (
     DEFAULT_POLICY,
     Chunk,
@@ -71,6 +72,7 @@ class EmbeddedEngine:
         name: str = "engine0",
         version: int = 0,
         policy: str = DEFAULT_POLICY,
+        blobs: BlobStore | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -89,7 +91,8 @@ class EmbeddedEngine:
             max_batch=config.max_batch,
             prefill_chunk=config.prefill_chunk or self._runner.prefill_chunk,
         )
-        self._outbox = Outbox(self._scheduler, tokenizer, self._runner.vocab_size)
+        self.blobs: BlobStore = MemoryBlobs() if blobs is None else blobs
+        self._outbox = Outbox(self._scheduler, tokenizer, self._runner.vocab_size, self.blobs)
         self._stepper = self._open_stepper(version)
         self._seeds = np.random.default_rng(config.seed)
         self._arrivals = 0

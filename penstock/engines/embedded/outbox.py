@@ -3,17 +3,21 @@
 from penstock.engines.embedded.delivery import Stream, cut_chunk, end_within
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence
-from penstock.interfaces import Tokenizer
-from penstock.sampling_masks import Packed, first_tokens
-from penstock.types import FinishReason
+from penstock.errors import BlobLost
+from penstock.interfaces import BlobStore, Tokenizer
+from penstock.sampling_masks import Packed, first_tokens, join_packed, store_mask
+from penstock.types import FinishReason, MaskRef
 
 
 class Outbox:
     """The streams of all requests, by id."""
 
-    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, tokenizer: Tokenizer | None, vocab_size: int, blobs: BlobStore
+    ) -> None:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
+        self._blobs = blobs
         self.vocab_size = vocab_size
         self.streams: dict[str, Stream] = {}
         self.num_tokens = 0
@@ -55,4 +59,20 @@ class Outbox:
             stream.fail(error)
 
     def _send(self, seq: Sequence, reason: FinishReason | None) -> None:
-        self.streams[seq.request.id].put(cut_chunk(seq, reason, vocab_size=self.vocab_size))
+        stream = self.streams[seq.request.id]
+        try:
+            mask = None if reason is None else self._store_mask(seq)
+        except BlobLost as error:  # costs this request, not the engine
+            stream.fail(error)
+            return
+        stream.put(cut_chunk(seq, reason, mask))
+
+    def _store_mask(self, seq: Sequence) -> MaskRef | None:
+        """One blob a request, when it ends: most are small, and files are not free."""
+        request = seq.request
+        if not request.record_sampling_mask:
+            return None
+        masks, seq.masks = seq.masks, []
+        return store_mask(
+            self._blobs, f"{request.blob_scope}/{request.id}.mask", join_packed(masks, self.vocab_size)
+        )

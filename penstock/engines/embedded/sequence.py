@@ -22,7 +22,7 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     masks: list[Packed] = field(default_factory=list)
-    """Kept ids of the output tokens that have not left yet: a flat distribution keeps many."""
+    """Kept ids of the output tokens, until they are stored together when the request ends."""
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     node: int = ROOT

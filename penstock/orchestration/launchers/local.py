@@ -66,7 +66,7 @@ class LocalWorker:
 
 class LocalLauncher:
     """Starts and stops workers. `folder` is private to the run and lies in memory where it can: it holds the
-    socket and the buckets of published weights, and goes with the launcher."""
+    socket, the buckets of published weights and the run's blobs, and goes with the launcher."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -78,6 +78,7 @@ class LocalLauncher:
     async def __aenter__(self) -> "LocalLauncher":
         self._logs.mkdir(parents=True, exist_ok=True)
         self.folder = _private_folder()
+        self.blobs = self.folder / "blobs"
         self._listener = Listener(f"unix:{self.folder / 'controller'}", self._token, self._arrive)
         await self._listener.start()
         return self

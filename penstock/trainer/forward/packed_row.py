@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from penstock.sampling_masks import kept_ids
+from penstock.blobs import MemoryBlobs
+from penstock.interfaces import BlobStore
+from penstock.sampling_masks import fetch_mask, kept_ids
 from penstock.trainer.forward.logprob_head import KeptIds
 from penstock.trainer.sharing import RowLayout, loss_positions
-from penstock.types import NOT_SAMPLED, FloatArray, IntArray, Sample, TrainSequence
+from penstock.types import FloatArray, IntArray, Sample, TrainSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,10 @@ class PackedRow:
         *,
         shared_prompts: bool = False,
         columns: Sequence[str] = (),
+        blobs: BlobStore | None = None,
     ) -> "PackedRow | None":
-        """None when no sequence has a loss token. `columns` names those of the step, which every row gets."""
+        """None when no sequence has a loss token. `columns` names those of the step, which every row gets. Recorded
+        masks come out of `blobs`."""
         positions_of = [loss_positions(sequence.sample) for sequence in sequences]
         chosen = [index for index, positions in enumerate(positions_of) if positions.size]
         if not chosen:
@@ -95,7 +99,7 @@ class PackedRow:
             segments=column([np.full(n, i) for i, n in enumerate(counts)], torch.long),
             counts=tuple(counts),
             positions=tuple(positions_of),
-            kept=_kept(picked, device),
+            kept=_kept(picked, device, blobs or MemoryBlobs()),
             columns={
                 name: column([_values(s, name)[p] for s, p in picked], torch.float32) for name in columns
             },
@@ -109,20 +113,20 @@ def _values(sample: Sample, name: str) -> FloatArray:
     return np.zeros(len(sample.token_ids), dtype=np.float32) if values is None else values
 
 
-def _kept(picked: list[tuple[Sample, IntArray]], device: torch.device | str) -> KeptIds | None:
-    """The recorded sampling masks of the loss tokens, joined; rows of samples without one are empty."""
-    if all(sample.sampling_mask is None for sample, _ in picked):
+def _kept(
+    picked: list[tuple[Sample, IntArray]], device: torch.device | str, blobs: BlobStore
+) -> KeptIds | None:
+    """The recorded sampling masks of the loss tokens, joined; tokens without one have no ids."""
+    if not any(sample.sampling_masks for sample, _ in picked):
         return None
     counts: list[IntArray] = []
-    ids: list[IntArray] = []
+    ids: list[IntArray] = [np.zeros(0, dtype=np.int32)]
     for sample, positions in picked:
-        if sample.sampling_mask is None:
-            counts.append(np.zeros(len(positions), dtype=np.int32))
-            continue
-        number_of = np.cumsum(sample.versions != NOT_SAMPLED) - 1
-        sample_counts, sample_ids = kept_ids(sample.sampling_mask, number_of[positions])
-        counts.append(sample_counts)
-        ids.append(sample_ids)
+        counts.append(np.zeros(len(positions), dtype=np.int32))
+        for ref in sample.sampling_masks:
+            inside = slice(*np.searchsorted(positions, (ref.start, ref.end)))
+            counts[-1][inside], found = kept_ids(fetch_mask(blobs, ref), positions[inside] - ref.start)
+            ids.append(found)
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
     return KeptIds(
         offsets=torch.from_numpy(offsets),

@@ -1,10 +1,8 @@
 import asyncio
 
-import numpy as np
 import pytest
 
 from penstock.engines.embedded.delivery import Stream, cut_chunk, finish_reason
-from penstock.sampling_masks import pack_token
 from penstock.types import Message
 from tests.engines.embedded.test_sampler import row
 
@@ -60,23 +58,16 @@ def test_stop_tokens_and_length() -> None:
     assert finish_reason(row(output=[6, 7], max_tokens=2, stop_token_ids=(7,)), None) == "stop"
 
 
-def test_chunks_carry_what_is_new_and_masks_in_rows() -> None:
-    seq = row(output=[4, 5, 6], record_sampling_mask=True)
+def test_chunks_carry_what_is_new() -> None:
+    seq = row(output=[4, 5, 6])
     seq.logprobs, seq.versions = [-1.0, -2.0, -3.0], [0, 0, 1]
-    seq.masks = [pack_token(np.array(ids, dtype=np.int32), 64) for ids in ([], [6])]  # not yet sent
     seq.num_sent = 1
-    chunk = cut_chunk(seq, "stop", vocab_size=64)
+    chunk = cut_chunk(seq, "stop")
     assert chunk.token_ids.tolist() == [5, 6]
     assert chunk.logprobs.tolist() == [-2.0, -3.0]
     assert chunk.versions.tolist() == [0, 1]
-    assert chunk.sampling_mask is not None
-    assert chunk.sampling_mask.counts.tolist() == [0, 1]
-    assert chunk.sampling_mask.words.tolist() == [6]
-    assert chunk.sampling_mask.vocab_size == 64
-    empty = cut_chunk(seq, "cancelled", vocab_size=64)
-    assert len(empty.token_ids) == 0
-    assert empty.sampling_mask is not None
-    assert empty.sampling_mask.counts.tolist() == []
+    assert chunk.sampling_mask is None
+    assert len(cut_chunk(seq, "cancelled").token_ids) == 0
 
 
 def test_a_stream_gives_its_chunks_before_its_error() -> None:
@@ -84,7 +75,7 @@ def test_a_stream_gives_its_chunks_before_its_error() -> None:
         stream = Stream()
         waiting = asyncio.create_task(stream.next())
         await asyncio.sleep(0)
-        chunk = cut_chunk(row(), None, vocab_size=64)
+        chunk = cut_chunk(row(), None)
         stream.put(chunk)
         assert await waiting is chunk
         stream.put(chunk)

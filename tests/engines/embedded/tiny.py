@@ -28,7 +28,7 @@ from transformers import (
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.interfaces import Verification
-from penstock.sampling_masks import kept_ids
+from penstock.sampling_masks import fetch_mask, kept_ids
 from penstock.types import Chunk, GenerateRequest, SamplingMask, WeightUpdate
 
 VOCAB = 61
@@ -181,6 +181,11 @@ class Driver:
 
     def versions(self, request_id: str) -> list[int]:
         return [int(version) for chunk in self.chunks[request_id] for version in chunk.versions]
+
+    def masks(self, request_id: str) -> list[list[int]]:
+        """The kept ids of every token."""
+        (ref,) = [chunk.sampling_mask for chunk in self.chunks[request_id] if chunk.sampling_mask is not None]
+        return kept_rows(fetch_mask(self.engine.blobs, ref))
 
     async def _consume(self, request: GenerateRequest) -> None:
         async for chunk in self.engine.generate(request):

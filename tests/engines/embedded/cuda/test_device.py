@@ -24,7 +24,6 @@ from tests.engines.embedded.test_swaps import Shadow, any_engine, play_with_swap
 from tests.engines.embedded.tiny import (
     Driver,
     SeededWeights,
-    kept_rows,
     make_engine,
     make_model,
     open_device_on_cpu,
@@ -164,7 +163,7 @@ def test_truncated_draws_record_what_was_kept_and_their_logprob():
         await driver.drain()
         for number, cut in enumerate(cuts):
             output = driver.output(str(number))
-            rows = [mask for chunk in driver.chunks[str(number)] for mask in kept_rows(chunk.sampling_mask)]
+            rows = driver.masks(str(number))
             with torch.no_grad():
                 table = reference(torch.tensor([[7, number, *output]])).logits[0, 1:-1]
             for at, (token, kept) in enumerate(zip(output, rows, strict=True)):
@@ -548,8 +547,7 @@ def test_many_updates_leave_depth_and_masks_as_they_are(steps_between):
             for _ in range(steps_between):
                 await driver.step()
         await driver.drain()
-        masks = [kept for chunk in driver.chunks["a"] for kept in kept_rows(chunk.sampling_mask)]
-        return driver.output("a"), masks
+        return driver.output("a"), driver.masks("a")
 
     output, masks = asyncio.run(answer(0))
     assert all(token in kept for token, kept in zip(output, masks, strict=True))

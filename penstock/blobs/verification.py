@@ -1,0 +1,27 @@
+"""What every store checks: keys that name a blob, and bytes that are those that were put."""
+
+import zlib
+
+from penstock.errors import BlobLost
+from penstock.types import BlobRef
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """The scope and the name of a blob."""
+    scope, slash, name = key.partition("/")
+    if not slash or {scope, name} & {"", ".", ".."}:
+        raise ValueError(f"a blob's key must be scope/name, got {key!r}")
+    return scope, name
+
+
+def ref_of(key: str, data: bytes) -> BlobRef:
+    return BlobRef(key=key, num_bytes=len(data), checksum=zlib.crc32(data))
+
+
+def verified(ref: BlobRef, data: bytes) -> bytes:
+    """The bytes, if they are the ones that the reference was made for."""
+    if len(data) != ref.num_bytes:
+        raise BlobLost(f"blob {ref.key} must have {ref.num_bytes} bytes, got {len(data)}: it was cut short")
+    if zlib.crc32(data) != ref.checksum:
+        raise BlobLost(f"blob {ref.key} has other bytes than were put (its checksum differs)")
+    return data
