@@ -12,6 +12,7 @@ import torch
 
 from penstock.engines.embedded.cuda.kernels.attention_splits import choose_splits
 from penstock.engines.embedded.cuda.kernels.decode_attention import attend_decode
+from penstock.models.attention_options import AttentionOptions
 
 BANDWIDTH = 4.4e12
 """Bytes a second at which an H200 reads much at once."""
@@ -43,11 +44,12 @@ def measure(rows: int, keys: int, heads: int, kv_heads: int) -> float:
     positions = torch.full((rows,), keys, device="cuda")
     joined = random(rows, heads + 2 * kv_heads, DIM)
     query, key, value = joined[:, :heads], joined[:, heads:-kv_heads], joined[:, -kv_heads:]
+    options = AttentionOptions(scaling=DIM**-0.5)
     splits = choose_splits(rows, kv_heads, keys)
 
     def attend() -> None:
         for pool in pools:
-            attend_decode(query, key, value, pool, tables, positions, scaling=DIM**-0.5, splits=splits)
+            attend_decode(query, key, value, pool, tables, positions, options, splits=splits)
 
     attend()
     torch.cuda.synchronize()

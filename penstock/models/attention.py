@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
+from penstock.models.attention_options import AttentionOptions
+
 IMPLEMENTATION = "penstock"
 
 
@@ -27,11 +29,7 @@ class AttentionBackend(Protocol):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor: ...
 
 
@@ -59,17 +57,13 @@ def dispatch(
     backend: AttentionBackend = module._penstock_backend  # type: ignore[assignment]
     if sliding_window is None:
         sliding_window = getattr(module, "sliding_window", None)
-    output = backend(
-        module,
-        query,
-        key,
-        value,
+    options = AttentionOptions(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         sliding_window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
     )
-    return output, None
+    return backend(module, query, key, value, options), None
 
 
 def register() -> None:

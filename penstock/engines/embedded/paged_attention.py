@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.engines.embedded.batch_layout import Layout, Rectangle
+from penstock.models.attention_options import AttentionOptions
 from penstock.transfer import upload
 
 
@@ -41,11 +42,7 @@ class ShapeProbe:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         layer: int = module.layer_idx  # type: ignore[assignment]
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
@@ -96,11 +93,7 @@ class PagedAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         layout = self._layout
         assert layout is not None, "begin comes before a forward pass"
@@ -113,13 +106,13 @@ class PagedAttention:
             found = found.view(rectangle.rows, rectangle.num_keys, shape.kv_heads, -1).transpose(1, 2)
             past, content = found[..., : shape.key_dim], found[..., shape.key_dim :]
             folded = _fold(query, rectangle, shape.kv_heads)
-            bias = rectangle.bias(sliding_window, query.shape[1] // shape.kv_heads, query.dtype)
-            if softcap is None and sinks is None:
+            bias = rectangle.bias(options.sliding_window, query.shape[1] // shape.kv_heads, query.dtype)
+            if options.is_plain:
                 mixed = functional.scaled_dot_product_attention(
-                    folded, past, content, attn_mask=bias, scale=scaling
+                    folded, past, content, attn_mask=bias, scale=options.scaling
                 )
             else:
-                mixed = _attend(folded, past, content, bias, scaling, softcap, sinks)
+                mixed = _attend(folded, past, content, bias, options)
             outputs.append(_unfold(mixed, rectangle, query.shape[1]))
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None]
 
@@ -161,18 +154,16 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     bias: torch.Tensor,
-    scaling: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """Attention by hand, for what the fused one lacks: capped scores, and sinks that take their share."""
-    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = torch.matmul(query, key.transpose(2, 3)) * options.scaling
+    if options.softcap is not None:
+        scores = torch.tanh(scores / options.softcap) * options.softcap
     scores = scores + bias
-    if sinks is not None:
+    if options.sinks is not None:
         rows, kv_heads, queries, _ = scores.shape
-        per_head = sinks.to(scores.dtype).view(kv_heads, -1)
+        per_head = options.sinks.to(scores.dtype).view(kv_heads, -1)
         column = per_head.repeat_interleave(queries // per_head.shape[1], dim=1)
         scores = torch.cat([scores, column[None, :, :, None].expand(rows, -1, -1, 1)], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from penstock.models.attention_options import AttentionOptions
 from penstock.trainer.forward.shared_prefixes import SharedPrefixes
 from penstock.trainer.forward.varlen_attention import Boundaries, VarlenFunction, attend, find_varlen, fits
 from penstock.transfer import upload
@@ -120,43 +121,20 @@ class PackedAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         if self._single:
-            out = causal_attention(
-                query,
-                key,
-                value,
-                scaling=scaling,
-                sliding_window=sliding_window,
-                softcap=softcap,
-                sinks=sinks,
-            )
-            return out.transpose(1, 2)
+            return causal_attention(query, key, value, options).transpose(1, 2)
         if not torch.compiler.is_compiling():  # a graph that knew the lengths would serve no other row
             self._check(query)
         flat_query, flat_key, flat_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         if self._shared is not None:
             flat_key, flat_value = self._shared.repeat(flat_key), self._shared.repeat(flat_value)
-        if self._varlen is not None and self._boundaries is not None and fits(query, value, softcap, sinks):
-            out = attend(
-                self._varlen,
-                self._boundaries,
-                flat_query,
-                flat_key,
-                flat_value,
-                scaling=scaling,
-                sliding_window=sliding_window,
-            )
-            return out[None]
-        options = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap, "sinks": sinks}
+        if self._varlen is not None and self._boundaries is not None and fits(query, value, options):
+            return attend(self._varlen, self._boundaries, flat_query, flat_key, flat_value, options)[None]
         if self._shared is None:
-            return self._attend_in_buckets(flat_query, flat_key, flat_value, **options)[None]  # type: ignore[no-any-return]
-        repeated = self._attend_in_buckets(self._shared.repeat(flat_query), flat_key, flat_value, **options)
+            return self._attend_in_buckets(flat_query, flat_key, flat_value, options)[None]  # type: ignore[no-any-return]
+        repeated = self._attend_in_buckets(self._shared.repeat(flat_query), flat_key, flat_value, options)
         return repeated.index_select(0, self._shared.to_row)[None]  # type: ignore[no-any-return]
 
     def _check(self, query: torch.Tensor) -> None:
@@ -169,7 +147,7 @@ class PackedAttention:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attend_in_buckets(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """Not compiled: how sequences fall into buckets changes with every row."""
         if self._layout is None:
@@ -186,25 +164,19 @@ class PackedAttention:
                 .transpose(1, 2)
                 for tensor in padded
             )
-            outputs.append(causal_attention(q, k, v, **options).transpose(1, 2).flatten(0, 1))
+            outputs.append(causal_attention(q, k, v, options).transpose(1, 2).flatten(0, 1))
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return _to_packed(joined, layout)
 
 
 def causal_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> torch.Tensor:
     """Causal attention of (rows, heads, length, head_dim) with all that Hugging Face models ask for."""
-    length = query.shape[2]
+    length, sliding_window = query.shape[2], options.sliding_window
+    softcap, sinks = options.softcap, options.sinks
     windowed = sliding_window is not None and sliding_window < length
-    if softcap is None and sinks is None:
+    if options.is_plain:
         mask = _band(length, sliding_window, query.device) if windowed and sliding_window else None
         return F.scaled_dot_product_attention(
             query,
@@ -212,12 +184,12 @@ def causal_attention(
             value,
             attn_mask=mask,
             is_causal=mask is None,
-            scale=scaling,
+            scale=options.scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )
     groups = query.shape[1] // key.shape[1]
     grouped = query.reshape(query.shape[0], key.shape[1], groups, *query.shape[2:])
-    scores = (grouped @ key.unsqueeze(2).transpose(-1, -2)).float() * scaling
+    scores = (grouped @ key.unsqueeze(2).transpose(-1, -2)).float() * options.scaling
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     allowed = _band(length, sliding_window if windowed else None, query.device)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.models.attention_options import AttentionOptions
 from penstock.models.precision import HALF_TYPES
 from penstock.transfer import upload
 from penstock.types import IntArray
@@ -67,13 +68,12 @@ def find_varlen(device: torch.device | str) -> VarlenFunction | None:
     return function
 
 
-def fits(query: torch.Tensor, value: torch.Tensor, softcap: float | None, sinks: torch.Tensor | None) -> bool:
+def fits(query: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> bool:
     """Whether the kernel computes this attention: half precision, equal head sizes, nothing unusual."""
     width = query.shape[-1]
     return (
         query.dtype in HALF_TYPES
-        and softcap is None
-        and sinks is None
+        and options.is_plain
         and width == value.shape[-1]
         and width <= 256
         and width % 8 == 0
@@ -86,13 +86,11 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    *,
-    scaling: float,
-    sliding_window: int | None,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """Causal attention of (tokens, heads, dim) rows."""
     # The kernel counts the keys to the left of a query; a window counts the query's own too.
-    left = -1 if sliding_window is None else sliding_window - 1
+    left = -1 if options.sliding_window is None else options.sliding_window - 1
     return function(
         query,
         key,
@@ -101,6 +99,6 @@ def attend(
         boundaries.keys,
         boundaries.longest_query.shape[0],
         boundaries.longest_key.shape[0],
-        scale=scaling,
+        scale=options.scaling,
         window_size=(left, 0),
     )

@@ -5,6 +5,7 @@ from torch import nn
 from penstock.engines.embedded.batch_layout import lay_out
 from penstock.engines.embedded.paged_attention import LayerShape, PagedAttention
 from penstock.engines.embedded.scheduler import Span
+from penstock.models.attention_options import AttentionOptions
 from tests.engines.embedded.test_batch_layout import CPU, seq
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
@@ -79,10 +80,7 @@ def test_equals_the_definition(window: int | None, softcap: float | None, with_s
             row(queries),
             row(keys),
             row(values),
-            scaling=0.3,
-            sliding_window=window,
-            softcap=softcap,
-            sinks=sinks,
+            AttentionOptions(scaling=0.3, sliding_window=window, softcap=softcap, sinks=sinks),
         )
         expected = torch.cat(
             [

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.models.attention_options import AttentionOptions
 from penstock.trainer.forward.packed_attention import BUCKET_RATIO, BUCKET_SLACK, Layout, PackedAttention
 
 
@@ -51,7 +52,7 @@ def test_equals_each_sequence_by_itself_and_so_do_gradients(lengths, options):
     backend = PackedAttention()
     backend.set_lengths(lengths)
     settings_ = {"sliding_window": None, "softcap": None, **options, "sinks": sinks}
-    ours = backend(torch.nn.Identity(), q, k, v, scaling=0.3, **settings_)
+    ours = backend(torch.nn.Identity(), q, k, v, AttentionOptions(scaling=0.3, **settings_))
     pieces, start = [], 0
     for length in lengths:
         part = slice(start, start + length)
@@ -82,7 +83,7 @@ def test_values_may_be_narrower_than_keys():
     q, k, v = inputs([3, 6], value_dim=5)
     backend = PackedAttention()
     backend.set_lengths([3, 6])
-    out = backend(torch.nn.Identity(), q, k, v, scaling=0.5, sliding_window=None, softcap=None, sinks=None)
+    out = backend(torch.nn.Identity(), q, k, v, AttentionOptions(scaling=0.5))
     assert out.shape == (1, 9, 4, 5)
     alone = plain_attention(q[0, :, 3:], k[0, :, 3:], v[0, :, 3:], scaling=0.5)
     torch.testing.assert_close(out[0, 3:].transpose(0, 1), alone)
@@ -114,6 +115,6 @@ def test_a_row_of_another_length_is_refused():
         if lengths:
             backend.set_lengths(lengths)
         with pytest.raises(ValueError, match="call set_lengths"):
-            backend(torch.nn.Identity(), q, k, v, scaling=1.0, sliding_window=None, softcap=None, sinks=None)
+            backend(torch.nn.Identity(), q, k, v, AttentionOptions(scaling=1.0))
     with pytest.raises(ValueError, match="numbers >= 1"):
         backend.set_lengths([3, 0])

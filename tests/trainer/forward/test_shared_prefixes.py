@@ -3,6 +3,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from penstock.models.attention_options import AttentionOptions
 from penstock.trainer.forward.packed_attention import PackedAttention
 from penstock.trainer.forward.shared_prefixes import SharedPrefixes
 from tests.trainer.forward.test_packed_attention import OPTIONS, inputs
@@ -29,8 +30,8 @@ def test_rests_must_fit_the_row(members):
 
 
 def attend(backend, q, k, v, options, sinks):
-    options = {"sliding_window": None, "softcap": None, **options, "sinks": sinks}
-    return backend(torch.nn.Identity(), q, k, v, scaling=0.3, **options)
+    options = AttentionOptions(scaling=0.3, **{**options, "sinks": sinks})
+    return backend(torch.nn.Identity(), q, k, v, options)
 
 
 def repeated_attention(q, k, v, lengths, members, options, sinks):

@@ -3,7 +3,7 @@
 A *launch* is a pass over prompts, or a window of decode steps that are replayed without looking. The next
 launch is queued before the last is read, so the host's scheduling is hidden behind the device. All launches are
 in one stream, so blocks that are given to somebody else are written by their old owner before, never after; only
-new weights come by another, while that one stands still (`gate.py`).
+new weights come by another, while that one stands still (`weight_swap.py`).
 A sequence that ends within a window draws a few tokens more, which are thrown away.
 """
 
@@ -27,7 +27,7 @@ from penstock.engines.embedded.cuda.decode_buffers import (
     DecodeBuffers,
 )
 from penstock.engines.embedded.cuda.decode_rows import ON_DEVICE, Rows, settings_of
-from penstock.engines.embedded.cuda.device_attention import DeviceAttention, Pass, hang_pools
+from penstock.engines.embedded.cuda.device_attention import CurrentPass, DeviceAttention, hang_pools
 from penstock.engines.embedded.cuda.graphs import Kind, StepGraphs
 from penstock.engines.embedded.cuda.kernels.attention_splits import SPLIT_COUNTS, choose_splits
 from penstock.engines.embedded.cuda.kernels.sampling import Cuts, Sampled, sample
@@ -73,9 +73,12 @@ class Device:
         self._rows = Rows(max_batch, blocks, cache.scratch, block_size, vocab)
         self._rows.clear()
         self.gate = Gate(self._device)
-        self.graphs = StepGraphs(self._decode, self._buffers, self.gate, scratch=cache.scratch, vocab=vocab)
+        self._pass = CurrentPass()
+        self.graphs = StepGraphs(
+            self._decode, self._buffers, self.gate, self._pass, scratch=cache.scratch, vocab=vocab
+        )
         self._in_flight: deque[Launch] = deque()
-        hang_pools(model, cache.pools)
+        hang_pools(model, cache.pools, self._pass)
         self._attention = DeviceAttention()
 
     @property
@@ -92,7 +95,7 @@ class Device:
         """Compute a batch of any kind; logits of the last token of every span that ends its sequence."""
         self._cache.copy_blocks(batch.copies)
         laid = lay_out_prompts(batch.spans, self._block_size, self._heads_of_key(), self._device)
-        Pass.plan = laid.plan
+        self._pass.plan = laid.plan
         self._attach()
         keep: dict[str, Any] = {"logits_to_keep": laid.ends} if self._selects_rows else {}
         output = self._model(input_ids=laid.input_ids, position_ids=laid.positions, use_cache=False, **keep)

@@ -1,8 +1,9 @@
 """Attention on a GPU: one operator in front of the kernels, whatever kind of pass is run.
 
 Code that `torch.compile` made must serve prompts and decoding, batches of every size and layers of every
-number. So the operator's arguments are what the layer itself knows; where the tokens of the pass lie is
-looked up in `Pass.plan` when it runs. A layer's pool hangs on its attention module.
+number. So the operator's arguments are what the layer itself knows. Where the tokens of the pass lie is looked up
+when it runs: a layer's pool hangs on its attention module, and the engine's `CurrentPass` on the pool. Compiled
+code passes a pool on as it is, so engines that share that code still find each their own pass.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import nn
 from penstock.engines.embedded.cuda.kernels import paged_varlen as varlen
 from penstock.engines.embedded.cuda.kernels.decode_attention import attend_decode
 from penstock.engines.embedded.cuda.kernels.prefill_attention import QueryTiles, attend_packed
+from penstock.models.attention_options import AttentionOptions
 
 FLOAT8_MAX = 448.0
 
@@ -27,16 +29,13 @@ class Plan(Protocol):
         key: torch.Tensor,
         value: torch.Tensor,
         pool: torch.Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor: ...
 
 
-class Pass:
-    """The pass that is being run, or captured."""
+@dataclass(slots=True)
+class CurrentPass:
+    """The pass that one engine runs, or captures, right now."""
 
     plan: Plan | None = None
 
@@ -55,24 +54,10 @@ class DecodePlan:
         key: torch.Tensor,
         value: torch.Tensor,
         pool: torch.Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         return attend_decode(
-            query,
-            key,
-            value,
-            pool,
-            self.tables,
-            self.positions,
-            scaling=scaling,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            sinks=sinks,
-            splits=self.splits,
+            query, key, value, pool, self.tables, self.positions, options, splits=self.splits
         )
 
 
@@ -94,11 +79,7 @@ class PromptPlan:
         key: torch.Tensor,
         value: torch.Tensor,
         pool: torch.Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         dim = query.shape[2]
         pair, raw = torch.cat([key, value], dim=-1), pool.dtype
@@ -108,30 +89,19 @@ class PromptPlan:
             )  # some versions of torch make NaN of more
             raw = torch.uint8  # not every copy knows 8-bit floats
         pool.flatten(0, 1).view(raw).index_copy_(0, self.slots, pair.view(raw))
-        if varlen.serves(query, pool, sliding_window, softcap, sinks):
+        if varlen.serves(query, pool, options):
             return varlen.attend_varlen(
                 query,
                 pool,
                 self.tables,
                 self.lengths,
                 self.tiles.query_starts,
+                options,
                 most_queries=self.most_queries,
                 most_keys=self.most_keys,
-                scaling=scaling,
-                sliding_window=sliding_window,
             )
-        return attend_packed(
-            query,
-            pool[..., :dim],
-            pool[..., dim:],
-            self.tables,
-            self.lengths,
-            self.tiles,
-            scaling=scaling,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            sinks=sinks,
-        )
+        keys, values = pool[..., :dim], pool[..., dim:]
+        return attend_packed(query, keys, values, self.tables, self.lengths, self.tiles, options)
 
 
 @torch.library.custom_op("penstock::attend_paged", mutates_args=("pool",))
@@ -145,19 +115,14 @@ def attend_paged(
     softcap: float,
     sliding_window: int,
 ) -> torch.Tensor:
-    """Write keys and values (tokens, kv_heads, dim) into `pool` and attend, as `Pass.plan` says. 0 switches
+    """Write keys and values (tokens, kv_heads, dim) into `pool` and attend, as the pool's pass says. 0 switches
     `softcap` and `sliding_window` off."""
-    assert Pass.plan is not None
-    return Pass.plan.attend(
-        query,
-        key,
-        value,
-        pool,
-        scaling=scaling,
-        sliding_window=sliding_window or None,
-        softcap=softcap or None,
-        sinks=sinks,
+    current: CurrentPass = pool._penstock_pass  # type: ignore[attr-defined]
+    assert current.plan is not None, "a plan comes before a forward pass"
+    options = AttentionOptions(
+        scaling=scaling, sliding_window=sliding_window or None, softcap=softcap or None, sinks=sinks
     )
+    return current.plan.attend(query, key, value, pool, options)
 
 
 @attend_paged.register_fake
@@ -183,11 +148,7 @@ class DeviceAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         pool: torch.Tensor = module._penstock_pool  # type: ignore[assignment]
         mixed: torch.Tensor = attend_paged(
@@ -195,16 +156,18 @@ class DeviceAttention:
             key[0].transpose(0, 1).contiguous(),
             value[0].transpose(0, 1),  # a part of the joined matmul: only its last dimension must be dense
             pool,
-            sinks,
-            float(scaling),
-            float(softcap or 0.0),
-            int(sliding_window or 0),
+            options.sinks,
+            float(options.scaling),
+            float(options.softcap or 0.0),
+            int(options.sliding_window or 0),
         )
         return mixed[None]
 
 
-def hang_pools(model: nn.Module, pools: dict[int, torch.Tensor]) -> None:
-    """Give each attention module the pool of its layer."""
+def hang_pools(model: nn.Module, pools: dict[int, torch.Tensor], current: CurrentPass) -> None:
+    """Give each attention module the pool of its layer, and each pool the pass of its engine."""
+    for pool in pools.values():
+        pool._penstock_pass = current  # type: ignore[attr-defined]
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
         if layer is not None:

@@ -16,7 +16,7 @@ from penstock.engines.embedded.cuda.decode_buffers import (
     TEMPERATURE,
     DecodeBuffers,
 )
-from penstock.engines.embedded.cuda.device_attention import DecodePlan, Pass
+from penstock.engines.embedded.cuda.device_attention import CurrentPass, DecodePlan
 from penstock.engines.embedded.cuda.kernels.sampling import sample
 from penstock.engines.embedded.cuda.kernels.step_end import advance
 from penstock.engines.embedded.cuda.mask_arena import MaskRoom
@@ -61,11 +61,19 @@ class StepGraphs:
     """Captures each kind of step when it is first needed."""
 
     def __init__(
-        self, forward: Forward, buffers: DecodeBuffers, gate: Gate, *, scratch: int, vocab: int
+        self,
+        forward: Forward,
+        buffers: DecodeBuffers,
+        gate: Gate,
+        current: CurrentPass,
+        *,
+        scratch: int,
+        vocab: int,
     ) -> None:
         self._forward = forward
         self.buffers = buffers
         self._gate = gate
+        self._pass = current
         self._scratch = scratch
         self._vocab = vocab
         self._device = buffers.tokens.device
@@ -136,7 +144,7 @@ class StepGraphs:
     def _step(self, kind: Kind) -> None:
         buffers, rows = self.buffers, kind.rows
         tokens, positions = buffers.tokens[:rows], buffers.ints[POSITION, :rows]
-        Pass.plan = DecodePlan(buffers.tables, buffers.ints[POSITION], kind.splits)
+        self._pass.plan = DecodePlan(buffers.tables, buffers.ints[POSITION], kind.splits)
         logits = self._forward(tokens, positions)
         arena = None
         if kind.truncates:

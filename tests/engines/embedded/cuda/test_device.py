@@ -593,3 +593,29 @@ def test_compiled_layers_are_exact(family):
         check_against_plain_forwards(driver, reference)
 
     asyncio.run(main())
+
+
+def test_two_engines_of_one_process_share_compiled_code_and_do_not_mix():
+    """Their steps alternate, prompts of one between windows of the other."""
+    torch._dynamo.reset()  # all compiled modules share one list of graphs, which has a bound
+    references = [make_model(seed=seed) for seed in (0, 1)]
+
+    async def main():
+        drivers = [
+            Driver(make_engine(copy.deepcopy(model).to(DEVICE), compile="on", max_batch=2, window=2))
+            for model in references
+        ]
+        for number, driver in enumerate(drivers):
+            await driver.start(ask("a", [3, 1, 4][: 2 + number], max_tokens=7 + number, seed=number))
+            await driver.step()
+        for number, driver in enumerate(drivers):
+            await driver.start(ask("b", [9, 2, 6, 5, 3], max_tokens=4, seed=number))
+        for _ in range(20):
+            for driver in drivers:
+                await driver.step()
+        for driver, reference in zip(drivers, references, strict=True):
+            await driver.drain()
+            assert driver.finished() == ["a", "b"]
+            check_against_plain_forwards(driver, reference)
+
+    asyncio.run(main())

@@ -22,6 +22,7 @@ import triton.language as tl
 
 from penstock.engines.embedded.cuda.kernels.attention_splits import join_kernel, keys_of_a_split
 from penstock.engines.embedded.cuda.kernels.softmax import EMPTY, LOG2_E, capped, with_sink
+from penstock.models.attention_options import AttentionOptions
 
 LINES = 16
 """Keys of one step of a program: those of so many tokens, or of fewer tokens and several heads. A block of the
@@ -197,11 +198,8 @@ def attend_decode(
     pool: torch.Tensor,
     tables: torch.Tensor,
     positions: torch.Tensor,
+    options: AttentionOptions,
     *,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
     splits: int = 1,
 ) -> torch.Tensor:
     """(rows, heads, value_dim) of (rows, heads, key_dim): row i is the token at `positions[i]` of the sequence
@@ -217,6 +215,7 @@ def attend_decode(
         (rows * heads * splits if splits > 1 else 0, value_dim + 2), dtype=torch.float32
     )
     split_keys = keys_of_a_split(tables.shape[1] * block_size, LINES)
+    sinks, window = options.sinks, options.sliding_window
     held = out if sinks is None else sinks
     unpacks = pool.dtype != query.dtype
     pack = heads_together(rows, kv_heads, group, unpacks=unpacks)
@@ -230,12 +229,12 @@ def attend_decode(
     }
     _decode_kernel[(kv_heads // pack, rows, splits)](
         query, key, value, pool, tables, positions, held, out, partial,
-        scaling, softcap or 1.0, sliding_window or 0, split_keys,
+        options.scaling, options.softcap or 1.0, window or 0, split_keys,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         out.stride(0), out.stride(1), tables.stride(0),
         POOL_TOKEN=pool.stride(1), POOL_HEAD=pool.stride(2),
         DK=dim, DK_PAD=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size, LINES=LINES,
-        SLOT=slot, PACK=pack, SOFTCAP=softcap is not None, WINDOW=sliding_window is not None,
+        SLOT=slot, PACK=pack, SOFTCAP=options.softcap is not None, WINDOW=window is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=_warps(pack * slot * shape["DV_PAD"], query, pool),
         num_stages=_stages(rows * kv_heads // pack * splits, pack * slot, unpacks=unpacks), **shape,

@@ -2,9 +2,9 @@
 
 `torch.nn.attention.varlen` knows block tables in newer versions of torch, and only with a flash attention that can
 page (FA3, FA4), which is installed beside torch and switched on with `activate_flash_attention_impl`; the one
-that comes with torch can't. Where all that is given it takes the place of `prefill`, whose kernels serve everybody
-else. Before it is used it attends to a few random sequences beside ours: an error or another result, and ours
-stays.
+that comes with torch can't. Where all that is given it takes the place of `prefill_attention`, whose kernels serve
+everybody else. Before it is used it attends to a few random sequences beside ours: on an error or another result
+ours stays.
 """
 
 import functools
@@ -16,6 +16,7 @@ import torch
 from torch.nn import attention
 
 from penstock.engines.embedded.cuda.kernels.prefill_attention import QueryTiles, attend_packed
+from penstock.models.attention_options import AttentionOptions
 from penstock.models.precision import HALF_TYPES
 
 log = logging.getLogger(__name__)
@@ -28,24 +29,19 @@ TRIED = ((5, 5), (1, 300), (40, 77), (130, 200))
 TRIED_WINDOW = 33
 
 
-def serves(
-    query: torch.Tensor,
-    pool: torch.Tensor,
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> bool:
+def serves(query: torch.Tensor, pool: torch.Tensor, options: AttentionOptions) -> bool:
     """Whether torch can attend to this cache: keys and values of one width, in 16 bits, without extras."""
     current = getattr(attention, "current_flash_attention_impl", lambda: None)
     return (
-        softcap is None
-        and sinks is None
+        options.is_plain
         and pool.dtype == query.dtype
         and query.dtype in HALF_TYPES
         and pool.shape[3] == 2 * query.shape[2]
         and _varlen() is not None
         and current() in PAGING
-        and _agrees(tuple(query.shape[1:]), tuple(pool.shape[1:]), sliding_window is not None, query.dtype)
+        and _agrees(
+            tuple(query.shape[1:]), tuple(pool.shape[1:]), options.sliding_window is not None, query.dtype
+        )
     )
 
 
@@ -55,16 +51,15 @@ def attend_varlen(
     tables: torch.Tensor,
     lengths: torch.Tensor,
     query_starts: torch.Tensor,
+    options: AttentionOptions,
     *,
     most_queries: int,
     most_keys: int,
-    scaling: float,
-    sliding_window: int | None,
 ) -> torch.Tensor:
-    """As `prefill.attend_packed`: the last queries of each sequence, side by side, over its blocks."""
+    """As `prefill_attention.attend_packed`: the last queries of each sequence, side by side, over its blocks."""
     dim = query.shape[2]
     # A window counts the query's own key; torch counts the keys to its left.
-    left = -1 if sliding_window is None else sliding_window - 1
+    left = -1 if options.sliding_window is None else options.sliding_window - 1
     mixed: torch.Tensor = _varlen()(
         query,
         pool[..., :dim],
@@ -73,7 +68,7 @@ def attend_varlen(
         None,
         most_queries,
         most_keys,
-        scale=scaling,
+        scale=options.scaling,
         window_size=(left, 0),
         enable_gqa=query.shape[1] != pool.shape[2],
         seqused_k=lengths,
@@ -108,14 +103,12 @@ def _agrees(
     tables = blocks.view(len(TRIED), columns).to(device)
     tiles = QueryTiles.of(counts, heads // kv_heads, device)
     keys = torch.tensor(lengths, dtype=torch.int32, device=device)
-    window = TRIED_WINDOW if windowed else None
-    ours = attend_packed(
-        query, pool[..., :dim], pool[..., dim:], tables, keys, tiles, scaling=dim**-0.5, sliding_window=window
-    ).float()
+    options = AttentionOptions(scaling=dim**-0.5, sliding_window=TRIED_WINDOW if windowed else None)
+    ours = attend_packed(query, pool[..., :dim], pool[..., dim:], tables, keys, tiles, options).float()
     try:
         theirs = attend_varlen(
-            query, pool, tables, keys, tiles.query_starts,
-            most_queries=max(counts), most_keys=max(lengths), scaling=dim**-0.5, sliding_window=window,
+            query, pool, tables, keys, tiles.query_starts, options,
+            most_queries=max(counts), most_keys=max(lengths),
         ).float()  # fmt: skip
     except Exception as error:  # whatever a package beside torch may raise: ours serves as well
         log.warning("torch's variable-length attention is not used: %s", error)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from penstock.engines.embedded.cuda.kernels.softmax import EMPTY, capped
+from penstock.models.attention_options import AttentionOptions
 
 KEYS = 64
 """Keys of one step of a program."""
@@ -150,26 +151,22 @@ def attend_packed(
     table: torch.Tensor,
     lengths: torch.Tensor,
     tiles: QueryTiles,
-    *,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """(tokens, heads, value_dim) of (tokens, heads, dim): the last queries of each sequence, side by side."""
     tokens, heads, dim = query.shape
     kv_heads, value_dim = value_cache.shape[2:]
-    group = heads // kv_heads
+    group, sinks = heads // kv_heads, options.sinks
     out = query.new_empty(tokens, heads, value_dim)
     query = query if query.stride(2) == 1 else query.contiguous()
     _packed_kernel[(len(tiles.rows), kv_heads)](
         query, key_cache, value_cache, table, lengths, tiles.rows, tiles.starts, tiles.query_starts,
-        out if sinks is None else sinks, out, scaling, softcap or 1.0,
+        out if sinks is None else sinks, out, options.scaling, options.softcap or 1.0,
         query.stride(0), query.stride(1), out.stride(0), out.stride(1), table.stride(0),
         *key_cache.stride(), *value_cache.stride(),
         BLOCK_SIZE=key_cache.shape[1], GROUP=group,
         ROWS=max(16, triton.next_power_of_2(tiles.queries * group)), QUERIES=tiles.queries,
-        SOFTCAP=softcap is not None, WINDOW=sliding_window or 0, SINKS=sinks is not None,
+        SOFTCAP=options.softcap is not None, WINDOW=options.sliding_window or 0, SINKS=sinks is not None,
         DK=dim, DK_PAD=max(16, triton.next_power_of_2(dim)),
         DV=value_dim, DV_PAD=max(16, triton.next_power_of_2(value_dim)), KEYS=KEYS,
         num_warps=4, num_stages=2,

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from penstock.models.attention_options import AttentionOptions
+
 
 def attend_paged(
     query: torch.Tensor,
@@ -12,14 +14,11 @@ def attend_paged(
     table: torch.Tensor,
     lengths: Sequence[int],
     counts: Sequence[int],
-    *,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """(tokens, heads, value_dim): the last `counts[i]` tokens of sequence i see its `lengths[i]` keys."""
     block_size, group = key_cache.shape[1], query.shape[1] // key_cache.shape[2]
+    sliding_window, sinks = options.sliding_window, options.sinks
     outputs, begin = [], 0
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         blocks = table[row, : -(-length // block_size)].long()
@@ -29,9 +28,9 @@ def attend_paged(
         )
         queries = query[begin : begin + count].double()
         begin += count
-        scores = torch.einsum("qhd,khd->hqk", queries, keys) * scaling
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * options.scaling
+        if options.softcap is not None:
+            scores = options.softcap * torch.tanh(scores / options.softcap)
         ahead = torch.arange(length - count, length)[:, None] - torch.arange(length)[None, :]
         hidden = ahead < 0 if sliding_window is None else (ahead < 0) | (ahead >= sliding_window)
         scores = scores.masked_fill(hidden.to(scores.device), -torch.inf)

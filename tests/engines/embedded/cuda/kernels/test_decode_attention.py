@@ -5,6 +5,7 @@ from tests.triton_device import DEVICE
 
 from penstock.engines.embedded.cuda.kernels import decode_attention as decode  # isort: skip
 from penstock.engines.embedded.cuda.kernels.reference import attend_paged  # isort: skip
+from penstock.models.attention_options import AttentionOptions
 
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no bfloat16 products
 OPTIONS = {
@@ -43,14 +44,14 @@ def attend_and_check(
 
     got = decode.attend_decode(
         query.to(DEVICE), key.to(DEVICE), value.to(DEVICE), pool, tables, places.to(DEVICE),
-        scaling=0.3, splits=splits, **options,
+        AttentionOptions(scaling=0.3, **options), splits=splits,
     )  # fmt: skip
 
     torch.testing.assert_close(pool.cpu(), expected, rtol=0, atol=0, equal_nan=True)
     pool = pool.nan_to_num()
     want = attend_paged(
         query.to(DEVICE), pool[..., :dim], pool[..., dim:], tables, [place + 1 for place in positions],
-        [1] * rows, scaling=0.3, **options,
+        [1] * rows, AttentionOptions(scaling=0.3, **options),
     )  # fmt: skip
     error = (got.float() - want.float()).norm() / want.float().norm()
     assert float(error) < tolerance
@@ -126,7 +127,8 @@ def test_queries_keys_and_values_may_be_parts_of_one_joined_matmul():
     tables = torch.randperm(20, generator=generator)[:15].view(3, 5).int().to(DEVICE)
     places = torch.tensor([0, 15, 70]).to(DEVICE)
     pools = [pool.clone(), pool.clone()]
-    want = decode.attend_decode(*(part.clone() for part in parts), pools[0], tables, places, scaling=0.3)
-    got = decode.attend_decode(*parts, pools[1], tables, places, scaling=0.3)
+    options = AttentionOptions(scaling=0.3)
+    want = decode.attend_decode(*(part.clone() for part in parts), pools[0], tables, places, options)
+    got = decode.attend_decode(*parts, pools[1], tables, places, options)
     assert torch.equal(got, want)
     assert torch.equal(pools[1], pools[0])

@@ -7,6 +7,7 @@ from tests.triton_device import DEVICE
 
 from penstock.engines.embedded.cuda.kernels import paged_varlen as varlen  # isort: skip
 from penstock.engines.embedded.cuda.kernels.reference import attend_paged  # isort: skip
+from penstock.models.attention_options import AttentionOptions
 
 QUERY = torch.zeros(3, 4, 16, dtype=torch.float16, device=DEVICE)
 POOL = torch.zeros(2, 8, 2, 32, dtype=torch.float16, device=DEVICE)
@@ -30,8 +31,9 @@ def stand_in(shift=0, error=None):
         assert right == 0
         window = None if left < 0 else left + 1 + shift
         return attend_paged(
-            query, key, value, block_table, seqused_k.tolist(), counts, scaling=scale, sliding_window=window
-        )
+            query, key, value, block_table, seqused_k.tolist(), counts,
+            AttentionOptions(scaling=scale, sliding_window=window),
+        )  # fmt: skip
 
     return varlen_attn
 
@@ -50,7 +52,8 @@ def torch_has(monkeypatch):
 
 
 def serves(window=None, softcap=None, sinks=None, query=QUERY, pool=POOL):
-    return varlen.serves(query, pool, window, softcap, sinks)
+    options = AttentionOptions(scaling=1.0, sliding_window=window, softcap=softcap, sinks=sinks)
+    return varlen.serves(query, pool, options)
 
 
 def test_it_serves_what_torch_can_read_and_where_both_agree(torch_has):

@@ -5,6 +5,7 @@ from tests.triton_device import DEVICE
 
 from penstock.engines.embedded.cuda.kernels.prefill_attention import QueryTiles, attend_packed  # isort: skip
 from penstock.engines.embedded.cuda.kernels.reference import attend_paged  # isort: skip
+from penstock.models.attention_options import AttentionOptions
 
 BLOCK = 16
 OPTIONS = {
@@ -44,9 +45,9 @@ def test_a_mixed_batch_equals_the_reference(options):
     query, keys, values, table, sinks = make(
         lengths, heads=6, kv_heads=2, dim=16, value_dim=24, tokens=sum(counts)
     )
-    options = {**options, "sinks": sinks if "sinks" in options else None}
-    want = attend_paged(query, keys, values, table, lengths, counts, scaling=0.3, **options)
+    options = AttentionOptions(scaling=0.3, **{**options, "sinks": sinks if "sinks" in options else None})
+    want = attend_paged(query, keys, values, table, lengths, counts, options)
     tiles = QueryTiles.of(counts, 3, DEVICE)
     device_lengths = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    got = attend_packed(query, keys, values, table, device_lengths, tiles, scaling=0.3, **options)
+    got = attend_packed(query, keys, values, table, device_lengths, tiles, options)
     torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
