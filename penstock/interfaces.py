@@ -5,6 +5,7 @@ must import without torch.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.types import (
@@ -13,6 +14,7 @@ from penstock.types import (
     EngineReport,
     GenerateRequest,
     Group,
+    Interrupt,
     Message,
     Score,
     StepPlan,
@@ -30,7 +32,10 @@ class Engine(Protocol):
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]: ...
 
-    async def update(self, update: WeightUpdate) -> UpdateReceipt: ...
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+        """Take new weights: stage them while generating, then load them between two forward passes. When staging
+        fails, the engine goes on with the weights that it has. Updates are taken one after another, in the order
+        of the calls. An interrupt that the engine lacks (`interrupt:…` in its capabilities) is refused."""
 
     async def report(self) -> EngineReport: ...
 
@@ -47,12 +52,15 @@ class Scorer(Protocol):
 
 class Trainer(Protocol):
     """Executes planned steps. A step ends with a snapshot of the weights that it made, so that `publish`
-    (which hashes and describes that snapshot) may run beside the next step; `release` says that every
+    (which hashes and describes that snapshot) may run beside the next step. `send` is awaited together with the
+    engines' `update` where `WeightUpdate.sends` says that both sides must act; `release` says that every
     engine has read a version. The snapshot of the starting weights, version 0, is there from the start."""
 
     async def step(self, plan: StepPlan) -> StepResult: ...
 
     async def publish(self, version: int) -> WeightUpdate: ...
+
+    async def send(self, version: int) -> None: ...
 
     async def release(self, version: int) -> None: ...
 
@@ -63,26 +71,50 @@ Verification = Callable[[], float]
 """Raises `FingerprintMismatch` unless an engine has the trainer's weights; returns the seconds it took."""
 
 
-class WeightReceiver(Protocol):
-    """The engine's side of a transport: copies a publication into live parameters between two forward passes.
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """An update that is ready to be loaded, and what the transport holds for it (buckets, a copy, nothing)."""
 
-    On a GPU the copies may only have been queued when `receive` returns. What it returns waits for them and
+    update: WeightUpdate
+    held: Any = None
+
+
+class WeightReceiver(Protocol):
+    """The engine's side of a transport, in two phases. `stage` does what takes long (network, disk, decompression)
+    while the engine goes on generating; `load` copies into live tensors between two forward passes, and only that
+    is a stall.
+
+    On a GPU the copies may only have been queued when `load` returns. What it returns waits for them and
     holds the fingerprint of what was written against the trainer's; until that was called, nothing computed
     with the new weights may leave the engine."""
 
-    def is_prepared(self, update: WeightUpdate) -> bool:
-        """Whether `receive` would now only queue what this device has done before: no memory is taken, nothing
+    def stages(self, update: WeightUpdate) -> bool:
+        """Whether `stage` takes long enough to need a thread of its own."""
+
+    def stage(self, update: WeightUpdate) -> Staged:
+        """Fetch the update. Live tensors stay as they are, whatever happens."""
+
+    def is_prepared(self, staged: Staged) -> bool:
+        """Whether `load` would now only queue what this device has done before: no memory is taken, nothing
         is opened, loaded or waited for. Then an engine may make its device stand still until that is done."""
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> Verification: ...
+    def load(self, staged: Staged, tensors: Mapping[str, Any]) -> Verification: ...
+
+    def drop(self, staged: Staged) -> None:
+        """Free what staging held: after a load, or instead of one."""
 
     def close(self) -> None: ...
 
 
 class WeightPublisher(Protocol):
-    """The trainer's side of a transport."""
+    """The trainer's side of a transport. `snapshot` is all that the trainer's step waits for; `describe`, which
+    hashes, and `send`, which does nothing where engines read by themselves, run beside the next step."""
 
-    def publish(self, version: int, parameters: Mapping[str, Any]) -> WeightUpdate: ...
+    def snapshot(self, version: int, tensors: Mapping[str, Any]) -> None: ...
+
+    def describe(self, version: int) -> WeightUpdate: ...
+
+    def send(self, version: int) -> None: ...
 
     def release(self, version: int) -> None: ...
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from penstock.channel import Channel, Method
-from penstock.types import Chunk, EngineReport, GenerateRequest, UpdateReceipt, WeightUpdate
+from penstock.types import Chunk, EngineReport, GenerateRequest, Interrupt, UpdateReceipt, WeightUpdate
 
 
 class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,9 +21,16 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of the run's blob store; "" keeps blobs in the process."""
 
 
+class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """New weights, and what happens to sequences in flight."""
+
+    update: WeightUpdate
+    interrupt: Interrupt
+
+
 START_ENGINE = Method("engine.start", EngineStart, EngineReport)
 GENERATE = Method("engine.generate", GenerateRequest, Chunk)
-UPDATE = Method("engine.update", WeightUpdate, UpdateReceipt)
+UPDATE = Method("engine.update", UpdateRequest, UpdateReceipt)
 REPORT = Method("engine.report", type(None), EngineReport)
 
 
@@ -39,8 +46,8 @@ class EngineClient:
     def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         return self._channel.stream(GENERATE, request)
 
-    async def update(self, update: WeightUpdate) -> UpdateReceipt:
-        return await self._channel.call(UPDATE, update)
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+        return await self._channel.call(UPDATE, UpdateRequest(update=update, interrupt=interrupt))
 
     async def report(self) -> EngineReport:
         return await self._channel.call(REPORT, None)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 from penstock.interfaces import Engine
-from penstock.types import Chunk, EngineReport, GenerateRequest, UpdateReceipt, WeightUpdate
+from penstock.types import Chunk, EngineReport, GenerateRequest, Interrupt, UpdateReceipt, WeightUpdate
 
 REMEMBERED = 4096
 """Prompts and requests whose engine is remembered."""
@@ -33,11 +33,11 @@ class EnginePool:
         finally:
             self._loads[index] -= 1
 
-    async def update(self, update: WeightUpdate) -> UpdateReceipt:
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         """Every engine takes the update; the receipt tells of the slowest. When some fail, the first error
         leaves once all have answered."""
         answers = await asyncio.gather(
-            *(engine.update(update) for engine in self._engines), return_exceptions=True
+            *(engine.update(update, interrupt) for engine in self._engines), return_exceptions=True
         )
         receipts = []
         for answer in answers:

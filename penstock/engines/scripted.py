@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import numpy as np
 
+from penstock.engines.update_check import check_update
 from penstock.errors import PenstockError, RequestRefused
 from penstock.types import (
     DEFAULT_POLICY,
@@ -12,10 +13,13 @@ from penstock.types import (
     EngineReport,
     FinishReason,
     GenerateRequest,
+    Interrupt,
     UpdateReceipt,
     WeightUpdate,
 )
 
+INTERRUPTS: tuple[Interrupt, ...] = ("inflight", "inflight_recompute")
+"""There is no KV to compute again, so both are one."""
 Script = Callable[[GenerateRequest], Sequence[int]]
 
 
@@ -64,15 +68,9 @@ class ScriptedEngine:
         finally:
             self._running.discard(request.id)
 
-    async def update(self, update: WeightUpdate) -> UpdateReceipt:
-        if update.policy != self.policy:
-            raise PenstockError(
-                f"{self.name} serves policy {self.policy!r}, got an update of {update.policy!r}"
-            )
-        if update.version <= self.version:
-            raise PenstockError(
-                f"{self.name} serves version {self.version}, got an update to {update.version}"
-            )
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+        served = {self.policy: self.version}
+        check_update(update, interrupt, name=self.name, versions=served, interrupts=INTERRUPTS)
         self.updates.append(update)
         self.version = update.version
         return UpdateReceipt(policy=self.policy, version=self.version, stall_s=0.0, verify_s=0.0)
@@ -81,7 +79,7 @@ class ScriptedEngine:
         return EngineReport(
             name=self.name,
             versions={self.policy: self.version},
-            capabilities=("logprobs", "versions"),
+            capabilities=("logprobs", "versions", *(f"interrupt:{each}" for each in INTERRUPTS)),
             num_running=len(self._running),
             num_waiting=0,
             max_context=self._max_context,

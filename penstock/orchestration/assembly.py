@@ -92,7 +92,7 @@ def build_controller(
         ),
         steps=config.run.steps,
         resumed=resume.groups if resume is not None else (),
-        recompute_kv=config.sync.interrupt == "inflight_recompute",
+        interrupt=config.sync.interrupt,
         on_step=lambda step: on_step(step, loop.observe(step)),
         on_update=on_update,
         on_drop=on_drop,

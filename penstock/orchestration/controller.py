@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
-
 from penstock.buffer.admission import Dropped, StepGroups, Ticket
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.errors import RequestRefused, ScoringFailed
@@ -23,7 +21,7 @@ from penstock.interfaces import Engine, Scorer, Trainer
 from penstock.orchestration.intake import Intake
 from penstock.orchestration.step_planner import StepPlanner, TrainedStep
 from penstock.rollout.group_runner import RolloutRunner
-from penstock.types import ScoredGroup, Task, UpdateReceipt
+from penstock.types import Interrupt, ScoredGroup, Task, UpdateReceipt, WeightUpdate
 
 
 class TaskSource(Protocol):
@@ -72,7 +70,7 @@ class Controller:
         planner: StepPlanner,
         steps: int,
         resumed: Sequence[tuple[Ticket, Task]] = (),
-        recompute_kv: bool = False,
+        interrupt: Interrupt = "inflight",
         on_step: Callable[[TrainedStep], None] = lambda step: None,
         on_update: Callable[[UpdateReceipt], None] = lambda receipt: None,
         on_drop: Callable[[str, str], None] = lambda reason, message: None,
@@ -86,7 +84,7 @@ class Controller:
         self._planner = planner
         self._steps = steps
         self._resumed = resumed
-        self._recompute_kv = recompute_kv
+        self._interrupt: Interrupt = interrupt
         self._on_step = on_step
         self._on_update = on_update
         self._on_drop = on_drop
@@ -222,14 +220,21 @@ class Controller:
         async with self._sync_order:
             self.activity.syncing_version = version
             update = await self._trainers[0].publish(version)
-            if self._recompute_kv:
-                update = msgspec.structs.replace(update, recompute_kv=True)
-            receipt = await self._engine.update(update)
+            receipt = await self._deliver(update)
             self.tally.updates.append(receipt)
             self._on_update(receipt)
             self.buffer.served(version)
             await self._trainers[0].release(version)
             self.activity.syncing_version = None
+
+    async def _deliver(self, update: WeightUpdate) -> UpdateReceipt:
+        """Bring every engine to an update. Where it is sent, trainer and engines act together."""
+        if not update.sends:
+            return await self._engine.update(update, self._interrupt)
+        async with asyncio.TaskGroup() as both:
+            taking = both.create_task(self._engine.update(update, self._interrupt))
+            both.create_task(self._trainers[0].send(update.version))
+        return taking.result()
 
     def _set_trainer(self, what: str) -> None:
         self.activity.trainer = what

@@ -16,6 +16,7 @@ from penstock.types import (
     EngineReport,
     GenerateRequest,
     Group,
+    Interrupt,
     Message,
     Score,
     StepPlan,
@@ -49,7 +50,7 @@ class SimulatedEngine:
                 finish_reason="stop" if index == count - 1 else None,
             )
 
-    async def update(self, update: WeightUpdate) -> UpdateReceipt:
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         await asyncio.sleep(self._update_s())
         self.version = update.version
         return UpdateReceipt(policy=update.policy, version=update.version, stall_s=0.0, verify_s=0.0)
@@ -88,6 +89,9 @@ class SimulatedTrainer:
     async def publish(self, version: int) -> WeightUpdate:
         await asyncio.sleep(self._publish_s())
         return WeightUpdate(version=version, transport="none", tensors=(), buckets=(), fingerprint={})
+
+    async def send(self, version: int) -> None:
+        pass
 
     async def release(self, version: int) -> None:
         pass

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from penstock.interfaces import Verification
+from penstock.interfaces import Staged, Verification
 from penstock.sync.bucket_layout import check_same_model, lay_out, view
 from penstock.sync.fingerprint import Fingerprinter, compare, unsigned
 from penstock.sync.ring import SlotRing
@@ -189,6 +189,9 @@ class CudaIpcPublisher:
             fingerprint=fingerprint,
         )
 
+    def send(self, version: int) -> None:
+        """Engines read by themselves."""
+
     def publish(self, version: int, parameters: Mapping[str, torch.Tensor]) -> WeightUpdate:
         self.snapshot(version, parameters)
         return self.describe(version)
@@ -217,10 +220,20 @@ class CudaIpcReceiver:
         """From each bucket, and into which parameters."""
         self._fingerprints = Fingerprinter()
 
-    def is_prepared(self, update: WeightUpdate) -> bool:
-        return update.buckets in self._verified
+    def stages(self, update: WeightUpdate) -> bool:
+        return False
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> Verification:
+    def stage(self, update: WeightUpdate) -> Staged:
+        return Staged(update)
+
+    def drop(self, staged: Staged) -> None:
+        pass
+
+    def is_prepared(self, staged: Staged) -> bool:
+        return staged.update.buckets in self._verified
+
+    def load(self, staged: Staged, parameters: Mapping[str, torch.Tensor]) -> Verification:
+        update = staged.update
         if update.buckets not in self._views:
             check_same_model(update, parameters)
             self._open(update.buckets, update.tensors, next(iter(parameters.values())).device)

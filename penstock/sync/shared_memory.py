@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.interfaces import Verification
+from penstock.interfaces import Staged, Verification
 from penstock.sync.bucket_layout import check_same_model, lay_out, view
 from penstock.sync.fingerprint import Fingerprinter, compare
 from penstock.sync.ring import SlotRing
@@ -85,6 +85,9 @@ class SharedMemoryPublisher:
             fingerprint=self._hashed.pop(version) if self._on_gpu else self._fingerprints(tensors),
         )
 
+    def send(self, version: int) -> None:
+        """Engines read by themselves."""
+
     def publish(self, version: int, parameters: Mapping[str, torch.Tensor]) -> WeightUpdate:
         self.snapshot(version, parameters)
         return self.describe(version)
@@ -106,11 +109,21 @@ class SharedMemoryReceiver:
         self._mapped: dict[str, torch.Tensor] = {}
         self._fingerprints = Fingerprinter()
 
-    def is_prepared(self, update: WeightUpdate) -> bool:
+    def stages(self, update: WeightUpdate) -> bool:
+        return False
+
+    def stage(self, update: WeightUpdate) -> Staged:
+        return Staged(update)
+
+    def drop(self, staged: Staged) -> None:
+        pass
+
+    def is_prepared(self, staged: Staged) -> bool:
         """Copies from the host wait for it."""
         return False
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> Verification:
+    def load(self, staged: Staged, parameters: Mapping[str, torch.Tensor]) -> Verification:
+        update = staged.update
         check_same_model(update, parameters)
         buckets = [self._bucket(name) for name in update.buckets]
         with torch.no_grad():

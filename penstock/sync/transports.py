@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.interfaces import Verification
+from penstock.interfaces import Staged, Verification
 from penstock.sync import cuda_ipc, shared_memory
 from penstock.types import WeightUpdate
 
@@ -39,16 +39,27 @@ class AnyReceiver:
     def __init__(self) -> None:
         self._receivers: dict[str, Receiver] = {}
 
-    def is_prepared(self, update: WeightUpdate) -> bool:
-        receiver = self._receivers.get(update.transport)
-        return receiver is not None and receiver.is_prepared(update)
+    def stages(self, update: WeightUpdate) -> bool:
+        return self._receiver(update).stages(update)
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> Verification:
+    def stage(self, update: WeightUpdate) -> Staged:
+        return self._receiver(update).stage(update)
+
+    def is_prepared(self, staged: Staged) -> bool:
+        return self._receiver(staged.update).is_prepared(staged)
+
+    def load(self, staged: Staged, tensors: Mapping[str, torch.Tensor]) -> Verification:
+        return self._receiver(staged.update).load(staged, tensors)
+
+    def drop(self, staged: Staged) -> None:
+        self._receiver(staged.update).drop(staged)
+
+    def _receiver(self, update: WeightUpdate) -> Receiver:
         if update.transport not in RECEIVERS:
             raise ValueError(f"transport must be one of {', '.join(RECEIVERS)}, got {update.transport!r}")
         if update.transport not in self._receivers:
             self._receivers[update.transport] = RECEIVERS[update.transport]()
-        return self._receivers[update.transport].receive(update, parameters)
+        return self._receivers[update.transport]
 
     def close(self) -> None:
         for receiver in self._receivers.values():

@@ -41,6 +41,7 @@ class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
 START_TRAINER = Method("trainer.start", TrainerStart, TrainerReady)
 STEP = Method("trainer.step", StepPlan, StepResult)
 PUBLISH = Method("trainer.publish", int, WeightUpdate)
+SEND = Method("trainer.send", int, type(None))
 RELEASE = Method("trainer.release", int, type(None))
 SAVE = Method("trainer.save", SaveRequest, type(None))
 
@@ -59,6 +60,9 @@ class TrainerClient:
 
     async def publish(self, version: int) -> WeightUpdate:
         return await self._channel.call(PUBLISH, version)
+
+    async def send(self, version: int) -> None:
+        await self._channel.call(SEND, version)
 
     async def release(self, version: int) -> None:
         await self._channel.call(RELEASE, version)

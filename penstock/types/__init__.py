@@ -52,8 +52,10 @@ from penstock.types.steps import (
     TrainSequence,
 )
 from penstock.types.weights import (
+    Interrupt,
     TensorSpec,
     UpdateReceipt,
+    UpdateSelection,
     WeightUpdate,
 )
 
@@ -91,7 +93,9 @@ __all__ = [
     "TurnSpan",
     "StepPlan",
     "StepResult",
+    "Interrupt",
     "TensorSpec",
     "WeightUpdate",
     "UpdateReceipt",
+    "UpdateSelection",
 ]

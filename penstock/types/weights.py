@@ -1,8 +1,15 @@
 """Published weights, and what an engine says when it has taken them."""
 
+from typing import Literal
+
 import msgspec
 
 from penstock.types.base import DEFAULT_POLICY, Record
+
+Interrupt = Literal["inflight", "inflight_recompute", "drain", "abort_resume", "abort_retry"]
+"""What happens to sequences in flight when new weights come."""
+UpdateSelection = Literal["full", "adapter", "delta"]
+"""What an update holds: the weights themselves, those of an adapter, or what has changed since `base`."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,6 +21,10 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     bucket: int
     offset: int
     num_bytes: int
+    start: tuple[int, ...] = ()
+    """Of a slice: the index of its first element in the whole tensor. Empty: this is the whole tensor."""
+    sizes: tuple[int, ...] = ()
+    """Of a slice: how far it reaches in each dimension."""
 
 
 class WeightUpdate(Record, frozen=True, kw_only=True):
@@ -26,8 +37,19 @@ class WeightUpdate(Record, frozen=True, kw_only=True):
     buckets: tuple[str, ...]
     """Names by which the transport finds each bucket (a shared-memory name, a file, …)."""
     fingerprint: dict[str, int]
-    """One hash per tensor name, of the values as an engine must hold them."""
-    recompute_kv: bool = False
+    """One hash per tensor name, of the values as an engine must hold them; slices of a tensor add up to it."""
+    selection: UpdateSelection = "full"
+    base: int | None = None
+    """The version that an engine must serve to take this, since the rest of its weights stay as they are. None: the
+    update holds every tensor."""
+    sends: bool = False
+    """Whether the trainer must `send` while engines stage, as for a broadcast. Otherwise engines read alone."""
+
+    def __post_init__(self) -> None:
+        if self.selection != "full" and self.base is None:
+            raise ValueError(
+                f"version {self.version}: an update of selection {self.selection!r} must name its base"
+            )
 
 
 class UpdateReceipt(Record, frozen=True, kw_only=True):
@@ -35,6 +57,8 @@ class UpdateReceipt(Record, frozen=True, kw_only=True):
 
     policy: str
     version: int
+    stage_s: float = 0.0
+    """How long the update was fetched and prepared while the engine went on generating."""
     stall_s: float
     """How long no forward pass could run because of this update; on a GPU, by the device's own clock."""
     verify_s: float

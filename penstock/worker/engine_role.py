@@ -10,12 +10,12 @@ from penstock.blobs import open_blobs
 from penstock.channel import Channel
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.engines.engine_client import GENERATE, REPORT, UPDATE, EngineStart
+from penstock.engines.engine_client import GENERATE, REPORT, UPDATE, EngineStart, UpdateRequest
 from penstock.models.load import load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.recorder import Recorder
 from penstock.sync.transports import AnyReceiver
-from penstock.types import Chunk, EngineReport, GenerateRequest, UpdateReceipt, WeightUpdate
+from penstock.types import Chunk, EngineReport, GenerateRequest, UpdateReceipt
 from penstock.worker.out_of_memory import ENGINE, is_out_of_memory, naming_settings
 from penstock.worker.quiet import quieten
 
@@ -46,15 +46,16 @@ async def start(
                 async for chunk in chunks:
                     yield chunk
 
-    async def update(update: WeightUpdate) -> UpdateReceipt:
+    async def update(request: UpdateRequest) -> UpdateReceipt:
         with naming_settings(engine.name, ENGINE):
             start = events.now()
-            receipt = await engine.update(update)
+            receipt = await engine.update(request.update, request.interrupt)
         events.span(
             "update",
             "update",
             start,
             version=receipt.version,
+            stage_s=receipt.stage_s,
             stall_s=receipt.stall_s,
             verify_s=receipt.verify_s,
         )

@@ -23,6 +23,7 @@ from penstock.trainer.trainer_client import (
     PUBLISH,
     RELEASE,
     SAVE,
+    SEND,
     STEP,
     SaveRequest,
     TrainerReady,
@@ -44,7 +45,7 @@ class TrainerService:
         self._tokenizer = tokenizer
         self._events = events
         self._stepping = ThreadPoolExecutor(1, thread_name_prefix="step")
-        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash")
+        self._publishing = ThreadPoolExecutor(1, thread_name_prefix="publish")
         publisher.snapshot(0, trainer.weights())
 
         # Beside the start of engines. What follows in the same thread waits for it.
@@ -58,7 +59,10 @@ class TrainerService:
         return await asyncio.get_running_loop().run_in_executor(self._stepping, self._step, plan)
 
     async def publish(self, version: int) -> WeightUpdate:
-        return await asyncio.get_running_loop().run_in_executor(self._hashing, self._describe, version)
+        return await asyncio.get_running_loop().run_in_executor(self._publishing, self._describe, version)
+
+    async def send(self, version: int) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._publishing, self._send, version)
 
     async def release(self, version: int) -> None:
         self._publisher.release(version)
@@ -73,6 +77,10 @@ class TrainerService:
     def _describe(self, version: int) -> WeightUpdate:
         with self._events.measure("publish", "hash", version=version):
             return self._publisher.describe(version)
+
+    def _send(self, version: int) -> None:
+        with self._events.measure("publish", "send", version=version):
+            self._publisher.send(version)
 
     def _step(self, plan: StepPlan) -> StepResult:
         self.warmed_up.result()
@@ -113,6 +121,7 @@ async def start(
         service = await asyncio.to_thread(_build, request, events)
     channel.serve(STEP, service.step)
     channel.serve(PUBLISH, service.publish)
+    channel.serve(SEND, service.send)
     channel.serve(RELEASE, service.release)
     channel.serve(SAVE, service.save)
 

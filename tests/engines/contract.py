@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from penstock.errors import PenstockError, RequestRefused
 from penstock.interfaces import Engine
-from penstock.types import Chunk, GenerateRequest, SamplingParams, WeightUpdate
+from penstock.types import Chunk, GenerateRequest, Interrupt, SamplingParams, WeightUpdate
 
 
 def ask(request_id: str, prompt: list[int] | None = None, **options: Any) -> GenerateRequest:
@@ -27,6 +27,11 @@ def ask(request_id: str, prompt: list[int] | None = None, **options: Any) -> Gen
 
 def update_to(version: int, **options: Any) -> WeightUpdate:
     return WeightUpdate(version=version, transport="none", tensors=(), buckets=(), fingerprint={}, **options)
+
+
+def interrupt_of(rebuilds: bool) -> Interrupt:
+    """Whether KV is computed again."""
+    return "inflight_recompute" if rebuilds else "inflight"
 
 
 async def collect(chunks: AsyncIterator[Chunk]) -> list[Chunk]:
@@ -87,6 +92,40 @@ class EngineContract:
             await engine.update(update_to(2))
             with pytest.raises(PenstockError, match="version 2"):
                 await engine.update(update_to(2))
+
+        self.play(scene)
+
+    def test_takes_a_part_only_on_top_of_its_base(self) -> None:
+        async def scene(engine: Engine) -> None:
+            await engine.update(update_to(2))
+            with pytest.raises(
+                PenstockError, match="serves version 2, .* changed since version 1; send it a full"
+            ):
+                await engine.update(update_to(3, base=1, selection="delta"))
+            assert (await engine.report()).versions == {"policy": 2}
+            assert (await engine.update(update_to(3, base=2, selection="delta"))).version == 3
+
+        self.play(scene)
+
+    def test_updates_are_taken_in_the_order_of_the_calls(self) -> None:
+        async def scene(engine: Engine) -> None:
+            receipts = await asyncio.gather(*(engine.update(update_to(version)) for version in (1, 2, 5)))
+            assert [receipt.version for receipt in receipts] == [1, 2, 5]
+            assert (await engine.report()).versions == {"policy": 5}
+
+        self.play(scene)
+
+    def test_refuses_an_interrupt_that_it_does_not_name(self) -> None:
+        async def scene(engine: Engine) -> None:
+            named = (await engine.report()).capabilities
+            for version, interrupt in enumerate(get_args(Interrupt), start=1):
+                if f"interrupt:{interrupt}" in named:
+                    assert (await engine.update(update_to(version), interrupt)).version == version
+                else:
+                    with pytest.raises(
+                        PenstockError, match=f"can't update with interrupt '{interrupt}'; set"
+                    ):
+                        await engine.update(update_to(version), interrupt)
 
         self.play(scene)
 

@@ -2,10 +2,12 @@ import pytest
 import torch
 
 from penstock.errors import FingerprintMismatch
+from penstock.interfaces import Staged
 from penstock.sync.bucket_layout import lay_out
 from penstock.sync.cuda_ipc import CudaIpcPublisher, CudaIpcReceiver, Handle
 from penstock.sync.fingerprint import Fingerprinter, fingerprints
 from penstock.types import TensorSpec, WeightUpdate
+from tests.sync.contract import load
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -66,11 +68,11 @@ def test_later_updates_are_verified_as_they_are_copied(monkeypatch: pytest.Monke
         sent["w"].normal_()
         update = update_of(sent, version)
         started.clear()
-        assert receiver.is_prepared(update) == (version > 1)
-        receiver.receive(update, live)()
+        assert receiver.is_prepared(Staged(update)) == (version > 1)
+        load(receiver, update, live)()
         assert torch.equal(live["w"], sent["w"])
         assert started == [1] * (version == 1)  # the live tensors were read again
-    wrong = receiver.receive(update_of(sent, 4, w=7), live)
+    wrong = load(receiver, update_of(sent, 4, w=7), live)
     with pytest.raises(FingerprintMismatch, match=r"version 4: 1 of 2 tensors .*\(w\)"):
         wrong()
 
@@ -81,13 +83,13 @@ def test_copies_that_end_up_on_top_of_each_other_are_seen() -> None:
     receiver = Nearby({"a": sent})
     for version in (1, 2):  # what has never been right is read again
         with pytest.raises(FingerprintMismatch):
-            receiver.receive(update_of(sent, version), {"w": memory[:8], "b": memory[4:]})()
+            load(receiver, update_of(sent, version), {"w": memory[:8], "b": memory[4:]})()
 
 
 def test_another_shape_is_refused_before_anything_is_written() -> None:
     sent, live = {"w": torch.ones(32)}, {"w": torch.zeros(16)}
     with pytest.raises(FingerprintMismatch, match="differ in 1 tensors, w among them"):
-        Nearby({"a": sent}).receive(update_of(sent, 1), live)
+        load(Nearby({"a": sent}), update_of(sent, 1), live)
     assert float(live["w"].sum()) == 0
 
 
@@ -98,8 +100,8 @@ def test_updates_that_are_read_again_each_time_are_never_prepared() -> None:
     receiver = Nearby({"a": sent})
     for version in (1, 2):
         update = update_of(sent, version)
-        assert not receiver.is_prepared(update)
-        receiver.receive(update, live)()
+        assert not receiver.is_prepared(Staged(update))
+        load(receiver, update, live)()
     assert torch.equal(live["b"], sent["b"])
 
 

@@ -6,6 +6,7 @@ import torch
 
 from penstock.errors import FingerprintMismatch
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
+from tests.sync.contract import load
 
 
 def parameters(seed: int) -> dict[str, torch.Tensor]:
@@ -29,7 +30,7 @@ def test_published_weights_become_the_live_ones(tmp_path: Path) -> None:
     for version in range(1, 5):
         source["norm"] += 1
         update = publisher.publish(version, source)
-        receiver.receive(update, live)()
+        load(receiver, update, live)()
         publisher.release(version)
         assert all(torch.equal(live[name], source[name]) for name in source)
     assert len(update.buckets) == 2
@@ -43,7 +44,7 @@ def test_a_snapshot_does_not_change_with_the_source(tmp_path: Path) -> None:
     update = publisher.publish(1, source)
     expected = source["embed"].clone()
     source["embed"].zero_()
-    SharedMemoryReceiver().receive(update, live)()
+    load(SharedMemoryReceiver(), update, live)()
     assert torch.equal(live["embed"], expected)
 
 
@@ -51,7 +52,7 @@ def test_a_tensor_that_was_not_loaded_fails_the_update(tmp_path: Path) -> None:
     source, live = parameters(0), parameters(1)
     publisher = SharedMemoryPublisher(source, folder=tmp_path)
     with pytest.raises(FingerprintMismatch, match=r"1 of 4 tensors .* \(norm\)"):
-        SkipsOneTensor().receive(publisher.publish(1, source), live)()
+        load(SkipsOneTensor(), publisher.publish(1, source), live)()
 
 
 def test_another_models_weights_are_refused(tmp_path: Path) -> None:
@@ -59,14 +60,14 @@ def test_another_models_weights_are_refused(tmp_path: Path) -> None:
     del live["scalar"]
     publisher = SharedMemoryPublisher(source, folder=tmp_path)
     with pytest.raises(FingerprintMismatch, match="differ in 1 tensors, scalar among them"):
-        SharedMemoryReceiver().receive(publisher.publish(1, source), live)()
+        load(SharedMemoryReceiver(), publisher.publish(1, source), live)()
 
 
 def test_the_fingerprint_is_of_what_engines_hold(tmp_path: Path) -> None:
     source = parameters(0)
     live = {name: tensor.bfloat16() for name, tensor in parameters(1).items()}
     publisher = SharedMemoryPublisher(source, folder=tmp_path, dtype=torch.bfloat16)
-    SharedMemoryReceiver().receive(publisher.publish(1, source), live)()
+    load(SharedMemoryReceiver(), publisher.publish(1, source), live)()
     assert torch.equal(live["embed"], source["embed"].bfloat16())
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from penstock.sync.transports import AnyReceiver, make_publisher
+from tests.sync.contract import load
 
 
 def test_an_update_finds_its_receiver(tmp_path: Path) -> None:
@@ -12,10 +13,10 @@ def test_an_update_finds_its_receiver(tmp_path: Path) -> None:
     publisher = make_publisher("shared_memory", source, folder=tmp_path, slots=1)
     receiver = AnyReceiver()
     update = publisher.publish(1, source)
-    receiver.receive(update, live)()
+    load(receiver, update, live)()
     assert torch.equal(live["a"], source["a"])
     with pytest.raises(ValueError, match="one of shared_memory, cuda_ipc, got 'pigeon'"):
-        receiver.receive(msgspec.structs.replace(update, transport="pigeon"), live)()
+        load(receiver, msgspec.structs.replace(update, transport="pigeon"), live)()
     receiver.close()
     publisher.close()
 

@@ -27,19 +27,22 @@ from penstock.engines.embedded.outbox import Outbox
 from penstock.engines.embedded.prefix_cache import PrefixCache
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
-from penstock.engines.embedded.stepper import HostStepper, Stepper
+from penstock.engines.embedded.stepper import HostStepper, Stepper, Swapped
 from penstock.engines.embedded.validation import check_request
+from penstock.engines.update_check import check_update
 from penstock.errors import PenstockError
-from penstock.interfaces import BlobStore, Tokenizer, WeightReceiver
+from penstock.interfaces import BlobStore, Staged, Tokenizer, WeightReceiver
 from penstock.types import (
     DEFAULT_POLICY,
     Chunk,
     EngineReport,
     GenerateRequest,
+    Interrupt,
     UpdateReceipt,
     WeightUpdate,
 )
 
+INTERRUPTS: tuple[Interrupt, ...] = ("inflight", "inflight_recompute")
 CAPABILITIES = (
     "logprobs",
     "versions",
@@ -50,7 +53,7 @@ CAPABILITIES = (
     "forks",
     "prefix_cache",
     "sampling_mask",
-    "recompute_kv",
+    *(f"interrupt:{each}" for each in INTERRUPTS),
 )
 
 
@@ -97,6 +100,7 @@ class EmbeddedEngine:
         self._seeds = np.random.default_rng(config.seed)
         self._arrivals = 0
         self._wake = asyncio.Event()
+        self._updating = asyncio.Lock()
         self._closed = False
         self._failure: BaseException | None = None
         self._busy_s = 0.0
@@ -132,43 +136,35 @@ class EmbeddedEngine:
             if self._scheduler.find(request.id) is seq:
                 self._scheduler.cancel(seq)
 
-    async def update(self, update: WeightUpdate) -> UpdateReceipt:
-        """Take new weights, here and now, between two forward passes.
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+        """Take new weights: stage them while generating, then load them between two forward passes.
 
-        Sequences go on with the keys and values they have, unless the update asks to compute them again.
-        When the receiver raises, live parameters may be half old and half new: requests fail with that
-        error until a later update succeeds."""
-        if update.policy != self.policy:
-            raise PenstockError(
-                f"{self.name} serves policy {self.policy!r}, got an update of {update.policy!r}"
+        Sequences go on with the keys and values they have, or compute them again (`inflight_recompute`). When
+        staging fails, nothing has changed. When loading does, live parameters may be half old and half new:
+        requests fail with that error until a later update succeeds."""
+        async with self._updating:
+            check_update(
+                update,
+                interrupt,
+                name=self.name,
+                versions={self.policy: self.version},
+                interrupts=INTERRUPTS,
+                is_intact=self._failure is None,
             )
-        if update.version <= self.version:
-            raise PenstockError(
-                f"{self.name} serves version {self.version}, got an update to {update.version}"
+            started = time.perf_counter()
+            staged = await self._stage(update)
+            stage_s = time.perf_counter() - started
+            try:
+                swapped = self._load(staged, recompute_kv=interrupt == "inflight_recompute")
+            finally:
+                self._receiver.drop(staged)
+            return UpdateReceipt(
+                policy=self.policy,
+                version=self.version,
+                stage_s=stage_s,
+                stall_s=swapped.stall_s,
+                verify_s=swapped.verify_s,
             )
-        if update.recompute_kv:
-            self._stepper.drain()
-        self._scheduler.new_version(update.version, recompute_kv=update.recompute_kv)
-        try:
-            swapped = self._stepper.swap(
-                lambda: self._receiver.receive(update, self._parameters),
-                update.version,
-                is_prepared=self._receiver.is_prepared(update),
-            )
-        except BaseException as error:
-            self._fail(error)
-            with suppress(Exception):  # on a device that has failed there is nothing to finish
-                self._stepper.drain()
-            self.forget_cache()
-            raise
-        self._failure = None
-        self.version = update.version
-        return UpdateReceipt(
-            policy=self.policy,
-            version=self.version,
-            stall_s=swapped.stall_s,
-            verify_s=swapped.verify_s,
-        )
 
     async def report(self) -> EngineReport:
         scheduler = self._scheduler
@@ -263,6 +259,46 @@ class EmbeddedEngine:
         from penstock.engines.embedded.cuda.device_stepper import DeviceStepper
 
         return DeviceStepper(self._scheduler, device, self._outbox, version)
+
+    async def _stage(self, update: WeightUpdate) -> Staged:
+        """In a thread, if it takes long. A thread can't be cancelled: what it stages for nobody is dropped."""
+        receiver = self._receiver
+        if not receiver.stages(update):
+            return receiver.stage(update)
+        staging = asyncio.get_running_loop().run_in_executor(None, receiver.stage, update)
+        try:
+            return await asyncio.shield(staging)
+        except asyncio.CancelledError:
+            staging.add_done_callback(self._drop_staged)
+            raise
+
+    def _drop_staged(self, staging: "asyncio.Future[Staged]") -> None:
+        if not staging.cancelled() and staging.exception() is None:
+            self._receiver.drop(staging.result())
+
+    def _load(self, staged: Staged, *, recompute_kv: bool) -> Swapped:
+        """Between two forward passes, here and now."""
+        if self._closed:
+            raise PenstockError(f"{self.name} is closed")
+        version = staged.update.version
+        if recompute_kv:
+            self._stepper.drain()
+        self._scheduler.new_version(version, recompute_kv=recompute_kv)
+        try:
+            swapped = self._stepper.swap(
+                lambda: self._receiver.load(staged, self._parameters),
+                version,
+                is_prepared=self._receiver.is_prepared(staged),
+            )
+        except BaseException as error:
+            self._fail(error)
+            with suppress(Exception):  # on a device that has failed there is nothing to finish
+                self._stepper.drain()
+            self.forget_cache()
+            raise
+        self._failure = None
+        self.version = version
+        return swapped
 
     def _sequence(self, request: GenerateRequest) -> Sequence:
         self._arrivals += 1

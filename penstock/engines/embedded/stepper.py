@@ -51,7 +51,7 @@ class Stepper(Protocol):
     def drain(self) -> None:
         """Finish what is under way: afterwards the sequences have all tokens that were drawn."""
 
-    def swap(self, receive: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
+    def swap(self, load: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
         """Let new weights, of `version`, in between two passes. See `WeightReceiver.is_prepared`."""
 
     def warm_up(self) -> None:
@@ -79,9 +79,9 @@ class HostStepper:
     def drain(self) -> None:
         pass
 
-    def swap(self, receive: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
+    def swap(self, load: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
         started = time.perf_counter()
-        verify_s = receive()()
+        verify_s = load()()
         return Swapped(time.perf_counter() - started, verify_s)
 
     def warm_up(self) -> None:

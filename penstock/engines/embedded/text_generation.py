@@ -12,7 +12,7 @@ import torch
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.errors import PenstockError
-from penstock.interfaces import Engine, Tokenizer, Verification
+from penstock.interfaces import Engine, Staged, Tokenizer, Verification
 from penstock.models.load import load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.types import GenerateRequest, Message, SamplingParams, WeightUpdate
@@ -88,11 +88,20 @@ async def stream_text(
 class FixedWeights:
     """The receiver of an engine that nobody trains."""
 
-    def is_prepared(self, update: WeightUpdate) -> bool:
+    def stages(self, update: WeightUpdate) -> bool:
         return False
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> Verification:
+    def stage(self, update: WeightUpdate) -> Staged:
         raise PenstockError("this engine serves fixed weights and takes no updates")
+
+    def is_prepared(self, staged: Staged) -> bool:
+        return False
+
+    def load(self, staged: Staged, tensors: Mapping[str, Any]) -> Verification:
+        raise PenstockError("this engine serves fixed weights and takes no updates")
+
+    def drop(self, staged: Staged) -> None:
+        pass
 
     def close(self) -> None:
         pass

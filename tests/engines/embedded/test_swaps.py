@@ -14,9 +14,9 @@ from transformers import DynamicCache
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.scheduler import Batch
 from penstock.interfaces import Verification
-from tests.engines.contract import ask, update_to
+from tests.engines.contract import ask, interrupt_of, update_to
 from tests.engines.embedded.test_exact import play_move
-from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine
+from tests.engines.embedded.tiny import Driver, NoWeights, SeededWeights, make_engine
 
 
 def feed(model: nn.Module, cache: DynamicCache, tokens: list[int]) -> torch.Tensor:
@@ -55,7 +55,7 @@ def test_labels_explain_every_token_and_shifted_ones_do_not(family: str, rebuilt
         for version in (1, 2, 3):
             for _ in range(4):
                 await driver.step()
-            receipt = await driver.engine.update(update_to(version, recompute_kv=version in rebuilt))
+            receipt = await driver.engine.update(update_to(version), interrupt_of(version in rebuilt))
             assert receipt.version == version
         await driver.drain()
         for number, prompt in enumerate(prompts):
@@ -148,7 +148,7 @@ async def play_with_swaps(engine: EmbeddedEngine, data: st.DataObject) -> None:
         await play_move(driver, data)
         if data.draw(st.booleans(), label="swap"):
             rebuild = data.draw(st.booleans(), label="rebuild")
-            await engine.update(update_to(engine.version + 1, recompute_kv=rebuild))
+            await engine.update(update_to(engine.version + 1), interrupt_of(rebuild))
     await driver.drain()
     for name in driver.finished():
         versions = driver.versions(name)
@@ -174,19 +174,13 @@ def test_any_schedule_with_swaps_equals_a_replay(family: str, data: st.DataObjec
 
 
 def test_a_failed_update_reaches_its_caller_and_every_request() -> None:
-    class Torn:
+    class Torn(NoWeights):
         fails = True
 
-        def is_prepared(self, update: Any) -> bool:
-            return False
-
-        def receive(self, update: Any, parameters: Any) -> Verification:
+        def load(self, staged: Any, tensors: Any) -> Verification:
             if self.fails:
                 raise OSError("the bucket is gone")
             return lambda: 0.25
-
-        def close(self) -> None:
-            pass
 
     async def main() -> None:
         receiver = Torn()

@@ -56,4 +56,4 @@ def test_a_model_that_is_not_there_is_the_users_error() -> None:
 
 def test_fixed_weights_take_no_updates() -> None:
     with pytest.raises(PenstockError, match="takes no updates"):
-        FixedWeights().receive(update_to(1), {})
+        FixedWeights().stage(update_to(1))

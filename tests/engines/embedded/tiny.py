@@ -27,7 +27,7 @@ from transformers import (
 
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded import EmbeddedEngine
-from penstock.interfaces import Verification
+from penstock.interfaces import Staged, Verification
 from penstock.sampling_masks import fetch_mask, kept_ids
 from penstock.types import Chunk, GenerateRequest, SamplingMask, WeightUpdate
 
@@ -87,13 +87,22 @@ def kept_rows(mask: SamplingMask) -> list[list[int]]:
 
 
 class NoWeights:
-    """A receiver that changes nothing."""
+    """A receiver that stages nothing and changes nothing."""
 
-    def is_prepared(self, update: WeightUpdate) -> bool:
+    def stages(self, update: WeightUpdate) -> bool:
         return False
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> Verification:
+    def stage(self, update: WeightUpdate) -> Staged:
+        return Staged(update)
+
+    def is_prepared(self, staged: Staged) -> bool:
+        return False
+
+    def load(self, staged: Staged, tensors: Mapping[str, Any]) -> Verification:
         return lambda: 0.0
+
+    def drop(self, staged: Staged) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -111,7 +120,7 @@ async def serve(model: nn.Module | None = None, **options: Any) -> AsyncIterator
             await engine.close()
 
 
-class SeededWeights:
+class SeededWeights(NoWeights):
     """A receiver whose version n is `make_model(family, seed=n)`."""
 
     def __init__(self, family: str, *, prepared: bool = False) -> None:
@@ -124,17 +133,14 @@ class SeededWeights:
             self.models[version] = make_model(self.family, seed=version)
         return self.models[version]
 
-    def is_prepared(self, update: WeightUpdate) -> bool:
+    def is_prepared(self, staged: Staged) -> bool:
         return self._prepared
 
-    def receive(self, update: WeightUpdate, parameters: Mapping[str, Any]) -> Verification:
+    def load(self, staged: Staged, tensors: Mapping[str, Any]) -> Verification:
         with torch.no_grad():
-            for name, value in self.model(update.version).named_parameters():
-                parameters[name].copy_(value)
+            for name, value in self.model(staged.update.version).named_parameters():
+                tensors[name].copy_(value)
         return lambda: 0.0
-
-    def close(self) -> None:
-        pass
 
 
 class Driver:

@@ -62,13 +62,13 @@ class DeviceStepper:
             self._take()
         self.device.reset()
 
-    def swap(self, receive: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
-        """What is in flight goes on with the new weights from its next step on; where `receive` may do what a busy
+    def swap(self, load: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
+        """What is in flight goes on with the new weights from its next step on; where `load` may do what a busy
         device can't wait for, it is finished first. Nobody sees what was drawn with weights that are not yet
         verified."""
         if not is_prepared:
             self.drain()
-        return self.device.gate.let_in(receive, version, is_busy=self.device.num_in_flight > 0)
+        return self.device.gate.let_in(load, version, is_busy=self.device.num_in_flight > 0)
 
     def warm_up(self) -> None:
         self.device.warm_up()

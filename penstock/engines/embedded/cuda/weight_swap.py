@@ -83,20 +83,20 @@ class Gate:
                 "waiting: the engine's process must have been stopped in between, and is in no known state"
             )
 
-    def let_in(self, receive: Callable[[], Verification], version: int, *, is_busy: bool) -> Swapped:
-        """Run `receive`, and wait until the new weights are verified. On a device that is busy it runs between
+    def let_in(self, load: Callable[[], Verification], version: int, *, is_busy: bool) -> Swapped:
+        """Run `load`, and wait until the new weights are verified. On a device that is busy it runs between
         two steps, and must not do more than queue work: to load a kernel or to take memory, CUDA may wait until
         the device is idle. Nor may another thread of this process do so meanwhile."""
         if not (is_busy and self._stops):
             started = time.perf_counter()
-            verify_s = receive()()
+            verify_s = load()()
             self.version.fill_(version)
             return Swapped(time.perf_counter() - started, verify_s)
         self._number += 1
         try:
             self._stop()
             with torch.cuda.stream(self._side):
-                verify = receive()
+                verify = load()
         finally:
             self._open(version)
         verify_s = verify()

@@ -17,12 +17,13 @@ from tests.triton_device import DEVICE
 from penstock.engines.embedded.model_runner import ModelRunner  # isort: skip
 from penstock.engines.embedded.float32_logits import keep_logits_in_float32
 from penstock.errors import FingerprintMismatch
-from penstock.interfaces import Engine
-from tests.engines.contract import EngineContract, ask, update_to
+from penstock.interfaces import Engine, Staged
+from tests.engines.contract import EngineContract, ask, interrupt_of, update_to
 from tests.engines.embedded.test_exact import check_against_plain_forwards, plain_table, play_move
 from tests.engines.embedded.test_swaps import Shadow, any_engine, play_with_swaps, replay
 from tests.engines.embedded.tiny import (
     Driver,
+    NoWeights,
     SeededWeights,
     make_engine,
     make_model,
@@ -90,7 +91,7 @@ def test_labels_explain_every_token_across_swaps(rebuilt):
         for version in (1, 2):
             for _ in range(3):
                 await driver.step()
-            await driver.engine.update(update_to(version, recompute_kv=version in rebuilt))
+            await driver.engine.update(update_to(version), interrupt_of(version in rebuilt))
         await driver.drain()
         for number, prompt in enumerate(prompts):
             versions = driver.versions(str(number))
@@ -423,13 +424,13 @@ def test_new_weights_come_in_between_two_steps_of_a_launch():
 class OnDevice(SeededWeights):
     """Weights that are already on the GPU, so that an update only queues copies."""
 
-    def receive(self, update, parameters):
-        there = self.there[update.version]
+    def load(self, staged, tensors):
+        there = self.there[staged.update.version]
         with torch.no_grad():
-            torch._foreach_copy_(list(parameters.values()), [there[name] for name in parameters])
+            torch._foreach_copy_(list(tensors.values()), [there[name] for name in tensors])
         return lambda: torch.cuda.current_stream().synchronize() or 0.0
 
-    def load(self, versions):
+    def put_there(self, versions):
         self.there = {
             version: {
                 name: weight.detach().to(DEVICE) for name, weight in self.model(version).named_parameters()
@@ -443,7 +444,7 @@ class OnDevice(SeededWeights):
 @pytest.mark.skipif(DEVICE != "cuda", reason="without a GPU nothing is in flight")
 def test_a_gpu_stands_still_between_two_steps_for_new_weights():
     weights, window = OnDevice("qwen2", prepared=True), 40
-    weights.load((1, 2, 3))
+    weights.put_there((1, 2, 3))
 
     async def main():
         engine = make_engine(copy.deepcopy(weights.model(0)).to(DEVICE), receiver=weights, window=window)
@@ -490,15 +491,13 @@ def test_what_is_in_flight_is_finished_only_for_updates_that_need_it(prepared):
 def test_nothing_drawn_with_weights_that_fail_to_verify_is_seen():
     weights = SeededWeights("qwen2")
 
-    class Wrong:
+    class Wrong(NoWeights):
         """The first update copies the weights of version 2, and says so only when it is asked."""
 
         fails = True
-        close = weights.close
-        is_prepared = weights.is_prepared
 
-        def receive(self, update, parameters):
-            weights.receive(update_to(2) if self.fails else update, parameters)
+        def load(self, staged, tensors):
+            weights.load(Staged(update_to(2)) if self.fails else staged, tensors)
             return self.verify
 
         def verify(self):
@@ -567,7 +566,7 @@ def test_an_update_while_the_cache_is_full_leaves_nobody_waiting(rebuild):
         for _ in range(2):
             await driver.step()
         assert engine._scheduler.num_waiting > 0
-        await engine.update(update_to(1, recompute_kv=rebuild))
+        await engine.update(update_to(1), interrupt_of(rebuild))
         for _ in range(200):
             await driver.step()
         assert len(driver.finished()) == 3

@@ -1,0 +1,35 @@
+"""What an engine refuses before it takes any part of an update, each with a sentence."""
+
+from collections.abc import Collection, Mapping
+
+from penstock.errors import PenstockError
+from penstock.types import Interrupt, WeightUpdate
+
+
+def check_update(
+    update: WeightUpdate,
+    interrupt: Interrupt,
+    *,
+    name: str,
+    versions: Mapping[str, int],
+    interrupts: Collection[Interrupt],
+    is_intact: bool = True,
+) -> None:
+    """Raise `PenstockError` unless the engine `name`, which serves `versions` (one per policy), can take this.
+    `is_intact` is False when an earlier update failed half-way: then there is nothing to build on."""
+    if interrupt not in interrupts:
+        raise PenstockError(
+            f"{name} can't update with interrupt {interrupt!r}; set sync.interrupt={' or '.join(interrupts)}"
+        )
+    served = versions.get(update.policy)
+    if served is None:
+        policies = ", ".join(map(repr, versions))
+        raise PenstockError(f"{name} serves policy {policies}, got an update of {update.policy!r}")
+    if update.version <= served:
+        raise PenstockError(f"{name} serves version {served}, got an update to {update.version}")
+    if update.base is not None and not (is_intact and update.base == served):
+        has = f"serves version {served}" if is_intact else "has weights of no version"
+        raise PenstockError(
+            f"{name} {has}, got an update to {update.version} that holds only what has changed since version "
+            f"{update.base}; send it a full one"
+        )
