@@ -128,7 +128,9 @@ def test_rewards_that_raise_hang_or_give_nan_cost_their_groups(project: Path) ->
 
 
 def test_synchronous_training_with_a_trl_reward_and_a_reference_is_on_policy(project: Path) -> None:
+    """With top-p: the masks reach the trainer through the run's blob store."""
     summary = train(
+        "rollout.top_p=0.8",
         "reward.functions=rewards.py:sevens_in_trl_form",
         "staleness.max_staleness=0",
         "algorithm.kl_coef=0.01",

@@ -3,7 +3,8 @@
 import zlib
 
 from penstock.errors import BlobLost
-from penstock.types import BlobRef
+from penstock.interfaces import BlobStore
+from penstock.types import BlobRef, Group
 
 
 def split_key(key: str) -> tuple[str, str]:
@@ -25,3 +26,14 @@ def verified(ref: BlobRef, data: bytes) -> bytes:
     if zlib.crc32(data) != ref.checksum:
         raise BlobLost(f"blob {ref.key} has other bytes than were put (its checksum differs)")
     return data
+
+
+def check_group(blobs: BlobStore, group: Group, *, read: bool = False) -> None:
+    """`BlobLost` unless all that a group refers to is in the store. `read` also compares the bytes."""
+    for ref in (
+        mask.blob for episode in group.episodes for turn in episode.turns for mask in turn.sampling_masks
+    ):
+        if read:
+            blobs.get(ref)
+        elif not blobs.holds(ref):
+            raise BlobLost(f"blob {ref.key} is missing or does not have its {ref.num_bytes} bytes")

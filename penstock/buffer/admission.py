@@ -189,6 +189,13 @@ class StalenessGate:
         groups = tuple(self._within_bound(group) for group in chosen)
         return StepGroups(step=self.step, groups=groups), dropped
 
+    def drop_taken(self, taken: StepGroups, number: int, reason: str) -> StepGroups:
+        """A group that was taken can't be trained after all: the step goes on without it."""
+        del self._training[number]
+        self.drops[reason] += 1
+        groups = tuple(group for group in taken.groups if group.ticket.number != number)
+        return msgspec.structs.replace(taken, groups=groups)
+
     def trained(self, taken: StepGroups) -> None:
         """The step is done: its groups are no longer outstanding, and the trainer is one step further."""
         for number in taken.numbers:

@@ -72,6 +72,13 @@ class RolloutBuffer:
             if not dropped:  # what happened while a drop was logged may have made a step
                 await self._wait()
 
+    async def drop_taken(self, taken: StepGroups, number: int, reason: str) -> StepGroups:
+        """A group of a step can't be trained: the rest of the step."""
+        await self._log.dropped(number, reason)
+        rest = self.gate.drop_taken(taken, number, reason)
+        self._wake()
+        return rest
+
     async def trained(self, taken: StepGroups) -> None:
         await self._log.trained(taken.step + 1, taken.numbers)
         self.gate.trained(taken)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import GateState, StalenessGate, Ticket
-from penstock.buffer.group_log import GroupLog
+from penstock.buffer.blob_cleanup import CleaningLog
+from penstock.buffer.group_log import GroupLog, NoGroupLog
 from penstock.buffer.history import HistoryState, VersionHistory
 from penstock.buffer.rollout_buffer import RolloutBuffer
-from penstock.interfaces import Engine, Scorer, Tokenizer, Trainer
+from penstock.interfaces import BlobStore, Engine, Scorer, Tokenizer, Trainer
 from penstock.orchestration.closed_loop import ClosedLoop, starting_bound
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.controller import Controller, TaskSource
@@ -35,6 +37,8 @@ class Parts:
     tasks: TaskSource
     workflow: Workflow | None = None
     log: GroupLog | None = None
+    blobs: BlobStore | None = None
+    """The store that engines and trainers share; None: they refer to nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,8 @@ def build_controller(
     )
     if resume is not None:
         gate.restore(resume.gate)
-    buffer = RolloutBuffer(gate, log=parts.log)
+    blobs: BlobStore = parts.blobs if parts.blobs is not None else MemoryBlobs()
+    buffer = RolloutBuffer(gate, log=CleaningLog(parts.log or NoGroupLog(), blobs))
     loop = ClosedLoop.of(staleness, buffer)
     return Controller(
         engine=parts.engine,
@@ -91,6 +96,7 @@ def build_controller(
             shared_prompts=trainer.shared_prompts,
         ),
         steps=config.run.steps,
+        blobs=blobs,
         resumed=resume.groups if resume is not None else (),
         interrupt=config.sync.interrupt,
         on_step=lambda step: on_step(step, loop.observe(step)),

@@ -14,14 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from penstock.blobs.verification import check_group
 from penstock.buffer.admission import Dropped, StepGroups, Ticket
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
-from penstock.errors import RequestRefused, ScoringFailed
-from penstock.interfaces import Engine, Scorer, Trainer
+from penstock.errors import BlobLost, RequestRefused, ScoringFailed
+from penstock.interfaces import BlobStore, Engine, Scorer, Trainer
 from penstock.orchestration.intake import Intake
 from penstock.orchestration.step_planner import StepPlanner, TrainedStep
 from penstock.rollout.group_runner import RolloutRunner
-from penstock.types import Interrupt, ScoredGroup, Task, UpdateReceipt, WeightUpdate
+from penstock.types import Interrupt, ScoredGroup, StepResult, Task, UpdateReceipt, WeightUpdate
+
+LOST_BLOB = "lost_blob"
+"""Why a group is dropped whose bulk data can't be written or read back."""
 
 
 class TaskSource(Protocol):
@@ -69,6 +73,7 @@ class Controller:
         intake: Intake,
         planner: StepPlanner,
         steps: int,
+        blobs: BlobStore,
         resumed: Sequence[tuple[Ticket, Task]] = (),
         interrupt: Interrupt = "inflight",
         on_step: Callable[[TrainedStep], None] = lambda step: None,
@@ -83,6 +88,7 @@ class Controller:
         self._intake = intake
         self._planner = planner
         self._steps = steps
+        self._blobs = blobs
         self._resumed = resumed
         self._interrupt: Interrupt = interrupt
         self._on_step = on_step
@@ -150,6 +156,7 @@ class Controller:
             activity.num_generating += 1
             try:
                 group = await self._runner.run_group(ticket.number, task)
+                check_group(self._blobs, group)
             finally:
                 activity.num_generating -= 1
             activity.num_scoring += 1
@@ -159,6 +166,8 @@ class Controller:
                 activity.num_scoring -= 1
         except RequestRefused as error:
             await self._drop(ticket, "refused", str(error))
+        except BlobLost as error:
+            await self._drop(ticket, LOST_BLOB, str(error))
         except ScoringFailed as error:
             await self._drop(ticket, error.reason, str(error))
         else:
@@ -191,11 +200,13 @@ class Controller:
     async def _step(self, number: int, taken: StepGroups, waited_s: float) -> int:
         """Train on the groups; returns the version under which the result may be published."""
         version = self._issue(number)
-        plans = self._planner.plan(taken, self.buffer.gate.history, version)
         start = self._now()
-        results = await asyncio.gather(
-            *(trainer.step(plan) for trainer, plan in zip(self._trainers, plans, strict=True))
-        )
+        while True:
+            try:
+                results = await self._run_plans(taken, version)
+                break
+            except BlobLost as error:  # the trainer reads all blobs of a step before it trains on any
+                taken = await self._without_lost(taken, error)
         await self.buffer.trained(taken)
         self.tally.steps += 1
         self.tally.samples += sum(len(group.scored.scores) for group in taken.groups)
@@ -214,6 +225,28 @@ class Controller:
             )
         )
         return version
+
+    async def _run_plans(self, taken: StepGroups, version: int) -> list[StepResult]:
+        plans = self._planner.plan(taken, self.buffer.gate.history, version)
+        return await asyncio.gather(
+            *(trainer.step(plan) for trainer, plan in zip(self._trainers, plans, strict=True))
+        )
+
+    async def _without_lost(self, taken: StepGroups, error: BlobLost) -> StepGroups:
+        """The step without the groups whose blobs can't be read. When none is left, or all can, it is no matter of
+        single groups."""
+        lost = {}
+        for group in taken.groups:
+            try:
+                check_group(self._blobs, group.scored.group, read=True)
+            except BlobLost as reason:
+                lost[group.ticket.number] = str(reason)
+        if not 0 < len(lost) < len(taken.groups):
+            raise error
+        for number, message in lost.items():
+            taken = await self.buffer.drop_taken(taken, number, LOST_BLOB)
+            self._on_drop(LOST_BLOB, message)
+        return taken
 
     async def _sync(self, version: int) -> None:
         """Publish one version and bring every engine to it, in order, beside the next step."""

@@ -119,6 +119,7 @@ class Session:
             tokenizer=prepared.tokenizer,
             tasks=TaskStream(prepared.tasks, seed=config.run.seed, shuffle=config.tasks.shuffle),
             workflow=self._workflow,
+            blobs=workers.blobs,
         )
         controller = self._controller = build_controller(
             config, parts, on_step=monitor.on_step, on_update=monitor.on_update, on_drop=monitor.on_drop

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.blobs import open_blobs
 from penstock.engines.engine_client import EngineClient, EngineStart
 from penstock.errors import ChannelClosed, ScoringFailed, WorkerDied
+from penstock.interfaces import BlobStore
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.launchers.local import LocalLauncher, LocalWorker
 from penstock.orchestration.placement import Environments, place_threads
@@ -25,6 +27,8 @@ class Workers:
     engines: tuple[EngineClient, ...]
     trainer: TrainerClient
     essential: tuple[LocalWorker, ...]
+    blobs: BlobStore
+    """The store that they share."""
 
     async def first_death(self) -> WorkerDied:
         """Wait until any of them ends, which none should."""
@@ -66,6 +70,7 @@ async def start_workers(
         engines=tuple(engine for _, engine in engines),
         trainer=trainer,
         essential=(trainer_worker, *(worker for worker, _ in engines)),
+        blobs=open_blobs(str(launcher.blobs)),
     )
 
 

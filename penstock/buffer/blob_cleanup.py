@@ -1,0 +1,32 @@
+"""Deletes the blobs of a group once the group has ended: the one place where blobs go before the run does."""
+
+from collections.abc import Sequence
+
+from penstock.buffer.admission import Ticket
+from penstock.buffer.group_log import GroupLog
+from penstock.interfaces import BlobStore
+from penstock.types import ScoredGroup, Task, group_scope
+
+
+class CleaningLog:
+    """A `GroupLog` around another. A log that may give trained groups back to the buffer deletes their blobs
+    itself, once a checkpoint covers them."""
+
+    def __init__(self, log: GroupLog, blobs: BlobStore) -> None:
+        self._log = log
+        self._blobs = blobs
+
+    async def admitted(self, ticket: Ticket, task: Task) -> None:
+        await self._log.admitted(ticket, task)
+
+    async def finished(self, ticket: Ticket, scored: ScoredGroup) -> None:
+        await self._log.finished(ticket, scored)
+
+    async def trained(self, step: int, numbers: Sequence[int]) -> None:
+        await self._log.trained(step, numbers)
+        for number in numbers:
+            self._blobs.delete(group_scope(number))
+
+    async def dropped(self, number: int, reason: str) -> None:
+        await self._log.dropped(number, reason)
+        self._blobs.delete(group_scope(number))

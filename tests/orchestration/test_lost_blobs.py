@@ -1,0 +1,155 @@
+"""Blobs over a whole run in virtual time: those of ended groups are gone, and a lost one costs its group alone."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.blobs import FolderBlobs
+from penstock.buffer.group_log import MemoryGroupLog
+from penstock.errors import BlobLost
+from penstock.orchestration.assembly import Parts, build_controller
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.simulation import (
+    SimulatedEngine,
+    SimulatedScorer,
+    SimulatedTokenizer,
+    SimulatedTrainer,
+)
+from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.types import Chunk, GenerateRequest, MaskRef, StepPlan, StepResult
+from tests.orchestration.test_controller import Tasks
+
+STEPS, GROUPS = 4, 2
+
+
+class RecordingEngine(SimulatedEngine):
+    """Puts a blob for every request, unless `refuses` its group."""
+
+    def __init__(self, blobs: FolderBlobs, refuses: int | None) -> None:
+        super().__init__(num_tokens=lambda: 3, token_s=lambda: 0.1, update_s=lambda: 0.01)
+        self._blobs = blobs
+        self._refuses = refuses
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        assert request.record_sampling_mask
+        async for chunk in super().generate(request):
+            if chunk.finish_reason is None:
+                yield chunk
+                continue
+            if request.blob_scope == f"group-{self._refuses}" and ".2." in request.id:
+                raise BlobLost("no space left")
+            blob = self._blobs.put(f"{request.blob_scope}/{request.id}.mask", b"12345678")
+            mask = MaskRef(start=0, num_tokens=3, vocab_size=9, blob=blob)
+            yield msgspec.structs.replace(chunk, sampling_mask=mask)
+
+
+class ReadingTrainer(SimulatedTrainer):
+    """Reads every blob of a plan before it trains. `before_step` may do harm first."""
+
+    def __init__(self, blobs: FolderBlobs, before_step: Callable[[StepPlan], None]) -> None:
+        super().__init__(step_s=lambda: 0.5, publish_s=lambda: 0.01)
+        self._blobs = blobs
+        self._before_step = before_step
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        self._before_step(plan)
+        for sequence in (one for batch in plan.micro_batches for one in batch):
+            for mask in sequence.sample.sampling_masks:
+                self._blobs.get(mask.blob)
+        return await super().step(plan)
+
+
+class Run:
+    """One run; `damage` is done before each step."""
+
+    def __init__(
+        self,
+        folder: Path,
+        damage: Callable[[StepPlan], None],
+        *,
+        refuses: int | None = None,
+        failing: Any = (),
+    ) -> None:
+        self.folder = folder
+        self.log = MemoryGroupLog()
+        self.drops: list[tuple[str, str]] = []
+        blobs = FolderBlobs(folder)
+        self.trainer = ReadingTrainer(blobs, damage)
+        parts = Parts(
+            engine=RecordingEngine(blobs, refuses),
+            trainers=[self.trainer],
+            scorer=SimulatedScorer(score_s=lambda: 0.01, value=lambda group, index: float(index)),
+            tokenizer=SimulatedTokenizer(),
+            tasks=Tasks(),
+            log=self.log,
+            blobs=blobs,
+        )
+        run_in_virtual_time(self._run(parts))
+
+    async def _run(self, parts: Parts) -> None:
+        config = PenstockConfig.model_validate(
+            {
+                "rollout": {"group_size": 3, "groups_per_step": GROUPS, "top_p": 0.9},
+                "run": {"steps": STEPS},
+            }
+        )
+        controller = build_controller(config, parts, on_drop=lambda *drop: self.drops.append(drop))
+        await controller.start()
+        await controller.run()
+
+    def left(self) -> set[int]:
+        """Groups with blobs."""
+        return {int(path.name.removeprefix("group-")) for path in self.folder.iterdir()}
+
+    def ended(self) -> set[int]:
+        entries = self.log.entries.items()
+        return {number for number, entry in entries if entry.state in ("trained", "dropped")}
+
+
+def nothing(plan: StepPlan) -> None:
+    pass
+
+
+def test_blobs_of_ended_groups_are_gone(tmp_path: Path) -> None:
+    files: list[int] = []
+    run = Run(tmp_path, lambda plan: files.append(sum(path.is_file() for path in tmp_path.rglob("*"))))
+    assert run.log.counts()["trained"] == STEPS * GROUPS
+    assert min(files) >= 3 * GROUPS
+    assert not run.left() & run.ended()
+    assert run.drops == []
+
+
+def test_a_blob_that_cant_be_written_drops_its_group_with_what_it_has_written(tmp_path: Path) -> None:
+    run = Run(tmp_path, nothing, refuses=1)
+    assert run.drops == [("lost_blob", "no space left")]
+    assert run.log.entries[1].reason == "lost_blob"
+    assert run.log.counts()["trained"] == STEPS * GROUPS
+    assert not run.left() & run.ended()
+
+
+def test_a_blob_damaged_before_its_step_drops_its_group_and_the_rest_trains(tmp_path: Path) -> None:
+    def damage(plan: StepPlan) -> None:
+        for path in tmp_path.glob("group-2/*.1.0.mask"):
+            path.write_bytes(b"12345679")
+
+    run = Run(tmp_path, damage)
+    ((reason, message),) = run.drops
+    assert reason == "lost_blob"
+    assert message == "blob group-2/g2.1.0.mask has other bytes than were put (its checksum differs)"
+    assert run.log.entries[2].state == "dropped"
+    assert [len(plan.scores) for plan in run.trainer.plans] == [2, 1, 2, 2]
+    assert run.log.counts()["trained"] == STEPS * GROUPS - 1
+    assert not run.left() & run.ended()
+
+
+def test_a_store_that_has_lost_everything_ends_the_run(tmp_path: Path) -> None:
+    def damage(plan: StepPlan) -> None:
+        for path in tmp_path.glob("*/*"):
+            path.unlink()
+
+    with pytest.raises(ExceptionGroup) as error:
+        Run(tmp_path, damage)
+    assert error.group_contains(BlobLost, match="can't be read")
