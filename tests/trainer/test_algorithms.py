@@ -169,7 +169,7 @@ def test_a_wide_training_inference_gap_warns_once_and_is_counted(caplog):
     trainer = trainer_for(model, learning_rate=0.0)
     with caplog.at_level(logging.WARNING):
         first = trainer.step(plan)
-        second = trainer.step(msgspec.structs.replace(plan, step=2))
+        second = trainer.step(msgspec.structs.replace(plan, step=2, version_steps={0: 1}))
     assert caplog.text.count("differ by") == 1
     assert "sampling masks" in caplog.text
     assert (first.metrics["logprob_gap_warnings"], second.metrics["logprob_gap_warnings"]) == (1, 2)
