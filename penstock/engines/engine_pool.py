@@ -2,9 +2,11 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 
+from penstock.errors import PenstockError
 from penstock.interfaces import Engine
 from penstock.types import Chunk, EngineReport, GenerateRequest, Interrupt, UpdateReceipt, WeightUpdate
 
@@ -12,43 +14,83 @@ REMEMBERED = 4096
 """Prompts and requests whose engine is remembered."""
 
 
+@dataclass(slots=True, eq=False)
+class Member:
+    """An engine of the pool, and how many requests it works on."""
+
+    name: str
+    engine: Engine
+    load: int = 0
+
+
 class EnginePool:
     """Requests with the same prompt go to the same engine while it works on it, forks to the engine of their
-    parent: that is where their cache is. Updates go to all."""
+    parent: that is where their cache is. Updates go to all. Members may come and go at any time."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
         if not engines:
             raise ValueError("a pool needs at least one engine, got none")
-        self._engines = tuple(engines)
-        self._loads = [0] * len(engines)
-        self._homes: OrderedDict[str | bytes, int] = OrderedDict()
+        self._members = {name: Member(name, engine) for name, engine in engines.items()}
+        self._homes: OrderedDict[str | bytes, Member] = OrderedDict()
+        self._updating = asyncio.Lock()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._members)
+
+    async def join(self, name: str, engine: Engine, update: WeightUpdate | None = None) -> None:
+        """Add an engine. It is brought to the weights of `update` first, so that its first token is sampled with
+        them; updates of the pool wait meanwhile, so that it misses none."""
+        async with self._updating:
+            if name in self._members:
+                raise ValueError(f"the pool has an engine {name!r} already; it must leave first")
+            if update is not None:
+                await engine.update(update)
+            self._members[name] = Member(name, engine)
+
+    def leave(self, name: str) -> Engine:
+        """Take an engine out: it gets no further requests or updates. What it works on goes on, or fails with
+        it."""
+        member = self._members.pop(name)
+        for key in [key for key, home in self._homes.items() if home is member]:
+            del self._homes[key]
+        return member.engine
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        index = self._choose(request)
-        self._loads[index] += 1
+        member = self._choose(request)
+        member.load += 1
         try:
-            async with aclosing(self._engines[index].generate(request)) as chunks:  # type: ignore[type-var]
+            async with aclosing(member.engine.generate(request)) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
                     yield chunk
         finally:
-            self._loads[index] -= 1
+            member.load -= 1
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         """Every engine takes the update; the receipt tells of the slowest. When some fail, the first error
         leaves once all have answered."""
-        answers = await asyncio.gather(
-            *(engine.update(update, interrupt) for engine in self._engines), return_exceptions=True
-        )
+        async with self._updating:
+            members = self._present()
+            answers = await asyncio.gather(
+                *(member.engine.update(update, interrupt) for member in members), return_exceptions=True
+            )
         receipts = []
-        for answer in answers:
-            if isinstance(answer, BaseException):
+        for member, answer in zip(members, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                receipts.append(answer)
+            elif self._members.get(member.name) is member:  # one that has left may fail
                 raise answer
-            receipts.append(answer)
+        if not receipts:
+            raise PenstockError("every engine left the pool while it was updated")
         return max(receipts, key=lambda receipt: receipt.stall_s)
+
+    async def reports(self) -> list[EngineReport]:
+        """One for each engine."""
+        return list(await asyncio.gather(*(member.engine.report() for member in self._present())))
 
     async def report(self) -> EngineReport:
         """Sums of loads and counters, the oldest served versions, what all of them can do."""
-        reports = await asyncio.gather(*(engine.report() for engine in self._engines))
+        reports = await self.reports()
         first = reports[0]
         names = {name for report in reports for name in report.counters}
         return EngineReport(
@@ -67,19 +109,22 @@ class EnginePool:
         )
 
     async def close(self) -> None:
-        await asyncio.gather(*(engine.close() for engine in self._engines))
+        await asyncio.gather(*(member.engine.close() for member in self._members.values()))
 
-    def _choose(self, request: GenerateRequest) -> int:
+    def _present(self) -> list[Member]:
+        if not self._members:
+            raise PenstockError("the pool has no engine left")
+        return list(self._members.values())
+
+    def _choose(self, request: GenerateRequest) -> Member:
         prompt = request.policy.encode() + b"\0" + request.token_ids.tobytes()
-        least = min(range(len(self._engines)), key=lambda each: self._loads[each])
-        index = self._homes.get(request.parent.id) if request.parent is not None else None
-        if index is None:
-            index = self._homes.get(prompt, least)
-            if self._loads[index] == 0:
-                index = index if self._loads[least] == 0 else least
+        least = min(self._present(), key=lambda member: member.load)
+        home = self._homes.get(request.parent.id) if request.parent is not None else None
+        if home is None:
+            home = self._homes.get(prompt, least)
         for key in (prompt, request.id):
-            self._homes[key] = index
+            self._homes[key] = home
             self._homes.move_to_end(key)
         while len(self._homes) > 2 * REMEMBERED:
             self._homes.popitem(last=False)
-        return index
+        return home

@@ -122,9 +122,14 @@ class Controller:
             for task in self._producing:
                 task.cancel()
 
+    @property
+    def steps_done(self) -> int:
+        """Of the surviving history, those of an earlier session included."""
+        return self.buffer.gate.step
+
     async def reached(self, step: int) -> None:
         """Wait until this many steps are done."""
-        while self.tally.steps < step:
+        while self.steps_done < step:
             await self._stepped.wait()
 
     async def _give_back(self, dropped: Dropped) -> None:

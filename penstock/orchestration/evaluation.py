@@ -1,8 +1,9 @@
-"""Held-out evaluation: the same engines and scorers, other tasks, no training."""
+"""Held-out evaluation: the same engines and scorers, other tasks, no training; and when it happens."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock.errors import RequestRefused, ScoringFailed
 from penstock.interfaces import Scorer
@@ -48,3 +49,56 @@ class Evaluator:
             num_episodes=len(values),
             num_failed=sum(result is None for result in results),
         )
+
+
+class Progress(Protocol):
+    """What the schedule sees of training."""
+
+    @property
+    def steps_done(self) -> int: ...
+
+    async def reached(self, step: int) -> None:
+        """Wait until this many steps are done."""
+
+
+class EvaluationSchedule:
+    """Evaluates at the start, at the end and every so many steps; without an evaluator it does nothing."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator | None,
+        *,
+        every: int,
+        steps: int,
+        on_result: Callable[[int, float], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._evaluator = evaluator
+        self._every = every
+        self._steps = steps
+        self._on_result = on_result
+        self._log = log
+
+    async def now(self, step: int) -> None:
+        """While nothing else is generated."""
+        if self._evaluator is None:
+            return
+        result = await self._evaluator.run()
+        self._on_result(step, result.reward)
+        failed = f", {result.num_failed} tasks could not be scored" if result.num_failed else ""
+        self._log(
+            f"held-out reward {result.reward:.3f} at step {step} ({result.num_episodes} answers{failed})"
+        )
+
+    async def beside(self, training: Progress) -> None:
+        """Beside training, on whatever weights the engines serve meanwhile. Steps that pass during an evaluation
+        are not made up for."""
+        if self._evaluator is None or self._every == 0:
+            return
+        step = (training.steps_done // self._every + 1) * self._every
+        while step < self._steps:
+            await training.reached(step)
+            result = await self._evaluator.run()
+            self._on_result(step, result.reward)
+            self._log(f"step {step}: held-out reward {result.reward:.3f}")
+            step = (training.steps_done // self._every + 1) * self._every

@@ -8,28 +8,26 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from penstock.engines.engine_pool import EnginePool
-from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
 from penstock.interfaces import Engine, Scorer
 from penstock.observe.views import View
 from penstock.orchestration.assembly import Parts, build_controller, build_evaluator
+from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.controller import Controller
-from penstock.orchestration.evaluation import Evaluator
+from penstock.orchestration.evaluation import EvaluationSchedule
+from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.monitor import RunMonitor
 from penstock.orchestration.placement import sharing
 from penstock.orchestration.preflight import Prepared, open_writers
 from penstock.orchestration.summary import Summary
-from penstock.orchestration.workers import LaunchedScorer, Workers, start_workers
+from penstock.orchestration.supervision import supervised, unwrapped
+from penstock.orchestration.workers import LaunchedScorer, Workers, scorer_place, start_workers
 from penstock.rollout.group_runner import Workflow
 from penstock.scoring.scorer_pool import ScorerPool
 from penstock.tasks.stream import TaskStream
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -80,37 +78,26 @@ class Session:
         try:
             with sharing(self._config, self._prepared.gpus, os.environ, self._view.log) as environments:
                 async with LocalLauncher(self._prepared.folder / "logs") as launcher:
-                    workers = await _unwrapped(start_workers(launcher, self._prepared, environments))
+                    workers = await unwrapped(start_workers(launcher, self._prepared, environments))
                     scorer = self._scorer or await self._start_scorers(launcher)
-                    return await self._supervise(workers, scorer, monitor)
+                    try:
+                        return await supervised(self._work(workers, scorer, monitor), workers.places)
+                    finally:
+                        await scorer.close()
         finally:
             for writer in writers:
                 writer.close()
             self._view.close()
 
-    async def _start_scorers(self, launcher: LocalLauncher) -> ScorerPool:
+    async def _start_scorers(self, launcher: Launcher) -> ScorerPool:
         reward = self._config.reward
-        scorers = [LaunchedScorer(launcher, f"scorer{i}", self._config) for i in range(reward.workers)]
-        await asyncio.gather(*(scorer.start() for scorer in scorers))
-        return ScorerPool(scorers, timeout_s=reward.timeout_s)
-
-    async def _supervise(self, workers: Workers, scorer: Scorer, monitor: RunMonitor) -> Summary:
-        """Run the work beside a watch on the processes that it can't do without."""
-        work = asyncio.create_task(self._work(workers, scorer, monitor))
-        death = asyncio.create_task(workers.first_death())
-        try:
-            await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done() and not _lost_a_worker(work):
-                return await _unwrapped(work)
-            raise await asyncio.wait_for(death, 10)
-        finally:
-            work.cancel()
-            death.cancel()
-            await asyncio.gather(work, death, return_exceptions=True)
-            await scorer.close()
+        places = [scorer_place(launcher, f"scorer{i}", self._config) for i in range(reward.workers)]
+        await asyncio.gather(*(place.start() for place in places))
+        return ScorerPool([LaunchedScorer(place) for place in places], timeout_s=reward.timeout_s)
 
     async def _work(self, workers: Workers, scorer: Scorer, monitor: RunMonitor) -> Summary:
-        engine: Engine = EnginePool(workers.engines)
+        engine = EnginePool({one.name: one for one in workers.engines})
+        check_capabilities(self._config, await engine.reports())
         config, prepared = self._config, self._prepared
         parts = Parts(
             engine=engine,
@@ -124,15 +111,25 @@ class Session:
         controller = self._controller = build_controller(
             config, parts, on_step=monitor.on_step, on_update=monitor.on_update, on_drop=monitor.on_drop
         )
-        evaluator = build_evaluator(config, parts, prepared.heldout)
+        evaluations = EvaluationSchedule(
+            build_evaluator(config, parts, prepared.heldout),
+            every=config.eval.every,
+            steps=config.run.steps,
+            on_result=monitor.on_evaluation,
+            log=monitor.log,
+        )
         async with asyncio.TaskGroup() as background:
             watching = background.create_task(monitor.watch(controller, workers.engines))
             monitor.phase = "verifying weights"
             await controller.start()
-            await self._evaluate(evaluator, monitor, 0)
+            monitor.phase = "evaluating"
             if not self._stopped:
-                await self._train(controller, evaluator, monitor, engine)
-            await self._evaluate(evaluator, monitor, controller.tally.steps)
+                await evaluations.now(0)
+            if not self._stopped:
+                await self._train(controller, evaluations, monitor, engine)
+            monitor.phase = "evaluating"
+            if controller.tally.steps:
+                await evaluations.now(controller.tally.steps)
             monitor.phase = "saving"
             await workers.trainer.save(str(self._prepared.folder / "model"))
             watching.cancel()
@@ -141,7 +138,7 @@ class Session:
         return summary
 
     async def _train(
-        self, controller: Controller, evaluator: Evaluator | None, monitor: RunMonitor, engine: Engine
+        self, controller: Controller, evaluations: EvaluationSchedule, monitor: RunMonitor, engine: Engine
     ) -> None:
         monitor.phase = "training"
         gc.collect()
@@ -149,39 +146,13 @@ class Session:
         before = (await engine.report()).counters
         self._timings.training_started = time.monotonic()
         async with asyncio.TaskGroup() as beside:
-            evaluating = beside.create_task(self._evaluate_regularly(controller, evaluator, monitor))
+            evaluating = beside.create_task(evaluations.beside(controller))
             await controller.run()
             evaluating.cancel()
         self._timings.training_ended = time.monotonic()
         after = (await engine.report()).counters
         self._timings.engine_busy_s = after["busy_s"] - before["busy_s"]
         self._timings.tokens = after["tokens"] - before["tokens"]
-
-    async def _evaluate_regularly(
-        self, controller: Controller, evaluator: Evaluator | None, monitor: RunMonitor
-    ) -> None:
-        """Evaluations beside training, on whatever weights the engines serve meanwhile."""
-        every = self._config.eval.every
-        if evaluator is None or every == 0:
-            return
-        step = every
-        while step < self._config.run.steps:
-            await controller.reached(step)
-            result = await evaluator.run()
-            monitor.on_evaluation(step, result.reward)
-            monitor.log(f"step {step}: held-out reward {result.reward:.3f}")
-            step = (controller.tally.steps // every + 1) * every
-
-    async def _evaluate(self, evaluator: Evaluator | None, monitor: RunMonitor, step: int) -> None:
-        if evaluator is None or (self._stopped and step == 0):
-            return
-        monitor.phase = "evaluating"
-        result = await evaluator.run()
-        monitor.on_evaluation(step, result.reward)
-        failed = f", {result.num_failed} tasks could not be scored" if result.num_failed else ""
-        monitor.log(
-            f"held-out reward {result.reward:.3f} at step {step} ({result.num_episodes} answers{failed})"
-        )
 
     def _summarise(self, controller: Controller, monitor: RunMonitor) -> Summary:
         times, tally = self._timings, controller.tally
@@ -209,29 +180,3 @@ class Session:
             drops=dict(controller.buffer.gate.drops),
             stopped_early=self._stopped,
         )
-
-
-def _lost_a_worker(work: "asyncio.Task[Summary]") -> bool:
-    """Whether the work failed only because a process at the other end of a channel is gone."""
-    error = None if work.cancelled() else work.exception()
-    return error is not None and isinstance(_innermost(error), ChannelClosed)
-
-
-async def _unwrapped(work: Awaitable[T]) -> T:
-    """Raise what happened instead of the groups that carried it here."""
-    try:
-        return await work
-    except BaseExceptionGroup as group:
-        raise _innermost(group) from None
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """The most telling error inside nested groups: ours before others."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    found = [_innermost(inner) for inner in error.exceptions]
-    for kind in (WorkerDied, UserError, PenstockError):
-        for one in found:
-            if isinstance(one, kind) and not isinstance(one, ChannelClosed):
-                return one
-    return found[0]

@@ -1,48 +1,118 @@
-"""Starts the worker processes of a run and hands out what the controller needs of them."""
+"""Starts the worker processes of a run and hands out what the controller needs of them.
+
+Each place can be filled anew (`ReplaceableWorker`): the engine, trainer or scorer in it stays the same object.
+"""
 
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.blobs import open_blobs
 from penstock.engines.engine_client import EngineClient, EngineStart
-from penstock.errors import ChannelClosed, ScoringFailed, WorkerDied
+from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.interfaces import BlobStore
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.launchers.local import LocalLauncher, LocalWorker
+from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.placement import Environments, place_threads
 from penstock.orchestration.preflight import Prepared
+from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.scoring.scoring_client import ScoringClient, ScoringStart
 from penstock.trainer.trainer_client import TrainerClient, TrainerStart
-from penstock.types import Group, Score
+from penstock.types import (
+    Chunk,
+    EngineReport,
+    GenerateRequest,
+    Group,
+    Interrupt,
+    Score,
+    StepPlan,
+    StepResult,
+    UpdateReceipt,
+    WeightUpdate,
+)
+
+
+class LaunchedEngine:
+    """`penstock.interfaces.Engine` in a process that can be replaced."""
+
+    def __init__(self, place: ReplaceableWorker[EngineClient]) -> None:
+        self.place = place
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        return self.place.client.generate(request)
+
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+        return await self.place.client.update(update, interrupt)
+
+    async def report(self) -> EngineReport:
+        return await self.place.client.report()
+
+    async def close(self) -> None:
+        await self.place.client.close()
+
+
+class LaunchedTrainer:
+    """`penstock.interfaces.Trainer` in a process that can be replaced."""
+
+    def __init__(self, place: ReplaceableWorker[TrainerClient]) -> None:
+        self.place = place
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        return await self.place.client.step(plan)
+
+    async def publish(self, version: int) -> WeightUpdate:
+        return await self.place.client.publish(version)
+
+    async def send(self, version: int) -> None:
+        await self.place.client.send(version)
+
+    async def release(self, version: int) -> None:
+        await self.place.client.release(version)
+
+    async def save(self, folder: str) -> None:
+        await self.place.client.save(folder)
+
+
+class LaunchedScorer:
+    """`penstock.scoring.scorer_pool.ScoringWorker` in a process that can be replaced."""
+
+    def __init__(self, place: ReplaceableWorker[ScoringClient]) -> None:
+        self.place = place
+
+    async def score(self, group: Group) -> tuple[Score, ...]:
+        try:
+            return await self.place.client.score(group)
+        except ChannelClosed:
+            death = await self.place.died()
+            raise ScoringFailed(str(death), "score_worker_died", death.detail) from None
+
+    async def restart(self) -> None:
+        await self.place.restart()
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The processes that a run can't do without, and the clients of each."""
+    """The processes that a run can't do without."""
 
-    engines: tuple[EngineClient, ...]
-    trainer: TrainerClient
-    essential: tuple[LocalWorker, ...]
+    engines: tuple[LaunchedEngine, ...]
+    trainer: LaunchedTrainer
     blobs: BlobStore
     """The store that they share."""
 
-    async def first_death(self) -> WorkerDied:
-        """Wait until any of them ends, which none should."""
-        watching = [asyncio.create_task(worker.died()) for worker in self.essential]
-        try:
-            done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
-            return next(iter(done)).result()
-        finally:
-            for task in watching:
-                task.cancel()
+    @property
+    def places(self) -> tuple[ReplaceableWorker[EngineClient] | ReplaceableWorker[TrainerClient], ...]:
+        return (self.trainer.place, *(engine.place for engine in self.engines))
 
 
 async def start_workers(
-    launcher: LocalLauncher, prepared: Prepared, environments: Environments | None = None
+    launcher: Launcher, prepared: Prepared, environments: Environments | None = None
 ) -> Workers:
     """All at once: the slowest to load decides how long it takes."""
     config = prepared.config
@@ -54,31 +124,25 @@ async def start_workers(
         engine=config.engine.threads,
         trainer=config.trainer.threads,
     )
+    trainer = trainer_place(launcher, prepared, threads.trainer, environments.trainer)
+    engines = [
+        engine_place(launcher, prepared, f"engine{index}", threads.engine, environments.engine)
+        for index in range(config.engine.count)
+    ]
     async with asyncio.TaskGroup() as starting:
-        training = starting.create_task(
-            _start_trainer(launcher, prepared, threads.trainer, environments.trainer)
-        )
-        serving = [
-            starting.create_task(
-                _start_engine(launcher, prepared, f"engine{index}", threads.engine, environments.engine)
-            )
-            for index in range(config.engine.count)
-        ]
-    trainer_worker, trainer = training.result()
-    engines = [task.result() for task in serving]
+        starting.create_task(trainer.start())
+        for engine in engines:
+            starting.create_task(engine.start())
     return Workers(
-        engines=tuple(engine for _, engine in engines),
-        trainer=trainer,
-        essential=(trainer_worker, *(worker for worker, _ in engines)),
-        blobs=open_blobs(str(launcher.blobs)),
+        tuple(LaunchedEngine(engine) for engine in engines),
+        LaunchedTrainer(trainer),
+        open_blobs(str(launcher.blobs)),
     )
 
 
-async def _start_engine(
-    launcher: LocalLauncher, prepared: Prepared, name: str, threads: int, environment: Mapping[str, str]
-) -> tuple[LocalWorker, EngineClient]:
-    worker = await launcher.launch(name, threads=threads, environment=environment)
-    engine = EngineClient(worker.channel)
+def engine_place(
+    launcher: Launcher, prepared: Prepared, name: str, threads: int, environment: Mapping[str, str]
+) -> ReplaceableWorker[EngineClient]:
     section = prepared.config.engine
     if prepared.memory is not None:
         section = section.model_copy(update={"memory_share": prepared.memory.memory_share})
@@ -90,16 +154,26 @@ async def _start_engine(
         config=section.model_dump(mode="json"),
         blobs=str(launcher.blobs),
     )
-    await _or_death(worker, engine.start(start))
-    return worker, engine
+    return ReplaceableWorker(
+        launcher,
+        name,
+        connect=EngineClient,
+        start=lambda client: client.start(start),
+        threads=threads,
+        environment=environment,
+    )
 
 
-async def _start_trainer(
-    launcher: LocalLauncher, prepared: Prepared, threads: int, environment: Mapping[str, str]
-) -> tuple[LocalWorker, TrainerClient]:
+def trainer_place(
+    launcher: Launcher,
+    prepared: Prepared,
+    threads: int,
+    environment: Mapping[str, str],
+    *,
+    version: int = 0,
+) -> ReplaceableWorker[TrainerClient]:
+    """`version` is the number under which its first weights are published."""
     config = prepared.config
-    worker = await launcher.launch("trainer", threads=threads, environment=environment)
-    trainer = TrainerClient(worker.channel)
     start = TrainerStart(
         model=prepared.model,
         pad_token=config.model.pad_token,
@@ -111,51 +185,24 @@ async def _start_trainer(
         blobs=str(launcher.blobs),
         slots=config.sync.slots,
         transport=config.sync.transport,
+        version=version,
         engine_dtype=config.engine.dtype,
         trainer=config.trainer.model_dump(mode="json"),
         algorithm=config.algorithm.model_dump(mode="json"),
     )
-    await _or_death(worker, trainer.start(start))
-    return worker, trainer
+    return ReplaceableWorker(
+        launcher,
+        "trainer",
+        connect=TrainerClient,
+        start=lambda client: client.start(start),
+        threads=threads,
+        environment=environment,
+    )
 
 
-class LaunchedScorer:
-    """One scoring process that can be replaced: `penstock.scoring.scorer_pool.ScoringWorker`."""
-
-    def __init__(self, launcher: LocalLauncher, name: str, config: PenstockConfig) -> None:
-        self._launcher = launcher
-        self._name = name
-        self._start = ScoringStart(
-            reward=config.reward.model_dump(mode="json"),
-            search_path=(str(Path.cwd()), *(entry for entry in sys.path if entry)),
-        )
-        self._worker: LocalWorker | None = None
-        self._client: ScoringClient | None = None
-
-    async def start(self) -> None:
-        self._worker = await self._launcher.launch(self._name)
-        self._client = ScoringClient(self._worker.channel)
-        await _or_death(self._worker, self._client.start(self._start))
-
-    async def score(self, group: Group) -> tuple[Score, ...]:
-        assert self._client is not None and self._worker is not None
-        try:
-            return await self._client.score(group)
-        except ChannelClosed:
-            death = await self._worker.died()
-            raise ScoringFailed(str(death), "score_worker_died", death.detail) from None
-
-    async def restart(self) -> None:
-        if self._worker is not None:
-            await self._worker.kill()
-            self._launcher.forget(self._worker)
-            self._worker = None
-        await self.start()
-
-
-async def _or_death(worker: LocalWorker, starting: Awaitable[object]) -> None:
-    """Wait for a worker's first answer; if its process ends instead, say so with its traceback."""
-    try:
-        await starting
-    except ChannelClosed:
-        raise await worker.died() from None
+def scorer_place(launcher: Launcher, name: str, config: PenstockConfig) -> ReplaceableWorker[ScoringClient]:
+    start = ScoringStart(
+        reward=config.reward.model_dump(mode="json"),
+        search_path=(str(Path.cwd()), *(entry for entry in sys.path if entry)),
+    )
+    return ReplaceableWorker(launcher, name, connect=ScoringClient, start=lambda client: client.start(start))

@@ -26,6 +26,8 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     engine_dtype: str
     transport: str = "shared_memory"
     """How weights are published."""
+    version: int = 0
+    """The number under which the weights that it starts with are published."""
     trainer: dict[str, Any]
     algorithm: dict[str, Any]
 

@@ -38,7 +38,13 @@ class TrainerService:
     """What the channel serves of a trainer and its publisher."""
 
     def __init__(
-        self, trainer: PolicyTrainer, publisher: Publisher, tokenizer: ChatTokenizer, events: Recorder
+        self,
+        trainer: PolicyTrainer,
+        publisher: Publisher,
+        tokenizer: ChatTokenizer,
+        events: Recorder,
+        *,
+        version: int = 0,
     ) -> None:
         self._trainer = trainer
         self._publisher = publisher
@@ -46,7 +52,7 @@ class TrainerService:
         self._events = events
         self._stepping = ThreadPoolExecutor(1, thread_name_prefix="step")
         self._publishing = ThreadPoolExecutor(1, thread_name_prefix="publish")
-        publisher.snapshot(0, trainer.weights())
+        publisher.snapshot(version, trainer.weights())
 
         # Beside the start of engines. What follows in the same thread waits for it.
         self.warmed_up = self._stepping.submit(self._warm_up)
@@ -161,4 +167,4 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
         dtype=DTYPES[request.engine_dtype],
     )
     tokenizer = ChatTokenizer(request.model, pad_token=request.pad_token)
-    return TrainerService(trainer, publisher, tokenizer, events)
+    return TrainerService(trainer, publisher, tokenizer, events, version=request.version)

@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -9,18 +10,22 @@ from penstock.engines.engine_pool import EnginePool
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import PenstockError
 from penstock.interfaces import Engine
-from penstock.types import Parent
+from penstock.types import Parent, UpdateReceipt, WeightUpdate
 from tests.engines.contract import EngineContract, ask, collect, update_to
 
 
 class TestContract(EngineContract):
     @asynccontextmanager
     async def open_engine(self) -> AsyncIterator[Engine]:
-        yield EnginePool([scripted("a"), scripted("b")])
+        yield pool_of([scripted("a"), scripted("b")])
 
 
 def scripted(name: str, **options: int) -> ScriptedEngine:
     return ScriptedEngine(lambda request: range(100), name=name, max_context=64, **options)
+
+
+def pool_of(engines: list[ScriptedEngine]) -> EnginePool:
+    return EnginePool({engine.name: engine for engine in engines})
 
 
 async def homes(pool: EnginePool, engines: list[ScriptedEngine], *requests: object) -> list[str]:
@@ -36,7 +41,7 @@ async def homes(pool: EnginePool, engines: list[ScriptedEngine], *requests: obje
 
 def test_requests_spread_over_the_least_loaded() -> None:
     engines = [scripted("a"), scripted("b"), scripted("c")]
-    result = asyncio.run(homes(EnginePool(engines), engines, *(ask(str(n), [n + 1]) for n in range(6))))
+    result = asyncio.run(homes(pool_of(engines), engines, *(ask(str(n), [n + 1]) for n in range(6))))
     assert sorted(result) == ["a", "a", "b", "b", "c", "c"]
 
 
@@ -44,7 +49,7 @@ def test_a_group_stays_on_one_engine() -> None:
     engines = [scripted("a"), scripted("b")]
     group = [ask(f"g{n}", [7, 8]) for n in range(4)]
     other = [ask(f"o{n}", [9]) for n in range(3)]
-    result = asyncio.run(homes(EnginePool(engines), engines, *group, *other))
+    result = asyncio.run(homes(pool_of(engines), engines, *group, *other))
     assert result == ["a"] * 4 + ["b"] * 3
 
 
@@ -52,14 +57,14 @@ def test_forks_go_where_their_parent_is() -> None:
     engines = [scripted("a"), scripted("b")]
     fork = ask("f", [2, 0, 1], parent=Parent(id="p", keep=2))
     requests = [ask("x", [1]), ask("p", [2]), ask("y", [3]), ask("z", [4]), fork]
-    result = asyncio.run(homes(EnginePool(engines), engines, *requests))
+    result = asyncio.run(homes(pool_of(engines), engines, *requests))
     assert result[4] == result[1] == "b"
 
 
 def test_an_idle_engine_takes_a_prompt_it_knows_unless_another_would_wait() -> None:
     async def main() -> None:
         engines = [scripted("a"), scripted("b")]
-        pool = EnginePool(engines)
+        pool = pool_of(engines)
         async with aclosing(pool.generate(ask("busy", [1]))) as busy:  # type: ignore[type-var]
             await anext(busy)
             await collect(pool.generate(ask("first", [2], max_tokens=2)))
@@ -73,7 +78,7 @@ def test_memory_of_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "REMEMBERED", 3)
 
     async def main() -> None:
-        pool = EnginePool([scripted("a")])
+        pool = pool_of([scripted("a")])
         for number in range(20):
             await collect(pool.generate(ask(str(number), [number + 1], max_tokens=1)))
         assert len(pool._homes) == 6
@@ -84,7 +89,7 @@ def test_memory_of_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_update_reaches_all_and_the_report_tells_of_the_slowest() -> None:
     async def main() -> None:
         engines = [scripted("a"), scripted("b", version=4)]
-        pool = EnginePool(engines)
+        pool = pool_of(engines)
         assert (await pool.report()).versions == {"policy": 0}
         with pytest.raises(PenstockError, match="b serves version 4, got an update to 3"):
             await pool.update(update_to(3))
@@ -99,7 +104,7 @@ def test_an_update_reaches_all_and_the_report_tells_of_the_slowest() -> None:
 
 def test_counters_add_up() -> None:
     async def main() -> None:
-        pool = EnginePool([scripted("a"), scripted("b")])
+        pool = pool_of([scripted("a"), scripted("b")])
         await asyncio.gather(*(collect(pool.generate(ask(str(n), [n + 1], max_tokens=3))) for n in range(4)))
         counters = (await pool.report()).counters
         assert counters["tokens"] == 12
@@ -110,4 +115,60 @@ def test_counters_add_up() -> None:
 
 def test_an_empty_pool_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one engine, got none"):
-        EnginePool([])
+        EnginePool({})
+
+
+def test_a_newcomer_has_the_current_weights_before_its_first_token() -> None:
+    async def main() -> None:
+        first, second = scripted("a"), scripted("b")
+        pool = pool_of([first])
+        await pool.update(update_to(3))
+        await pool.join("b", second, update_to(3))
+        assert pool.names == ("a", "b")
+        assert (await pool.report()).versions == {"policy": 3}
+        assert await homes(pool, [first, second], ask("x", [1]), ask("y", [2])) == ["a", "b"]
+        with pytest.raises(ValueError, match="has an engine 'b' already"):
+            await pool.join("b", scripted("b"))
+
+    asyncio.run(main())
+
+
+def test_one_that_joins_during_an_update_misses_none() -> None:
+    async def main() -> None:
+        taken = asyncio.Event()
+
+        class Slow(ScriptedEngine):
+            async def update(self, update: WeightUpdate, *options: Any) -> UpdateReceipt:
+                await taken.wait()
+                return await super().update(update, *options)
+
+        slow = Slow(lambda request: range(9), name="a")
+        pool, late = pool_of([slow]), scripted("b")
+        updating = asyncio.create_task(pool.update(update_to(1)))
+        await asyncio.sleep(0)
+        joining = asyncio.create_task(pool.join("b", late, update_to(1)))
+        await asyncio.sleep(0)
+        assert pool.names == ("a",)
+        taken.set()
+        await asyncio.gather(updating, joining)
+        await pool.update(update_to(2))
+        assert (slow.version, late.version) == (2, 2)
+
+    asyncio.run(main())
+
+
+def test_one_that_left_gets_nothing_more() -> None:
+    async def main() -> None:
+        engines = [scripted("a"), scripted("b")]
+        pool = pool_of(engines)
+        assert await homes(pool, engines, ask("x", [1]), ask("y", [2])) == ["a", "b"]
+        assert pool.leave("b") is engines[1]
+        fork = ask("f", [2, 0, 1], parent=Parent(id="y", keep=2))
+        assert await homes(pool, engines, ask("z", [2]), fork) == ["a", "a"]
+        await pool.update(update_to(1))
+        assert (engines[0].version, engines[1].version) == (1, 0)
+        pool.leave("a")
+        with pytest.raises(PenstockError, match="the pool has no engine left"):
+            await collect(pool.generate(ask("w", [1])))
+
+    asyncio.run(main())

@@ -136,7 +136,10 @@ def test_both_workers_are_clients_of_the_runs_daemon(prepared: Prepared, fake: F
         with sharing(prepared.config, prepared.gpus, os.environ, print) as environments:
             async with LocalLauncher(prepared.folder / "logs") as launcher:
                 workers: Workers = await start_workers(launcher, prepared, environments)
-                return {worker.name: psutil.Process(worker.pid).environ() for worker in workers.essential}
+                return {
+                    place.name: psutil.Process(place._worker.pid).environ()  # type: ignore[union-attr]
+                    for place in workers.places
+                }
 
     found = asyncio.run(main())
     assert {name: each["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for name, each in found.items()} == {

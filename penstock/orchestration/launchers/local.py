@@ -21,6 +21,7 @@ from typing import Any
 from penstock.channel import Channel
 from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Listener
 from penstock.errors import WorkerDied
+from penstock.orchestration.launchers import Worker
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
@@ -129,9 +130,9 @@ class LocalLauncher:
         self._workers.append(worker)
         return worker
 
-    def forget(self, worker: LocalWorker) -> None:
+    def forget(self, worker: Worker) -> None:
         """A worker that its owner has ended: it is no longer the launcher's to stop."""
-        self._workers.remove(worker)
+        self._workers = [one for one in self._workers if one is not worker]
 
     def _arrive(self, name: str, channel: Channel) -> None:
         arrival = self._arrivals.pop(name, None)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import psutil
@@ -12,9 +13,20 @@ import pytest
 from penstock.channel import Method
 from penstock.channel.address import Hello, connect
 from penstock.errors import ChannelClosed, RemoteError, WorkerDied
+from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
+from tests.orchestration.launchers.contract import LauncherContract
 
 NOTHING = Method("nothing.such", int, int)
+
+
+class TestContract(LauncherContract):
+    @pytest.fixture(autouse=True)
+    def _logs(self, tmp_path: Path) -> None:
+        self.logs = tmp_path / "logs"
+
+    def open_launcher(self) -> AbstractAsyncContextManager[Launcher]:
+        return LocalLauncher(self.logs)
 
 
 def test_a_worker_connects_and_ends_with_the_launcher(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""Work, and a watch on the processes that it can't do without."""
+
+import asyncio
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
+
+T = TypeVar("T")
+
+LAST_WORDS_S = 10.0
+"""How long a worker whose channel has closed may take to end."""
+
+
+class Mortal(Protocol):
+    """Whatever may end before its time."""
+
+    async def died(self) -> WorkerDied: ...
+
+
+async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[Mortal]) -> T:
+    """The result of `work`; when one of the workers ends, the work is cancelled and that end is raised."""
+    working = asyncio.create_task(work)
+    death = asyncio.create_task(first_death(workers))
+    try:
+        await asyncio.wait({working, death}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done() and not _lost_a_worker(working):
+            return await unwrapped(working)
+        raise await asyncio.wait_for(death, LAST_WORDS_S)
+    finally:
+        working.cancel()
+        death.cancel()
+        await asyncio.gather(working, death, return_exceptions=True)
+
+
+async def first_death(workers: Sequence[Mortal]) -> WorkerDied:
+    """Wait until any of them ends, which none should."""
+    watching = [asyncio.create_task(worker.died()) for worker in workers]
+    try:
+        done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+    finally:
+        for task in watching:
+            task.cancel()
+
+
+async def unwrapped(work: Awaitable[T]) -> T:
+    """Raise what happened instead of the groups that carried it here."""
+    try:
+        return await work
+    except BaseExceptionGroup as group:
+        raise _innermost(group) from None
+
+
+def _lost_a_worker(work: "asyncio.Task[Any]") -> bool:
+    """Whether the work failed only because a process at the other end of a channel is gone."""
+    error = None if work.cancelled() else work.exception()
+    return error is not None and isinstance(_innermost(error), ChannelClosed)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The most telling error inside nested groups: ours before others."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    found = [_innermost(inner) for inner in error.exceptions]
+    for kind in (WorkerDied, UserError, PenstockError):
+        for one in found:
+            if isinstance(one, kind) and not isinstance(one, ChannelClosed):
+                return one
+    return found[0]

@@ -1,0 +1,15 @@
+from contextlib import AbstractAsyncContextManager
+
+from penstock.channel import Channel
+from penstock.orchestration.launchers import Launcher
+from penstock.orchestration.launchers.in_process import InProcessLauncher
+from tests.orchestration.launchers.contract import LauncherContract
+
+
+async def serve_nothing(name: str, channel: Channel) -> None:
+    await channel.run()
+
+
+class TestContract(LauncherContract):
+    def open_launcher(self) -> AbstractAsyncContextManager[Launcher]:
+        return InProcessLauncher(serve_nothing)
