@@ -36,7 +36,7 @@ class ClosedLoop:
         """Count one step and return the bound that is now in force."""
         if self._state is None:
             return self._buffer.gate.max_staleness
-        ess = sum(result.metrics["ess"] for result in step.results) / len(step.results)
+        ess = step.metrics().get("ess", 1.0)
         idle = step.waited_s / max(1e-9, step.waited_s + step.took_s)
         self._state = self._state.observe(ess=ess, idle=idle)
         if self._state.bound != self._buffer.gate.max_staleness:

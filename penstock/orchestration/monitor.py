@@ -55,8 +55,7 @@ class RunMonitor:
 
     def on_step(self, step: TrainedStep, bound: int) -> None:
         """Merge every rank's metrics with what the controller knows, and write one line."""
-        metrics = merge_ranks([result.metrics for result in step.results])
-        seconds = merge_ranks([result.seconds for result in step.results])
+        metrics, seconds = step.metrics(), step.seconds()
         self.trainer_busy_s += sum(seconds.get(kind, 0.0) for kind in BUSY_KINDS)
         reward = float(np.mean(np.concatenate([group.scored.values for group in step.taken.groups])))
         staleness = metrics.get("staleness_mean", 0.0)
@@ -168,14 +167,3 @@ class RunMonitor:
 
 def who_waits(status: RunStatus) -> str:
     return "; ".join(f"{process.name} – {process.doing}" for process in status.processes)
-
-
-def merge_ranks(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Ranks report the same names: extremes by max, everything else by mean."""
-    names = rows[0]
-    return {
-        name: max(row[name] for row in rows)
-        if name.endswith("max")
-        else sum(row[name] for row in rows) / len(rows)
-        for name in names
-    }

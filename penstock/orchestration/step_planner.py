@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from penstock.buffer.admission import StepGroups
 from penstock.buffer.history import VersionHistory
 from penstock.trainer.packing import plan_step
-from penstock.types import StepPlan, StepResult
+from penstock.types import StepPlan, StepResult, merge_metrics, metric_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,17 @@ class TrainedStep:
     waited_s: float
     took_s: float
     time_s: float
+
+    def metrics(self) -> dict[str, float]:
+        """Of the whole step: those of all ranks, merged."""
+        return metric_values(merge_metrics([result.metrics for result in self.results]))
+
+    def seconds(self) -> dict[str, float]:
+        """Where the time of a rank went, on average."""
+        kinds = self.results[0].seconds
+        return {
+            kind: sum(result.seconds[kind] for result in self.results) / len(self.results) for kind in kinds
+        }
 
 
 @dataclass(frozen=True, slots=True)

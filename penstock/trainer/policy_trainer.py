@@ -28,7 +28,8 @@ from penstock.trainer.objective import Objective
 from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
 from penstock.trainer.step_metrics import StepRecord, summarise
 from penstock.trainer.step_preparation import Preparation, PreparedRow
-from penstock.types import StepPlan, StepResult
+from penstock.types import Metric, StepPlan, StepResult, metric_values
+from penstock.types.metrics import Max, Shared, Sum
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class PolicyTrainer:
         clock = StepClock(self._device)
         with clock.host("prepare"):
             rows = self._prepare(plan)
-        metrics: dict[str, float] = {}
+        metrics: dict[str, Metric] = {}
         for index in range(self._config.passes):
             record = self._accumulate(rows, clock)
             with clock.device("optimizer"):
@@ -112,8 +113,9 @@ class PolicyTrainer:
                 with clock.host("metrics"):
                     metrics = summarise(record, plan)
                     shared = sum(row.row.num_shared_tokens for row in rows)
-                    metrics["prompt_tokens_shared"] = float(shared)
-                self._watch_gap(metrics, plan.step)
+                    metrics["prompt_tokens_shared"] = Sum(value=float(shared))
+                self._watch_gap(metric_values(metrics), plan.step)
+                metrics["logprob_gap_warnings"] = Max(value=float(self._num_gap_warnings))
             metrics |= update
         return StepResult(step=plan.step, metrics=metrics, seconds=clock.seconds())
 
@@ -168,9 +170,8 @@ class PolicyTrainer:
                     limit,
                 )
             self._num_gap_warnings += 1
-        metrics["logprob_gap_warnings"] = float(self._num_gap_warnings)
 
-    def _update(self, step: int, loss: float) -> dict[str, float]:
+    def _update(self, step: int, loss: float) -> dict[str, Metric]:
         """Update the weights, unless the loss or the gradient is not finite."""
         norm = self._optimizer.gradient_norm()
         learning_rate = learning_rate_at(step, self._total_steps, self._config)
@@ -182,9 +183,9 @@ class PolicyTrainer:
             self._num_skipped += 1
             log.warning("step %d skipped: loss %g, gradient norm %g; weights are unchanged", step, loss, norm)
         return {
-            "grad_norm": norm,
-            "learning_rate": learning_rate,
-            "skipped_updates": float(self._num_skipped),
+            "grad_norm": Shared(value=norm),
+            "learning_rate": Shared(value=learning_rate),
+            "skipped_updates": Shared(value=float(self._num_skipped)),
         }
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from penstock.algorithms.tokens import bounded
-from penstock.types import StepPlan
+from penstock.types import Metric, StepPlan
+from penstock.types.metrics import Deviation, Max, Mean, Quantile, SampleSize, Share, Shared, Spread, Sum
 
 AGE_BUCKETS = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))
 """Token ages that are reported together, first and last; the last bucket is open."""
@@ -41,99 +42,96 @@ class StepRecord:
         return torch.cat(self.columns.get(name, [torch.zeros(0)]))
 
 
-def effective_sample_size(log_weights: torch.Tensor) -> float:
-    """(Σw)² / (n Σw²) of importance weights: 1 when all are equal, 1/n when one has it all."""
-    if not log_weights.numel():
-        return 1.0
-    weights = (log_weights - log_weights.max()).double().exp()
-    return float(weights.sum() ** 2 / (weights.numel() * (weights**2).sum()))
-
-
 def behaviour_kl(gap: torch.Tensor) -> torch.Tensor:
     """KL(behaviour ‖ current) per token by the k3 estimator, from tokens that the behaviour sampled."""
     return gap.exp() - 1 - gap
 
 
-def summarise(record: StepRecord, plan: StepPlan) -> dict[str, float]:
+def mean_of(values: torch.Tensor) -> Mean:
+    return Mean(total=float(values.double().sum()), weight=float(values.numel()))
+
+
+def summarise(record: StepRecord, plan: StepPlan) -> dict[str, Metric]:
     """Metrics of one rank's step by name. Everything is over its loss tokens unless named otherwise."""
     scores = np.array([score.value for group in plan.scores for score in group], dtype=np.float64)
     gap = record.column("gap")
-    metrics = {
-        "loss": record.loss,
-        "num_loss_tokens": float(gap.numel()),
-        "reward_mean": float(scores.mean()) if scores.size else 0.0,
-        "reward_std": float(scores.std()) if scores.size else 0.0,
+    metrics: dict[str, Metric] = {
+        "loss": Sum(value=record.loss),
+        "num_loss_tokens": Sum(value=float(gap.numel())),
+        "reward_mean": Shared(value=float(scores.mean()) if scores.size else 0.0),
+        "reward_std": Shared(value=float(scores.std()) if scores.size else 0.0),
     }
     if not gap.numel():
         return metrics
     weight = record.column("weight")
     metrics |= {
-        "entropy": float(record.column("entropy").mean()),
-        "correction_weight_mean": float(weight.mean()),
-        "masked_fraction": float((weight == 0).float().mean()),
+        "entropy": mean_of(record.column("entropy")),
+        "correction_weight_mean": mean_of(weight),
+        "masked_fraction": mean_of(weight == 0),
     }
     metrics |= drift(gap)
     metrics |= advantage_facts(record.column("advantage"), record.column("age"))
     metrics |= engine_gap(gap, record.column("age"))
-    metrics |= {name: float(record.column(name).mean()) for name in record.columns if name not in CORE}
+    metrics |= {name: mean_of(record.column(name)) for name in record.columns if name not in CORE}
     metrics |= by_age(record)
     return metrics
 
 
-def drift(gap: torch.Tensor) -> dict[str, float]:
+def drift(gap: torch.Tensor) -> dict[str, Metric]:
     """How far the current policy is from the one that sampled: ratios, KL, effective sample size."""
-    ratio = bounded(gap).exp()
-    low, middle, high = np.percentile(ratio.numpy(), (1, 50, 99))
+    log_ratio = bounded(gap)
+    ratio = log_ratio.exp()
+    low, middle, high = Quantile.each((1, 50, 99), log_ratio.numpy())
     return {
-        "ratio_mean": float(ratio.mean()),
-        "ratio_max": float(ratio.max()),
-        "ratio_p01": float(low),
-        "ratio_p50": float(middle),
-        "ratio_p99": float(high),
-        "kl": float(behaviour_kl(gap).mean()),
-        "ess": effective_sample_size(gap),
+        "ratio_mean": mean_of(ratio),
+        "ratio_max": Max(value=float(ratio.max())),
+        "ratio_p01": low,
+        "ratio_p50": middle,
+        "ratio_p99": high,
+        "kl": mean_of(behaviour_kl(gap)),
+        "ess": SampleSize.of(gap.numpy()),
     }
 
 
-def advantage_facts(advantage: torch.Tensor, age: torch.Tensor) -> dict[str, float]:
+def advantage_facts(advantage: torch.Tensor, age: torch.Tensor) -> dict[str, Metric]:
     """Advantages and ages, and the ages of good and bad tokens apart: selection may make them differ."""
-    facts = {
-        "advantage_mean": float(advantage.mean()),
-        "advantage_std": float(advantage.std(unbiased=False)),
-        "advantage_max": float(advantage.abs().max()),
-        "zero_advantage_fraction": float((advantage == 0).float().mean()),
-        "staleness_mean": float(age.mean()),
-        "staleness_max": float(age.max()),
-        "version_spread": float(age.max() - age.min()),
+    facts: dict[str, Metric] = {
+        "advantage_mean": mean_of(advantage),
+        "advantage_std": Deviation.of(advantage.numpy()),
+        "advantage_max": Max(value=float(advantage.abs().max())),
+        "zero_advantage_fraction": mean_of(advantage == 0),
+        "staleness_mean": mean_of(age),
+        "staleness_max": Max(value=float(age.max())),
+        "version_spread": Spread(low=float(age.min()), high=float(age.max())),
     }
     for name, chosen in (("positive", advantage > 0), ("negative", advantage < 0)):
         if bool(chosen.any()):
-            facts[f"staleness_{name}"] = float(age[chosen].mean())
+            facts[f"staleness_{name}"] = mean_of(age[chosen])
     return facts
 
 
-def engine_gap(gap: torch.Tensor, age: torch.Tensor) -> dict[str, float]:
+def engine_gap(gap: torch.Tensor, age: torch.Tensor) -> dict[str, Metric]:
     """|Δ logprob| between engine and trainer, on tokens of the current version, where it is nothing else."""
     fresh = gap[age == 0].abs()
     if not fresh.numel():
         return {}
-    return {"logprob_gap_mean": float(fresh.mean()), "logprob_gap_max": float(fresh.max())}
+    return {"logprob_gap_mean": mean_of(fresh), "logprob_gap_max": Max(value=float(fresh.max()))}
 
 
-def by_age(record: StepRecord) -> dict[str, float]:
+def by_age(record: StepRecord) -> dict[str, Metric]:
     """Drift and clip fraction for each bucket of ages that has tokens, as `ess_age_2_3` and so on."""
     age, gap, clipped = record.column("age"), record.column("gap"), record.column("clip_fraction")
-    metrics: dict[str, float] = {}
+    metrics: dict[str, Metric] = {}
     for first, last in AGE_BUCKETS:
         chosen = age >= first if last is None else (age >= first) & (age <= last)
-        if not bool(chosen.any()):
-            continue
         name = (
             f"age_{first}" if first == last else f"age_{first}_up" if last is None else f"age_{first}_{last}"
         )
+        metrics[f"tokens_{name}"] = Share(part=float(chosen.sum()), whole=float(chosen.numel()))
+        if not bool(chosen.any()):
+            continue
         facts = {key: value for key, value in drift(gap[chosen]).items() if key != "ratio_max"}
         if clipped.numel():
-            facts["clip_fraction"] = float(clipped[chosen].mean())
-        facts["tokens"] = float(chosen.float().mean())
+            facts["clip_fraction"] = mean_of(clipped[chosen])
         metrics |= {f"{key}_{name}": value for key, value in facts.items()}
     return metrics

@@ -40,6 +40,11 @@ from penstock.types.generation import (
     SamplingMask,
     SamplingParams,
 )
+from penstock.types.metrics import (
+    Metric,
+    merge_metrics,
+    metric_values,
+)
 from penstock.types.scores import (
     Score,
     ScoredGroup,
@@ -89,6 +94,9 @@ __all__ = [
     "TokenColumn",
     "Score",
     "ScoredGroup",
+    "Metric",
+    "merge_metrics",
+    "metric_values",
     "TrainSequence",
     "TurnSpan",
     "StepPlan",

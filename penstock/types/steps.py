@@ -2,6 +2,7 @@
 
 from penstock.types.base import DEFAULT_POLICY, Record
 from penstock.types.episodes import Sample
+from penstock.types.metrics import Metric, metric_values
 from penstock.types.scores import Score
 
 
@@ -37,8 +38,13 @@ class StepPlan(Record, frozen=True, kw_only=True):
 
 
 class StepResult(Record, frozen=True, kw_only=True):
-    """What one rank reports of a step: metrics by name, and where its time went."""
+    """What one rank reports of a step: metrics by name, ready to be merged with those of other ranks, and where its
+    time went."""
 
     step: int
-    metrics: dict[str, float]
+    metrics: dict[str, Metric]
     seconds: dict[str, float]
+
+    def values(self) -> dict[str, float]:
+        """Its metrics as numbers, of this rank alone."""
+        return metric_values(self.metrics)

@@ -7,6 +7,7 @@ from penstock.observe.config import ObserveConfig
 from penstock.orchestration.monitor import RunMonitor
 from penstock.orchestration.step_planner import TrainedStep
 from penstock.types import StepResult, UpdateReceipt
+from penstock.types.metrics import Sum
 
 
 class Writer:
@@ -23,7 +24,7 @@ def update(monitor, version, stall_s):
 
 def trained(number):
     scored = SimpleNamespace(values=np.array([0.0, 1.0]), scores=(None, None))
-    result = StepResult(step=number, metrics={"loss": 2.0}, seconds={"forward": 0.25})
+    result = StepResult(step=number, metrics={"loss": Sum(value=2.0)}, seconds={"forward": 0.25})
     return TrainedStep(
         number=number,
         taken=SimpleNamespace(groups=(SimpleNamespace(scored=scored),)),

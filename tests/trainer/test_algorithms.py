@@ -172,9 +172,9 @@ def test_a_wide_training_inference_gap_warns_once_and_is_counted(caplog):
         second = trainer.step(msgspec.structs.replace(plan, step=2, version_steps={0: 1}))
     assert caplog.text.count("differ by") == 1
     assert "sampling masks" in caplog.text
-    assert (first.metrics["logprob_gap_warnings"], second.metrics["logprob_gap_warnings"]) == (1, 2)
+    assert (first.values()["logprob_gap_warnings"], second.values()["logprob_gap_warnings"]) == (1, 2)
     quiet = trainer_for(tiny_model("llama"), logprob_gap_warning=10.0).step(plan)
-    assert quiet.metrics["logprob_gap_warnings"] == 0
+    assert quiet.values()["logprob_gap_warnings"] == 0
 
 
 def test_engine_corrections_touch_only_tokens_of_the_current_version():
@@ -209,7 +209,7 @@ def test_several_passes_are_relative_to_the_start_of_the_step():
     algorithm = AlgorithmConfig(loss="decoupled")
     once = trainer_for(copy.deepcopy(model), algorithm=algorithm, learning_rate=1e-2)
     often = trainer_for(copy.deepcopy(model), algorithm=algorithm, learning_rate=1e-2, passes=4)
-    assert once.step(plan).metrics["clip_fraction"] == 0
+    assert once.step(plan).values()["clip_fraction"] == 0
     often.step(plan)
     moved = [float((often.weights()[name] - weight).abs().max()) for name, weight in once.weights().items()]
     assert max(moved) > 1e-3
@@ -225,14 +225,14 @@ def test_a_value_head_learns_returns_and_stays_out_of_the_published_weights():
     trainer = trainer_for(model, algorithm=algorithm, learning_rate=3e-3, dtype="bfloat16")
     assert list(trainer.weights()) == [name for name, _ in model.named_parameters()]
     losses = [
-        trainer.step(msgspec.structs.replace(plan, step=step)).metrics["value_loss"] for step in range(1, 13)
+        trainer.step(msgspec.structs.replace(plan, step=step)).values()["value_loss"] for step in range(1, 13)
     ]
     assert losses[-1] < 0.7 * losses[0]
     state = copy.deepcopy(trainer.state_dict())
     other = trainer_for(tiny_model("qwen3"), algorithm=algorithm, learning_rate=3e-3, dtype="bfloat16")
     other.load_state_dict(state)
     later = msgspec.structs.replace(plan, step=13)
-    assert other.step(later).metrics["value_mean"] == trainer.step(later).metrics["value_mean"]
+    assert other.step(later).values()["value_mean"] == trainer.step(later).values()["value_mean"]
 
 
 def test_process_rewards_reach_their_own_tokens():

@@ -68,7 +68,7 @@ def gradients_of(model, plan, **options):
     keeper = SGD(trainer)
     result = trainer.step(plan)
     names = {id(p): name for name, p in model.named_parameters()}
-    return result.metrics, {
+    return result.values(), {
         names.get(key, f"extra {place}"): grad for place, (key, grad) in enumerate(keeper.gradients.items())
     }
 
@@ -226,7 +226,7 @@ def test_a_model_that_cannot_share_keeps_the_budget():
     assert len(rows) == 2
     assert max(rows) <= tokens
     assert sum(rows) == sum(forward_length(s.sample) for s in plan.micro_batches[0])
-    assert trainer.step(plan).metrics["prompt_tokens_shared"] == 0
+    assert trainer.step(plan).values()["prompt_tokens_shared"] == 0
 
 
 def test_perturbed_engine_logprobs_change_the_loss():
@@ -282,7 +282,7 @@ def test_a_step_learns_and_counts_time():
     assert list(weights) == [name for name, _ in model.named_parameters()]
     assert all(not torch.equal(weights[name], before[name]) for name in weights)
     again = trainer.step(msgspec.structs.replace(plan, step=2))
-    assert again.metrics["loss"] < result.metrics["loss"]
+    assert again.values()["loss"] < result.values()["loss"]
 
 
 @pytest.mark.parametrize("bad", ["score", "weights"])
@@ -299,13 +299,13 @@ def test_a_step_that_is_not_finite_leaves_the_weights_alone(bad, caplog):
     before = {name: weight.clone() for name, weight in trainer.weights().items()}
     with caplog.at_level(logging.WARNING):
         result = trainer.step(plan)
-    assert result.metrics["skipped_updates"] == 1
+    assert result.values()["skipped_updates"] == 1
     assert "step 1 skipped" in caplog.text
     assert all(torch.equal(weight, before[name]) for name, weight in trainer.weights().items())
     if bad == "weights":
         hook.remove()
         later = trainer.step(msgspec.structs.replace(plan, step=2))
-        assert later.metrics["skipped_updates"] == 1
+        assert later.values()["skipped_updates"] == 1
         assert any(not torch.equal(weight, before[name]) for name, weight in trainer.weights().items())
 
 
@@ -494,7 +494,7 @@ def test_a_warm_up_compiles_and_changes_nothing(monkeypatch):
         assert (counters["stats"]["unique_graphs"] > graphs) == warmed
         assert all(torch.equal(weight, before[name]) for name, weight in trainer.weights().items())
         assert all(parameter.grad is None for parameter in model.parameters())
-        results[warmed] = trainer.step(plan).metrics
+        results[warmed] = trainer.step(plan).values()
     assert results[True] == pytest.approx(results[False], rel=1e-4, abs=1e-6)
 
 

@@ -1,23 +1,19 @@
 import math
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.trainer.step_metrics import StepRecord, effective_sample_size, summarise
-from penstock.types import Score, StepPlan
+from penstock.channel import codec
+from penstock.trainer.step_metrics import StepRecord, summarise
+from penstock.types import Score, StepPlan, StepResult, merge_metrics, metric_values
 
 
 def make_plan(*groups):
     scores = tuple(tuple(Score(value=value) for value in group) for group in groups)
     return StepPlan(step=6, scores=scores, micro_batches=(), num_loss_tokens=4, num_sequences=2)
-
-
-def test_effective_sample_size_by_hand():
-    """Weights 1, 1 → 1; 1, 3 → 16/(2·10) = 0.8; one that outweighs the rest → 1/n."""
-    assert effective_sample_size(torch.zeros(2)) == 1.0
-    assert effective_sample_size(torch.tensor([0.0, math.log(3)])) == pytest.approx(0.8)
-    assert effective_sample_size(torch.tensor([50.0, 0, 0, 0])) == pytest.approx(0.25)
-    assert effective_sample_size(torch.zeros(0)) == 1.0
 
 
 def test_summary_by_hand():
@@ -28,7 +24,7 @@ def test_summary_by_hand():
         part = {name: torch.tensor([values[index]]) for name, values in {**columns, **gaps}.items()}
         record.add(torch.tensor(0.5), part)
     record.fetch()
-    metrics = summarise(record, make_plan([1.0, 0.0], [2.0]))
+    metrics = metric_values(summarise(record, make_plan([1.0, 0.0], [2.0])))
     expected = {
         "loss": 1.0,
         "num_loss_tokens": 2,
@@ -56,8 +52,47 @@ def test_summary_by_hand():
     assert "staleness_negative" not in metrics
 
 
+AGES = st.sampled_from([0.0, 1.0, 2.0, 3.0, 9.0, 40.0])
+TOKENS = st.lists(
+    st.tuples(
+        st.floats(-25, 25, width=32), st.floats(-3, 3, width=32), AGES, st.sampled_from([0.0, 0.5, 1.0, 2.0])
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def record_of(rows: list[tuple[float, ...]]) -> StepRecord:
+    record = StepRecord()
+    gap, advantage, age, weight = torch.tensor(rows, dtype=torch.float32).reshape(-1, 4).T
+    columns = {"gap": gap.clamp(-20, 20), "advantage": advantage, "age": age, "weight": weight}
+    columns |= {"entropy": gap.abs(), "clip_fraction": (gap > 1).float(), "value_loss": gap**2}
+    record.add(gap.sum() / 100, columns)
+    record.fetch()
+    return record
+
+
+@given(TOKENS, st.integers(0, 99))
+def test_a_step_split_over_ranks_has_the_metrics_of_one_rank(rows, seed):
+    """Whoever computes which tokens, some ranks none: the same names, the same numbers."""
+    plan = make_plan([1.0, 0.0], [2.0])
+    whole = metric_values(summarise(record_of(rows), plan))
+    for ranks in (2, 4):
+        owner = np.random.default_rng(seed).integers(0, ranks, len(rows))
+        parts = [[row for row, one in zip(rows, owner, strict=True) if one == rank] for rank in range(ranks)]
+        merged = merge_metrics([decode_again(summarise(record_of(part), plan)) for part in parts])
+        assert metric_values(merged) == pytest.approx(whole, rel=1e-6, abs=1e-6)
+        assert merged.keys() >= whole.keys()
+
+
+def decode_again(metrics):
+    """As they arrive from another process."""
+    result = StepResult(step=1, metrics=metrics, seconds={})
+    return codec.decode(codec.encode(result), StepResult).metrics
+
+
 def test_a_step_without_loss_tokens_still_reports_rewards():
-    assert summarise(StepRecord(), make_plan([1.0, 3.0])) == {
+    assert metric_values(summarise(StepRecord(), make_plan([1.0, 3.0]))) == {
         "loss": 0.0,
         "num_loss_tokens": 0.0,
         "reward_mean": 2.0,

@@ -66,7 +66,7 @@ class TestBed:
 
     def train(self, plan: StepPlan, tick: int) -> None:
         """One step, one new version, and a point on the curve when it is due."""
-        self._metrics.append(self._trainer.step(plan).metrics)
+        self._metrics.append(self._trainer.step(plan).values())
         self.version += 1
         self._snapshots.add(self.version, self._trainer.weights())
         self._samples += sum(len(group) for group in plan.scores)
