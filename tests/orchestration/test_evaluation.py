@@ -1,0 +1,52 @@
+import asyncio
+
+from penstock.orchestration.evaluation import Evaluation, EvaluationSchedule, Evaluator
+
+
+class Fixed(Evaluator):
+    """Every evaluation takes the training three steps further."""
+
+    def __init__(self, training: "Training") -> None:
+        self._training = training
+
+    async def run(self) -> Evaluation:
+        self._training.steps_done += 3
+        return Evaluation(reward=0.5, num_episodes=4, num_failed=1)
+
+
+class Training:
+    steps_done = 0
+
+    async def reached(self, step: int) -> None:
+        self.steps_done = max(self.steps_done, step)
+
+
+def schedule(every: int, *, evaluator: bool = True) -> tuple[Training, list[tuple[int, float]], list[str]]:
+    training = Training()
+    results: list[tuple[int, float]] = []
+    lines: list[str] = []
+    one = EvaluationSchedule(
+        Fixed(training) if evaluator else None,
+        every=every,
+        steps=20,
+        on_result=lambda step, reward: results.append((step, reward)),
+        log=lines.append,
+    )
+    asyncio.run(one.beside(training))
+    asyncio.run(one.now(20))
+    return training, results, lines
+
+
+def test_steps_that_pass_during_an_evaluation_are_not_made_up_for() -> None:
+    _, results, lines = schedule(2)
+    assert [step for step, _ in results] == [2, 6, 10, 14, 18, 20]
+    assert lines[0] == "step 2: held-out reward 0.500"
+    assert lines[-1] == "held-out reward 0.500 at step 20 (4 answers, 1 tasks could not be scored)"
+
+
+def test_without_an_interval_there_is_only_what_is_asked_for() -> None:
+    assert [step for step, _ in schedule(0)[1]] == [20]
+
+
+def test_without_held_out_tasks_nothing_is_evaluated() -> None:
+    assert schedule(2, evaluator=False)[1:] == ([], [])

@@ -1,0 +1,40 @@
+"""Tests mirror the source: who looks for the tests of a module finds them at the same path."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "penstock"
+
+ACROSS_MODULES = {
+    "test_end_to_end.py": "whole runs",
+    "test_examples.py": "every example",
+    "test_layers.py": "imports of all modules",
+    "test_mirror.py": "this",
+    "blobs/test_contract.py": "one suite over every store",
+    "scoring/test_contract.py": "one suite over every scorer",
+    "engines/embedded/test_exact.py": "the engine against plain forward passes",
+    "engines/embedded/test_real_model.py": "the engine with a real model",
+    "engines/embedded/test_swaps.py": "the engine under many updates",
+    "engines/embedded/cuda/kernels/test_compiled.py": "every kernel through the compiler",
+    "orchestration/test_lost_blobs.py": "the controller and its blob store",
+    "orchestration/test_shared_gpu.py": "the controller on a GPU that both sides share",
+    "tools/test_random_model.py": "a tool",
+    "trainer/test_algorithms.py": "every algorithm through the trainer",
+    "trainer/test_token_columns.py": "columns from a score to the loss",
+}
+"""Tests of no single module, and what they are of."""
+
+
+def has_source(test: Path) -> bool:
+    module = PACKAGE / test.parent / test.name.removeprefix("test_")
+    return module.exists() or (module.with_suffix("") / "__init__.py").exists()
+
+
+def test_every_test_file_has_its_module_or_says_what_it_is_of() -> None:
+    tests = [path.relative_to(TESTS) for path in TESTS.rglob("test_*.py")]
+    strays = sorted(str(test) for test in tests if not has_source(test) and str(test) not in ACROSS_MODULES)
+    assert strays == []
+
+
+def test_the_list_names_only_files_that_are_there() -> None:
+    assert [name for name in ACROSS_MODULES if not (TESTS / name).exists()] == []
