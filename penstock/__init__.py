@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.api import train
-    from penstock.types import Task
+    from penstock.types import Score, StepScore, Task, TokenColumn
 
 __version__ = "0.1.0"
-__all__ = ["train", "Task", "__version__"]
+__all__ = ["train", "Score", "StepScore", "Task", "TokenColumn", "__version__"]
 
-_HOMES = {"train": "penstock.api", "Task": "penstock.types"}
+_HOMES = {
+    "train": "penstock.api",
+    "Score": "penstock.types",
+    "StepScore": "penstock.types",
+    "Task": "penstock.types",
+    "TokenColumn": "penstock.types",
+}
 
 
 def __getattr__(name: str) -> Any:

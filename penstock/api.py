@@ -19,11 +19,10 @@ from penstock.orchestration.preflight import prepare
 from penstock.orchestration.session import Session
 from penstock.orchestration.summary import Summary
 from penstock.rollout.group_runner import Workflow
-from penstock.scoring.functions import describe_callable
 from penstock.scoring.in_process import ThreadScorer
-from penstock.scoring.reward_loader import stop_if_loading_user_code
 from penstock.tasks.sources import tasks_from_rows
 from penstock.types import Task
+from penstock.usercode import describe_callable, stop_if_loading_user_code
 
 Reward = str | Callable[..., Any]
 DEMO = Path(__file__).parent / "demo" / "demo.yaml"
@@ -55,7 +54,7 @@ def train(
     local = [function for function, name in zip(functions, named, strict=True) if name is None]
     scorer: Scorer | None = None
     if local:
-        scorer = ThreadScorer(functions, timeout_s=root.reward.timeout_s)
+        scorer = ThreadScorer.of(root.reward, functions)
         view.log("the reward can't be imported by a worker process, so it runs in this one, in a thread")
     return run(root, view, tasks=rows, scorer=scorer)
 

@@ -12,6 +12,7 @@ from penstock.types import (
     BlobRef,
     Chunk,
     EngineReport,
+    Episode,
     GenerateRequest,
     Group,
     Interrupt,
@@ -19,6 +20,7 @@ from penstock.types import (
     Score,
     StepPlan,
     StepResult,
+    Task,
     UpdateReceipt,
     WeightUpdate,
 )
@@ -43,7 +45,15 @@ class Engine(Protocol):
 
 
 class Scorer(Protocol):
-    """Scores a finished group: one score per episode. Raises `ScoringFailed` when it can't."""
+    """Says what episodes are worth. Raises `ScoringFailed` when it can't, which costs their group.
+
+    Unless it `needs_group`, each episode is scored as soon as it has ended; otherwise a finished group, with one
+    score per episode in their order. Both give an episode the same score where both are allowed."""
+
+    @property
+    def needs_group(self) -> bool: ...
+
+    async def score_episode(self, task: Task, episode: Episode) -> Score: ...
 
     async def score(self, group: Group) -> tuple[Score, ...]: ...
 

@@ -20,7 +20,7 @@ SMALL = {
 
 
 def test_public_names_are_these() -> None:
-    assert penstock.__all__ == ["train", "Task", "__version__"]
+    assert penstock.__all__ == ["train", "Score", "StepScore", "Task", "TokenColumn", "__version__"]
     assert penstock.Task(id="a", prompt="p").is_chat is False
 
 

@@ -11,7 +11,8 @@ from penstock.models.outline import outline
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import plan_memory
-from penstock.scoring.functions import load_functions, score_group
+from penstock.scoring.functions import load_functions
+from penstock.scoring.reward_calls import score_group
 from penstock.tasks.sources import load_tasks
 from tests.scoring.groups import a_group
 

@@ -19,6 +19,7 @@ from penstock.buffer.admission import Dropped, StepGroups, Ticket
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.errors import BlobLost, RequestRefused, ScoringFailed
 from penstock.interfaces import BlobStore, Engine, Scorer, Trainer
+from penstock.orchestration.group_scoring import GroupScoring
 from penstock.orchestration.intake import Intake
 from penstock.orchestration.step_planner import StepPlanner, TrainedStep
 from penstock.rollout.group_runner import RolloutRunner
@@ -158,17 +159,18 @@ class Controller:
         activity = self.activity
         await self.buffer.start(ticket, task)
         try:
-            activity.num_generating += 1
-            try:
-                group = await self._runner.run_group(ticket.number, task)
-                check_group(self._blobs, group)
-            finally:
-                activity.num_generating -= 1
-            activity.num_scoring += 1
-            try:
-                scores = await self._scorer.score(group)
-            finally:
-                activity.num_scoring -= 1
+            async with GroupScoring(self._scorer, task) as scoring:
+                activity.num_generating += 1
+                try:
+                    group = await self._runner.run_group(ticket.number, task, ended=scoring.ended)
+                    check_group(self._blobs, group)
+                finally:
+                    activity.num_generating -= 1
+                activity.num_scoring += 1
+                try:
+                    scores = await scoring.scores(group)
+                finally:
+                    activity.num_scoring -= 1
         except RequestRefused as error:
             await self._drop(ticket, "refused", str(error))
         except BlobLost as error:

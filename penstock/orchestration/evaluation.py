@@ -7,6 +7,7 @@ from typing import Protocol
 
 from penstock.errors import RequestRefused, ScoringFailed
 from penstock.interfaces import Scorer
+from penstock.orchestration.group_scoring import GroupScoring
 from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import Task
 
@@ -36,8 +37,9 @@ class Evaluator:
         async def one(number: int, task: Task) -> list[float] | None:
             async with in_flight:
                 try:
-                    group = await self._runner.run_group(number, task)
-                    return [score.value for score in await self._scorer.score(group)]
+                    async with GroupScoring(self._scorer, task) as scoring:
+                        group = await self._runner.run_group(number, task, ended=scoring.ended)
+                        return [score.value for score in await scoring.scores(group)]
                 except (RequestRefused, ScoringFailed):
                     return None
 

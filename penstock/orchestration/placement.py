@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.launchers.mps import mps
@@ -49,6 +50,20 @@ def gpu_of(device: str, gpus: Sequence[Gpu]) -> int | None:
     kind, _, number = device.partition(":")
     index = int(number) if number.isdigit() else 0
     return index if kind == "cuda" and index < len(gpus) else None
+
+
+def scorer_environment(device: str, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> dict[str, str]:
+    """What shows a scoring worker its GPU and no other, which is then its `cuda:0`; nothing for a CPU."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return {}
+    index = int(number or 0)
+    if index >= len(gpus):
+        raise UserError(
+            f"reward.device is {device}, and {len(gpus)} GPUs can be seen here; use cpu or a lower number"
+        )
+    visible = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return {"CUDA_VISIBLE_DEVICES": visible[index] if visible else str(index)}
 
 
 def trainer_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> int | None:

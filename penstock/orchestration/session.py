@@ -20,7 +20,7 @@ from penstock.orchestration.evaluation import EvaluationSchedule
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.monitor import RunMonitor
-from penstock.orchestration.placement import sharing
+from penstock.orchestration.placement import scorer_environment, sharing
 from penstock.orchestration.preflight import Prepared, open_writers
 from penstock.orchestration.summary import Summary
 from penstock.orchestration.supervision import supervised, unwrapped
@@ -91,7 +91,10 @@ class Session:
 
     async def _start_scorers(self, launcher: Launcher) -> ScorerPool:
         reward = self._config.reward
-        places = [scorer_place(launcher, f"scorer{i}", self._config) for i in range(reward.workers)]
+        environment = scorer_environment(reward.device, self._prepared.gpus, os.environ)
+        places = [
+            scorer_place(launcher, f"scorer{i}", self._config, environment) for i in range(reward.workers)
+        ]
         await asyncio.gather(*(place.start() for place in places))
         return ScorerPool([LaunchedScorer(place) for place in places], timeout_s=reward.timeout_s)
 

@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 
+from penstock.scoring.in_process import MemoryScorer, refuse_if_group_is_needed
 from penstock.types import (
     Chunk,
     EngineReport,
+    Episode,
     GenerateRequest,
     Group,
     Interrupt,
@@ -21,6 +23,7 @@ from penstock.types import (
     Score,
     StepPlan,
     StepResult,
+    Task,
     UpdateReceipt,
     WeightUpdate,
 )
@@ -101,18 +104,26 @@ class SimulatedTrainer:
 
 
 class SimulatedScorer:
-    """Takes `score_s()` and gives `value(group, episode index)`."""
+    """Takes `score_s()` a call and gives `value(task, episode)`."""
 
-    def __init__(self, *, score_s: Duration, value: Callable[[Group, int], float]) -> None:
+    def __init__(
+        self, *, score_s: Duration, value: Callable[[Task, Episode], float], needs_group: bool = False
+    ) -> None:
         self._score_s = score_s
-        self._value = value
+        self._scorer = MemoryScorer(value)
+        self.needs_group = needs_group
 
     async def score(self, group: Group) -> tuple[Score, ...]:
         await asyncio.sleep(self._score_s())
-        return tuple(Score(value=self._value(group, index)) for index in range(len(group.episodes)))
+        return await self._scorer.score(group)
+
+    async def score_episode(self, task: Task, episode: Episode) -> Score:
+        refuse_if_group_is_needed(self.needs_group)
+        await asyncio.sleep(self._score_s())
+        return await self._scorer.score_episode(task, episode)
 
     async def close(self) -> None:
-        pass
+        await self._scorer.close()
 
 
 class SimulatedTokenizer:

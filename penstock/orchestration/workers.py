@@ -6,7 +6,7 @@ Each place can be filled anew (`ReplaceableWorker`): the engine, trainer or scor
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +24,13 @@ from penstock.trainer.trainer_client import TrainerClient, TrainerStart
 from penstock.types import (
     Chunk,
     EngineReport,
+    Episode,
     GenerateRequest,
-    Group,
     Interrupt,
     Score,
     StepPlan,
     StepResult,
+    Task,
     UpdateReceipt,
     WeightUpdate,
 )
@@ -86,9 +87,17 @@ class LaunchedScorer:
     def __init__(self, place: ReplaceableWorker[ScoringClient]) -> None:
         self.place = place
 
-    async def score(self, group: Group) -> tuple[Score, ...]:
+    @property
+    def needs_group(self) -> bool:
+        return self.place.client.ready.needs_group
+
+    @property
+    def concurrency(self) -> int:
+        return self.place.client.ready.concurrency
+
+    async def score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
         try:
-            return await self.place.client.score(group)
+            return await self.place.client.score(task, episodes)
         except ChannelClosed:
             death = await self.place.died()
             raise ScoringFailed(str(death), "score_worker_died", death.detail) from None
@@ -200,9 +209,18 @@ def trainer_place(
     )
 
 
-def scorer_place(launcher: Launcher, name: str, config: PenstockConfig) -> ReplaceableWorker[ScoringClient]:
+def scorer_place(
+    launcher: Launcher, name: str, config: PenstockConfig, environment: Mapping[str, str]
+) -> ReplaceableWorker[ScoringClient]:
     start = ScoringStart(
         reward=config.reward.model_dump(mode="json"),
         search_path=(str(Path.cwd()), *(entry for entry in sys.path if entry)),
     )
-    return ReplaceableWorker(launcher, name, connect=ScoringClient, start=lambda client: client.start(start))
+    return ReplaceableWorker(
+        launcher,
+        name,
+        connect=ScoringClient,
+        start=lambda client: client.start(start),
+        threads=config.reward.threads,
+        environment=environment,
+    )

@@ -5,7 +5,7 @@ workflows); the agent turns "this context, please" into tokens from an engine.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -69,15 +69,22 @@ class RolloutRunner:
         self._label = label
         self._records = records
 
-    async def run_group(self, number: int, task: Task) -> Group:
-        """All episodes of one group. The first failure cancels the others and is raised as itself."""
+    async def run_group(
+        self, number: int, task: Task, *, ended: Callable[[Episode], None] = lambda episode: None
+    ) -> Group:
+        """All episodes of one group. The first failure cancels the others and is raised as itself.
+        `ended` is told of each episode as it ends."""
+
+        async def run(index: int) -> Episode:
+            episode = await self._workflow.run(task, prompt_ids, self._agent(number, index))
+            episode = msgspec.structs.replace(episode, index=index)
+            ended(episode)
+            return episode
+
         prompt_ids = self._tokenizer.encode_prompt(task.prompt)
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [
-                    tasks.create_task(self._workflow.run(task, prompt_ids, self._agent(number, index)))
-                    for index in range(self._group_size)
-                ]
+                running = [tasks.create_task(run(index)) for index in range(self._group_size)]
         except* Exception as errors:
             raise errors.exceptions[0] from None
         return Group(number=number, task=task, episodes=tuple(one.result() for one in running))

@@ -1,5 +1,6 @@
 """The `reward` section: what an answer is worth, and who computes it."""
 
+import re
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
@@ -32,8 +33,23 @@ class RewardConfig(Section):
     column `answer` for others."""
     workers: int = Field(default=1, ge=1)
     """Scoring processes."""
+    concurrency: int = Field(default=16, ge=1)
+    """Episodes that one worker scores at the same time when a function is `async`; others are scored one by one."""
+    device: str = "cpu"
+    """Where functions with a parameter `device` compute: `cpu`, `cuda` or `cuda:N`. A worker sees no GPU but this
+    one, as `cuda:0`."""
+    threads: int = Field(default=1, ge=1)
+    """Threads of a scoring process, for functions that run a model on a CPU."""
     timeout_s: float = Field(default=30.0, gt=0)
-    """Time limit for scoring one group; past it the group is dropped and its worker replaced."""
+    """Time limit for one call: of an episode, or of a group where a function needs the group. Past it the group is
+    dropped and the worker replaced."""
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, value: str) -> str:
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
+            raise ValueError(f"reward.device must be cpu, cuda or cuda:N, got {value!r}")
+        return value
 
     @field_validator("functions", mode="before")
     @classmethod

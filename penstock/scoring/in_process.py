@@ -2,96 +2,113 @@
 closure, a notebook cell), or by a formula, for tests."""
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.errors import ChannelClosed, ScoringFailed
-from penstock.scoring.functions import Reward, named_apart, score_group, wrap
+from penstock.scoring.config import RewardConfig
+from penstock.scoring.functions import Reward, calls_at_once, named_apart, needs_group, wrap
+from penstock.scoring.reward_calls import score_episodes
 from penstock.scoring.reward_loader import load_callable
-from penstock.types import Group, Score, Task
+from penstock.scoring.reward_thread import RewardThread
+from penstock.types import Episode, Group, Score, Task
 
 TIMEOUT = "score_timeout"
 """The time limit passed."""
 
 
 class ThreadScorer:
-    """`penstock.interfaces.Scorer` in a thread, one group after the other, so that functions written for one
-    thread stay right.
+    """`penstock.interfaces.Scorer` in a thread, one call after the other; several at once where they are awaited.
 
     A call past its limit can't be stopped, only left behind: its group fails, its answer is thrown away,
-    and the next group gets a new thread. `num_abandoned` counts them."""
+    and later calls get a new thread. `num_abandoned` counts them."""
 
     def __init__(
-        self, functions: Sequence[str | Callable[..., Any] | Reward], *, timeout_s: float = 30.0
+        self,
+        functions: Sequence[str | Callable[..., Any] | Reward],
+        *,
+        timeout_s: float = 30.0,
+        concurrency: int = 16,
+        device: str = "cpu",
     ) -> None:
-        self._rewards = named_apart(_reward(function) for function in functions)
+        self._rewards = named_apart(_reward(function, device) for function in functions)
         self._timeout_s = timeout_s
-        self._turn = asyncio.Lock()
+        self._places = asyncio.Semaphore(calls_at_once(self._rewards, concurrency))
+        self._thread: RewardThread | None = None
         self._closed = False
+        self.needs_group = needs_group(self._rewards)
         self.num_abandoned = 0
 
+    @classmethod
+    def of(cls, config: RewardConfig, functions: Sequence[str | Callable[..., Any]]) -> "ThreadScorer":
+        return cls(
+            functions, timeout_s=config.timeout_s, concurrency=config.concurrency, device=config.device
+        )
+
     async def score(self, group: Group) -> tuple[Score, ...]:
-        async with self._turn:
-            if self._closed:
-                raise ChannelClosed("the scorer is closed")
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    return await self._in_thread(group)
-            except TimeoutError:
-                self.num_abandoned += 1
-                raise ScoringFailed(
-                    f"scoring task {group.task.id!r} took longer than reward.timeout_s={self._timeout_s:g}",
-                    TIMEOUT,
-                ) from None
+        return await self._score(group.task, group.episodes)
+
+    async def score_episode(self, task: Task, episode: Episode) -> Score:
+        refuse_if_group_is_needed(self.needs_group)
+        return (await self._score(task, (episode,)))[0]
 
     async def close(self) -> None:
         self._closed = True
+        self._leave_thread()
 
-    def _in_thread(self, group: Group) -> "asyncio.Future[tuple[Score, ...]]":
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[tuple[Score, ...]] = loop.create_future()
-
-        def settle(outcome: tuple[Score, ...] | BaseException) -> None:
-            if answer.done():
-                return
-            if isinstance(outcome, BaseException):
-                answer.set_exception(outcome)
-            else:
-                answer.set_result(outcome)
-
-        def work() -> None:
+    async def _score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
+        async with self._places:
+            if self._closed:
+                raise ChannelClosed("the scorer is closed")
+            thread = self._thread = self._thread or RewardThread(self._rewards)
             try:
-                outcome: tuple[Score, ...] | BaseException = score_group(self._rewards, group)
-            except BaseException as error:
-                outcome = error
-            # The loop may have been closed meanwhile: then nobody waits for this answer any more.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, outcome)
+                async with asyncio.timeout(self._timeout_s):
+                    return await thread.score(task, episodes)
+            except TimeoutError:
+                self.num_abandoned += 1
+                if self._thread is thread:
+                    self._leave_thread()
+                raise timed_out(task, self._timeout_s) from None
 
-        # A daemon: a function that hangs must not keep the process from ending.
-        threading.Thread(target=work, name="penstock-reward", daemon=True).start()
-        return answer
+    def _leave_thread(self) -> None:
+        if self._thread is not None:
+            self._thread.leave()
+            self._thread = None
 
 
 class MemoryScorer:
     """`penstock.interfaces.Scorer` without threads or processes: `value(task, completion)` per episode."""
 
-    def __init__(self, value: Callable[[Task, str], float]) -> None:
+    def __init__(self, value: Callable[..., Any]) -> None:
         self._rewards = (wrap(value, name="value"),)
         self._closed = False
+        self.needs_group = needs_group(self._rewards)
 
     async def score(self, group: Group) -> tuple[Score, ...]:
         if self._closed:
             raise ChannelClosed("the scorer is closed")
-        return score_group(self._rewards, group)
+        return await score_episodes(self._rewards, group.task, group.episodes)
+
+    async def score_episode(self, task: Task, episode: Episode) -> Score:
+        refuse_if_group_is_needed(self.needs_group)
+        if self._closed:
+            raise ChannelClosed("the scorer is closed")
+        return (await score_episodes(self._rewards, task, (episode,)))[0]
 
     async def close(self) -> None:
         self._closed = True
 
 
-def _reward(function: str | Callable[..., Any] | Reward) -> Reward:
+def refuse_if_group_is_needed(needed: bool) -> None:
+    if needed:
+        raise ValueError("score_episode is for scorers with needs_group=False; score the whole group")
+
+
+def timed_out(task: Task, timeout_s: float) -> ScoringFailed:
+    return ScoringFailed(f"scoring task {task.id!r} took longer than reward.timeout_s={timeout_s:g}", TIMEOUT)
+
+
+def _reward(function: str | Callable[..., Any] | Reward, device: str) -> Reward:
     if isinstance(function, Reward):
         return function
-    return wrap(load_callable(function) if isinstance(function, str) else function)
+    return wrap(load_callable(function) if isinstance(function, str) else function, device=device)

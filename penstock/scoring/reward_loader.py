@@ -7,20 +7,7 @@ from typing import Any
 
 from penstock.errors import UserError
 from penstock.scoring.builtin_rewards import BUILTINS
-from penstock.usercode import (
-    describe_callable,
-    is_function_path,
-    load_function,
-    loading_user_code,
-    stop_if_loading_user_code,
-)
-
-__all__ = [
-    "load_callable",
-    "describe_callable",
-    "loading_user_code",
-    "stop_if_loading_user_code",
-]
+from penstock.usercode import is_function_path, load_function
 
 
 def load_callable(path: str) -> Callable[..., Any]:

@@ -1,12 +1,13 @@
 """A scoring worker in another process, behind a channel. The worker's side is `penstock.worker.scoring_role`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from penstock.channel import Channel, Method
 from penstock.errors import ScoringFailed
-from penstock.types import Group, Score
+from penstock.types import Episode, Score, Task
 
 
 class ScoringStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,6 +16,21 @@ class ScoringStart(msgspec.Struct, frozen=True, kw_only=True):
     reward: dict[str, Any]
     search_path: tuple[str, ...]
     """Folders that user modules may be imported from, first of all."""
+
+
+class ScoringReady(msgspec.Struct, frozen=True, kw_only=True):
+    """What the worker knows of its functions once they are loaded."""
+
+    needs_group: bool
+    concurrency: int
+    """Calls that it may be given at once."""
+
+
+class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Episodes of one task: one that has just ended, or a whole group."""
+
+    task: Task
+    episodes: tuple[Episode, ...]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,19 +42,21 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-START_SCORING = Method("scoring.start", ScoringStart, type(None))
-SCORE = Method("scoring.score", Group, Verdict)
+START_SCORING = Method("scoring.start", ScoringStart, ScoringReady)
+SCORE = Method("scoring.score", ScoringRequest, Verdict)
 
 
 class ScoringClient:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self.ready = ScoringReady(needs_group=True, concurrency=1)
+        """What the worker has said of itself when it had started."""
 
     async def start(self, start: ScoringStart) -> None:
-        await self._channel.call(START_SCORING, start)
+        self.ready = await self._channel.call(START_SCORING, start)
 
-    async def score(self, group: Group) -> tuple[Score, ...]:
-        verdict = await self._channel.call(SCORE, group)
+    async def score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
+        verdict = await self._channel.call(SCORE, ScoringRequest(task=task, episodes=tuple(episodes)))
         if verdict.reason:
             raise ScoringFailed(verdict.message, verdict.reason, verdict.detail)
         return verdict.scores

@@ -1,5 +1,6 @@
 """The controller in virtual time: the staleness promises at any speed ratio, and no deadlock."""
 
+import zlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from penstock.orchestration.simulation import (
     SimulatedTrainer,
 )
 from penstock.orchestration.virtual_time import Deadlock, run_in_virtual_time
-from penstock.types import Group, Score, Task
+from penstock.types import Episode, Score, Task
 
 
 class Tasks:
@@ -55,15 +56,15 @@ class World:
 
 
 class FlakyScorer(SimulatedScorer):
-    """Fails for a share of the groups, chosen by their number."""
+    """Fails for a share of the groups, chosen by their tasks."""
 
     failing = 0.0
 
-    async def score(self, group: Group) -> tuple[Score, ...]:
-        scores = await super().score(group)
-        if (group.number * 7919) % 100 < self.failing * 100:
+    async def score_episode(self, task: Task, episode: Episode) -> Score:
+        score = await super().score_episode(task, episode)
+        if zlib.crc32(task.id.encode()) % 100 < self.failing * 100:
             raise ScoringFailed("flaky", "score_error")
-        return scores
+        return score
 
 
 def build(
@@ -78,7 +79,7 @@ def build(
     sync_s: float = 0.01,
     failing: float = 0.0,
     filter_zero_variance: bool = False,
-    value: Any = lambda group, index: float(index),
+    value: Any = lambda task, episode: float(episode.index),
     seed: int = 0,
     resume: Resume | None = None,
 ) -> World:
@@ -226,7 +227,7 @@ def test_training_overlaps_generation() -> None:
 
 def test_zero_variance_groups_are_replaced() -> None:
     world = build(
-        filter_zero_variance=True, value=lambda group, index: float(index if group.number % 2 else 0)
+        filter_zero_variance=True, value=lambda task, episode: float(episode.index * (int(task.id[1:]) % 2))
     )
     assert len(world.trainer.plans) == 6
     assert world.controller.buffer.gate.drops["zero_variance"] >= 6
@@ -237,7 +238,7 @@ def test_zero_variance_groups_are_replaced() -> None:
 
 def test_only_zero_variance_ends_the_run_with_a_sentence() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
-        build(filter_zero_variance=True, value=lambda group, index: 1.0)
+        build(filter_zero_variance=True, value=lambda task, episode: 1.0)
     (error,) = caught.value.exceptions
     assert isinstance(error, UserError)
     assert str(error).startswith(

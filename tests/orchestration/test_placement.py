@@ -9,13 +9,13 @@ import psutil
 import pytest
 
 from penstock.config.loader import build
-from penstock.errors import WorkerDied
+from penstock.errors import UserError, WorkerDied
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.views import SilentView
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.launchers.local import LocalLauncher
-from penstock.orchestration.placement import Threads, place_threads, shares_a_gpu, sharing
+from penstock.orchestration.placement import Threads, place_threads, scorer_environment, shares_a_gpu, sharing
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.session import Session
 from penstock.orchestration.workers import Workers, start_workers
@@ -184,3 +184,25 @@ def test_a_run_whose_worker_dies_stops_its_daemon(prepared: Prepared, fake: Fake
     with pytest.raises(WorkerDied, match="worker trainer"):
         asyncio.run(Session(prepared, Killer()).run())
     assert fake.told == TOLD
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "environment"),
+    [
+        ("cpu", None, {}),
+        ("cuda", None, {"CUDA_VISIBLE_DEVICES": "0"}),
+        ("cuda:1", None, {"CUDA_VISIBLE_DEVICES": "1"}),
+        ("cuda:1", "GPU-a, GPU-b", {"CUDA_VISIBLE_DEVICES": "GPU-b"}),
+    ],
+)
+def test_a_scoring_worker_sees_its_gpu_alone(
+    device: str, visible: str | None, environment: dict[str, str]
+) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    gpus = [Gpu(name="a GPU", total_bytes=1, free_bytes=1)] * 2
+    assert scorer_environment(device, gpus, environ) == environment
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match="reward.device is cuda:2, and 0 GPUs can be seen here; use cpu"):
+        scorer_environment("cuda:2", [], {})

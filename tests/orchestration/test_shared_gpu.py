@@ -100,7 +100,7 @@ def shares_of(generation_s: float, training_s: float, shares: dict[str, float]) 
             Parts(
                 engine=engine,
                 trainers=[GpuTrainer(gpu, training_s)],
-                scorer=SimulatedScorer(score_s=lambda: 0.0, value=lambda group, index: float(index)),
+                scorer=SimulatedScorer(score_s=lambda: 0.0, value=lambda task, episode: float(episode.index)),
                 tokenizer=SimulatedTokenizer(),
                 tasks=Tasks(),
             ),

@@ -30,5 +30,7 @@ def a_group(
     **columns: Any,
 ) -> Group:
     task = Task(id=task_id, prompt=prompt, columns=columns)
-    episodes = tuple(Episode(task_id=task_id, turns=(a_turn(text),)) for text in texts)
+    episodes = tuple(
+        Episode(task_id=task_id, turns=(a_turn(text),), index=index) for index, text in enumerate(texts)
+    )
     return Group(number=number, task=task, episodes=episodes)

@@ -43,3 +43,13 @@ def test_a_dumped_section_is_the_same_when_read_again() -> None:
 def test_impossible_values_are_refused(section: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         RewardConfig.model_validate(section)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:3"])
+def test_devices(device: str) -> None:
+    assert RewardConfig(device=device).device == device
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(ValidationError, match="reward.device must be cpu, cuda or cuda:N, got 'gpu0'"):
+        RewardConfig(device="gpu0")

@@ -1,56 +1,95 @@
 """What every `interfaces.Scorer` promises, over all of them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.interfaces import Scorer
-from penstock.scoring.functions import Reward, score_group, wrap
+from penstock.orchestration.simulation import SimulatedScorer
+from penstock.scoring.functions import calls_at_once, needs_group, wrap
 from penstock.scoring.in_process import MemoryScorer, ThreadScorer
+from penstock.scoring.reward_thread import RewardThread
 from penstock.scoring.scorer_pool import ScorerPool
-from penstock.types import Group, Score, Task
+from penstock.types import Episode, Score, StepScore, Task
 from tests.scoring.groups import a_group
+
+Maker = Callable[[Callable[..., Any]], Scorer]
 
 
 def number(task: Task, completion: str) -> float:
     return float(completion)
 
 
+def numbers(completions: list[str]) -> list[float]:
+    return [float(completion) for completion in completions]
+
+
+async def awaited(task: Task, completion: str) -> float:
+    await asyncio.sleep(0)
+    return float(completion)
+
+
+def by_digit(task: Task, episode: Episode) -> Score:
+    digits = [float(digit) for digit in episode.text]
+    steps = tuple(StepScore(turn=0, start=i, end=i + 1, value=digit) for i, digit in enumerate(digits))
+    return Score(value=sum(digits), parts={"first": digits[0]}, steps=steps)
+
+
 class InProcessWorker:
     """The pool's worker without a process."""
 
-    def __init__(self, reward: Reward) -> None:
-        self._reward = reward
+    def __init__(self, function: Callable[..., Any]) -> None:
+        rewards = [wrap(function, name="value")]
+        self._thread = RewardThread(rewards)
+        self.needs_group = needs_group(rewards)
+        self.concurrency = calls_at_once(rewards, 4)
 
-    async def score(self, group: Group) -> tuple[Score, ...]:
-        return await asyncio.to_thread(score_group, [self._reward], group)
+    async def score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
+        return await self._thread.score(task, episodes)
 
     async def restart(self) -> None:
         raise AssertionError("nothing died")
 
 
-def make_pool() -> Scorer:
-    return ScorerPool([InProcessWorker(wrap(number, name="value")) for _ in range(2)], timeout_s=60)
+def make_thread(function: Callable[..., Any]) -> Scorer:
+    return ThreadScorer([wrap(function, name="value")], timeout_s=60)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(lambda: MemoryScorer(number), id="memory"),
-        pytest.param(lambda: ThreadScorer([wrap(number, name="value")], timeout_s=60), id="thread"),
-        pytest.param(make_pool, id="pool"),
-    ]
-)
-def make(request: pytest.FixtureRequest) -> Callable[[], Scorer]:
-    maker: Callable[[], Scorer] = request.param
+def make_pool(function: Callable[..., Any]) -> Scorer:
+    return ScorerPool([InProcessWorker(function) for _ in range(2)], timeout_s=60)
+
+
+def make_simulated(function: Callable[..., Any]) -> Scorer:
+    group = needs_group([wrap(function)])
+    return SimulatedScorer(score_s=lambda: 0.0, value=function, needs_group=group)
+
+
+@pytest.fixture(params=[MemoryScorer, make_thread, make_pool, make_simulated])
+def make(request: pytest.FixtureRequest) -> Maker:
+    maker: Maker = request.param
     return maker
 
 
-def test_one_score_per_episode_in_order(make: Callable[[], Scorer]) -> None:
+async def one_by_one(scorer: Scorer, *texts: str) -> tuple[Score, ...]:
+    group = a_group(*texts)
+    calls = (scorer.score_episode(group.task, episode) for episode in group.episodes)
+    return tuple(await asyncio.gather(*calls))
+
+
+async def as_group(scorer: Scorer, *texts: str) -> tuple[Score, ...]:
+    return await scorer.score(a_group(*texts))
+
+
+@pytest.mark.parametrize("way", [one_by_one, as_group])
+@pytest.mark.parametrize("function", [number, awaited])
+def test_one_score_per_episode_in_order(make: Maker, way: Any, function: Callable[..., Any]) -> None:
     async def main() -> tuple[Score, ...]:
-        scorer = make()
-        scores = await scorer.score(a_group("3", "1", "2"))
+        scorer = make(function)
+        assert scorer.needs_group is False
+        scores: tuple[Score, ...] = await way(scorer, "3", "1", "2")
         await scorer.close()
         return scores
 
@@ -59,35 +98,66 @@ def test_one_score_per_episode_in_order(make: Callable[[], Scorer]) -> None:
     assert scores[0].parts == {"value": 3.0}
 
 
-def test_many_groups_at_once(make: Callable[[], Scorer]) -> None:
+@pytest.mark.parametrize("way", [one_by_one, as_group])
+def test_steps_and_parts_of_a_score_come_through(make: Maker, way: Any) -> None:
+    async def main() -> tuple[Score, ...]:
+        scorer = make(by_digit)
+        scores: tuple[Score, ...] = await way(scorer, "12", "70")
+        await scorer.close()
+        return scores
+
+    scores = asyncio.run(main())
+    assert [score.value for score in scores] == [3.0, 7.0]
+    assert scores[1].parts == {"value": 7.0, "value.first": 7.0}
+    assert [(step.start, step.end, step.value) for step in scores[0].steps] == [(0, 1, 1.0), (1, 2, 2.0)]
+
+
+def test_a_function_that_needs_the_group_gets_it(make: Maker) -> None:
+    async def main() -> None:
+        scorer = make(numbers)
+        assert scorer.needs_group is True
+        assert [score.value for score in await scorer.score(a_group("3", "1"))] == [3.0, 1.0]
+        with pytest.raises(ValueError, match="needs_group=False; score the whole group"):
+            await one_by_one(scorer, "1")
+        await scorer.close()
+
+    asyncio.run(main())
+
+
+def test_many_calls_at_once(make: Maker) -> None:
     async def main() -> list[float]:
-        scorer = make()
-        results = await asyncio.gather(*(scorer.score(a_group(str(index))) for index in range(20)))
+        scorer = make(number)
+        results = await asyncio.gather(
+            *(scorer.score(a_group(str(index))) for index in range(10)),
+            *(one_by_one(scorer, str(index)) for index in range(10, 20)),
+        )
         await scorer.close()
         return [scores[0].value for scores in results]
 
     assert asyncio.run(main()) == list(range(20))
 
 
-def test_a_failure_costs_its_group_only(make: Callable[[], Scorer]) -> None:
+@pytest.mark.parametrize("way", [one_by_one, as_group])
+def test_a_failure_costs_its_group_only(make: Maker, way: Any) -> None:
     async def main() -> None:
-        scorer = make()
+        scorer = make(number)
         for text, reason in (("one", "score_error"), ("nan", "score_nan")):
             with pytest.raises(ScoringFailed) as raised:
-                await scorer.score(a_group("1", text))
+                await way(scorer, "1", text)
             assert raised.value.reason == reason
-        assert (await scorer.score(a_group("1")))[0].value == 1.0
+        assert (await way(scorer, "1"))[0].value == 1.0
         await scorer.close()
 
     asyncio.run(main())
 
 
-def test_close_may_be_called_twice_and_ends_scoring(make: Callable[[], Scorer]) -> None:
+def test_close_may_be_called_twice_and_ends_scoring(make: Maker) -> None:
     async def main() -> None:
-        scorer = make()
+        scorer = make(number)
         await scorer.close()
         await scorer.close()
-        with pytest.raises(ChannelClosed):
-            await scorer.score(a_group("1"))
+        for way in (one_by_one, as_group):
+            with pytest.raises(ChannelClosed):
+                await way(scorer, "1")
 
     asyncio.run(main())

@@ -1,228 +1,30 @@
-"""Both forms of reward functions, their sum, and everything that can go wrong inside them."""
+"""What counts as a reward function, by which name, and what it needs."""
 
-import asyncio
-import math
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 import pytest
 
-from penstock.errors import ScoringFailed, UserError
+from penstock.errors import UserError
 from penstock.scoring.config import RewardConfig
-from penstock.scoring.functions import load_functions, score_group, wrap
+from penstock.scoring.functions import calls_at_once, load_functions, needs_group, wrap
+from penstock.scoring.reward_calls import score_group
 from penstock.types import Task
-from tests.scoring.groups import CHAT, a_group
+from tests.scoring.groups import a_group
 
 
-def values(*calls: Callable[..., Any], group: Any = None) -> list[float]:
-    group = group or a_group("2", "3")
-    rewards = [wrap(call, name=f"r{index}") for index, call in enumerate(calls)]
-    return [score.value for score in score_group(rewards, group)]
+def plain(task: Task, completion: str) -> float:
+    return 0.0
 
 
-def failure(call: Callable[..., Any], group: Any = None) -> ScoringFailed:
-    with pytest.raises(ScoringFailed) as raised:
-        score_group([wrap(call, name="r")], group or a_group("2", "3"))
-    return raised.value
+def trl(completions: list[str]) -> list[float]:
+    return [0.0] * len(completions)
 
 
-def test_plain_form() -> None:
-    def reward(task: Task, completion: str) -> float:
-        return float(completion == task.columns["answer"])
-
-    assert values(reward, group=a_group("2", "3", "2", answer="2")) == [1.0, 0.0, 1.0]
+async def judge(task: Task, completion: str) -> float:
+    return 0.0
 
 
-def test_plain_form_with_other_names_defaults_and_callable_objects() -> None:
-    class Length:
-        def __call__(self, item: Task, text: str, /, scale: float = 2.0) -> float:
-            return scale * len(text)
-
-    assert values(Length(), group=a_group("ab", "")) == [4.0, 0.0]
-
-
-def test_async_plain_form_runs_all_episodes_at_once() -> None:
-    started = 0
-    both = asyncio.Event()
-
-    async def reward(task: Task, completion: str) -> float:
-        nonlocal started
-        started += 1
-        if started == 2:
-            both.set()
-        await both.wait()
-        return float(completion)
-
-    assert values(reward) == [2.0, 3.0]
-
-
-def test_async_functions_share_the_loop_of_a_runner() -> None:
-    loops = set()
-
-    async def reward(task: Task, completion: str) -> float:
-        loops.add(id(asyncio.get_running_loop()))
-        return 1.0
-
-    with asyncio.Runner() as runner:
-        for _ in range(2):
-            score_group([wrap(reward)], a_group("x"), runner=runner)
-    assert len(loops) == 1
-
-
-def test_trl_form_gets_aligned_lists_of_everything() -> None:
-    seen: dict[str, Any] = {}
-
-    def f(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
-        seen.update(kwargs, prompts=prompts, completions=completions)
-        return [0.5, 1.5]
-
-    assert values(f, group=a_group("2", "3", answer="2", level=7)) == [0.5, 1.5]
-    assert seen == {
-        "prompts": ["1+1=", "1+1="],
-        "completions": ["2", "3"],
-        "completion_ids": [[50], [51]],
-        "answer": ["2", "2"],
-        "level": [7, 7],
-    }
-
-
-def test_trl_form_gets_only_what_it_has_parameters_for() -> None:
-    def f(completions: list[str], answer: list[str]) -> list[float]:
-        return [float(text == right) for text, right in zip(completions, answer, strict=True)]
-
-    assert values(f, group=a_group("2", "3", answer="2", level=7)) == [1.0, 0.0]
-
-
-def test_trl_conversational_form() -> None:
-    seen: list[Any] = []
-
-    def f(prompts: list[Any], completions: list[Any], **kwargs: Any) -> list[float]:
-        seen.append((prompts, completions))
-        return [float(completion[0]["content"]) for completion in completions]
-
-    assert values(f, group=a_group("2", "3", prompt=CHAT)) == [2.0, 3.0]
-    prompt = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}]
-    assert seen == [
-        (
-            [prompt, prompt],
-            [[{"role": "assistant", "content": "2"}], [{"role": "assistant", "content": "3"}]],
-        )
-    ]
-
-
-def test_async_trl_form() -> None:
-    async def f(completions: list[str], **kwargs: Any) -> list[float]:
-        return [float(completion) for completion in completions]
-
-    assert values(f) == [2.0, 3.0]
-
-
-def test_a_column_never_hides_what_was_sampled() -> None:
-    def f(prompts: list[str], completions: list[str]) -> list[float]:
-        return [float(completion) for completion in completions]
-
-    assert values(f, group=a_group("2", "3", completions="9")) == [2.0, 3.0]
-
-
-@pytest.mark.parametrize("kind", [list, tuple, np.array])
-def test_values_may_come_as_any_array(kind: Callable[[list[float]], Any]) -> None:
-    assert values(lambda completions: kind([1, 0.5])) == [1.0, 0.5]
-
-
-def test_numbers_of_any_kind() -> None:
-    group = a_group("a", "b", "c")
-    assert values(lambda completions: [True, np.float32(0.5), 3], group=group) == [1.0, 0.5, 3.0]
-
-
-def test_the_score_is_the_weighted_sum_and_its_parts_are_raw() -> None:
-    rewards = [
-        wrap(lambda task, completion: float(completion), name="number", weight=2.0),
-        wrap(lambda completions: [1.0, 0.0], name="first", weight=-0.5),
-    ]
-    scores = score_group(rewards, a_group("2", "3"))
-    assert [(score.value, score.parts) for score in scores] == [
-        (3.5, {"number": 2.0, "first": 1.0}),
-        (6.0, {"number": 3.0, "first": 0.0}),
-    ]
-
-
-def test_none_in_trl_form_contributes_nothing_to_that_sample() -> None:
-    rewards = [
-        wrap(lambda completions: [None, 1.0], name="code"),
-        wrap(lambda task, completion: 0.25, name="style"),
-    ]
-    scores = score_group(rewards, a_group("2", "3"))
-    assert [(score.value, score.parts) for score in scores] == [
-        (0.25, {"style": 0.25}),
-        (1.25, {"code": 1.0, "style": 0.25}),
-    ]
-
-
-def test_a_sample_that_no_function_applies_to_fails_the_group() -> None:
-    error = failure(lambda completions: [1.0, None])
-    assert error.reason == "score_shape"
-    assert str(error) == "task 't': no reward function gave a value for episode 1"
-
-
-def test_a_function_that_raises() -> None:
-    def reward(task: Task, completion: str) -> float:
-        return 1 / 0
-
-    error = failure(reward)
-    assert error.reason == "score_error"
-    assert str(error) == "reward 'r' on task 't' raised ZeroDivisionError: division by zero"
-    assert "return 1 / 0" in error.detail
-
-
-def test_a_function_that_exits_costs_only_its_group() -> None:
-    def reward(task: Task, completion: str) -> float:
-        raise SystemExit(3)
-
-    assert failure(reward).reason == "score_error"
-
-
-def test_a_missing_column_is_the_functions_error() -> None:
-    def f(completions: list[str], answer: list[str]) -> list[float]:
-        return [0.0] * len(answer)
-
-    error = failure(f)
-    assert error.reason == "score_error"
-    assert "missing 1 required positional argument: 'answer'" in str(error)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
-def test_values_that_are_not_finite(value: float) -> None:
-    error = failure(lambda task, completion: value)
-    assert error.reason == "score_nan"
-    assert str(error) == f"reward 'r' on task 't' returned {float(value)}"
-
-
-def test_a_sum_that_is_not_finite() -> None:
-    rewards = [wrap(lambda task, completion: 1e308, name=name, weight=10.0) for name in "ab"]
-    with pytest.raises(ScoringFailed, match="the rewards add up to inf") as raised:
-        score_group(rewards, a_group("2"))
-    assert raised.value.reason == "score_nan"
-
-
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda completions: [1.0], "must return one value per completion, 2, got 1"),
-        (lambda completions: 1.0, "must return a list of numbers, got float"),
-        (lambda completions: None, "must return a list of numbers, got None"),
-        (lambda completions: "12", "must return a list of numbers, got str"),
-        (lambda completions: ["1", "2"], "must return numbers, got str"),
-        (lambda task, completion: None, "must return numbers, got None"),
-        (lambda task, completion: "1", "must return numbers, got str"),
-        (lambda task, completion: [1.0], "must return numbers, got list"),
-        (lambda task, completion: 10**400, "must return numbers, got int"),
-    ],
-)
-def test_wrong_shapes(call: Callable[..., Any], sentence: str) -> None:
-    error = failure(call)
-    assert error.reason == "score_shape"
-    assert str(error) == f"reward 'r' on task 't' {sentence}"
+class Judge:
+    async def __call__(self, task: Task, completion: str) -> float:
+        return 0.0
 
 
 def test_a_signature_of_neither_form_is_refused() -> None:
@@ -232,7 +34,7 @@ def test_a_signature_of_neither_form_is_refused() -> None:
     with pytest.raises(UserError) as raised:
         wrap(reward)
     assert str(raised.value).startswith(
-        "a reward must be reward(task, completion) or f(prompts, completions, **columns)"
+        "a reward must be reward(task, completion), reward(task, episode) or f(prompts, completions, **columns)"
     )
     assert "got reward(answer: str) -> float" in str(raised.value)
 
@@ -258,3 +60,23 @@ def test_the_default_reward_compares_with_the_answer() -> None:
     rewards = load_functions(RewardConfig())
     scores = score_group(rewards, a_group("2", "3", answer="2"))
     assert [score.parts for score in scores] == [{"auto": 1.0}, {"auto": 0.0}]
+
+
+def test_one_function_in_trls_form_makes_all_wait_for_the_group() -> None:
+    assert not needs_group([wrap(plain), wrap(judge)])
+    assert needs_group([wrap(plain), wrap(trl)])
+
+
+def test_episodes_are_scored_at_once_only_where_something_is_awaited() -> None:
+    assert calls_at_once([wrap(plain)], 16) == 1
+    assert calls_at_once([wrap(plain), wrap(judge)], 16) == 16
+    assert calls_at_once([wrap(Judge())], 16) == 16
+    assert calls_at_once([wrap(judge), wrap(trl)], 16) == 1
+
+
+def test_a_device_goes_to_those_who_ask_for_it() -> None:
+    def on_device(task: Task, completion: str, *, device: str) -> float:
+        return 0.0
+
+    assert wrap(on_device, device="cuda:0").device == "cuda:0"
+    assert wrap(plain, device="cuda:0").device is None

@@ -1,7 +1,7 @@
 """The pool: time limits, deaths and restarts, in virtual time against scripted workers."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import ChannelClosed, RemoteError, ScoringFailed, WorkerDied
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.scoring.scorer_pool import ScorerPool
-from penstock.types import Score
+from penstock.types import Episode, Score
 from tests.scoring.fakes import Behaviour, ScriptedWorker, good, raising, slow
 from tests.scoring.groups import a_group
 
@@ -126,7 +126,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run() -> None:
         for error in outcomes[2:]:
             assert isinstance(error, WorkerDied)
             assert str(error) == (
-                "scoring worker 0 died 3 times in a row without scoring a group; the last time: "
+                "scoring worker 0 died 3 times in a row without scoring anything; the last time: "
                 "worker scorer0 was killed by SIGKILL"
             )
             assert error.detail == "its last words"
@@ -193,6 +193,102 @@ def test_a_worker_left_in_the_middle_is_restarted_before_its_next_group() -> Non
         return await outcome(pool, 1)
 
     assert run_in_virtual_time(main()) == 1
+    assert worker.num_restarts == 1
+
+
+def test_a_caller_that_gives_up_leaves_its_worker_alone() -> None:
+    worker = ScriptedWorker(slow(8))
+
+    async def main() -> None:
+        pool = ScorerPool([worker], timeout_s=100)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(value_of(pool, 0), 5)
+        assert await outcome(pool, 1) == 1
+        assert asyncio.get_running_loop().time() == 8.0
+        assert pool.counters == {"scored": 2}
+
+    run_in_virtual_time(main())
+    assert worker.num_restarts == 0
+
+
+def test_what_a_left_call_raises_is_counted_and_lost_on_nobody() -> None:
+    async def fail_late(episodes: Sequence[Episode]) -> tuple[Score, ...]:
+        await asyncio.sleep(8)
+        raise ScoringFailed("nan", "score_nan")
+
+    async def main() -> None:
+        pool = ScorerPool([ScriptedWorker(fail_late)], timeout_s=100)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(value_of(pool, 0), 5)
+        assert await outcome(pool, 1) == 1
+        assert pool.counters == {"score_nan": 1, "scored": 1}
+        await pool.close()
+
+    run_in_virtual_time(main())
+
+
+def test_an_episode_is_a_call_and_holds_one_worker() -> None:
+    workers = [ScriptedWorker(slow(5)), ScriptedWorker(*[slow(1)] * 3)]
+
+    async def main() -> None:
+        pool = ScorerPool(workers, timeout_s=10)
+        group = a_group("0", "1", "2", "3")
+        scores = await asyncio.gather(*(pool.score_episode(group.task, one) for one in group.episodes))
+        assert [score.value for score in scores] == [0, 1, 2, 3]
+        assert asyncio.get_running_loop().time() == 5.0
+
+    run_in_virtual_time(main())
+    assert [len(worker.groups) for worker in workers] == [1, 3]
+
+
+def test_a_worker_that_awaits_gets_several_calls_at_once_and_others_their_share() -> None:
+    workers = [ScriptedWorker(*[slow(1)] * 9, concurrency=3), ScriptedWorker(*[slow(1)] * 9, concurrency=3)]
+
+    async def main() -> None:
+        pool = ScorerPool(workers, timeout_s=10)
+        assert await asyncio.gather(*(outcome(pool, number) for number in range(4))) == [0, 1, 2, 3]
+        assert asyncio.get_running_loop().time() == 1.0
+
+    run_in_virtual_time(main())
+    assert [worker.groups for worker in workers] == [[0, 2], [1, 3]]
+
+
+def test_calls_beside_one_that_hangs_are_tried_again_in_the_new_process() -> None:
+    worker = ScriptedWorker(HANG, slow(9), slow(20), slow(1), concurrency=3)
+
+    async def late(pool: ScorerPool) -> float | str:
+        await asyncio.sleep(9.5)
+        return await outcome(pool, 2)
+
+    async def main() -> None:
+        pool = ScorerPool([worker], timeout_s=10)
+        outcomes = await asyncio.gather(outcome(pool, 0), outcome(pool, 1), late(pool))
+        assert outcomes == ["score_timeout", 1, 2]
+        assert pool.counters == {"score_timeout": 1, "scored": 2}
+
+    run_in_virtual_time(main())
+    assert worker.num_restarts == 1
+    assert worker.groups == [0, 1, 2, 2]
+
+
+def test_calls_that_lose_one_process_count_one_death() -> None:
+    dying = asyncio.Event()
+
+    async def die(episodes: Sequence[Episode]) -> tuple[Score, ...]:
+        await dying.wait()
+        raise DIED
+
+    worker = ScriptedWorker(die, die, die, die, concurrency=4)
+
+    async def main() -> None:
+        pool = ScorerPool([worker], timeout_s=100)
+        calls = [asyncio.ensure_future(outcome(pool, number)) for number in range(4)]
+        await asyncio.sleep(1)
+        dying.set()
+        assert await asyncio.gather(*calls) == ["score_worker_died"] * 4
+        assert await outcome(pool, 4) == 4
+
+    run_in_virtual_time(main())
     assert worker.num_restarts == 1
 
 

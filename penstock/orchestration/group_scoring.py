@@ -1,0 +1,51 @@
+"""Scores a group's episodes: each as it ends, beside the rollout of the others, where the reward allows it."""
+
+import asyncio
+from types import TracebackType
+
+from penstock.interfaces import Scorer
+from penstock.types import Episode, Group, Score, Task
+
+
+class GroupScoring:
+    """A context around the rollout of one group.
+
+        async with GroupScoring(scorer, task) as scoring:
+            group = await runner.run_group(number, task, ended=scoring.ended)
+            scores = await scoring.scores(group)
+
+    An episode that can't be scored costs the group at once: the others are given up, and the block ends with
+    `ScoringFailed`. What the block itself raises comes out as itself."""
+
+    def __init__(self, scorer: Scorer, task: Task) -> None:
+        self._scorer = scorer
+        self._task = task
+        self._calls = asyncio.TaskGroup()
+        self._early: dict[int, asyncio.Task[Score]] = {}
+
+    async def __aenter__(self) -> "GroupScoring":
+        await self._calls.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self._calls.__aexit__(kind, error, traceback)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def ended(self, episode: Episode) -> None:
+        """An episode of the group is over, and good."""
+        if not self._scorer.needs_group:
+            call = self._scorer.score_episode(self._task, episode)
+            self._early[id(episode)] = self._calls.create_task(call)
+
+    async def scores(self, group: Group) -> tuple[Score, ...]:
+        """One per episode of the finished group, in its order."""
+        if self._scorer.needs_group:
+            return await self._scorer.score(group)
+        return tuple([await self._early[id(episode)] for episode in group.episodes])

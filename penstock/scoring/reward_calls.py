@@ -1,0 +1,140 @@
+"""Call reward functions on episodes. Whatever goes wrong inside becomes a `ScoringFailed` with the reason that is
+counted."""
+
+import asyncio
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.errors import ScoringFailed
+from penstock.scoring.functions import Reward, device_argument
+from penstock.scoring.score_sum import SCORE_NAN, SCORE_SHAPE, weighted_sum
+from penstock.types import Episode, Group, Score, Task
+
+SCORE_ERROR = "score_error"
+"""The function raised."""
+
+
+def score_group(rewards: Sequence[Reward], group: Group) -> tuple[Score, ...]:
+    """`score_episodes` for callers without an event loop."""
+    return asyncio.run(score_episodes(rewards, group.task, group.episodes))
+
+
+async def score_episodes(
+    rewards: Sequence[Reward], task: Task, episodes: Sequence[Episode]
+) -> tuple[Score, ...]:
+    """One score per episode: the weighted sum, with each function's own value in `parts`.
+
+    Functions are called in order, and each on the episodes in order; only what is awaited overlaps."""
+    columns = [await _values(reward, task, episodes) for reward in rewards]
+    return tuple(
+        weighted_sum(rewards, row, task, episode)
+        for row, episode in zip(zip(*columns, strict=True), episodes, strict=True)
+    )
+
+
+async def _values(reward: Reward, task: Task, episodes: Sequence[Episode]) -> list[Score | None]:
+    """The function's score for each episode; None where it does not apply (TRL's form only)."""
+    where = f"reward {reward.name!r} on task {task.id!r}"
+    if reward.form == "plain":
+        if reward.is_async:
+            raw = await _together(_call_plain(reward, task, episode, where) for episode in episodes)
+        else:
+            raw = [await _call_plain(reward, task, episode, where) for episode in episodes]
+        return [_as_score(value, where) for value in raw]
+    with _failing(where):
+        raw = reward.call(**_trl_arguments(reward, task, episodes))
+        raw = await raw if inspect.isawaitable(raw) else raw
+    values = _as_list(raw)
+    if values is None:
+        raise ScoringFailed(f"{where} must return a list of numbers, got {_name(raw)}", SCORE_SHAPE)
+    if len(values) != len(episodes):
+        raise ScoringFailed(
+            f"{where} must return one value per completion, {len(episodes)}, got {len(values)}", SCORE_SHAPE
+        )
+    return [None if value is None else Score(value=_number(value, where)) for value in values]
+
+
+async def _call_plain(reward: Reward, task: Task, episode: Episode, where: str) -> Any:
+    with _failing(where):
+        what = episode if reward.takes_episode else episode.text
+        result = reward.call(task, what, **device_argument(reward))
+        return await result if inspect.isawaitable(result) else result
+
+
+async def _together(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """What each returns, in order. The first that fails ends the others."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(call) for call in calls]
+    except* ScoringFailed as failures:
+        raise failures.exceptions[0] from None
+    return [one.result() for one in running]
+
+
+@contextmanager
+def _failing(where: str) -> Iterator[None]:
+    """What a function raises as the failure of its episode; `SystemExit` too, which would end the event loop."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        message = f"{where} raised {type(error).__name__}: {error}"
+        raise ScoringFailed(message, SCORE_ERROR, traceback.format_exc()) from error
+
+
+def _trl_arguments(reward: Reward, task: Task, episodes: Sequence[Episode]) -> dict[str, Any]:
+    """What TRL passes, less what the function has no parameter for."""
+    size = len(episodes)
+    completions: list[Any] = [episode.text for episode in episodes]
+    prompts: list[Any] = [task.prompt] * size
+    if not isinstance(task.prompt, str):
+        prompts = [
+            [{"role": message.role, "content": message.content} for message in task.prompt]
+            for _ in range(size)
+        ]
+        completions = [[{"role": "assistant", "content": text}] for text in completions]
+    arguments: dict[str, Any] = device_argument(reward)
+    arguments |= {name: [value] * size for name, value in task.columns.items()}
+    arguments["prompts"] = prompts
+    arguments["completions"] = completions
+    arguments["completion_ids"] = [
+        episode.turns[-1].output_ids.tolist() if episode.turns else [] for episode in episodes
+    ]
+    return _accepted(reward.call, arguments)
+
+
+def _accepted(call: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(call).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return arguments
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def _as_list(raw: Any) -> list[Any] | None:
+    """Lists, tuples, arrays and tensors as a list; None for anything else."""
+    if hasattr(raw, "tolist"):
+        raw = raw.tolist()
+    return list(raw) if isinstance(raw, list | tuple) else None
+
+
+def _as_score(value: Any, where: str) -> Score:
+    return value if isinstance(value, Score) else Score(value=_number(value, where))
+
+
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, str | bytes | None):
+        raise ScoringFailed(f"{where} must return numbers, got {_name(value)}", SCORE_SHAPE)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ScoringFailed(f"{where} must return numbers, got {_name(value)}", SCORE_SHAPE) from error
+    if not math.isfinite(number):
+        raise ScoringFailed(f"{where} returned {number}", SCORE_NAN)
+    return number
+
+
+def _name(value: Any) -> str:
+    return "None" if value is None else type(value).__name__

@@ -1,0 +1,89 @@
+"""One score of what several reward functions say of an episode."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from penstock.errors import ScoringFailed
+from penstock.scoring.functions import Reward
+from penstock.types import Episode, Score, StepScore, Task, TokenColumn
+
+SCORE_NAN = "score_nan"
+"""A value is NaN or infinite."""
+SCORE_SHAPE = "score_shape"
+"""The wrong number of values, values that are not numbers, or steps and columns that the episode has no tokens
+for."""
+
+
+def weighted_sum(
+    rewards: Sequence[Reward], scores: Sequence[Score | None], task: Task, episode: Episode
+) -> Score:
+    """Values are scaled by their function's weight and added up, steps scaled and joined; parts are kept under
+    the function's name, columns as they are. Raises `ScoringFailed` when no function gave a value, or what one
+    gave does not fit."""
+    given = [(reward, score) for reward, score in zip(rewards, scores, strict=True) if score is not None]
+    if not given:
+        raise ScoringFailed(
+            f"task {task.id!r}: no reward function gave a value for episode {episode.index}", SCORE_SHAPE
+        )
+    for reward, score in given:
+        _check(score, episode, f"reward {reward.name!r} on task {task.id!r}")
+    has_steps = any(score.steps for _, score in given)
+    total = Score(
+        value=sum(reward.weight * float(score.value) for reward, score in given),
+        parts=dict(part for reward, score in given for part in _parts(reward, score)),
+        steps=tuple(step for reward, score in given for step in _steps(reward, score, episode))
+        if has_steps
+        else (),
+        columns=tuple(_plain(column) for _, score in given for column in score.columns),
+    )
+    if not math.isfinite(total.value):
+        raise ScoringFailed(f"task {task.id!r}: the rewards add up to {total.value}", SCORE_NAN)
+    places = [(column.turn, column.name) for column in total.columns]
+    for place in places:
+        if places.count(place) > 1:
+            raise ScoringFailed(
+                f"task {task.id!r}: the column {place[1]!r} of turn {place[0]} was given twice", SCORE_SHAPE
+            )
+    return total
+
+
+def _parts(reward: Reward, score: Score) -> Iterator[tuple[str, float]]:
+    yield reward.name, float(score.value)
+    for name, value in score.parts.items():
+        yield f"{reward.name}.{name}", float(value)
+
+
+def _steps(reward: Reward, score: Score, episode: Episode) -> Iterator[StepScore]:
+    """Where others give steps, a function without any has one that ends with the episode: its value would have no
+    say in the advantages otherwise."""
+    steps = score.steps
+    if not steps and episode.turns:
+        last = len(episode.turns) - 1
+        end = len(episode.turns[last].output_ids)
+        steps = (StepScore(turn=last, start=0, end=end, value=float(score.value)),)
+    for step in steps:
+        value = reward.weight * float(step.value)
+        yield StepScore(turn=int(step.turn), start=int(step.start), end=int(step.end), value=value)
+
+
+def _plain(column: TokenColumn) -> TokenColumn:
+    """A function may give its values as a list or in another precision."""
+    return TokenColumn(
+        turn=int(column.turn), name=column.name, values=np.asarray(column.values, dtype=np.float32)
+    )
+
+
+def _check(score: Score, episode: Episode, where: str) -> None:
+    try:
+        misfit = score.misfit(episode)
+        numbers = [score.value, *score.parts.values(), *(step.value for step in score.steps)]
+        finite = all(math.isfinite(number) for number in numbers)
+        finite = finite and all(np.isfinite(_plain(column).values).all() for column in score.columns)
+    except (TypeError, ValueError) as error:
+        raise ScoringFailed(f"{where} must return numbers in its Score: {error}", SCORE_SHAPE) from error
+    if misfit is not None:
+        raise ScoringFailed(f"{where} returned {misfit}", SCORE_SHAPE)
+    if not finite:
+        raise ScoringFailed(f"{where} returned a Score with NaN or infinity in it", SCORE_NAN)
