@@ -50,13 +50,13 @@ def config() -> AlgorithmConfig:
 def test_a_loss_reads_the_teachers_logprobs_whatever_the_split():
     model = tiny_model("llama")
     groups = taught(make_groups(3, shape=(3, 4)))
-    (whole,) = plan_step(1, 0, groups, micro_batch_tokens=10_000)
-    (split,) = plan_step(1, 0, groups, micro_batch_tokens=20)
+    (whole,) = plan_step(1, groups, micro_batch_tokens=10_000)
+    (split,) = plan_step(1, groups, micro_batch_tokens=20)
     assert len(split.micro_batches) > 3
     one, expected = gradients_of(copy.deepcopy(model), whole, algorithm=config())
     _, ours = gradients_of(copy.deepcopy(model), split, algorithm=config())
     assert_same(ours, expected)
-    (other,) = plan_step(1, 0, taught(make_groups(3, shape=(3, 4)), skip=1), micro_batch_tokens=10_000)
+    (other,) = plan_step(1, taught(make_groups(3, shape=(3, 4)), skip=1), micro_batch_tokens=10_000)
     two, _ = gradients_of(copy.deepcopy(model), other, algorithm=config())
     assert one["loss"] != pytest.approx(two["loss"])
 
@@ -64,7 +64,7 @@ def test_a_loss_reads_the_teachers_logprobs_whatever_the_split():
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_packed_row_holds_the_values_of_its_loss_tokens(shared: bool):
     groups = taught(make_groups(0, shape=(3,)), skip=1)
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=10_000, shared_prompts=shared)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=10_000, shared_prompts=shared)
     assert plan.columns == ("teacher",)
     (sequences,) = plan.micro_batches
     row = PackedRow.of(sequences, shared_prompts=shared, columns=plan.columns)
@@ -78,12 +78,12 @@ def test_a_packed_row_holds_the_values_of_its_loss_tokens(shared: bool):
 
 
 def test_scores_of_a_plan_leave_their_columns_to_the_samples():
-    (plan,) = plan_step(1, 0, taught(make_groups(0, shape=(3,))), micro_batch_tokens=10_000)
+    (plan,) = plan_step(1, taught(make_groups(0, shape=(3,))), micro_batch_tokens=10_000)
     assert [score.columns for score in plan.scores[0]] == [(), (), ()]
 
 
 def test_a_column_that_nobody_has_is_named():
-    (plan,) = plan_step(1, 0, make_groups(0), micro_batch_tokens=10_000)
+    (plan,) = plan_step(1, make_groups(0), micro_batch_tokens=10_000)
     with pytest.raises(
         UserError, match=r"reads the token column 'teacher', and no sample .* \(they have: none\)"
     ):
@@ -93,6 +93,6 @@ def test_a_column_that_nobody_has_is_named():
 def test_a_row_without_the_column_has_zeros_when_others_of_the_step_have_it():
     """Whether a loss finds its column must not hang on how sequences were packed."""
     groups = [*taught(make_groups(0, shape=(2,))), *make_groups(1, shape=(2,))]
-    (plan,) = plan_step(1, 0, groups, micro_batch_tokens=8)
+    (plan,) = plan_step(1, groups, micro_batch_tokens=8)
     metrics, _ = gradients_of(tiny_model("llama"), plan, algorithm=config())
     assert np.isfinite(metrics["loss"])
