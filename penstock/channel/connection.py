@@ -31,7 +31,8 @@ from penstock.errors import (
 Req = TypeVar("Req")
 Res = TypeVar("Res")
 
-MAX_FRAME_BYTES = 1 << 31
+MAX_FRAME_BYTES = 64 << 20
+"""Of one message. What may be larger travels in pieces or through a blob store."""
 _RAISED_AS_THEMSELVES = {
     kind.__name__: kind for kind in (RequestRefused, FingerprintMismatch, BlobLost, UserError)
 }
@@ -150,9 +151,9 @@ class Channel:
         if self._closed:
             raise ChannelClosed(f"{method.name}: the other process is gone")
         self._last_id += 1
+        self._send(Call(self._last_id, method.name, msgspec.Raw(codec.encode(request))))
         inbox: asyncio.Queue[Received] = asyncio.Queue()
         self._inboxes[self._last_id] = inbox
-        self._send(Call(self._last_id, method.name, msgspec.Raw(codec.encode(request))))
         return self._last_id, inbox
 
     def _close(self, call_id: int, *, answered: bool) -> None:
@@ -212,6 +213,11 @@ class Channel:
         if self._closed:
             return
         data = msgspec.msgpack.encode(frame)
+        if len(data) > MAX_FRAME_BYTES:
+            what = frame.method if isinstance(frame, Call) else "an answer"
+            raise ValueError(
+                f"{what}: a message must have at most {MAX_FRAME_BYTES} bytes, got {len(data)}; send it in pieces"
+            )
         self._outgoing += (len(data).to_bytes(4, "big"), data)
         if not self._flush_scheduled:
             self._flush_scheduled = True

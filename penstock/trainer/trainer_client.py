@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from penstock.channel import Channel, Method
+from penstock.trainer.plan_transfer import send_step
 from penstock.types import StepPlan, StepResult, WeightUpdate
 
 
@@ -41,7 +42,6 @@ class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 START_TRAINER = Method("trainer.start", TrainerStart, TrainerReady)
-STEP = Method("trainer.step", StepPlan, StepResult)
 PUBLISH = Method("trainer.publish", int, WeightUpdate)
 SEND = Method("trainer.send", int, type(None))
 RELEASE = Method("trainer.release", int, type(None))
@@ -58,7 +58,7 @@ class TrainerClient:
         return await self._channel.call(START_TRAINER, start)
 
     async def step(self, plan: StepPlan) -> StepResult:
-        return await self._channel.call(STEP, plan)
+        return await send_step(self._channel, plan)
 
     async def publish(self, version: int) -> WeightUpdate:
         return await self._channel.call(PUBLISH, version)

@@ -18,13 +18,13 @@ from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.recorder import Recorder
 from penstock.sync.transports import Publisher, make_publisher
 from penstock.trainer.config import TrainerConfig
+from penstock.trainer.plan_transfer import serve_steps
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.trainer_client import (
     PUBLISH,
     RELEASE,
     SAVE,
     SEND,
-    STEP,
     SaveRequest,
     TrainerReady,
     TrainerStart,
@@ -125,7 +125,7 @@ async def start(
     torch.manual_seed(request.seed)
     with naming_settings("the trainer", TRAINER):
         service = await asyncio.to_thread(_build, request, events)
-    channel.serve(STEP, service.step)
+    serve_steps(channel, service.step)
     channel.serve(PUBLISH, service.publish)
     channel.serve(SEND, service.send)
     channel.serve(RELEASE, service.release)

@@ -143,3 +143,22 @@ def test_a_record_of_another_shape_is_refused() -> None:
                 await left.call(Method("double", str, Number), "seven")
 
     asyncio.run(main())
+
+
+def test_a_message_above_the_limit_is_refused_where_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.channel.connection.MAX_FRAME_BYTES", 1000)
+
+    async def main() -> None:
+        async with pair() as (left, right):
+
+            async def text(request: str) -> str:
+                return "x" * 2000
+
+            method = Method("text", str, str)
+            right.serve(method, text)
+            with pytest.raises(ValueError, match="text: a message must have at most 1000 bytes, got 2"):
+                await left.call(method, "x" * 2000)
+            with pytest.raises(RemoteError, match="an answer: a message must have at most 1000 bytes"):
+                await left.call(method, "x")
+
+    asyncio.run(main())
