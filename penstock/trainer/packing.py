@@ -45,6 +45,7 @@ def plan_step(
     num_tokens = tuple(
         tuple(episode.num_output_tokens for episode in group.group.episodes) for group in groups
     )
+    num_loss_tokens = sum(len(loss_positions(sequence.sample)) for sequence in sequences)
     version_steps = {version: step_of(version) for version in _versions(sequences)}
     return tuple(
         StepPlan(
@@ -57,7 +58,7 @@ def plan_step(
                 tuple(sequences[index] for piece in bins[chosen] for index in pieces[piece])
                 for chosen in share
             ),
-            num_loss_tokens=sum(len(loss_positions(sequence.sample)) for sequence in sequences),
+            num_loss_tokens=num_loss_tokens,
             num_sequences=len(sequences),
             num_tokens=num_tokens,
             columns=tuple(columns),

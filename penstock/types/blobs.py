@@ -38,6 +38,8 @@ def group_scope(number: int) -> str:
 
 def check_masks(what: str, masks: tuple[MaskRef, ...], num_tokens: int) -> None:
     """Masks come in order, do not overlap and end within the tokens that they are of."""
+    if not masks:
+        return
     ends = [0, *(mask.end for mask in masks)]
     starts = [*(mask.start for mask in masks), num_tokens]
     if any(start < end for start, end in zip(starts, ends, strict=True)):
