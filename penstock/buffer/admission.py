@@ -15,7 +15,6 @@ younger groups while that would leave too little room for older ones still runni
 outstanding has finished, earliest-deadline-first always fits.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
@@ -106,7 +105,6 @@ class StalenessGate:
         """Updates made so far."""
         self.served_step = 0
         """The step of the oldest weights that any engine may still sample with."""
-        self.drops: Counter[str] = Counter()
         self._num_groups = num_groups
         self._num_admitted = 0
         self._num_trained = 0
@@ -161,7 +159,7 @@ class StalenessGate:
             samples = tuple(scored.samples(index) for index in range(len(scored.scores)))
         oldest = self._oldest_step(sample for row in samples for sample in row)
         if oldest is None:
-            self.drop_running(ticket, "empty")
+            self.drop_running(ticket)
             return False
         del self._running[ticket.number]
         self._ready[ticket.number] = ReadyGroup(
@@ -169,10 +167,9 @@ class StalenessGate:
         )
         return True
 
-    def drop_running(self, ticket: Ticket, reason: str) -> None:
+    def drop_running(self, ticket: Ticket) -> None:
         """The group failed before it was ready (generation, scoring) or was filtered."""
         del self._running[ticket.number]
-        self.drops[reason] += 1
 
     def select(self) -> tuple[StepGroups | None, list[Dropped]]:
         """The next step's groups, or None while they are not all there; and what lateness dropped."""
@@ -189,10 +186,9 @@ class StalenessGate:
         groups = tuple(self._within_bound(group) for group in chosen)
         return StepGroups(step=self.step, groups=groups), dropped
 
-    def drop_taken(self, taken: StepGroups, number: int, reason: str) -> StepGroups:
+    def drop_taken(self, taken: StepGroups, number: int) -> StepGroups:
         """A group that was taken can't be trained after all: the step goes on without it."""
         del self._training[number]
-        self.drops[reason] += 1
         groups = tuple(group for group in taken.groups if group.ticket.number != number)
         return msgspec.structs.replace(taken, groups=groups)
 
@@ -229,7 +225,6 @@ class StalenessGate:
             too_old = self.late == "drop" and group.deadline < self.step
             if too_old or not _has_loss(self._within_bound(group)):
                 del self._ready[number]
-                self.drops["stale"] += 1
                 dropped.append(Dropped(ticket=group.ticket, scored=group.scored, reason="stale"))
         return dropped
 

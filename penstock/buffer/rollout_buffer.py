@@ -53,7 +53,7 @@ class RolloutBuffer:
     async def drop(self, ticket: Ticket, reason: str) -> None:
         """The group failed, or selection left it out."""
         await self._log.dropped(ticket.number, reason)
-        self.gate.drop_running(ticket, reason)
+        self.gate.drop_running(ticket)
         self._wake()
 
     async def take_step(self, on_drop: Callable[[Dropped], Awaitable[None]] = _forget) -> StepGroups:
@@ -75,7 +75,7 @@ class RolloutBuffer:
     async def drop_taken(self, taken: StepGroups, number: int, reason: str) -> StepGroups:
         """A group of a step can't be trained: the rest of the step."""
         await self._log.dropped(number, reason)
-        rest = self.gate.drop_taken(taken, number, reason)
+        rest = self.gate.drop_taken(taken, number)
         self._wake()
         return rest
 

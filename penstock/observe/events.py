@@ -81,6 +81,8 @@ class SampleEvent(Event, frozen=True, kw_only=True):
     task_id: str
     step: int | None = None
     drop: str | None = None
+    failure: str | None = None
+    """Why the episode itself failed; None when it did not."""
     reward: float | None = None
     parts: dict[str, float] = {}
     oldest_version: int | None = None
@@ -112,6 +114,7 @@ class UpdateEvent(Event, frozen=True, kw_only=True):
 
     policy: str
     version: int
+    stage_s: float
     stall_s: float
     verify_s: float
 

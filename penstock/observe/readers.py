@@ -1,12 +1,25 @@
 """Who reads the stream: metric writers, the view, and a list for tests. Each stands on a `RunState` that was
 subscribed before it, and so has seen every event that it sees."""
 
+from collections.abc import Sequence
+
+from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, Drop, EvaluationEvent, LogLine, PhaseEvent, StepEvent
 from penstock.observe.run_state import RunState
 from penstock.observe.views import View
 from penstock.observe.writers import MetricsWriter
 
 DRAW_EVERY_S = 0.5
+
+
+def subscribe_all(stream: EventStream, view: View, writers: Sequence[MetricsWriter]) -> RunState:
+    """Let the state, every writer and the view read a run; the state is for whoever sums up."""
+    state = RunState()
+    stream.subscribe("state", state)
+    for writer in writers:
+        stream.subscribe(writer.name, MetricsReader(state, writer))
+    stream.subscribe("view", ViewReader(state, view))
+    return state
 
 
 class MemoryReader:

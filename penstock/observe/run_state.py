@@ -36,6 +36,8 @@ class RunState:
         self.phase = "starting"
         self.training_s = 0.0
         self.step = 0
+        """The last one."""
+        self.num_steps = 0
         self.num_samples = 0
         self.rewards: deque[float] = deque(maxlen=KEPT_REWARDS)
         self.heldout: list[tuple[int, float]] = []
@@ -141,6 +143,7 @@ class RunState:
 
     def _on_step(self, event: StepEvent) -> None:
         self.step = event.step
+        self.num_steps += 1
         self.num_samples += event.num_samples
         self.rewards.append(event.reward)
         self.staleness = event.metrics.get("staleness_mean", 0.0)

@@ -4,7 +4,8 @@ Sessions pass clients of real processes, the simulation and the tests pass stand
 buffer, selection, runner and planner, wired in the same way.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,14 +17,16 @@ from penstock.buffer.group_log import GroupLog, NoGroupLog
 from penstock.buffer.history import HistoryState, VersionHistory
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.interfaces import BlobStore, Engine, Scorer, Tokenizer, Trainer
+from penstock.observe.event_stream import EventStream
 from penstock.orchestration.closed_loop import ClosedLoop, starting_bound
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.controller import Controller, TaskSource
+from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.evaluation import Evaluator
 from penstock.orchestration.intake import Intake
-from penstock.orchestration.step_planner import StepPlanner, TrainedStep
+from penstock.orchestration.step_planner import StepPlanner
 from penstock.rollout.group_runner import RolloutRunner, Workflow
-from penstock.types import Task, UpdateReceipt
+from penstock.types import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +62,9 @@ def build_controller(
     parts: Parts,
     *,
     resume: Resume | None = None,
-    on_step: Callable[[TrainedStep, int], None] = lambda step, bound: None,
-    on_update: Callable[[UpdateReceipt], None] = lambda receipt: None,
-    on_drop: Callable[[str, str], None] = lambda reason, message: None,
+    events: EventStream | None = None,
 ) -> Controller:
-    """`on_step` is told of every step, with the bound on staleness that holds after it."""
+    """`events` is where everything that happens is told; without it nobody hears."""
     rollout, staleness, trainer = config.rollout, config.staleness, config.trainer
     gate = StalenessGate(
         groups_per_step=rollout.groups_per_step,
@@ -99,9 +100,8 @@ def build_controller(
         blobs=blobs,
         resumed=resume.groups if resume is not None else (),
         interrupt=config.sync.interrupt,
-        on_step=lambda step: on_step(step, loop.observe(step)),
-        on_update=on_update,
-        on_drop=on_drop,
+        events=ControllerEvents(events or EventStream(asyncio.get_running_loop()), gate),
+        after_step=loop.observe,
     )
 
 

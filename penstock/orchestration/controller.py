@@ -11,7 +11,7 @@ code drives real processes and simulated ones.
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.blobs.verification import check_group
@@ -19,11 +19,21 @@ from penstock.buffer.admission import Dropped, StepGroups, Ticket
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.errors import BlobLost, RequestRefused, ScoringFailed
 from penstock.interfaces import BlobStore, Engine, Scorer, Trainer
+from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.group_scoring import GroupScoring
 from penstock.orchestration.intake import Intake
 from penstock.orchestration.step_planner import StepPlanner, TrainedStep
 from penstock.rollout.group_runner import RolloutRunner
-from penstock.types import Interrupt, ScoredGroup, StepResult, Task, UpdateReceipt, WeightUpdate
+from penstock.types import (
+    Episode,
+    Group,
+    Interrupt,
+    ScoredGroup,
+    StepResult,
+    Task,
+    UpdateReceipt,
+    WeightUpdate,
+)
 
 LOST_BLOB = "lost_blob"
 """Why a group is dropped whose bulk data can't be written or read back."""
@@ -42,21 +52,9 @@ class Activity:
     """What the controller is waiting for right now, for the terminal view and the watchdog."""
 
     trainer: str = "starting"
-    trainer_since: float = 0.0
     num_generating: int = 0
     num_scoring: int = 0
     syncing_version: int | None = None
-    last_progress: float = 0.0
-
-
-@dataclass(slots=True)
-class Tally:
-    """Sums over the run."""
-
-    steps: int = 0
-    samples: int = 0
-    trainer_waiting_s: float = 0.0
-    updates: list[UpdateReceipt] = field(default_factory=list)
 
 
 class Controller:
@@ -77,9 +75,8 @@ class Controller:
         blobs: BlobStore,
         resumed: Sequence[tuple[Ticket, Task]] = (),
         interrupt: Interrupt = "inflight",
-        on_step: Callable[[TrainedStep], None] = lambda step: None,
-        on_update: Callable[[UpdateReceipt], None] = lambda receipt: None,
-        on_drop: Callable[[str, str], None] = lambda reason, message: None,
+        events: ControllerEvents,
+        after_step: Callable[[TrainedStep], int],
     ) -> None:
         self._engine = engine
         self._trainers = trainers
@@ -92,14 +89,12 @@ class Controller:
         self._blobs = blobs
         self._resumed = resumed
         self._interrupt: Interrupt = interrupt
-        self._on_step = on_step
-        self._on_update = on_update
-        self._on_drop = on_drop
+        self._events = events
+        self._after_step = after_step
         self._stopping = False
         self._producing: set[asyncio.Task[None]] = set()
         self.buffer = buffer
         self.activity = Activity()
-        self.tally = Tally()
         self._sync_order = asyncio.Lock()
         self._stepped = asyncio.Event()
 
@@ -135,18 +130,22 @@ class Controller:
 
     async def _give_back(self, dropped: Dropped) -> None:
         """A group grew too old: its task is tried again."""
-        self._tasks.put_back(dropped.scored.group.task)
-        self._on_drop(dropped.reason, f"group {dropped.ticket.number} crossed the staleness bound")
+        scored = dropped.scored
+        self._tasks.put_back(scored.group.task)
+        message = f"group {dropped.ticket.number} crossed the staleness bound"
+        self._events.dropped(scored.group, dropped.reason, message, scored.scores)
 
     async def _feed(self, background: asyncio.TaskGroup) -> None:
         """Start groups: first those that were under way before a restart, then as many as may be admitted."""
         for ticket, task in self._resumed:
             self._start_group(background, ticket, task)
         while not self._stopping:
+            start, reason = self._now(), self.buffer.waiting_for()[0]
             try:
                 ticket = await self.buffer.admit()
             except BufferClosed:
                 return
+            self._events.admission_blocked(start, reason)
             self._start_group(background, ticket, self._tasks.next())
 
     def _start_group(self, background: asyncio.TaskGroup, ticket: Ticket, task: Task) -> None:
@@ -156,49 +155,73 @@ class Controller:
 
     async def _produce(self, ticket: Ticket, task: Task) -> None:
         """One group, from its task to the buffer. What goes wrong costs the group, with a reason."""
-        activity = self.activity
         await self.buffer.start(ticket, task)
+        slot = self._events.begin_group()
+        ended: list[Episode] = []
         try:
             async with GroupScoring(self._scorer, task) as scoring:
-                activity.num_generating += 1
-                try:
-                    group = await self._runner.run_group(ticket.number, task, ended=scoring.ended)
-                    check_group(self._blobs, group)
-                finally:
-                    activity.num_generating -= 1
-                activity.num_scoring += 1
-                try:
-                    scores = await scoring.scores(group)
-                finally:
-                    activity.num_scoring -= 1
+                group = await self._generate(slot, ticket, task, scoring, ended)
+                check_group(self._blobs, group)
+                scored = await self._score(slot, group, scoring)
         except RequestRefused as error:
-            await self._drop(ticket, "refused", str(error))
+            await self._drop(ticket, task, "refused", str(error), ended)
         except BlobLost as error:
-            await self._drop(ticket, LOST_BLOB, str(error))
+            await self._drop(ticket, task, LOST_BLOB, str(error), ended)
         except ScoringFailed as error:
-            await self._drop(ticket, error.reason, str(error))
+            await self._drop(ticket, task, error.reason, str(error), ended)
         else:
-            activity.last_progress = self._now()
-            reason = await self._intake.take(ticket, ScoredGroup(group=group, scores=scores))
+            reason = await self._intake.take(ticket, scored)
             if reason is not None:
-                self._on_drop(reason, f"group {ticket.number} has nothing to train on")
+                message = f"group {ticket.number} has nothing to train on"
+                self._events.dropped(group, reason, message, scored.scores)
+        finally:
+            self._events.end_group(slot)
 
-    async def _drop(self, ticket: Ticket, reason: str, message: str) -> None:
+    async def _generate(
+        self, slot: int, ticket: Ticket, task: Task, scoring: GroupScoring, ended: list[Episode]
+    ) -> Group:
+        """The group; its episodes are in `ended` as they end, whatever becomes of the others."""
+
+        def on_end(episode: Episode) -> None:
+            ended.append(episode)
+            scoring.ended(episode)
+
+        start = self._now()
+        self.activity.num_generating += 1
+        try:
+            return await self._runner.run_group(ticket.number, task, ended=on_end)
+        finally:
+            self.activity.num_generating -= 1
+            self._events.group_span(slot, "generate", start, ticket.number)
+
+    async def _score(self, slot: int, group: Group, scoring: GroupScoring) -> ScoredGroup:
+        start = self._now()
+        self.activity.num_scoring += 1
+        try:
+            return ScoredGroup(group=group, scores=await scoring.scores(group))
+        finally:
+            self.activity.num_scoring -= 1
+            self._events.group_span(slot, "score", start, group.number)
+
+    async def _drop(
+        self, ticket: Ticket, task: Task, reason: str, message: str, ended: Sequence[Episode]
+    ) -> None:
         await self.buffer.drop(ticket, reason)
-        self._on_drop(reason, message)
+        self._events.dropped(Group(number=ticket.number, task=task, episodes=tuple(ended)), reason, message)
 
     async def _train(self, background: asyncio.TaskGroup) -> None:
         for number in range(self.buffer.gate.step + 1, self._steps + 1):
             if self._stopping:
                 return
-            self._set_trainer("waiting for groups")
+            self.activity.trainer = "waiting for groups"
             waiting_since = self._now()
             taken = await self.buffer.take_step(self._give_back)
             waited_s = self._now() - waiting_since
-            self._set_trainer(f"step {number}")
+            self._events.recorder.span("train", "wait for groups", waiting_since, step=number)
+            self.activity.trainer = f"step {number}"
             version = await self._step(number, taken, waited_s)
             background.create_task(self._sync(version))
-        self._set_trainer("done")
+        self.activity.trainer = "done"
 
     def _issue(self, step: int) -> int:
         """A number for the weights that `step` makes."""
@@ -215,26 +238,22 @@ class Controller:
             except BlobLost as error:  # the trainer reads all blobs of a step before it trains on any
                 taken = await self._without_lost(taken, error)
         await self.buffer.trained(taken)
-        self.tally.steps += 1
-        self.tally.samples += sum(len(group.scored.scores) for group in taken.groups)
-        self.tally.trainer_waiting_s += waited_s
-        self.activity.last_progress = self._now()
         self._stepped.set()
         self._stepped = asyncio.Event()
-        self._on_step(
-            TrainedStep(
-                number=number,
-                taken=taken,
-                results=results,
-                waited_s=waited_s,
-                took_s=self._now() - start,
-                time_s=self._now(),
-            )
+        step = TrainedStep(
+            number=number,
+            taken=taken,
+            results=results,
+            waited_s=waited_s,
+            took_s=self._now() - start,
+            time_s=self._now(),
         )
+        self._events.trained(step, self._after_step(step))
         return version
 
     async def _run_plans(self, taken: StepGroups, version: int) -> list[StepResult]:
-        plans = self._planner.plan(taken, self.buffer.gate.history, version)
+        with self._events.recorder.measure("train", "plan", step=taken.step + 1):
+            plans = self._planner.plan(taken, self.buffer.gate.history, version)
         return await asyncio.gather(
             *(trainer.step(plan) for trainer, plan in zip(self._trainers, plans, strict=True))
         )
@@ -247,22 +266,23 @@ class Controller:
             try:
                 check_group(self._blobs, group.scored.group, read=True)
             except BlobLost as reason:
-                lost[group.ticket.number] = str(reason)
+                lost[group.ticket.number] = (group.scored, str(reason))
         if not 0 < len(lost) < len(taken.groups):
             raise error
-        for number, message in lost.items():
+        for number, (scored, message) in lost.items():
             taken = await self.buffer.drop_taken(taken, number, LOST_BLOB)
-            self._on_drop(LOST_BLOB, message)
+            self._events.dropped(scored.group, LOST_BLOB, message, scored.scores)
         return taken
 
     async def _sync(self, version: int) -> None:
         """Publish one version and bring every engine to it, in order, beside the next step."""
         async with self._sync_order:
             self.activity.syncing_version = version
-            update = await self._trainers[0].publish(version)
-            receipt = await self._deliver(update)
-            self.tally.updates.append(receipt)
-            self._on_update(receipt)
+            with self._events.recorder.measure("sync", "publish", version=version):
+                update = await self._trainers[0].publish(version)
+            with self._events.recorder.measure("sync", "update", version=version):
+                receipt = await self._deliver(update)
+            self._events.updated(receipt)
             self.buffer.served(version)
             await self._trainers[0].release(version)
             self.activity.syncing_version = None
@@ -276,9 +296,5 @@ class Controller:
             both.create_task(self._trainers[0].send(update.version))
         return taking.result()
 
-    def _set_trainer(self, what: str) -> None:
-        self.activity.trainer = what
-        self.activity.trainer_since = self._now()
-
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._events.now()

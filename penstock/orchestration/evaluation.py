@@ -1,12 +1,14 @@
 """Held-out evaluation: the same engines and scorers, other tasks, no training; and when it happens."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.errors import RequestRefused, ScoringFailed
 from penstock.interfaces import Scorer
+from penstock.observe.events import EvaluationEvent
+from penstock.observe.recorder import Recorder
 from penstock.orchestration.group_scoring import GroupScoring
 from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import Task
@@ -72,23 +74,20 @@ class EvaluationSchedule:
         *,
         every: int,
         steps: int,
-        on_result: Callable[[int, float], None],
-        log: Callable[[str], None],
+        events: Recorder,
     ) -> None:
         self._evaluator = evaluator
         self._every = every
         self._steps = steps
-        self._on_result = on_result
-        self._log = log
+        self._events = events
 
     async def now(self, step: int) -> None:
         """While nothing else is generated."""
         if self._evaluator is None:
             return
-        result = await self._evaluator.run()
-        self._on_result(step, result.reward)
+        result = await self._evaluate(self._evaluator, step)
         failed = f", {result.num_failed} tasks could not be scored" if result.num_failed else ""
-        self._log(
+        self._events.log(
             f"held-out reward {result.reward:.3f} at step {step} ({result.num_episodes} answers{failed})"
         )
 
@@ -100,7 +99,22 @@ class EvaluationSchedule:
         step = (training.steps_done // self._every + 1) * self._every
         while step < self._steps:
             await training.reached(step)
-            result = await self._evaluator.run()
-            self._on_result(step, result.reward)
-            self._log(f"step {step}: held-out reward {result.reward:.3f}")
+            result = await self._evaluate(self._evaluator, step)
+            self._events.log(f"step {step}: held-out reward {result.reward:.3f}")
             step = (training.steps_done // self._every + 1) * self._every
+
+    async def _evaluate(self, evaluator: Evaluator, step: int) -> Evaluation:
+        events = self._events
+        with events.measure("evaluation", "evaluate", step=step):
+            result = await evaluator.run()
+        events.emit(
+            EvaluationEvent(
+                process=events.process,
+                time=events.now(),
+                step=step,
+                reward=result.reward,
+                num_episodes=result.num_episodes,
+                num_failed=result.num_failed,
+            )
+        )
+        return result

@@ -1,14 +1,17 @@
 """What a run amounts to: `summary.json`."""
 
 import json
+import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from penstock.observe.run_state import TRAINER, RunState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Idle is the share of the training phase in which a process did none of its work: no forward,
-    backward or optimizer work for the trainer, no decoding for the engines (their mean)."""
+    """Idle is the share of the training phase in which a process was not busy (`penstock.observe.usage`); of the
+    engines, their mean."""
 
     name: str
     folder: str
@@ -34,3 +37,34 @@ class Summary:
 
     def write(self, folder: Path) -> None:
         (folder / "summary.json").write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def summarise(state: RunState) -> Summary:
+    """Everything comes from the run's events."""
+    training_s = max(1e-9, state.training_s)
+    engines = state.engines
+    tokens = sum(engine.tokens_training for engine in engines)
+    engine_busy_s = sum(engine.busy_training_s for engine in engines) / max(1, len(engines))
+    stalls = state.stalls or [0.0]
+    heldout = [reward for _, reward in state.heldout]
+    return Summary(
+        name=state.name,
+        folder=state.folder,
+        steps=state.num_steps,
+        samples=state.num_samples,
+        wall_s=state.now - state.started,
+        training_s=training_s,
+        heldout_reward_start=heldout[0] if heldout else None,
+        heldout_reward_end=heldout[-1] if len(heldout) > 1 else None,
+        train_reward_end=state.recent_reward,
+        trainer_idle=max(0.0, 1 - state.processes[TRAINER].busy_training_s / training_s),
+        engine_idle=max(0.0, 1 - engine_busy_s / training_s),
+        tokens=int(tokens),
+        tokens_per_s=tokens / training_s,
+        staleness_mean=state.staleness_sum / max(1, state.num_steps),
+        staleness_max=state.staleness_max,
+        sync_stall_s=statistics.median(stalls),
+        sync_stall_max_s=max(stalls),
+        drops=dict(state.drops),
+        stopped_early=state.step < state.steps_planned,
+    )

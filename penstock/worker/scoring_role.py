@@ -7,6 +7,7 @@ from collections.abc import Callable
 from penstock.channel import Channel
 from penstock.errors import ScoringFailed
 from penstock.observe.recorder import Recorder
+from penstock.observe.slots import Slots
 from penstock.scoring.config import RewardConfig
 from penstock.scoring.functions import calls_at_once, load_functions, needs_group
 from penstock.scoring.reward_thread import RewardThread
@@ -22,13 +23,17 @@ async def start(
     device = "cpu" if config.device == "cpu" else "cuda:0"
     rewards = await asyncio.to_thread(load_functions, config, device=device)
     thread = RewardThread(rewards)
+    slots = Slots()
 
     async def score(request: ScoringRequest) -> Verdict:
+        slot = slots.take()
         try:
-            with events.measure("reward", "score", task=request.task.id):
+            with events.measure(f"reward {slot}", "score", task=request.task.id):
                 return Verdict(scores=await thread.score(request.task, request.episodes))
         except ScoringFailed as error:
             return Verdict(reason=error.reason, message=str(error), detail=error.detail)
+        finally:
+            slots.give_back(slot)
 
     channel.serve(SCORE, score)
     return ScoringReady(

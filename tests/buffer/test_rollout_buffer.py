@@ -97,7 +97,7 @@ def test_drops_are_logged_with_their_reason(log: type[GroupLog]) -> None:
 
         assert (await buffer.take_step(on_drop)).numbers == (3,)
         assert gone == [2]
-        assert buffer.gate.drops == {"score_error": 1, "empty": 1, "stale": 1}
+        assert buffer.gate.outstanding == 1
         if isinstance(kept, MemoryGroupLog):
             assert {number: entry.reason for number, entry in kept.entries.items()} == {
                 0: "score_error",

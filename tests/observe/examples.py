@@ -53,7 +53,13 @@ def drop(reason: str, time: float = 103.0, group: int = 7) -> Drop:
 
 def update(version: int, stall_s: float, time: float = 103.0) -> UpdateEvent:
     return UpdateEvent(
-        process="controller", time=time, policy="policy", version=version, stall_s=stall_s, verify_s=0.0
+        process="controller",
+        time=time,
+        policy="policy",
+        version=version,
+        stage_s=0.0,
+        stall_s=stall_s,
+        verify_s=0.0,
     )
 
 

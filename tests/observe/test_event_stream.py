@@ -130,8 +130,12 @@ def _sinks() -> list[EventSink]:
 @pytest.mark.parametrize("sink", _sinks(), ids=["stream", "queue"])
 def test_an_event_costs_a_few_microseconds_of_who_emits_it(sink: EventSink) -> None:
     recorder = Recorder(sink, "a", HandClock())
-    count = 5_000
-    started = time.process_time()
-    for number in range(count):
-        recorder.span("slot 3", "generate", 1.0, group=number)
-    assert (time.process_time() - started) / count < 20e-6  # 1 to 2 on an idle machine
+    count, took_s = 500, []
+    for _ in range(
+        10
+    ):  # the quickest of ten: others share this machine, and the garbage collector this process
+        started = time.process_time()
+        for number in range(count):
+            recorder.span("slot 3", "generate", 1.0, group=number)
+        took_s.append((time.process_time() - started) / count)
+    assert min(took_s) < 20e-6  # 1 to 2 on an idle machine

@@ -1,5 +1,7 @@
 """The controller in virtual time: the staleness promises at any speed ratio, and no deadlock."""
 
+import asyncio
+import itertools
 import zlib
 from collections import Counter
 from dataclasses import dataclass
@@ -14,6 +16,10 @@ from penstock.buffer.admission import GateState, Ticket
 from penstock.buffer.group_log import MemoryGroupLog
 from penstock.buffer.history import HistoryState
 from penstock.errors import ScoringFailed, UserError
+from penstock.observe.event_stream import EventStream
+from penstock.observe.events import AnyEvent, Drop, SampleEvent, Span
+from penstock.observe.readers import MemoryReader
+from penstock.observe.run_state import RunState
 from penstock.orchestration.assembly import Parts, Resume, build_controller
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.controller import Controller
@@ -51,8 +57,13 @@ class World:
     trainer: SimulatedTrainer
     engine: SimulatedEngine
     tasks: Tasks
-    drops: Counter[str]
+    state: RunState
+    events: list[AnyEvent]
     log: MemoryGroupLog
+
+    @property
+    def drops(self) -> Counter[str]:
+        return self.state.drops
 
 
 class FlakyScorer(SimulatedScorer):
@@ -99,7 +110,7 @@ def build(
     scorer = FlakyScorer(score_s=lambda: token_s * rng.random(), value=value)
     scorer.failing = failing
     tasks = Tasks()
-    drops: Counter[str] = Counter()
+    state, memory = RunState(), MemoryReader()
     config = PenstockConfig.model_validate(
         {
             "rollout": {"group_size": 3, "groups_per_step": groups_per_step, "max_new_tokens": 1000},
@@ -122,14 +133,17 @@ def build(
 
     async def make() -> None:
         nonlocal controller
-        controller = build_controller(
-            config, parts, resume=resume, on_drop=lambda reason, message: drops.update([reason])
-        )
+        loop = asyncio.get_running_loop()
+        stream = EventStream(loop, defer=loop.call_soon)
+        stream.subscribe("state", state)
+        stream.subscribe("memory", memory)
+        controller = build_controller(config, parts, resume=resume, events=stream)
         await controller.start()
         await controller.run()
+        stream.close()
 
     run_in_virtual_time(make())
-    return World(controller, trainer, engine, tasks, drops, log)
+    return World(controller, trainer, engine, tasks, state, memory.events, log)
 
 
 def staleness_of(world: World) -> list[int]:
@@ -183,7 +197,7 @@ def test_zero_staleness_is_on_policy_whatever_is_late(**settings: Any) -> None:
     for late in ("wait", "mask", "drop", "correct"):
         world = build(max_staleness=0, late=late, **settings)
         assert set(staleness_of(world)) == {0}
-        assert world.controller.buffer.gate.drops == Counter()
+        assert world.drops == Counter()
 
 
 def test_wait_drops_nothing_where_drop_does() -> None:
@@ -220,7 +234,7 @@ def test_training_overlaps_generation() -> None:
     settings = dict(token_s=0.03, step_s=0.1, sync_s=0.0001, steps=30, late="mask")
 
     def time_of(max_staleness: int) -> float:
-        return build(max_staleness=max_staleness, **settings).controller.activity.last_progress
+        return build(max_staleness=max_staleness, **settings).state.last_progress
 
     assert time_of(2) < 0.7 * time_of(0)
 
@@ -230,7 +244,7 @@ def test_zero_variance_groups_are_replaced() -> None:
         filter_zero_variance=True, value=lambda task, episode: float(episode.index * (int(task.id[1:]) % 2))
     )
     assert len(world.trainer.plans) == 6
-    assert world.controller.buffer.gate.drops["zero_variance"] >= 6
+    assert world.drops["zero_variance"] >= 6
     assert all(
         len({score.value for score in scores}) == 3 for plan in world.trainer.plans for scores in plan.scores
     )
@@ -248,7 +262,9 @@ def test_only_zero_variance_ends_the_run_with_a_sentence() -> None:
 
 def test_failed_scores_cost_their_group_with_a_reason() -> None:
     world = build(failing=0.4)
-    assert world.drops["score_error"] == world.controller.buffer.gate.drops["score_error"] > 0
+    reasons = Counter(entry.reason for entry in world.log.entries.values() if entry.state == "dropped")
+    assert world.drops == reasons
+    assert reasons["score_error"] > 0
     assert len(world.trainer.plans) == 6
 
 
@@ -275,8 +291,57 @@ def test_a_resumed_run_goes_on_with_its_numbers_steps_and_versions() -> None:
     assert world.log.counts() == Counter(trained=4)
 
 
-def test_the_virtual_clock_sees_a_deadlock() -> None:
-    import asyncio
+def test_every_stage_tells_what_it_does() -> None:
+    world = build(late="drop", straggler=0.2, token_s=0.02, step_s=0.01, seed=3, steps=20, failing=0.2)
+    spans = [event for event in world.events if isinstance(event, Span)]
+    counts = Counter((span.track.split()[0], span.name) for span in spans)
+    num_groups = len(world.log.entries)
+    assert counts["train", "wait for groups"] == counts["train", "plan"] == counts["train", "step"] == 20
+    assert counts["sync", "publish"] == counts["sync", "update"] == 21
+    assert counts["slot", "generate"] == num_groups
+    assert counts["admission", "blocked"] > 0
+    assert all(span.start <= span.time for span in spans)
+    for track in {span.track for span in spans}:
+        own = sorted((span.start, span.time) for span in spans if span.track == track)
+        assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(own)), track
 
+
+def test_a_drop_says_what_was_lost() -> None:
+    world = build(late="drop", straggler=0.2, token_s=0.02, step_s=0.01, seed=3, steps=20, failing=0.2)
+    drops = {event.group: event for event in world.events if isinstance(event, Drop)}
+    entries = {number: entry for number, entry in world.log.entries.items() if entry.state == "dropped"}
+    assert {number: drop.reason for number, drop in drops.items()} == {
+        number: entry.reason for number, entry in entries.items()
+    }
+    assert {drop.reason for drop in drops.values()} == {"stale", "score_error"}
+    assert all(drop.task_id == entries[number].task.id for number, drop in drops.items())
+    assert all(drop.age > 2 for drop in drops.values() if drop.reason == "stale")
+    samples = [event for event in world.events if isinstance(event, SampleEvent)]
+    assert all(
+        sum(sample.num_output_tokens for sample in samples if sample.group == number) == drop.num_tokens > 0
+        for number, drop in drops.items()
+    )
+
+
+def test_every_trained_episode_is_a_sample_of_its_step() -> None:
+    world = build(late="mask", failing=0.2)
+    samples = [event for event in world.events if isinstance(event, SampleEvent)]
+    trained = {number: entry.step for number, entry in world.log.entries.items() if entry.state == "trained"}
+    assert sorted(
+        (sample.group, sample.episode, sample.step) for sample in samples if not sample.drop
+    ) == sorted((number, episode, step) for number, step in trained.items() for episode in range(3))
+    assert all(sample.reward == sample.episode for sample in samples if sample.step)
+
+
+def test_there_is_no_event_for_a_token() -> None:
+    """Ten times the tokens, the same number of events."""
+    few, many = (
+        len(build(late="mask", max_staleness=0, token_s=token_s, straggler=straggler).events)
+        for token_s, straggler in ((0.01, 0.0), (0.001, 1.0))
+    )
+    assert many == few
+
+
+def test_the_virtual_clock_sees_a_deadlock() -> None:
     with pytest.raises(Deadlock):
         run_in_virtual_time(asyncio.Event().wait())

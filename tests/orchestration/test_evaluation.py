@@ -1,5 +1,7 @@
 import asyncio
 
+from penstock.observe.event_queue import EventQueue
+from penstock.observe.events import EvaluationEvent, LogLine, Span
 from penstock.orchestration.evaluation import Evaluation, EvaluationSchedule, Evaluator
 
 
@@ -22,18 +24,20 @@ class Training:
 
 
 def schedule(every: int, *, evaluator: bool = True) -> tuple[Training, list[tuple[int, float]], list[str]]:
-    training = Training()
-    results: list[tuple[int, float]] = []
-    lines: list[str] = []
+    training, queue = Training(), EventQueue()
     one = EvaluationSchedule(
         Fixed(training) if evaluator else None,
         every=every,
         steps=20,
-        on_result=lambda step, reward: results.append((step, reward)),
-        log=lines.append,
+        events=queue.of("controller"),
     )
     asyncio.run(one.beside(training))
     asyncio.run(one.now(20))
+    told = queue.take().events
+    results = [(event.step, event.reward) for event in told if isinstance(event, EvaluationEvent)]
+    lines = [event.line for event in told if isinstance(event, LogLine)]
+    spans = [event.attributes["step"] for event in told if isinstance(event, Span)]
+    assert spans == [step for step, _ in results]
     return training, results, lines
 
 

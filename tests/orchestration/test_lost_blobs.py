@@ -1,5 +1,6 @@
 """Blobs over a whole run in virtual time: those of ended groups are gone, and a lost one costs its group alone."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 from penstock.blobs import FolderBlobs
 from penstock.buffer.group_log import MemoryGroupLog
 from penstock.errors import BlobLost
+from penstock.observe.event_stream import EventStream
+from penstock.observe.events import Drop
+from penstock.observe.readers import MemoryReader
 from penstock.orchestration.assembly import Parts, build_controller
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.simulation import (
@@ -75,13 +79,13 @@ class Run:
     ) -> None:
         self.folder = folder
         self.log = MemoryGroupLog()
-        self.drops: list[tuple[str, str]] = []
+        self._events = MemoryReader()
         blobs = FolderBlobs(folder)
         self.trainer = ReadingTrainer(blobs, damage)
         parts = Parts(
             engine=RecordingEngine(blobs, refuses),
             trainers=[self.trainer],
-            scorer=SimulatedScorer(score_s=lambda: 0.01, value=lambda group, index: float(index)),
+            scorer=SimulatedScorer(score_s=lambda: 0.01, value=lambda task, episode: float(episode.index)),
             tokenizer=SimulatedTokenizer(),
             tasks=Tasks(),
             log=self.log,
@@ -96,9 +100,15 @@ class Run:
                 "run": {"steps": STEPS},
             }
         )
-        controller = build_controller(config, parts, on_drop=lambda *drop: self.drops.append(drop))
+        stream = EventStream(asyncio.get_running_loop())
+        stream.subscribe("events", self._events)
+        controller = build_controller(config, parts, events=stream)
         await controller.start()
         await controller.run()
+
+    @property
+    def drops(self) -> list[tuple[str, str]]:
+        return [(event.reason, event.message) for event in self._events.events if isinstance(event, Drop)]
 
     def left(self) -> set[int]:
         """Groups with blobs."""

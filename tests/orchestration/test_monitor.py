@@ -1,53 +1,110 @@
 import asyncio
 from types import SimpleNamespace
 
-import numpy as np
-
-from penstock.observe.config import ObserveConfig
+from penstock.errors import ChannelClosed
+from penstock.observe.event_stream import EventStream
+from penstock.observe.events import Counters, Doing, LogLine
+from penstock.observe.readers import MemoryReader
+from penstock.observe.run_state import RunState
 from penstock.orchestration.monitor import RunMonitor
-from penstock.orchestration.step_planner import TrainedStep
-from penstock.types import StepResult, UpdateReceipt
-from penstock.types.metrics import Sum
+from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.types import EngineReport
+from tests.observe.examples import phase
 
 
-class Writer:
-    def __init__(self):
-        self.rows = []
+class Engine:
+    """Counts a token a second; may be frozen or gone."""
 
-    def write(self, step, row):
-        self.rows.append((step, row))
+    def __init__(self, name: str, *, running: int = 0, frozen: bool = False, gone: bool = False) -> None:
+        self.name = name
+        self._running, self._frozen, self._gone = running, frozen, gone
+
+    async def report(self) -> EngineReport:
+        if self._gone:
+            raise ChannelClosed("gone")
+        if self._frozen:
+            await asyncio.Event().wait()
+        return EngineReport(
+            name=self.name,
+            versions={"policy": 3},
+            capabilities=(),
+            num_running=self._running,
+            num_waiting=0,
+            max_context=8,
+            counters={"tokens": asyncio.get_running_loop().time(), "busy_s": 0.0},
+        )
 
 
-def update(monitor, version, stall_s):
-    monitor.on_update(UpdateReceipt(policy="default", version=version, stall_s=stall_s, verify_s=0.0))
-
-
-def trained(number):
-    scored = SimpleNamespace(values=np.array([0.0, 1.0]), scores=(None, None))
-    result = StepResult(step=number, metrics={"loss": Sum(value=2.0)}, seconds={"forward": 0.25})
-    return TrainedStep(
-        number=number,
-        taken=SimpleNamespace(groups=(SimpleNamespace(scored=scored),)),
-        results=(result,),
-        waited_s=0.0,
-        took_s=1.0,
-        time_s=0.0,
+def controller() -> SimpleNamespace:
+    gate = SimpleNamespace(outstanding=4, num_ready=1, limit=4)
+    return SimpleNamespace(
+        activity=SimpleNamespace(
+            trainer="waiting for groups", num_generating=2, num_scoring=1, syncing_version=None
+        ),
+        buffer=SimpleNamespace(
+            gate=gate, waiting_for=lambda: ("4 groups outstanding", "1 of 2 groups ready")
+        ),
     )
 
 
-def test_a_step_is_written_with_the_longest_stall_since_the_last():
-    writer = Writer()
+def watch(*engines: Engine, seconds: float, training: bool = True, watchdog_s: float = 60.0) -> MemoryReader:
+    memory = MemoryReader()
 
-    async def main():
-        monitor = RunMonitor(name="a run", steps=2, config=ObserveConfig(), view=None, writers=[writer])
-        update(monitor, 0, 9.0)  # before training
-        monitor.on_step(trained(1), bound=4)
-        update(monitor, 1, 0.5)
-        update(monitor, 2, 0.25)
-        monitor.on_step(trained(2), bound=4)
-        monitor.on_step(trained(3), bound=4)
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        stream, state = EventStream(loop, defer=loop.call_soon), RunState()
+        stream.subscribe("state", state)
+        stream.subscribe("memory", memory)
+        monitor = RunMonitor(stream, state, controller(), engines, watchdog_s=watchdog_s)
+        if training:
+            stream.emit(phase("training", loop.time()))
+        watching = asyncio.create_task(monitor.watch())
+        await asyncio.sleep(seconds)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        stream.close()
 
-    asyncio.run(main())
-    assert [(step, row.get("sync_stall_s")) for step, row in writer.rows] == [(1, None), (2, 0.5), (3, None)]
-    last = writer.rows[-1][1]
-    assert (last["reward"], last["loss"], last["forward_s"], last["samples"]) == (0.5, 2.0, 0.25, 6.0)
+    run_in_virtual_time(main())
+    return memory
+
+
+def test_engines_are_asked_twice_a_second_and_words_are_said_once() -> None:
+    events = watch(Engine("engine0", running=3), Engine("engine1"), seconds=10.1).events
+    counts = [event for event in events if isinstance(event, Counters) and event.process == "engine0"]
+    assert len(counts) == 21
+    assert counts[-1].values == {"tokens": 10.0, "busy_s": 0.0, "running": 3, "waiting": 0, "version": 3}
+    assert [(event.process, event.what) for event in events if isinstance(event, Doing)] == [
+        ("trainer", "waiting for groups: 1 of 2 groups ready"),
+        ("engine0", "3 running, 0 waiting"),
+        ("engine1", "idle: 4 groups outstanding, 1 being scored"),
+    ]
+    flow = next(event for event in events if isinstance(event, Counters) and event.process == "controller")
+    assert flow.values == {"outstanding": 4, "generating": 2, "scoring": 1, "ready": 1, "limit": 4}
+
+
+def test_the_alarm_says_who_waits_for_whom_also_while_engines_are_frozen_or_gone() -> None:
+    engines = (Engine("engine0", running=3), Engine("engine1", frozen=True), Engine("engine2", gone=True))
+    events = watch(*engines, seconds=150.0).events
+    lines = [event for event in events if isinstance(event, LogLine)]
+    assert [line.line.split(":")[0] for line in lines] == ["nothing has moved for 60 s"] * 2
+    assert lines[0].line.endswith(
+        ": trainer – waiting for groups: 1 of 2 groups ready; engine0 – 3 running, 0 waiting"
+    )
+
+
+def test_there_is_no_alarm_outside_training() -> None:
+    events = watch(Engine("engine0"), seconds=300.0, training=False).events
+    assert not [event for event in events if isinstance(event, LogLine)]
+
+
+def test_a_poll_does_not_wait_for_a_frozen_engine() -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        stream, state = EventStream(loop), RunState()
+        stream.subscribe("state", state)
+        engines = (Engine("engine0"), Engine("engine1", frozen=True))
+        await RunMonitor(stream, state, controller(), engines, watchdog_s=60.0).poll()
+        assert [engine.name for engine in state.engines] == ["engine0"]
+        return loop.time()
+
+    assert run_in_virtual_time(main()) == 5.0

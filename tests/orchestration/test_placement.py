@@ -11,6 +11,7 @@ import pytest
 from penstock.config.loader import build
 from penstock.errors import UserError, WorkerDied
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.observe.status import RunStatus
 from penstock.observe.views import SilentView
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
@@ -160,8 +161,9 @@ def test_a_run_that_is_stopped_at_once_stops_its_daemon(prepared: Prepared, fake
     """The second Ctrl-C cancels the task that the session runs in."""
 
     class Impatient(SilentView):
-        def update(self, status: Any) -> None:
-            running.cancel()
+        def update(self, status: RunStatus) -> None:
+            if status.phase == "verifying weights":
+                running.cancel()
 
     async def main() -> None:
         nonlocal running
@@ -176,7 +178,7 @@ def test_a_run_that_is_stopped_at_once_stops_its_daemon(prepared: Prepared, fake
 
 def test_a_run_whose_worker_dies_stops_its_daemon(prepared: Prepared, fake: FakeMps) -> None:
     class Killer(SilentView):
-        def update(self, status: Any) -> None:
+        def update(self, status: RunStatus) -> None:
             for child in psutil.Process().children(recursive=True):
                 if "trainer" in child.cmdline():
                     child.kill()

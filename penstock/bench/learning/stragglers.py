@@ -8,6 +8,7 @@ waits.
 """
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +59,7 @@ class StragglingSchedule:
 
     def run(self) -> Curve:
         setup, gate, bed = self._setup, self._gate, self._bed
+        drops: Counter[str] = Counter()
         tick = 0
         while bed.version < setup.steps:
             self._served.append(bed.version)
@@ -65,13 +67,14 @@ class StragglingSchedule:
             self._finish(tick)
             taken, dropped = gate.select()
             for one in dropped:
+                drops[one.reason] += 1
                 bed.stream.put_back(one.scored.group.task)
             tick += 1
             if taken is not None:
                 self._train(taken, tick)
             if tick > MAX_TICKS_PER_STEP * setup.steps:
                 raise RuntimeError(f"{tick} ticks for {bed.version} steps: the schedule is stuck")
-        return bed.curve(dict(gate.drops))
+        return bed.curve(dict(drops))
 
     def _start(self, tick: int) -> None:
         for _ in range(int(SPEED * self._setup.groups)):

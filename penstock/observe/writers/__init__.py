@@ -11,6 +11,10 @@ from penstock.observe.writers.metrics_jsonl import JsonlWriter
 
 
 class MetricsWriter(Protocol):
+    @property
+    def name(self) -> str:
+        """How its failures are reported."""
+
     def write(self, step: int, metrics: dict[str, float]) -> None: ...
 
     def close(self) -> None: ...

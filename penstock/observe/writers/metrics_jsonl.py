@@ -6,6 +6,8 @@ from pathlib import Path
 
 
 class JsonlWriter:
+    name = "metrics.jsonl"
+
     def __init__(self, path: Path) -> None:
         self._file = path.open("a")
 

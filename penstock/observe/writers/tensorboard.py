@@ -4,6 +4,8 @@ from pathlib import Path
 
 
 class TensorBoardWriter:
+    name = "tensorboard"
+
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 

@@ -2,6 +2,8 @@
 
 
 class TrackioWriter:
+    name = "trackio"
+
     def __init__(self, project: str, name: str) -> None:
         import trackio
 

@@ -6,6 +6,8 @@ from penstock.errors import UserError
 
 
 class WandbWriter:
+    name = "wandb"
+
     def __init__(self, project: str, name: str, folder: Path) -> None:
         import wandb
 

@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -69,8 +69,9 @@ class LocalLauncher:
     """Starts and stops workers. `folder` is private to the run and lies in memory where it can: it holds the
     socket, the buckets of published weights and the run's blobs, and goes with the launcher."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, *, on_launch: Callable[[Channel], None] = lambda channel: None) -> None:
         self._logs = logs
+        self._on_launch = on_launch
         self._token = secrets.token_hex(16)
         self._arrivals: dict[str, asyncio.Future[Channel]] = {}
         self._workers: list[LocalWorker] = []
@@ -128,6 +129,7 @@ class LocalLauncher:
         exited.cancel()
         worker = LocalWorker(name, process, arrival.result(), log)
         self._workers.append(worker)
+        self._on_launch(worker.channel)
         return worker
 
     def forget(self, worker: Worker) -> None:

@@ -1,0 +1,152 @@
+"""What the controller tells: groups, steps, updates and waits, as events. Drops are told here and nowhere else."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.buffer.admission import StalenessGate
+from penstock.observe.event_stream import EventStream
+from penstock.observe.events import Drop, SampleEvent, StepEvent, UpdateEvent
+from penstock.observe.slots import Slots
+from penstock.orchestration.step_planner import TrainedStep
+from penstock.types import NOT_SAMPLED, Group, Score, UpdateReceipt
+
+PROCESS = "controller"
+KEPT_TEXT = 2000
+"""Characters of a prompt or an answer that a sample keeps."""
+
+
+class ControllerEvents:
+    """Emits in the controller's name."""
+
+    def __init__(self, stream: EventStream, gate: StalenessGate) -> None:
+        self.recorder = stream.of(PROCESS)
+        self._gate = gate
+        self._slots = Slots()
+
+    def now(self) -> float:
+        return self.recorder.now()
+
+    def begin_group(self) -> int:
+        """A slot for a group, so that the spans of groups that run side by side have a track each."""
+        return self._slots.take()
+
+    def end_group(self, slot: int) -> None:
+        self._slots.give_back(slot)
+
+    def group_span(self, slot: int, name: str, start: float, group: int) -> None:
+        self.recorder.span(f"slot {slot}", name, start, group=group)
+
+    def admission_blocked(self, start: float, reason: str) -> None:
+        """Nothing could be admitted since `start`. Waits that took no time are not told."""
+        if self.now() > start:
+            self.recorder.span("admission", "blocked", start, reason=reason)
+
+    def trained(self, step: TrainedStep, max_staleness: int) -> None:
+        end = step.time_s
+        self.recorder.span("train", "step", end - step.took_s, end, step=step.number)
+        groups = [group.scored for group in step.taken.groups]
+        rewards = np.concatenate([scored.values for scored in groups])
+        for scored in groups:
+            self._samples(scored.group, scored.scores, step=step.number)
+        self.recorder.emit(
+            StepEvent(
+                process=PROCESS,
+                time=end,
+                step=step.number,
+                reward=float(rewards.mean()),
+                num_samples=len(rewards),
+                metrics=step.metrics(),
+                seconds=step.seconds(),
+                waited_s=step.waited_s,
+                took_s=step.took_s,
+                max_staleness=max_staleness,
+            )
+        )
+
+    def dropped(self, group: Group, reason: str, message: str, scores: Sequence[Score] = ()) -> None:
+        """A group goes untrained. It has the episodes that had ended, and scores if all were scored."""
+        self._samples(group, scores, drop=reason)
+        self.recorder.emit(
+            Drop(
+                process=PROCESS,
+                time=self.now(),
+                group=group.number,
+                task_id=group.task.id,
+                reason=reason,
+                message=message,
+                age=self._age(group),
+                num_tokens=sum(episode.num_output_tokens for episode in group.episodes),
+            )
+        )
+
+    def updated(self, receipt: UpdateReceipt) -> None:
+        self.recorder.emit(
+            UpdateEvent(
+                process=PROCESS,
+                time=self.now(),
+                policy=receipt.policy,
+                version=receipt.version,
+                stage_s=receipt.stage_s,
+                stall_s=receipt.stall_s,
+                verify_s=receipt.verify_s,
+            )
+        )
+
+    def _samples(
+        self, group: Group, scores: Sequence[Score], *, step: int | None = None, drop: str | None = None
+    ) -> None:
+        for index in range(len(group.episodes)):
+            score = scores[index] if scores else None
+            self.recorder.emit(sample_event(group, index, score, time=self.now(), step=step, drop=drop))
+
+    def _age(self, group: Group) -> int | None:
+        versions = sampled_versions(group, range(len(group.episodes)))
+        if not versions:
+            return None
+        return self._gate.step - self._gate.history.step_of(min(versions))
+
+
+def sample_event(
+    group: Group, index: int, score: Score | None, *, time: float, step: int | None, drop: str | None
+) -> SampleEvent:
+    episode = group.episodes[index]
+    versions = sampled_versions(group, (index,))
+    prompt = group.task.prompt
+    if not isinstance(prompt, str):
+        prompt = "\n".join(f"{message.role}: {message.content}" for message in prompt)
+    return SampleEvent(
+        process=PROCESS,
+        time=time,
+        group=group.number,
+        episode=episode.index,
+        task_id=group.task.id,
+        step=step,
+        drop=drop,
+        failure=episode.failure,
+        reward=None if score is None else score.value,
+        parts={} if score is None else score.parts,
+        oldest_version=min(versions, default=None),
+        newest_version=max(versions, default=None),
+        num_turns=len(episode.turns),
+        num_prompt_tokens=len(episode.turns[0].prompt_ids) if episode.turns else 0,
+        num_output_tokens=episode.num_output_tokens,
+        finish_reason=episode.turns[-1].finish_reason if episode.turns else "",
+        prompt=shorten(prompt),
+        answer=shorten(episode.text),
+    )
+
+
+def sampled_versions(group: Group, indices: Sequence[int]) -> tuple[int, ...]:
+    """The oldest and the newest version of every turn of these episodes."""
+    arrays = [turn.versions for index in indices for turn in group.episodes[index].turns]
+    ends = [int(end) for versions in arrays if versions.size for end in (versions.min(), versions.max())]
+    return tuple(version for version in ends if version != NOT_SAMPLED)
+
+
+def shorten(text: str) -> str:
+    """A long text without its middle: an answer's end says more than its middle."""
+    if len(text) <= KEPT_TEXT:
+        return text
+    tail = KEPT_TEXT // 4
+    return f"{text[: KEPT_TEXT - tail]} […] {text[-tail:]}"

@@ -1,0 +1,45 @@
+import numpy as np
+
+from penstock.orchestration.controller_events import sample_event, shorten
+from penstock.types import Episode, Group, Message, SamplingParams, Score, Task, Turn
+
+
+def turn(versions: list[int], text: str) -> Turn:
+    count = len(versions)
+    return Turn(
+        prompt_ids=np.array([1, 2, 3], np.int32),
+        output_ids=np.arange(count, dtype=np.int32),
+        logprobs=np.zeros(count, np.float32),
+        versions=np.array(versions, np.int32),
+        finish_reason="stop",
+        sampling=SamplingParams(max_tokens=9),
+        text=text,
+    )
+
+
+def test_a_sample_tells_its_versions_lengths_and_texts() -> None:
+    prompt = (Message(role="user", content="12 × 7"),)
+    episode = Episode(task_id="t", turns=(turn([4, 4, 5], "83?"), turn([6], "84")))
+    group = Group(number=3, task=Task(id="t", prompt=prompt), episodes=(episode,))
+    told = sample_event(group, 0, Score(value=1.0, parts={"exact": 1.0}), time=2.0, step=8, drop=None)
+    assert (told.group, told.episode, told.step, told.drop) == (3, 0, 8, None)
+    assert (told.reward, told.parts) == (1.0, {"exact": 1.0})
+    assert (told.oldest_version, told.newest_version) == (4, 6)
+    assert (told.num_turns, told.num_prompt_tokens, told.num_output_tokens) == (2, 3, 4)
+    assert (told.prompt, told.answer, told.finish_reason) == ("user: 12 × 7", "84", "stop")
+
+
+def test_an_episode_without_a_turn_or_a_score_is_told_too() -> None:
+    group = Group(
+        number=3,
+        task=Task(id="t", prompt="p"),
+        episodes=(Episode(task_id="t", turns=(), index=2, failure="timeout"),),
+    )
+    told = sample_event(group, 0, None, time=2.0, step=None, drop="refused")
+    assert (told.reward, told.oldest_version, told.num_output_tokens, told.drop) == (None, None, 0, "refused")
+    assert (told.episode, told.failure) == (2, "timeout")
+
+
+def test_long_texts_lose_their_middle() -> None:
+    assert shorten("a" * 2000) == "a" * 2000
+    assert shorten("a" * 3000 + "b" * 500) == "a" * 1500 + " […] " + "b" * 500

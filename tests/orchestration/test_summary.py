@@ -1,0 +1,69 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.observe.events import EvaluationEvent
+from penstock.observe.run_state import RunState
+from penstock.orchestration.summary import summarise
+from tests.observe.examples import counters, drop, phase, run_event, step, update
+
+EVENTS = (
+    run_event(100.0),
+    update(0, 9.0),
+    EvaluationEvent(process="controller", time=105.0, step=0, reward=0.25, num_episodes=8, num_failed=0),
+    counters("engine0", 110.0, busy_s=50.0, tokens=1000.0),
+    counters("engine1", 110.0, busy_s=0.0, tokens=0.0),
+    phase("training", 110.0),
+    step(1, 112.0, forward=0.5, reward=0.0),
+    drop("stale"),
+    drop("empty"),
+    update(1, 0.25),
+    step(2, 114.0, forward=0.5, reward=1.0),
+    drop("stale"),
+    update(2, 0.75),
+    counters("engine0", 114.0, busy_s=53.0, tokens=1800.0),
+    counters("engine1", 114.0, busy_s=1.0, tokens=200.0),
+    phase("evaluating", 114.0),
+    counters("engine0", 119.0, busy_s=58.0, tokens=9999.0),
+    EvaluationEvent(process="controller", time=120.0, step=2, reward=0.75, num_episodes=8, num_failed=0),
+    phase("done", 121.0),
+)
+
+
+def test_a_summary_is_made_of_events_alone(tmp_path: Path) -> None:
+    state = RunState()
+    for event in EVENTS:
+        state.on(event)
+    summary = summarise(state)
+    assert (summary.name, summary.folder, summary.steps, summary.samples) == ("demo", "runs/demo", 2, 8)
+    assert (summary.wall_s, summary.training_s) == (21.0, 4.0)
+    assert (summary.heldout_reward_start, summary.heldout_reward_end) == (0.25, 0.75)
+    assert summary.train_reward_end == 0.5
+    assert (summary.trainer_idle, summary.engine_idle) == (0.75, 0.5)
+    assert (summary.tokens, summary.tokens_per_s) == (1000, 250.0)
+    assert (summary.staleness_mean, summary.staleness_max) == (1.5, 2.0)
+    assert (summary.sync_stall_s, summary.sync_stall_max_s) == (0.5, 0.75)
+    assert summary.drops == {"stale": 2, "empty": 1}
+    assert summary.stopped_early  # 9 steps were planned
+    summary.write(tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["drops"] == {"stale": 2, "empty": 1}
+
+
+def test_the_view_and_the_summary_mean_the_same_by_busy() -> None:
+    state = RunState()
+    for event in EVENTS[:-4]:
+        state.on(event)
+    shown = {process.name: process.busy for process in state.status().processes}
+    state.on(phase("done", 114.0))
+    summary = summarise(state)
+    assert shown["trainer"] == pytest.approx(1 - summary.trainer_idle)
+    assert (shown["engine0"] + shown["engine1"]) / 2 == pytest.approx(1 - summary.engine_idle)
+
+
+def test_a_run_that_was_stopped_before_training_has_a_summary() -> None:
+    state = RunState()
+    state.on(run_event())
+    state.on(phase("done", 101.0))
+    summary = summarise(state)
+    assert (summary.steps, summary.train_reward_end, summary.trainer_idle) == (0, None, 1.0)
