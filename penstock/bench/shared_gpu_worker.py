@@ -26,6 +26,7 @@ from penstock.bench.train import make_row
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.text_generation import FixedWeights
+from penstock.models.published import published_tensors
 from penstock.sync.cuda_ipc import CudaIpcPublisher
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel
@@ -188,7 +189,7 @@ class TrainerSide:
             compiled=work.compiled,
         )
         if on_gpu:  # as in a run, what is published to the engine lies beside it
-            self._publisher = CudaIpcPublisher(dict(model.named_parameters()))
+            self._publisher = CudaIpcPublisher(published_tensors(model))
         self._row = make_row(model.config.vocab_size, work.train_tokens, work.train_length, work.device)
         self._directions = torch.randn(work.train_tokens, device=work.device) / work.train_tokens
 

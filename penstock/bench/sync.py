@@ -28,12 +28,13 @@ from rich.table import Table
 
 from penstock.bench.child import Child
 from penstock.bench.shapes import hardware, make_shape
+from penstock.interfaces import WeightPublisher
 from penstock.models.load import resolve_device
+from penstock.models.published import published_tensors
 from penstock.orchestration.launchers.mps import mps
-from penstock.sync.cuda_ipc import CudaIpcPublisher
-from penstock.sync.shared_memory import SharedMemoryPublisher
+from penstock.sync.slot_publisher import Publishing
+from penstock.sync.transports import Rendezvous, make_publisher
 
-Publisher = SharedMemoryPublisher | CudaIpcPublisher
 WARMUP = 3
 PAUSES_S = (0.025, 0.0265, 0.0256, 0.0274)
 """Between updates the engine runs a few steps, as in a real run. Pauses differ, so that updates meet a step at
@@ -132,7 +133,7 @@ def measure_all(
     arms = {}
     try:
         model = make_shape(shape, device, torch.float32 if device == "cpu" else torch.bfloat16)
-        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        weights = {name: tensor.detach() for name, tensor in published_tensors(model).items()}
         gb = sum(weight.numel() * weight.element_size() for weight in weights.values()) / 1e9
         for engine in engines:
             engine.read()  # it is ready
@@ -151,7 +152,7 @@ def measure_group(
     group: "list[Setting]", engine: Child, weights: dict[str, torch.Tensor], updates: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        publisher = make_publisher(group[0].transport, weights, Path(folder))
+        publisher = make_publisher(group[0].transport, weights, Publishing(), Rendezvous(Path(folder)))
         engine.ask(b"go")  # decoding begins, and does not end
         try:
             for number, setting in enumerate(group):
@@ -168,7 +169,7 @@ def told(arm: dict[str, Any]) -> str:
 
 
 def measure(
-    publisher: Publisher, engine: Child, versions: range, weights: dict[str, torch.Tensor]
+    publisher: WeightPublisher, engine: Child, versions: range, weights: dict[str, torch.Tensor]
 ) -> dict[str, Any]:
     """Medians over updates, after a few that open buckets and warm caches."""
     records = []
@@ -183,7 +184,7 @@ def measure(
 
 
 def publish(
-    publisher: Publisher, engine: Child, version: int, weights: dict[str, torch.Tensor]
+    publisher: WeightPublisher, engine: Child, version: int, weights: dict[str, torch.Tensor]
 ) -> dict[str, float]:
     """One update, from its beginning to the first token on it that somebody has seen."""
     on_gpu = next(iter(weights.values())).is_cuda
@@ -209,15 +210,9 @@ def publish(
     }
 
 
-def make_publisher(transport: str, weights: dict[str, torch.Tensor], folder: Path) -> Publisher:
-    if transport == "cuda_ipc":
-        return CudaIpcPublisher(weights)
-    return SharedMemoryPublisher(weights, folder=folder)
-
-
 def start_engine(setting: Setting, shape: str, device: str) -> Child:
     """The other process: one line in for an update, one line out when a token on it has been seen."""
-    words = [setting.transport, shape, device, str(setting.batch)]
+    words = [shape, device, str(setting.batch)]
     return Child("engine", "penstock.bench.sync_engine", words)
 
 

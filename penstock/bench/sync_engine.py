@@ -19,9 +19,7 @@ import torch
 from penstock.bench.shapes import make_shape
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.interfaces import WeightReceiver
-from penstock.sync.cuda_ipc import CudaIpcReceiver
-from penstock.sync.shared_memory import SharedMemoryReceiver
+from penstock.sync.transports import AnyReceiver
 from penstock.types import GenerateRequest, SamplingParams, WeightUpdate
 
 PROMPT, CONTEXT = 16, 2048
@@ -51,7 +49,7 @@ class Watched:
         return self.since[version]
 
 
-async def serve(transport: str, shape: str, device: str, batch: int) -> None:
+async def serve(shape: str, device: str, batch: int) -> None:
     """Answer updates until the input ends."""
     on_gpu = device != "cpu"
     context = CONTEXT if on_gpu else SMALL_CONTEXT
@@ -66,8 +64,7 @@ async def serve(transport: str, shape: str, device: str, batch: int) -> None:
         device=device,
         dtype="bfloat16" if on_gpu else "float32",
     )
-    receiver: WeightReceiver = CudaIpcReceiver() if transport == "cuda_ipc" else SharedMemoryReceiver()
-    engine = EmbeddedEngine(model, config=config, receiver=receiver, version=-1)
+    engine = EmbeddedEngine(model, config=config, receiver=AnyReceiver(), version=-1)
     engine.warm_up()
     sys.setswitchinterval(
         LOOK_EVERY_S
@@ -149,4 +146,4 @@ def say(answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
+    asyncio.run(serve(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -1,6 +1,6 @@
 """The GPU's memory, shared out before anything heavy is loaded.
 
-    free ─ margin ─► trainer ─► published weights ─► engines: weights, workspace, and the rest is cache
+    free ─ margin ─► trainer ─► published weights ─► engines: weights, staged update, workspace; the rest is cache
 
 The trainer's part is an estimate (`penstock.trainer.memory_estimate`); what it leaves is the engines'. What
 can't fit is a `UserError` that names the numbers and the settings that change them.
@@ -14,6 +14,7 @@ from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.placement import engine_gpu, trainer_gpu
+from penstock.sync.transports import transport_of
 
 if TYPE_CHECKING:
     from penstock.models.outline import Outline
@@ -40,12 +41,15 @@ class MemoryPlan:
     """All that each engine may take."""
     cache: int
     """What is left of it for the cache."""
+    staged: int
+    """What each engine must keep free for an update that it stages."""
     num_engines: int
     kv_bytes_per_token: int
 
     @property
     def memory_share(self) -> float:
-        return self.engine / self.gpu.total_bytes
+        """Within which an engine sizes its cache."""
+        return (self.engine - self.staged) / self.gpu.total_bytes
 
     def __str__(self) -> str:
         parts = [f"trainer about {_gb(self.trainer)}"] if self.trainer else []
@@ -91,7 +95,7 @@ def estimate_trainer(
 
 def published_bytes(config: PenstockConfig, outline: "Outline") -> int:
     """Snapshots of the weights that lie on the GPU between trainer and engines."""
-    if config.sync.transport != "cuda_ipc":
+    if not transport_of(config.sync.transport).snapshots_on_gpu:
         return 0
     return config.sync.slots * outline.num_parameters * BYTES[config.engine.dtype]
 
@@ -129,7 +133,9 @@ def _share_out(
     section = config.engine
     item = BYTES[section.dtype]
     per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item)
-    fixed = outline.num_parameters * item + workspace_bytes(section.max_batch, outline.vocabulary)
+    weights = outline.num_parameters * item
+    staged = transport_of(config.sync.transport).staged_bytes(weights)
+    fixed = weights + staged + workspace_bytes(section.max_batch, outline.vocabulary)
     if section.kv_tokens:
         least, cache_words = section.kv_tokens * per_token, "the cache that engine.kv_tokens asks for"
     elif section.cache_gb:
@@ -149,7 +155,7 @@ def _share_out(
         )
     if fixed + least > engine:
         raise UserError(
-            f"an engine needs {_gb(fixed + least)} ({_gb(outline.num_parameters * item)} of weights, a "
+            f"an engine needs {_gb(fixed + least)} ({_gb(weights)} of weights,{_and_staged(staged)} a "
             f"workspace, and {_gb(least)} for {cache_words}), and may take {_gb(max(0, engine))} {beside}on "
             f"{gpu.name} ({_gb(gpu.total_bytes)}, {_gb(gpu.free_bytes)} of it free); "
             f"{_smaller_engine(config, asked > 0)}{', or ' + _smaller_trainer(config) if trainer else ''}"
@@ -160,6 +166,7 @@ def _share_out(
         published=published,
         engine=engine,
         cache=least if section.kv_tokens or section.cache_gb else engine - fixed,
+        staged=staged,
         num_engines=section.count,
         kv_bytes_per_token=per_token,
     )
@@ -179,7 +186,7 @@ def _smaller_trainer(config: PenstockConfig) -> str:
         stronger = "selective" if config.trainer.checkpointing == "off" else "full"
         knobs.append(f"trainer.checkpointing={stronger}")
     knobs.append(f"trainer.micro_batch_tokens below {config.trainer.micro_batch_tokens}")
-    if config.sync.transport == "cuda_ipc" and config.sync.slots > 1:
+    if transport_of(config.sync.transport).snapshots_on_gpu and config.sync.slots > 1:
         knobs.append("sync.slots=1")
     return "set " + " or ".join(knobs)
 
@@ -198,6 +205,10 @@ def _smaller_engine(config: PenstockConfig, share_is_set: bool) -> str:
 
 def _and_published(published: int) -> str:
     return f" and published weights {_gb(published)}" if published else ""
+
+
+def _and_staged(staged: int) -> str:
+    return f" {_gb(staged)} of an update that is staged," if staged else ""
 
 
 def _gb(num_bytes: float) -> str:

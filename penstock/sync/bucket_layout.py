@@ -1,6 +1,11 @@
-"""Which tensor lies where: named tensors packed one after another into buckets of bounded size."""
+"""Which tensor lies where: named tensors, or slices of them, packed one after another into buckets of bounded size.
 
-from collections.abc import Mapping
+A header says everything (`TensorSpec`): where the bytes are in a bucket, and which part of which tensor they are.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -10,36 +15,95 @@ from penstock.types import TensorSpec, WeightUpdate
 ALIGNMENT = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Which part of a tensor of `shape` a publisher has, if not all of it: what begins at `start`."""
+
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+
+
 def lay_out(
-    parameters: Mapping[str, torch.Tensor], *, bucket_bytes: int
+    tensors: Mapping[str, torch.Tensor], *, bucket_bytes: int, slices: Mapping[str, Slice] | None = None
 ) -> tuple[tuple[TensorSpec, ...], list[int]]:
-    """Specs of all tensors in their order, and the size of each bucket. A tensor is never split: one larger
-    than `bucket_bytes` gets a bucket of its own."""
+    """Specs of all tensors in their order, and the size of each bucket. `slices` names the tensors that are parts
+    of larger ones. A tensor above `bucket_bytes` is split by its first dimension; a single row is never split, and
+    may get a bucket of its own that is larger."""
     specs: list[TensorSpec] = []
     sizes: list[int] = []
-    for name, tensor in parameters.items():
-        num_bytes = tensor.numel() * tensor.element_size()
-        padded = -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        if not sizes or (sizes[-1] and sizes[-1] + padded > bucket_bytes):
-            sizes.append(0)
-        specs.append(
-            TensorSpec(
-                name=name,
-                shape=tuple(tensor.shape),
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                bucket=len(sizes) - 1,
-                offset=sizes[-1],
-                num_bytes=num_bytes,
+    for name, tensor in tensors.items():
+        whole = (slices or {}).get(name)
+        for start, extent in _pieces(tensor, bucket_bytes):
+            num_bytes = math.prod(extent) * tensor.element_size()
+            padded = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+            if not sizes or (sizes[-1] and sizes[-1] + padded > bucket_bytes):
+                sizes.append(0)
+            is_whole = whole is None and extent == tuple(tensor.shape)
+            if whole is not None:
+                start = tuple(mine + theirs for mine, theirs in zip(start, whole.start, strict=True))
+            specs.append(
+                TensorSpec(
+                    name=name,
+                    shape=tuple(tensor.shape) if whole is None else whole.shape,
+                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    bucket=len(sizes) - 1,
+                    offset=sizes[-1],
+                    num_bytes=num_bytes,
+                    start=() if is_whole else start,
+                    sizes=() if is_whole else extent,
+                )
             )
-        )
-        sizes[-1] += padded
+            sizes[-1] += padded
     return tuple(specs), sizes
 
 
-def check_same_model(update: WeightUpdate, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Before anything is copied: trainer and engine must have the same tensors."""
-    sent = {spec.name: spec.shape for spec in update.tensors}
-    differing = [name for name in {**sent, **parameters} if sent.get(name) != _shape(parameters.get(name))]
+def _pieces(tensor: torch.Tensor, bucket_bytes: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Start and extent of each piece."""
+    shape = tuple(tensor.shape)
+    if tensor.nbytes <= bucket_bytes or not shape:
+        yield (0,) * len(shape), shape
+        return
+    rows = max(1, bucket_bytes // (tensor.nbytes // shape[0]))
+    for first in range(0, shape[0], rows):
+        yield (first, *(0 for _ in shape[1:])), (min(rows, shape[0] - first), *shape[1:])
+
+
+def view(bucket: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The values that `spec` names inside `bucket` (bytes), sharing its memory."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return bucket[spec.offset : spec.offset + spec.num_bytes].view(dtype).view(spec.sizes or spec.shape)
+
+
+def part(tensor: torch.Tensor, spec: TensorSpec, origin: tuple[int, ...] = ()) -> torch.Tensor:
+    """The part of a tensor that `spec` names, sharing its memory. `origin` is where the tensor itself begins, if it
+    is a slice."""
+    if not spec.start:
+        return tensor
+    starts = [start - (origin[dim] if origin else 0) for dim, start in enumerate(spec.start)]
+    return tensor.detach()[
+        tuple(slice(start, start + size) for start, size in zip(starts, spec.sizes, strict=True))
+    ]
+
+
+def covered(specs: tuple[TensorSpec, ...]) -> dict[str, int]:
+    """How many elements of each tensor an update holds."""
+    counts: dict[str, int] = {}
+    for spec in specs:
+        counts[spec.name] = counts.get(spec.name, 0) + math.prod(spec.sizes or spec.shape)
+    return counts
+
+
+def check_same_model(update: WeightUpdate, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Before anything is copied: what the update holds must fit the engine's tensors, and a full update must hold
+    all of each of them."""
+    differing = {spec.name for spec in update.tensors if not _fits(spec, tensors.get(spec.name))}
+    if update.base is None:
+        counts = covered(update.tensors)
+        differing |= {
+            name
+            for name in {**counts, **tensors}
+            if name not in tensors or counts.get(name) != tensors[name].numel()
+        }
     if differing:
         raise FingerprintMismatch(
             f"version {update.version}: trainer and engine differ in {len(differing)} tensors, "
@@ -47,11 +111,11 @@ def check_same_model(update: WeightUpdate, parameters: Mapping[str, torch.Tensor
         )
 
 
-def _shape(tensor: torch.Tensor | None) -> tuple[int, ...] | None:
-    return None if tensor is None else tuple(tensor.shape)
-
-
-def view(bucket: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The tensor that `spec` names inside `bucket` (bytes), sharing its memory."""
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    return bucket[spec.offset : spec.offset + spec.num_bytes].view(dtype).view(spec.shape)
+def _fits(spec: TensorSpec, tensor: torch.Tensor | None) -> bool:
+    """Same shape, a slice inside it, and a dtype that holds what is sent without loss."""
+    if tensor is None or tuple(tensor.shape) != spec.shape:
+        return False
+    ends = [start + size for start, size in zip(spec.start, spec.sizes, strict=True)]
+    if spec.start and (len(ends) != len(spec.shape) or any(map(int.__gt__, ends, spec.shape))):
+        return False
+    return torch.promote_types(getattr(torch, spec.dtype), tensor.dtype) == tensor.dtype

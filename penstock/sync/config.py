@@ -1,16 +1,17 @@
 """The `sync` section: how new weights reach the engines."""
 
-from typing import Literal
+from pydantic import field_validator
 
 from penstock.config import Section
+from penstock.sync.transports import check_for_run
 from penstock.types import Interrupt
 
 
 class SyncConfig(Section):
     """How new weights reach the engines."""
 
-    transport: Literal["shared_memory", "cuda_ipc"] = "shared_memory"
-    """How buckets travel from trainer to engines; `cuda_ipc` needs both on the same GPU."""
+    transport: str = "shared_memory"
+    """How buckets travel from trainer to engines: `shared_memory` on one machine, `cuda_ipc` on one GPU."""
     interrupt: Interrupt = "inflight"
     """What happens to a generation in flight when weights arrive: `inflight` swaps between two forward
     passes and keeps its KV, `inflight_recompute` also rebuilds the KV under the new weights. The others need an
@@ -18,3 +19,9 @@ class SyncConfig(Section):
     `abort_retry` starts them again."""
     slots: int = 2
     """Snapshots that may exist at once; the trainer waits for a free one only when engines lag this far."""
+
+    @field_validator("transport")
+    @classmethod
+    def _can_be_used_by_a_run(cls, name: str) -> str:
+        check_for_run(name)
+        return name

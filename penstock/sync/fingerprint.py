@@ -14,7 +14,9 @@ tensors in one pass over their memory.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +35,56 @@ _MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time mus
 _MASK = (1 << 64) - 1
 _LOW = (1 << 32) - 1
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Values of the tensor `name`: all of it, or the slice of a tensor of `shape` that begins at `start`."""
+
+    name: str
+    values: torch.Tensor
+    shape: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+
+    @property
+    def first(self) -> int | None:
+        """The index of the first value in the whole tensor, where the others follow it there without a gap. None
+        for any other slice."""
+        sizes = tuple(self.values.shape)
+        if not self.start:
+            return 0
+        leading = next((dim for dim, size in enumerate(sizes) if size != 1), len(sizes))
+        if sizes[leading + 1 :] != self.shape[leading + 1 :]:
+            return None
+        return sum(start * step for start, step in zip(self.start, _steps(self.shape), strict=True))
+
+    @property
+    def suits_kernel(self) -> bool:
+        """Whether the kernel can add it up: it knows of one run of values, and of places from 2³² on only in whole
+        tensors."""
+        first = self.first
+        if first is None or not self.values.is_contiguous():
+            return False
+        units = self.values.element_size() // unit_bytes(self.values)
+        return not self.start or (first + self.values.numel()) * units <= 1 << 32
+
+    def fingerprint(self) -> int:
+        first = self.first
+        if first is None:
+            return _scattered(self.values, self.shape, self.start)
+        return fingerprint(self.values, offset=first)
+
+
+def whole(tensors: Mapping[str, torch.Tensor]) -> list[Shard]:
+    return [Shard(name, tensor) for name, tensor in tensors.items()]
+
+
+def add_up(names: Iterable[str], values: Iterable[int]) -> dict[str, int]:
+    """Fingerprints of tensors from those of their shards."""
+    totals: dict[str, int] = {}
+    for name, value in zip(names, values, strict=True):
+        totals[name] = (totals.get(name, 0) + value) & _MASK
+    return totals
 
 
 def unit_bytes(tensor: torch.Tensor) -> int:
@@ -56,6 +108,29 @@ def fingerprint(tensor: torch.Tensor, *, offset: int = 0) -> int:
         total += product.bitwise_and_(_LOW).mul_(high).sum()
         start += len(piece)
     return int(total.item()) & _MASK
+
+
+def _scattered(values: torch.Tensor, shape: tuple[int, ...], start: tuple[int, ...]) -> int:
+    """The fingerprint of any slice: every element's place is computed."""
+    units = values.element_size() // unit_bytes(values)
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    rows = max(1, _PIECE // max(1, values[:1].numel() * units))
+    for at in range(0, len(values), rows):
+        piece = values.detach()[at : at + rows].contiguous()
+        bits = piece.view(-1).view(_BITS[unit_bytes(piece)]).to(torch.int64)
+        places = torch.zeros((), dtype=torch.int64, device=values.device)
+        for size, first, step in zip(piece.shape, (start[0] + at, *start[1:]), _steps(shape), strict=True):
+            places = places[..., None] + torch.arange(first, first + size, device=values.device) * step
+        places = (places.reshape(-1, 1) * units + torch.arange(units, device=values.device)).view(-1)
+        product = (bits + places * WALK + (places >> 32) * CARRY).bitwise_and_(_LOW).mul_(FACTOR)
+        high = (product >> 32).bitwise_or_(1 << 31)
+        total += product.bitwise_and_(_LOW).mul_(high).sum()
+    return int(total.item()) & _MASK
+
+
+def _steps(shape: tuple[int, ...]) -> list[int]:
+    """How far apart neighbours are in each dimension."""
+    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
 def walk_from(index: int) -> int:
@@ -82,10 +157,6 @@ def compare(expected: Mapping[str, int], found: Mapping[str, int], version: int)
         )
 
 
-def _finished(names: list[str], sums: torch.Tensor) -> Iterable[tuple[str, int]]:
-    return zip(names, unsigned(sums), strict=True)
-
-
 class Fingerprinter:
     """Fingerprints of the same tensors again and again: on a GPU, where they lie is looked up only once."""
 
@@ -93,40 +164,56 @@ class Fingerprinter:
         """`fused` asks for the Triton kernel, or for none; None takes it where tensors are on a GPU."""
         self._fused = fused
         self._has_triton = importlib.util.find_spec("triton") is not None
-        self._plans: dict[tuple[tuple[int, int], ...], SumPlan] = {}
+        self._plans: dict[tuple[tuple[int, int, int], ...], SumPlan] = {}
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        return self.start(tensors)()
+        return self.start(whole(tensors))()
 
-    def start(self, tensors: Mapping[str, torch.Tensor]) -> Callable[[], dict[str, int]]:
-        """Queue what a GPU can do; calling what this returns waits for it, and does the rest."""
-        by_width: dict[int, dict[str, torch.Tensor]] = {}
-        for name, tensor in tensors.items():
-            if self._takes(tensor):
-                by_width.setdefault(unit_bytes(tensor), {})[name] = tensor
-        sums = [(list(alike), download(self._plan(alike).run())) for alike in by_width.values()]
-        wait = mark(next(iter(tensors.values())).device) if sums else None
+    def start(self, shards: Sequence[Shard]) -> Callable[[], dict[str, int]]:
+        """Queue what a GPU can do; calling what this returns waits for it, does the rest, and adds up the shards of
+        each tensor."""
+        by_width: dict[int, list[int]] = {}
+        for number, shard in enumerate(shards):
+            if self._takes(shard):
+                by_width.setdefault(unit_bytes(shard.values), []).append(number)
+        sums = [
+            (alike, download(self._plan([shards[number] for number in alike]).run()))
+            for alike in by_width.values()
+        ]
+        wait = mark(shards[0].values.device) if sums else None
 
         def result() -> dict[str, int]:
             if wait is not None:
                 wait()
-            found = {name: value for names, each in sums for name, value in _finished(names, each)}
-            return {name: found[name] if name in found else fingerprint(t) for name, t in tensors.items()}
+            found = {
+                number: value
+                for numbers, each in sums
+                for number, value in zip(numbers, unsigned(each), strict=True)
+            }
+            values = (
+                found[number] if number in found else shard.fingerprint()
+                for number, shard in enumerate(shards)
+            )
+            return add_up((shard.name for shard in shards), values)
 
         return result
 
-    def _takes(self, tensor: torch.Tensor) -> bool:
-        fused = tensor.is_cuda and self._has_triton if self._fused is None else self._fused
-        return fused and tensor.is_contiguous()
+    def _takes(self, shard: Shard) -> bool:
+        fused = shard.values.is_cuda and self._has_triton if self._fused is None else self._fused
+        return fused and shard.suits_kernel
 
-    def _plan(self, tensors: Mapping[str, torch.Tensor]) -> "SumPlan":
+    def _plan(self, shards: list[Shard]) -> "SumPlan":
         from penstock.sync.hash_kernel import SumPlan
 
-        key = tuple((tensor.data_ptr(), tensor.numel()) for tensor in tensors.values())
+        firsts = [shard.first or 0 for shard in shards]
+        tensors = [shard.values for shard in shards]
+        key = tuple(
+            (tensor.data_ptr(), tensor.numel(), first) for tensor, first in zip(tensors, firsts, strict=True)
+        )
         if key not in self._plans:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            self._plans[key] = SumPlan.of(list(tensors.values()))
+            self._plans[key] = SumPlan.of(tensors, firsts=firsts)
         return self._plans[key]
 
 

@@ -104,10 +104,19 @@ class Spans:
     starts: torch.Tensor
 
     @classmethod
-    def of(cls, sizes: Sequence[int], span: int, device: torch.device) -> "Spans":
-        places = [(owner, start) for owner, size in enumerate(sizes) for start in range(0, size, span)]
+    def of(
+        cls, sizes: Sequence[int], span: int, device: torch.device, *, firsts: Sequence[int] = ()
+    ) -> "Spans":
+        """`firsts` is where each tensor begins in a larger one, if it is a part of one."""
+        begins = firsts or [0] * len(sizes)
+        ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
+        places = [
+            (owner, start)
+            for owner, (begin, end) in enumerate(zip(begins, ends, strict=True))
+            for start in range(begin, end, span)
+        ]
         owners, starts = ([place[i] for place in places] for i in range(2))
-        return cls(_column(sizes, device), _column(owners, device), _column(starts, device))
+        return cls(_column(ends, device), _column(owners, device), _column(starts, device))
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -126,14 +135,30 @@ class SumPlan:
     aligned: bool
 
     @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = ()) -> "SumPlan":
-        """All contiguous; `targets`, where given, are of the same types and sizes."""
+    def of(
+        cls,
+        tensors: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor] = (),
+        *,
+        firsts: Sequence[int] = (),
+    ) -> "SumPlan":
+        """All contiguous; `targets`, where given, are of the same types and sizes. `firsts` are the indices of
+        first elements in larger tensors: addresses are then those that the larger ones would have."""
         device = tensors[0].device
         width = unit_bytes(tensors[0])
-        spans = Spans.of([tensor.nbytes // width for tensor in tensors], SPAN, device)
+        begins = [
+            first * (tensor.element_size() // width)
+            for first, tensor in zip(firsts or [0] * len(tensors), tensors, strict=True)
+        ]
+        spans = Spans.of([tensor.nbytes // width for tensor in tensors], SPAN, device, firsts=begins)
+
+        def addresses(each: Sequence[torch.Tensor]) -> torch.Tensor:
+            pairs = zip(each, begins, strict=True)
+            return _column([tensor.data_ptr() - begin * width for tensor, begin in pairs], device)
+
         return cls(
-            addresses=_column([tensor.data_ptr() for tensor in tensors], device),
-            targets=_column([tensor.data_ptr() for tensor in targets], device) if targets else None,
+            addresses=addresses(tensors),
+            targets=addresses(targets) if targets else None,
             spans=spans,
             sums=torch.zeros_like(spans.sizes),
             width=width,

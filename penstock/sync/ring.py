@@ -14,6 +14,8 @@ class SlotRing:
 
     def take(self, version: int) -> int:
         with self._changed:
+            if version in self._taken:
+                raise ValueError(f"version {version} has a snapshot already; a version is published once")
             self._changed.wait_for(lambda: self._free or self._closed)
             if self._closed:
                 raise RuntimeError("the publisher is closed")
@@ -22,11 +24,14 @@ class SlotRing:
             return slot
 
     def slot_of(self, version: int) -> int:
+        if version not in self._taken:
+            raise ValueError(f"version {version} has no snapshot: it was released, or never taken")
         return self._taken[version]
 
     def release(self, version: int) -> None:
         with self._changed:
-            self._free.append(self._taken.pop(version))
+            self._free.append(self.slot_of(version))
+            del self._taken[version]
             self._changed.notify_all()
 
     def close(self) -> bool:

@@ -1,67 +1,184 @@
-"""Transports by name: the trainer's side is chosen in the config, the engine's by what an update says."""
+"""Transports by name: the trainer's side is chosen in the config, the engine's by what an update says.
 
-from collections.abc import Mapping
+This imports without torch: the controller checks names and counts memory with it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from penstock.interfaces import Staged, Verification
-from penstock.sync import cuda_ipc, shared_memory
+from penstock.errors import ConfigError
+from penstock.interfaces import Staged, Verification, WeightPublisher, WeightReceiver
 from penstock.types import WeightUpdate
 
-Publisher = shared_memory.SharedMemoryPublisher | cuda_ipc.CudaIpcPublisher
-Receiver = shared_memory.SharedMemoryReceiver | cuda_ipc.CudaIpcReceiver
-RECEIVERS: dict[str, type[Receiver]] = {
-    shared_memory.TRANSPORT: shared_memory.SharedMemoryReceiver,
-    cuda_ipc.TRANSPORT: cuda_ipc.CudaIpcReceiver,
+if TYPE_CHECKING:
+    from penstock.sync.slot_publisher import Publishing
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where a publisher and its receivers meet."""
+
+    folder: Path | None = None
+    """For buckets that are files."""
+    exchange: dict[str, Any] = field(default_factory=dict)
+    """For buckets of this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transport:
+    """One way for weights to travel: what it needs, and what it holds."""
+
+    needs: str
+    publisher: "Callable[[Mapping[str, Any], Publishing, Rendezvous], WeightPublisher]"
+    receiver: Callable[[Rendezvous], WeightReceiver]
+    between_processes: bool = True
+    snapshots_on_gpu: bool = False
+    """Whether the trainer's slots take memory of its GPU."""
+    staged_copies: int = 0
+    """Copies of the weights that an engine's device holds while it stages an update."""
+
+    def staged_bytes(self, model_bytes: int) -> int:
+        return self.staged_copies * model_bytes
+
+
+def _shared_memory_publisher(
+    tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
+) -> WeightPublisher:
+    from penstock.sync.shared_memory import SharedMemoryPublisher
+
+    assert at.folder is not None
+    return SharedMemoryPublisher(tensors, publishing, folder=at.folder)
+
+
+def _shared_memory_receiver(at: Rendezvous) -> WeightReceiver:
+    from penstock.sync.shared_memory import SharedMemoryReceiver
+
+    return SharedMemoryReceiver()
+
+
+def _cuda_ipc_publisher(
+    tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
+) -> WeightPublisher:
+    from penstock.sync.cuda_ipc import CudaIpcPublisher
+
+    return CudaIpcPublisher(tensors, publishing)
+
+
+def _cuda_ipc_receiver(at: Rendezvous) -> WeightReceiver:
+    from penstock.sync.cuda_ipc import CudaIpcReceiver
+
+    return CudaIpcReceiver()
+
+
+def _in_process_publisher(
+    tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
+) -> WeightPublisher:
+    from penstock.sync.in_process import InProcessPublisher
+
+    return InProcessPublisher(tensors, publishing, exchange=at.exchange)
+
+
+def _in_process_receiver(at: Rendezvous) -> WeightReceiver:
+    from penstock.sync.in_process import InProcessReceiver
+
+    return InProcessReceiver(at.exchange)
+
+
+def _staged_publisher(
+    tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
+) -> WeightPublisher:
+    from penstock.sync.in_process import STAGED_TRANSPORT, InProcessPublisher
+
+    return InProcessPublisher(tensors, publishing, exchange=at.exchange, transport=STAGED_TRANSPORT)
+
+
+def _staging_receiver(at: Rendezvous) -> WeightReceiver:
+    from penstock.sync.in_process import StagingReceiver
+
+    return StagingReceiver(at.exchange)
+
+
+TRANSPORTS: dict[str, Transport] = {
+    "shared_memory": Transport(
+        needs="trainer and engines on one machine",
+        publisher=_shared_memory_publisher,
+        receiver=_shared_memory_receiver,
+    ),
+    "cuda_ipc": Transport(
+        needs="trainer and engines on one GPU",
+        publisher=_cuda_ipc_publisher,
+        receiver=_cuda_ipc_receiver,
+        snapshots_on_gpu=True,
+    ),
+    "in_process": Transport(
+        needs="trainer and engines in one process",
+        publisher=_in_process_publisher,
+        receiver=_in_process_receiver,
+        between_processes=False,
+        snapshots_on_gpu=True,
+    ),
+    "in_process_staged": Transport(
+        needs="trainer and engines in one process",
+        publisher=_staged_publisher,
+        receiver=_staging_receiver,
+        between_processes=False,
+        snapshots_on_gpu=True,
+        staged_copies=1,
+    ),
 }
 
 
+def transport_of(name: str) -> Transport:
+    if name not in TRANSPORTS:
+        raise ConfigError(f"a transport must be one of {', '.join(TRANSPORTS)}, got {name!r}")
+    return TRANSPORTS[name]
+
+
+def check_for_run(name: str) -> None:
+    """Whether a run, whose trainer and engines are processes of their own, can use this transport."""
+    usable = [each for each, transport in TRANSPORTS.items() if transport.between_processes]
+    if name not in usable:
+        why = f", which needs {TRANSPORTS[name].needs}" if name in TRANSPORTS else ""
+        raise ConfigError(f"sync.transport must be one of {', '.join(usable)}, got {name!r}{why}")
+
+
 def make_publisher(
-    transport: str,
-    parameters: Mapping[str, torch.Tensor],
-    *,
-    folder: Path,
-    slots: int,
-    dtype: torch.dtype | None = None,
-) -> Publisher:
-    """`folder` is where shared-memory buckets are put; CUDA IPC needs none."""
-    if transport == cuda_ipc.TRANSPORT:
-        return cuda_ipc.CudaIpcPublisher(parameters, slots=slots, dtype=dtype)
-    if transport == shared_memory.TRANSPORT:
-        return shared_memory.SharedMemoryPublisher(parameters, folder=folder, slots=slots, dtype=dtype)
-    raise ValueError(f"sync.transport must be one of {', '.join(RECEIVERS)}, got {transport!r}")
+    transport: str, tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
+) -> WeightPublisher:
+    return transport_of(transport).publisher(tensors, publishing, at)
 
 
 class AnyReceiver:
-    """`interfaces.WeightReceiver` for whatever transport an update came by."""
+    """`interfaces.WeightReceiver` for whatever transport an update comes by."""
 
-    def __init__(self) -> None:
-        self._receivers: dict[str, Receiver] = {}
+    def __init__(self, at: Rendezvous | None = None) -> None:
+        self._at = at or Rendezvous()
+        self._receivers: dict[str, WeightReceiver] = {}
 
     def stages(self, update: WeightUpdate) -> bool:
-        return self._receiver(update).stages(update)
+        return self._of(update).stages(update)
 
     def stage(self, update: WeightUpdate) -> Staged:
-        return self._receiver(update).stage(update)
+        return self._of(update).stage(update)
 
     def is_prepared(self, staged: Staged) -> bool:
-        return self._receiver(staged.update).is_prepared(staged)
+        return self._of(staged.update).is_prepared(staged)
 
-    def load(self, staged: Staged, tensors: Mapping[str, torch.Tensor]) -> Verification:
-        return self._receiver(staged.update).load(staged, tensors)
+    def load(self, staged: Staged, tensors: Mapping[str, Any]) -> Verification:
+        return self._of(staged.update).load(staged, tensors)
 
     def drop(self, staged: Staged) -> None:
-        self._receiver(staged.update).drop(staged)
-
-    def _receiver(self, update: WeightUpdate) -> Receiver:
-        if update.transport not in RECEIVERS:
-            raise ValueError(f"transport must be one of {', '.join(RECEIVERS)}, got {update.transport!r}")
-        if update.transport not in self._receivers:
-            self._receivers[update.transport] = RECEIVERS[update.transport]()
-        return self._receivers[update.transport]
+        self._of(staged.update).drop(staged)
 
     def close(self) -> None:
         for receiver in self._receivers.values():
             receiver.close()
         self._receivers.clear()
+
+    def _of(self, update: WeightUpdate) -> WeightReceiver:
+        name = update.transport
+        if name not in self._receivers:
+            self._receivers[name] = transport_of(name).receiver(self._at)
+        return self._receivers[name]

@@ -18,6 +18,7 @@ from torch import nn
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.interfaces import BlobStore
 from penstock.models.precision import guard_bfloat16
+from penstock.models.published import published_tensors
 from penstock.models.tokenizer import max_positions
 from penstock.trainer.clock import StepClock
 from penstock.trainer.config import TrainerConfig
@@ -120,8 +121,8 @@ class PolicyTrainer:
         return StepResult(step=plan.step, metrics=metrics, seconds=clock.seconds())
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The live parameters, keyed as `model.named_parameters()`."""
-        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        """The live parameters and persistent buffers, as engines name them."""
+        return {name: tensor.detach() for name, tensor in published_tensors(self._model).items()}
 
     def save(self, folder: str | Path) -> None:
         """Write the model in Hugging Face format."""

@@ -13,10 +13,13 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.blobs import open_blobs
 from penstock.channel import Channel
 from penstock.errors import UserError
+from penstock.interfaces import WeightPublisher
 from penstock.models.load import DTYPES, load_model, resolve_device
+from penstock.models.published import wire_dtypes
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.recorder import Recorder
-from penstock.sync.transports import Publisher, make_publisher
+from penstock.sync.slot_publisher import Publishing
+from penstock.sync.transports import Rendezvous, make_publisher
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.plan_transfer import serve_steps
 from penstock.trainer.policy_trainer import PolicyTrainer
@@ -40,7 +43,7 @@ class TrainerService:
     def __init__(
         self,
         trainer: PolicyTrainer,
-        publisher: Publisher,
+        publisher: WeightPublisher,
         tokenizer: ChatTokenizer,
         events: Recorder,
         *,
@@ -162,9 +165,8 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
     publisher = make_publisher(
         request.transport,
         trainer.weights(),
-        folder=Path(request.folder),
-        slots=request.slots,
-        dtype=DTYPES[request.engine_dtype],
+        Publishing(slots=request.slots, dtypes=wire_dtypes(model, DTYPES[request.engine_dtype])),
+        Rendezvous(Path(request.folder)),
     )
     tokenizer = ChatTokenizer(request.model, pad_token=request.pad_token)
     return TrainerService(trainer, publisher, tokenizer, events, version=request.version)

@@ -161,3 +161,16 @@ def test_what_does_not_fit_is_one_sentence_with_the_settings(
 ) -> None:
     with pytest.raises(UserError, match=message):
         plan(*gpus, **sections)
+
+
+def test_an_engine_keeps_room_for_the_update_that_it_stages() -> None:
+    config = config_of()
+    sync = config.sync.model_copy(update={"transport": "in_process_staged"})
+    staging = plan_memory(config.model_copy(update={"sync": sync}), QWEN, [H200], longest=1000)
+    plain = plan_memory(config, QWEN, [H200], longest=1000)
+    assert staging is not None and plain is not None
+    weights = 2 * QWEN.num_parameters
+    assert (plain.staged, staging.staged) == (0, weights)
+    assert staging.engine == plain.engine
+    assert staging.cache == plain.cache - weights
+    assert staging.memory_share == (plain.engine - weights) / H200.total_bytes

@@ -1,13 +1,302 @@
-"""What every transport must do."""
+"""What every transport must do. A test module subclasses `TransportContract` and says how to open both sides."""
 
+import threading
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import msgspec
+import pytest
 import torch
 
-from penstock.interfaces import Verification, WeightReceiver
+from penstock.errors import FingerprintMismatch
+from penstock.interfaces import Verification, WeightPublisher, WeightReceiver
+from penstock.sync.bucket_layout import Slice
+from penstock.sync.joined_update import join_updates
+from penstock.sync.slot_publisher import Publishing
+from penstock.sync.transports import Rendezvous, make_publisher, transport_of
 from penstock.types import WeightUpdate
+
+Tensors = dict[str, torch.Tensor]
+
+
+def make_tensors(seed: int, device: str = "cpu") -> Tensors:
+    """Parameters, a scalar and a buffer of whole numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"embed": (16, 8), "norm": (8,), "head": (3, 8), "scalar": ()}
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    tensors["counts"] = torch.randint(0, 1000, (5,), generator=generator)
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def load(receiver: WeightReceiver, update: WeightUpdate, live: Mapping[str, torch.Tensor]) -> Verification:
     """Stage and load, as an engine does."""
     return receiver.load(receiver.stage(update), live)
+
+
+def publish(publisher: WeightPublisher, version: int, tensors: Mapping[str, torch.Tensor]) -> WeightUpdate:
+    publisher.snapshot(version, tensors)
+    return publisher.describe(version)
+
+
+def over_the_wire(update: WeightUpdate) -> WeightUpdate:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(update), type=WeightUpdate)
+
+
+class TransportContract:
+    """Subclasses give `transport`, or both `open_publisher` and `open_receiver`. Two openings of one test meet at the
+    same place."""
+
+    transport: str
+    device = "cpu"
+
+    @pytest.fixture(autouse=True)
+    def meet(self, tmp_path: Path) -> Any:
+        self.at = Rendezvous(tmp_path)
+        self.opened: list[Any] = []
+        yield
+        for each in self.opened:
+            each.close()
+
+    def open_publisher(self, tensors: Tensors, publishing: Publishing) -> WeightPublisher:
+        return make_publisher(self.transport, tensors, publishing, self.at)
+
+    def open_receiver(self) -> WeightReceiver:
+        return transport_of(self.transport).receiver(self.at)
+
+    def publisher(self, tensors: Tensors, **options: Any) -> WeightPublisher:
+        self.opened.append(self.open_publisher(tensors, Publishing(**options)))
+        return self.opened[-1]
+
+    def receiver(self) -> WeightReceiver:
+        self.opened.append(self.open_receiver())
+        return self.opened[-1]
+
+    def tensors(self, seed: int) -> Tensors:
+        return make_tensors(seed, self.device)
+
+    def test_updates_in_order_and_with_gaps_become_the_live_weights(self) -> None:
+        source, live = self.tensors(0), self.tensors(1)
+        publisher, receiver = self.publisher(source, bucket_bytes=600), self.receiver()
+        for version in (0, 1, 2, 5, 9):
+            source["norm"] += 1
+            source["counts"] += 3
+            update = over_the_wire(publish(publisher, version, source))
+            assert (update.policy, update.version, update.base, update.sends) == (
+                "policy",
+                version,
+                None,
+                False,
+            )
+            publisher.send(version)
+            assert load(receiver, update, live)() >= 0
+            publisher.release(version)
+            assert all(torch.equal(live[name], source[name]) for name in source)
+        assert len(update.buckets) == 2
+
+    def test_a_version_may_arrive_twice(self) -> None:
+        source, live = self.tensors(0), self.tensors(1)
+        publisher, receiver = self.publisher(source), self.receiver()
+        update = publish(publisher, 1, source)
+        for _ in range(3):
+            live["norm"].zero_()
+            load(receiver, update, live)()
+            assert torch.equal(live["norm"], source["norm"])
+        with pytest.raises(ValueError, match="version 1 has a snapshot already"):
+            publisher.snapshot(1, source)
+
+    def test_two_receivers_take_one_update(self) -> None:
+        source = self.tensors(0)
+        update = publish(self.publisher(source), 1, source)
+        for seed in (1, 2):
+            live = self.tensors(seed)
+            load(self.receiver(), update, live)()
+            assert torch.equal(live["embed"], source["embed"])
+
+    def test_a_snapshot_does_not_change_with_the_source(self) -> None:
+        source, live = self.tensors(0), self.tensors(1)
+        update = publish(self.publisher(source), 1, source)
+        expected = source["embed"].clone()
+        source["embed"].zero_()
+        load(self.receiver(), update, live)()
+        assert torch.equal(live["embed"], expected)
+
+    def test_staging_leaves_live_weights_alone_and_can_be_dropped(self) -> None:
+        source, live = self.tensors(0), self.tensors(1)
+        publisher, receiver = self.publisher(source), self.receiver()
+        before = {name: tensor.clone() for name, tensor in live.items()}
+        update = publish(publisher, 1, source)
+        receiver.drop(receiver.stage(update))
+        assert all(torch.equal(live[name], before[name]) for name in live)
+        staged = receiver.stage(update)
+        receiver.load(staged, live)()
+        receiver.drop(staged)
+        assert torch.equal(live["head"], source["head"])
+
+    def test_values_are_cast_on_the_way(self) -> None:
+        """The fingerprint is of what engines hold; one that holds more bits gets the same values."""
+        source = self.tensors(0)
+        half = {"embed": torch.bfloat16, "head": torch.bfloat16}
+        live = self.tensors(1)
+        live["embed"] = live["embed"].bfloat16()
+        publisher, receiver = self.publisher(source, dtypes=half), self.receiver()
+        update = publish(publisher, 1, source)
+        assert {spec.name: spec.dtype for spec in update.tensors}["embed"] == "bfloat16"
+        for _ in range(2):
+            load(receiver, update, live)()
+            assert torch.equal(live["embed"], source["embed"].bfloat16())
+            assert torch.equal(live["head"], source["head"].bfloat16().float())
+            assert torch.equal(live["norm"], source["norm"])
+
+    def test_an_engine_with_fewer_bits_than_were_sent_is_refused(self) -> None:
+        source, live = self.tensors(0), self.tensors(1)
+        live["norm"] = live["norm"].bfloat16()
+        with pytest.raises(FingerprintMismatch, match="differ in 1 tensors, norm among them"):
+            load(self.receiver(), publish(self.publisher(source), 1, source), live)
+
+    def test_another_models_weights_are_refused_before_anything_is_written(self) -> None:
+        source = self.tensors(0)
+        update = publish(self.publisher(source), 1, source)
+        for change in ("scalar", "extra", "shape"):
+            live = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
+            if change == "scalar":
+                del live["scalar"]
+            elif change == "extra":
+                live["extra"] = torch.zeros(3, device=self.device)
+            else:
+                live["embed"] = torch.zeros(8, 16, device=self.device)
+            with pytest.raises(
+                FingerprintMismatch, match="differ in 1 tensors, .* both must load the same model"
+            ):
+                load(self.receiver(), update, live)
+            assert all(not tensor.any() for tensor in live.values())
+
+    def test_a_damaged_bucket_fails_the_update(self) -> None:
+        source, live = self.tensors(0), self.tensors(1)
+        publisher, receiver = self.publisher(source), self.receiver()
+        good = publish(publisher, 1, source)
+        load(receiver, good, live)()
+        wrong = {**good.fingerprint, "norm": good.fingerprint["norm"] ^ 1}
+        for _ in range(2):
+            with pytest.raises(FingerprintMismatch, match=r"version 1: 1 of 5 tensors .*\(norm\)"):
+                load(receiver, msgspec.structs.replace(good, fingerprint=wrong), live)()
+
+    def test_a_bucket_that_is_not_there_leaves_live_weights_intact(self) -> None:
+        source, live = self.tensors(0), self.tensors(1)
+        before = {name: tensor.clone() for name, tensor in live.items()}
+        update = publish(self.publisher(source), 1, source)
+        lost = msgspec.structs.replace(update, buckets=tuple("1:/nowhere" for _ in update.buckets))
+        receiver = self.receiver()
+        with pytest.raises(Exception):  # noqa: B017  (each transport has its own words)
+            load(receiver, lost, live)
+        assert all(torch.equal(live[name], before[name]) for name in live)
+        load(receiver, update, live)()
+        assert torch.equal(live["embed"], source["embed"])
+
+    def test_a_part_of_the_model_goes_on_top_of_the_rest(self) -> None:
+        source, live = self.tensors(0), self.tensors(1)
+        rest = live["embed"].clone()
+        some = {name: source[name] for name in ("norm", "counts")}
+        publisher, receiver = self.publisher(some, selection="adapter", base=4), self.receiver()
+        for version, base in ((7, 4), (8, 7)):
+            source["norm"] += 1
+            update = over_the_wire(publish(publisher, version, some))
+            assert (update.selection, update.base) == ("adapter", base)
+            load(receiver, update, live)()
+            publisher.release(version)
+            assert torch.equal(live["norm"], source["norm"])
+            assert torch.equal(live["embed"], rest)
+
+    def test_half_a_tensor_is_a_part_too(self) -> None:
+        source, live = self.tensors(0), self.tensors(1)
+        rest = live["embed"].clone()
+        rows = {"embed": source["embed"][4:12]}
+        publisher = self.publisher(rows, base=0, slices={"embed": Slice((16, 8), (4, 0))})
+        update, receiver = publish(publisher, 1, rows), self.receiver()
+        for _ in range(2):
+            live["embed"].copy_(rest)
+            load(receiver, update, live)()
+            assert torch.equal(live["embed"][4:12], source["embed"][4:12])
+            assert torch.equal(live["embed"][:4], rest[:4])
+            assert torch.equal(live["embed"][12:], rest[12:])
+        whole = msgspec.structs.replace(update, base=None)
+        with pytest.raises(FingerprintMismatch, match="differ in 5 tensors"):
+            load(receiver, whole, live)
+
+    @pytest.mark.parametrize("dim", [0, 1])
+    def test_slices_of_two_publishers_add_up_to_one_update(self, dim: int) -> None:
+        source, live = self.tensors(0), self.tensors(1)
+        receiver, halves, parts = self.receiver(), [], []
+        for rank in range(2):
+            size = source["embed"].shape[dim] // 2
+            start = tuple(rank * size if axis == dim else 0 for axis in range(2))
+            others = ("norm", "scalar") if rank == 0 else ("head", "counts")
+            mine = {"embed": source["embed"].narrow(dim, rank * size, size)}
+            mine |= {name: source[name] for name in others}
+            halves.append(mine)
+            parts.append(self.publisher(mine, slices={"embed": Slice((16, 8), start)}))
+        for version in (1, 2, 3):
+            source["embed"] += 1
+            update = join_updates([publish(p, version, mine) for p, mine in zip(parts, halves, strict=True)])
+            load(receiver, over_the_wire(update), live)()
+            assert all(torch.equal(live[name], source[name]) for name in source)
+            for publisher in parts:
+                publisher.release(version)
+        alone = publish(parts[0], 4, halves[0])
+        with pytest.raises(FingerprintMismatch, match="differ in 3 tensors"):
+            load(receiver, alone, live)
+
+    def test_large_tensors_are_split_over_buckets(self) -> None:
+        source, live = self.tensors(0), self.tensors(1)
+        publisher, receiver = self.publisher(source, bucket_bytes=128), self.receiver()
+        for version in (1, 2):
+            source["embed"] += 1
+            update = publish(publisher, version, source)
+            load(receiver, update, live)()
+            publisher.release(version)
+            assert all(torch.equal(live[name], source[name]) for name in source)
+        starts = [spec.start for spec in update.tensors if spec.name == "embed"]
+        assert starts == [(0, 0), (4, 0), (8, 0), (12, 0)]
+
+    def test_the_trainer_waits_while_all_slots_are_taken(self) -> None:
+        source = self.tensors(0)
+        publisher = self.publisher(source, slots=1)
+        publisher.snapshot(1, source)
+        second = threading.Thread(target=publisher.snapshot, args=(2, source))
+        second.start()
+        assert second.is_alive()
+        publisher.release(1)
+        second.join(timeout=10)
+        assert publisher.describe(2).version == 2
+        with pytest.raises(ValueError, match="version 1 has no snapshot"):
+            publisher.describe(1)
+
+    def test_closing_wakes_the_trainer_and_may_be_done_twice(self) -> None:
+        source = self.tensors(0)
+        publisher, receiver = self.publisher(source, slots=1), self.receiver()
+        publisher.snapshot(1, source)
+        errors: list[str] = []
+
+        def wait() -> None:
+            try:
+                publisher.snapshot(2, source)
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        publisher.close()
+        waiting.join(timeout=10)
+        assert errors == ["the publisher is closed"]
+        for _ in range(2):
+            publisher.close()
+            receiver.close()
+        assert list(self.at.folder.iterdir()) == []
+        assert self.at.exchange == {}
+
+    def test_a_snapshot_that_fails_gives_its_slot_back(self) -> None:
+        source = self.tensors(0)
+        publisher = self.publisher(source, slots=1)
+        with pytest.raises(KeyError):
+            publisher.snapshot(1, {"embed": source["embed"]})
+        assert publish(publisher, 1, source).version == 1

@@ -2,27 +2,54 @@ import pytest
 import torch
 
 from penstock.errors import FingerprintMismatch
-from penstock.interfaces import Staged
-from penstock.sync.bucket_layout import lay_out
-from penstock.sync.cuda_ipc import CudaIpcPublisher, CudaIpcReceiver, Handle
+from penstock.interfaces import Staged, WeightPublisher, WeightReceiver
+from penstock.sync.cuda_ipc import CudaIpcPublisher, CudaIpcReceiver
 from penstock.sync.fingerprint import Fingerprinter, fingerprints
-from penstock.types import TensorSpec, WeightUpdate
-from tests.sync.contract import load
+from penstock.sync.in_process import InProcessPublisher
+from penstock.sync.slot_publisher import Publishing
+from tests.sync.contract import Tensors, TransportContract, load, publish
+from tests.triton_device import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+class Nearby(CudaIpcReceiver):
+    """Finds its buckets in this process: a process can't open handles of its own."""
+
+    def __init__(self, exchange: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def _bucket(self, name: str, device: torch.device) -> torch.Tensor:
+        return self._exchange[name]
 
 
-def test_a_handle_survives_its_way_as_text() -> None:
-    handle = Handle(
-        size=12,
-        offset=512,
-        counter_offset=7,
-        waits=True,
-        memory=b"\x00:\xff",
-        counter=b"/torch_1:2",
-        event=b"",
-    )
-    assert Handle.decode(handle.encode()) == handle
+class TestReceiver(TransportContract):
+    """The receiver alone, on any device."""
+
+    device = DEVICE
+
+    def open_publisher(self, tensors: Tensors, publishing: Publishing) -> WeightPublisher:
+        return InProcessPublisher(tensors, publishing, exchange=self.at.exchange, transport="cuda_ipc")
+
+    def open_receiver(self) -> WeightReceiver:
+        return Nearby(self.at.exchange)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="buckets are device memory")
+class TestCudaIpc(TransportContract):
+    """Both sides, but for the handles."""
+
+    device = "cuda"
+
+    def open_publisher(self, tensors: Tensors, publishing: Publishing) -> WeightPublisher:
+        publisher = CudaIpcPublisher(tensors, publishing)
+        self.known = getattr(self, "known", {})
+        for names, buckets in zip(publisher._handles, publisher._buckets, strict=True):
+            self.known.update(zip(names, buckets, strict=True))
+        return publisher
+
+    def open_receiver(self) -> WeightReceiver:
+        self.known = getattr(self, "known", {})
+        return Nearby(self.known)
 
 
 def test_weights_on_a_cpu_are_refused() -> None:
@@ -32,47 +59,34 @@ def test_weights_on_a_cpu_are_refused() -> None:
         CudaIpcPublisher({"a": torch.ones(3)})
 
 
-class Nearby(CudaIpcReceiver):
-    """Finds its buckets among tensors of this process."""
-
-    def __init__(self, buckets: dict[str, dict[str, torch.Tensor]]) -> None:
-        super().__init__()
-        self._buckets = buckets
-
-    def _open(self, names: tuple[str, ...], specs: tuple[TensorSpec, ...], device: torch.device) -> None:
-        self._views[names] = self._buckets[names[0]]
-
-
-def update_of(sent: dict[str, torch.Tensor], version: int, **fingerprint: int) -> WeightUpdate:
-    specs, _ = lay_out(sent, bucket_bytes=1 << 20)
-    return WeightUpdate(
-        policy="policy",
-        version=version,
-        transport="cuda_ipc",
-        tensors=specs,
-        buckets=("a",),
-        fingerprint={**fingerprints(sent), **fingerprint},
-    )
+def open_both(sent: Tensors) -> tuple[InProcessPublisher, Nearby]:
+    exchange: dict[str, torch.Tensor] = {}
+    return InProcessPublisher(sent, exchange=exchange, transport="cuda_ipc"), Nearby(exchange)
 
 
 def test_later_updates_are_verified_as_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = {"w": torch.randn(70, device=DEVICE), "b": torch.randn(3, device=DEVICE)}
+    """Of two sizes of elements, in one pass each."""
+    sent = {"w": torch.randn(70, device=DEVICE), "b": torch.randn(3, device=DEVICE).bfloat16()}
     live = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
-    receiver = Nearby({"a": sent})
+    publisher, receiver = open_both(sent)
     started: list[int] = []
     start = Fingerprinter.start
-    monkeypatch.setattr(
-        Fingerprinter, "start", lambda self, tensors: started.append(1) or start(self, tensors)
-    )
-    for version in range(1, 4):
+    for version in range(1, 5):
         sent["w"].normal_()
-        update = update_of(sent, version)
-        started.clear()
-        assert receiver.is_prepared(Staged(update)) == (version > 1)
-        load(receiver, update, live)()
+        update = publish(publisher, version, sent)
+        publisher.release(version)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                Fingerprinter, "start", lambda self, shards: started.append(1) or start(self, shards)
+            )
+            started.clear()
+            assert receiver.is_prepared(Staged(update)) == (version > 2)  # a slot has its first update
+            load(receiver, update, live)()
         assert torch.equal(live["w"], sent["w"])
-        assert started == [1] * (version == 1)  # the live tensors were read again
-    wrong = load(receiver, update_of(sent, 4, w=7), live)
+        assert torch.equal(live["b"], sent["b"])
+        assert started == [1] * (version <= 2)  # the live tensors were read again
+    update.fingerprint["w"] ^= 1
+    wrong = load(receiver, update, live)
     with pytest.raises(FingerprintMismatch, match=r"version 4: 1 of 2 tensors .*\(w\)"):
         wrong()
 
@@ -80,29 +94,23 @@ def test_later_updates_are_verified_as_they_are_copied(monkeypatch: pytest.Monke
 def test_copies_that_end_up_on_top_of_each_other_are_seen() -> None:
     sent = {"w": torch.randn(8, device=DEVICE), "b": torch.randn(8, device=DEVICE)}
     memory = torch.zeros(12, device=DEVICE)
-    receiver = Nearby({"a": sent})
-    for version in (1, 2):  # what has never been right is read again
+    publisher, receiver = open_both(sent)
+    update = publish(publisher, 1, sent)
+    for _ in range(2):  # what has never been right is read again
         with pytest.raises(FingerprintMismatch):
-            load(receiver, update_of(sent, version), {"w": memory[:8], "b": memory[4:]})()
-
-
-def test_another_shape_is_refused_before_anything_is_written() -> None:
-    sent, live = {"w": torch.ones(32)}, {"w": torch.zeros(16)}
-    with pytest.raises(FingerprintMismatch, match="differ in 1 tensors, w among them"):
-        load(Nearby({"a": sent}), update_of(sent, 1), live)
-    assert float(live["w"].sum()) == 0
+            load(receiver, update, {"w": memory[:8], "b": memory[4:]})()
 
 
 def test_updates_that_are_read_again_each_time_are_never_prepared() -> None:
-    """Of several types: what was written is not added up on the way."""
+    """The engine holds another dtype: what was written is not added up on the way."""
     sent = {"w": torch.randn(8, device=DEVICE), "b": torch.randn(8, device=DEVICE).bfloat16()}
-    live = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
-    receiver = Nearby({"a": sent})
-    for version in (1, 2):
-        update = update_of(sent, version)
+    live = {name: torch.zeros(8, device=DEVICE) for name in sent}
+    publisher, receiver = open_both(sent)
+    update = publish(publisher, 1, sent)
+    for _ in range(2):
         assert not receiver.is_prepared(Staged(update))
         load(receiver, update, live)()
-    assert torch.equal(live["b"], sent["b"])
+    assert torch.equal(live["b"], sent["b"].float())
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="buckets are device memory")
@@ -114,8 +122,8 @@ def test_weights_that_have_moved_are_found_again() -> None:
             weights["w"].normal_()
         else:
             weights["w"] = torch.randn(70, device=DEVICE)
-        assert publisher.publish(version, weights).fingerprint == fingerprints(weights)
+        assert publish(publisher, version, weights).fingerprint == fingerprints(weights)
         publisher.release(version)
     weights = {"b": weights["b"], "w": weights["w"]}  # in another order
-    assert publisher.publish(5, weights).fingerprint == fingerprints(weights)
+    assert publish(publisher, 5, weights).fingerprint == fingerprints(weights)
     publisher.close()

@@ -2,7 +2,14 @@ import pytest
 import torch
 
 from penstock.errors import FingerprintMismatch
-from penstock.sync.fingerprint import Fingerprinter, compare, fingerprint, fingerprints, walk_from
+from penstock.sync.fingerprint import (
+    Fingerprinter,
+    Shard,
+    compare,
+    fingerprint,
+    fingerprints,
+    walk_from,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
@@ -122,3 +129,47 @@ def test_a_plan_follows_the_tensors_when_they_move() -> None:
     assert hashing({"a": first}) == hashing({"a": second})
     second[0] += 1
     assert hashing({"a": first}) != hashing({"a": second})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_slices_in_any_dimension_add_up_to_the_whole(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sync.fingerprint._PIECE", 16)
+    tensor = (torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(7)) * 50).to(dtype)
+    for dim in range(3):
+        shards = []
+        for first, size in ((0, 2), (2, 1), (3, tensor.shape[dim] - 3)):
+            start = tuple(first if axis == dim else 0 for axis in range(3))
+            shards.append(Shard("a", tensor.narrow(dim, first, size), tuple(tensor.shape), start))
+        assert [shard.first is None for shard in shards] == [dim > 0] * 3
+        assert Fingerprinter().start(shards)() == fingerprints({"a": tensor})
+        moved = [shards[0], shards[1], Shard("a", shards[2].values, shards[2].shape, (0, 0, 0))]
+        assert Fingerprinter().start(moved)() != fingerprints({"a": tensor})
+
+
+def test_places_of_scattered_slices_count_beyond_32_bits() -> None:
+    """Two columns of a tensor of 2³¹ × 4 elements, of which a few rows are there."""
+    rows = torch.randn(3, 2, generator=torch.Generator().manual_seed(8))
+    first = 2**30 - 1
+    shard = Shard("a", rows, (2**31, 4), (first, 1))
+    alone = [
+        fingerprint(rows[row, column].view(1), offset=4 * (first + row) + 1 + column)
+        for row in range(3)
+        for column in range(2)
+    ]
+    assert shard.fingerprint() == sum(alone) % 2**64
+
+
+def test_the_kernel_counts_places_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    pytest.importorskip("triton", reason="triton is not installed: pip install 'penstock[gpu]'")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for dtype in (torch.bfloat16, torch.float64):
+        tensor = torch.randn(50, 101, generator=torch.Generator().manual_seed(9)).to(device, dtype)
+        shards = [Shard("a", tensor[first : first + 25], (50, 101), (first, 0)) for first in (0, 25)]
+        assert all(shard.suits_kernel for shard in shards)
+        assert Fingerprinter(fused=True).start(shards)() == {"a": fingerprint(tensor)}
+    far = Shard("a", tensor[:25], (2**27, 101), (2**26, 0))
+    assert not far.suits_kernel

@@ -4,25 +4,45 @@ import msgspec
 import pytest
 import torch
 
-from penstock.sync.transports import AnyReceiver, make_publisher
-from tests.sync.contract import load
+from penstock.errors import ConfigError
+from penstock.sync.slot_publisher import Publishing
+from penstock.sync.transports import TRANSPORTS, AnyReceiver, Rendezvous, check_for_run, make_publisher
+from tests.sync.contract import load, publish
 
 
 def test_an_update_finds_its_receiver(tmp_path: Path) -> None:
-    source, live = {"a": torch.arange(5.0)}, {"a": torch.zeros(5)}
-    publisher = make_publisher("shared_memory", source, folder=tmp_path, slots=1)
-    receiver = AnyReceiver()
-    update = publisher.publish(1, source)
-    load(receiver, update, live)()
-    assert torch.equal(live["a"], source["a"])
-    with pytest.raises(ValueError, match="one of shared_memory, cuda_ipc, got 'pigeon'"):
-        load(receiver, msgspec.structs.replace(update, transport="pigeon"), live)()
+    at = Rendezvous(tmp_path)
+    receiver = AnyReceiver(at)
+    for version, transport in enumerate(("shared_memory", "in_process", "in_process_staged")):
+        source, live = {"a": torch.arange(5.0) + version}, {"a": torch.zeros(5)}
+        publisher = make_publisher(transport, source, Publishing(slots=1), at)
+        update = publish(publisher, version, source)
+        assert receiver.stages(update) == (transport == "in_process_staged")
+        staged = receiver.stage(update)
+        assert not receiver.is_prepared(staged)
+        receiver.load(staged, live)()
+        receiver.drop(staged)
+        assert torch.equal(live["a"], source["a"])
+        publisher.close()
+    with pytest.raises(ConfigError, match="must be one of shared_memory, cuda_ipc, .*, got 'pigeon'"):
+        load(receiver, msgspec.structs.replace(update, transport="pigeon"), live)
     receiver.close()
-    publisher.close()
 
 
-def test_an_unknown_transport_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="sync.transport must be one of shared_memory, cuda_ipc, got 'pigeon'"
-    ):
-        make_publisher("pigeon", {}, folder=tmp_path, slots=1)
+def test_a_transport_says_what_it_holds() -> None:
+    held = {name: (each.snapshots_on_gpu, each.staged_bytes(7)) for name, each in TRANSPORTS.items()}
+    assert held == {
+        "shared_memory": (False, 0),
+        "cuda_ipc": (True, 0),
+        "in_process": (True, 0),
+        "in_process_staged": (True, 7),
+    }
+
+
+def test_a_run_refuses_what_stays_in_one_process() -> None:
+    check_for_run("shared_memory")
+    check_for_run("cuda_ipc")
+    with pytest.raises(ConfigError, match="one of shared_memory, cuda_ipc, got 'pigeon'$"):
+        check_for_run("pigeon")
+    with pytest.raises(ConfigError, match="got 'in_process', which needs trainer and engines in one process"):
+        check_for_run("in_process")

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
+from penstock.models.published import published_tensors
 from penstock.types import Episode, Group, SamplingParams, Task, Turn
 
 Weights = dict[str, torch.Tensor]
@@ -67,7 +68,7 @@ class Sampler:
         own: Any = copy.deepcopy(model)
         own.set_attn_implementation("sdpa")
         self._model = own.eval()
-        self._parameters = dict(own.named_parameters())
+        self._tensors = published_tensors(own)
         self._snapshots = snapshots
         self._group_size = group_size
         self._sampling = sampling
@@ -147,7 +148,7 @@ class Sampler:
             return
         with torch.no_grad():
             for name, tensor in self._snapshots[version].items():
-                self._parameters[name].copy_(tensor)
+                self._tensors[name].copy_(tensor)
         self._loaded = version
 
 

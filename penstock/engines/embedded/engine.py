@@ -32,6 +32,7 @@ from penstock.engines.embedded.validation import check_request
 from penstock.engines.update_check import check_update
 from penstock.errors import PenstockError
 from penstock.interfaces import BlobStore, Staged, Tokenizer, WeightReceiver
+from penstock.models.published import published_tensors
 from penstock.types import (
     DEFAULT_POLICY,
     Chunk,
@@ -82,7 +83,7 @@ class EmbeddedEngine:
         self.policy = policy
         self.version = version
         self._runner = ModelRunner(model, config)
-        self._parameters = dict(model.named_parameters())
+        self._tensors = published_tensors(model)
         self._receiver = receiver
         self._tokenizer = tokenizer
         pool = BlockPool(self._runner.num_blocks, config.block_size)
@@ -286,7 +287,7 @@ class EmbeddedEngine:
         self._scheduler.new_version(version, recompute_kv=recompute_kv)
         try:
             swapped = self._stepper.swap(
-                lambda: self._receiver.load(staged, self._parameters),
+                lambda: self._receiver.load(staged, self._tensors),
                 version,
                 is_prepared=self._receiver.is_prepared(staged),
             )

@@ -1,0 +1,71 @@
+"""Copies between the same tensors again and again, in one launch that also adds up fingerprints."""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from penstock.sync.fingerprint import Shard, add_up, unit_bytes, unsigned
+from penstock.transfer import download
+
+
+@dataclass(frozen=True, slots=True)
+class FusedCopy:
+    """`run` queues the copies on the current stream, and perhaps gives what was added up meanwhile. The sums are on
+    the host when the stream has come this far, and good until the next run."""
+
+    names: tuple[str, ...]
+    """Of the tensor that each sum belongs to."""
+    run: Callable[[], torch.Tensor | None]
+
+    def fingerprint(self, sums: torch.Tensor) -> dict[str, int]:
+        """Of all tensors, from sums that have come."""
+        return add_up(self.names, unsigned(sums))
+
+
+def make_copy(targets: Sequence[torch.Tensor], sources: Sequence[Shard]) -> FusedCopy:
+    """What copies each source over its target; both are of one size. With Triton it is one launch (one for each
+    size of elements), else torch's fused copy of a list.
+
+    Where no tensor changes its type, the pass that copies also adds up fingerprints. From the second run on no
+    memory is taken for this."""
+    pairs = list(zip(targets, sources, strict=True))
+    if importlib.util.find_spec("triton") is None:
+        values = [source.values for source in sources]
+        return FusedCopy((), lambda: torch._foreach_copy_(list(targets), values))
+    from penstock.sync.hash_kernel import CopyPlan
+
+    adds_up = all(
+        target.dtype == source.values.dtype and target.is_contiguous() and source.suits_kernel
+        for target, source in pairs
+    )
+    if not adds_up:
+        return FusedCopy((), CopyPlan.of([(target, source.values) for target, source in pairs]).run)
+    return _summing_copy(sorted(pairs, key=lambda pair: unit_bytes(pair[0])))
+
+
+def _summing_copy(pairs: Sequence[tuple[torch.Tensor, Shard]]) -> FusedCopy:
+    """`pairs` are sorted by the size of their elements."""
+    from penstock.sync.hash_kernel import SumPlan
+
+    plans = []
+    for width in sorted({unit_bytes(target) for target, _ in pairs}):
+        alike = [pair for pair in pairs if unit_bytes(pair[0]) == width]
+        sources = [source for _, source in alike]
+        plans.append(
+            SumPlan.of(
+                [source.values for source in sources],
+                [target for target, _ in alike],
+                firsts=[source.first or 0 for source in sources],
+            )
+        )
+    answer = download(torch.cat([plan.sums for plan in plans]))
+    places = torch.split(answer, [len(plan.sums) for plan in plans])
+
+    def run() -> torch.Tensor:
+        for place, plan in zip(places, plans, strict=True):
+            place.copy_(plan.run(), non_blocking=True)
+        return answer
+
+    return FusedCopy(tuple(source.name for _, source in pairs), run)

@@ -1,0 +1,92 @@
+"""Weights between a publisher and receivers of one process: for tests, benches and engines beside their trainer.
+
+Buckets lie where the published tensors do. Receivers find them in an exchange, a dictionary that both sides were
+given. The plain receiver reads them when it loads; the staging one takes a copy first, as transports do that fetch
+from far away.
+"""
+
+import secrets
+from collections.abc import Mapping
+
+import torch
+
+from penstock.errors import PenstockError
+from penstock.interfaces import Staged
+from penstock.sync.bucket_layout import view
+from penstock.sync.bucket_receiver import BucketReceiver
+from penstock.sync.fingerprint import Shard, compare
+from penstock.sync.slot_publisher import Publishing, SlotPublisher
+from penstock.types import WeightUpdate
+
+TRANSPORT = "in_process"
+STAGED_TRANSPORT = "in_process_staged"
+BUCKET_BYTES = 256 << 20
+
+Exchange = dict[str, torch.Tensor]
+
+
+class InProcessPublisher(SlotPublisher):
+    """The trainer's side. `transport` says which receiver takes its updates."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        publishing: Publishing | None = None,
+        *,
+        exchange: Exchange,
+        transport: str = TRANSPORT,
+    ) -> None:
+        self.transport = transport
+        self._exchange = exchange
+        self._stem = secrets.token_hex(4)
+        self._device = next(iter(tensors.values())).device
+        super().__init__(tensors, publishing or Publishing(), bucket_bytes=BUCKET_BYTES)
+
+    def _make_bucket(self, slot: int, number: int, size: int) -> torch.Tensor:
+        bucket = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        self._exchange[self._name(slot, number)] = bucket
+        return bucket
+
+    def _names(self, slot: int) -> tuple[str, ...]:
+        return tuple(self._name(slot, number) for number in range(len(self._sizes)))
+
+    def _name(self, slot: int, number: int) -> str:
+        return f"{self._stem}-{slot}-{number}"
+
+    def _free(self) -> None:
+        for slot in range(self._publishing.slots):
+            for name in self._names(slot):
+                self._exchange.pop(name, None)
+
+
+class InProcessReceiver(BucketReceiver):
+    """The engine's side, by reference."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def _bucket(self, name: str) -> torch.Tensor:
+        if name not in self._exchange:
+            raise PenstockError(f"the published bucket {name} is gone")
+        return self._exchange[name]
+
+
+class StagingReceiver(InProcessReceiver):
+    """The engine's side, by a copy that is verified before it touches anything: a bucket that arrives damaged
+    leaves the engine as it was."""
+
+    def stages(self, update: WeightUpdate) -> bool:
+        return True
+
+    def stage(self, update: WeightUpdate) -> Staged:
+        buckets = [self._bucket(name).clone() for name in update.buckets]
+        shards = [
+            Shard(spec.name, view(buckets[spec.bucket], spec), spec.shape, spec.start)
+            for spec in update.tensors
+        ]
+        compare(update.fingerprint, self._fingerprints.start(shards)(), update.version)
+        return Staged(update, buckets)
+
+    def drop(self, staged: Staged) -> None:
+        staged.held.clear()
