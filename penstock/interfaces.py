@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy.typing as npt
+
 from penstock.types import (
     BlobRef,
     Chunk,
@@ -129,6 +131,20 @@ class WeightPublisher(Protocol):
     def release(self, version: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Ranks(Protocol):
+    """The processes that train one policy together, each on its part of a step. All make the same calls in the same
+    order, so a rank without anything to tell still calls."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def gather(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """What each rank gave, by rank. Lengths may differ."""
 
 
 class BlobStore(Protocol):

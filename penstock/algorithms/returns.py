@@ -5,6 +5,7 @@ of an episode. An episode without step scores has one step that ends with it, wo
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from penstock.algorithms.advantages import Values
 from penstock.algorithms.registry import Registry
 from penstock.types import Score
+from penstock.types.metrics import Deviation
 
 
 class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,10 +28,12 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of every group of the step, and the sequences to give advantages to."""
+    """Scores of every group of the step, and this rank's sequences, which are to get advantages. What must be known
+    of all sequences goes through `gather`, which every rank calls."""
 
     scores: Sequence[Sequence[Score]]
     sequences: Sequence[SequenceTokens]
+    gather: Callable[[Values], list[Values]] = lambda values: [values]
 
 
 class TokenAdvantages(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +78,20 @@ def gae(facts: TokenFacts, *, gamma: float = 1.0, lam: float = 0.95, whiten: boo
         estimate = discounted_advantages(rewards, sequence.values, gamma, lam)
         advantages.append(estimate)
         returns.append(estimate + sequence.values)
-    if whiten and advantages:
-        every = np.concatenate(advantages)
-        mean, std = float(every.mean()), float(every.std())
-        advantages = [(estimate - mean) / (std + 1e-8) for estimate in advantages]
+    if whiten:
+        advantages = _whitened(advantages, facts.gather)
     return TokenAdvantages(advantages=advantages, returns=returns)
+
+
+def _whitened(estimates: list[Values], gather: Callable[[Values], list[Values]]) -> list[Values]:
+    """With mean 0 and deviation 1 over the tokens of the step, on whatever rank they are."""
+    own = Deviation.of(np.concatenate([np.zeros(0), *estimates]))
+    parts = gather(np.array([own.count, own.mean, own.squares]))
+    whole = reduce(
+        lambda one, other: one.plus(other),
+        [Deviation(count=count, mean=mean, squares=squares) for count, mean, squares in parts],
+    )
+    return [(estimate - whole.mean) / (whole.value + 1e-8) for estimate in estimates]
 
 
 def discounted_advantages(rewards: Values, values: Values, gamma: float, lam: float) -> Values:

@@ -4,9 +4,11 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from penstock.interfaces import Ranks
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.eightbit_adamw import EightBitAdamW
 from penstock.trainer.host_adamw import HasGradient, HostAdamW, host_master
@@ -65,6 +67,16 @@ class MasterAdamW:
                 if not parameter.requires_grad and parameter.is_floating_point():
                     parameter.data = parameter.data.to(torch.bfloat16)
         self._rule = self._make_rule()
+
+    def sum_gradients(self, ranks: Ranks) -> None:
+        """Make every rank's gradients those of the whole step."""
+        if ranks.size == 1:
+            return
+        for holder in self._gradients:
+            own = torch.zeros(0) if holder.grad is None else holder.grad
+            parts = [part for part in ranks.gather(own.cpu().numpy()) if part.size]
+            if parts:
+                holder.grad = torch.from_numpy(np.sum(parts, axis=0)).to(own.device)
 
     def gradient_norm(self) -> float:
         """The norm of all gradients together, as they stand."""

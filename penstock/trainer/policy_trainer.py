@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.interfaces import BlobStore
+from penstock.interfaces import BlobStore, Ranks
 from penstock.models.precision import guard_bfloat16
 from penstock.models.published import published_tensors
 from penstock.models.tokenizer import max_positions
@@ -27,6 +28,7 @@ from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.value_head import ValueHead
 from penstock.trainer.objective import Objective
 from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
+from penstock.trainer.ranks import SingleRank
 from penstock.trainer.step_metrics import StepRecord, summarise
 from penstock.trainer.step_preparation import Preparation, PreparedRow
 from penstock.types import Metric, StepPlan, StepResult, metric_values
@@ -48,18 +50,16 @@ class PolicyTrainer:
         reference: nn.Module | None = None,
         device: str = "cpu",
         blobs: BlobStore | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        ranks: Ranks | None = None,
     ) -> None:
         if algorithm.kl_coef > 0 and reference is None:
             raise ValueError("kl_coef > 0 needs a reference model; pass reference= or set kl_coef to 0")
-        if world_size != 1:
-            raise ValueError(f"world_size must be 1, got {world_size}; this trainer runs on a single rank")
         if config.threads:
             torch.set_num_threads(config.threads)
         if config.dtype == "bfloat16":
             guard_bfloat16(device)
         self._config, self._total_steps = config, total_steps
+        self._ranks: Ranks = ranks or SingleRank()
         self._device = device
         self._model: Any = model.to(device)
         self._value_head = _value_head(self._model).to(device) if algorithm.needs_values else None
@@ -76,7 +76,9 @@ class PolicyTrainer:
         if reference is not None:
             reference.to(device=device).requires_grad_(False)
             frozen = PackedModel(reference, chunk_tokens=config.logprob_chunk_tokens)
-        self._prepare = Preparation(policy, frozen, algorithm, config=config, device=device, blobs=blobs)
+        self._prepare = Preparation(
+            policy, frozen, algorithm, config=config, device=device, blobs=blobs, ranks=self._ranks
+        )
         self._objective = Objective(policy, algorithm)
         self._num_updates = 0
         self._num_skipped = 0
@@ -173,7 +175,9 @@ class PolicyTrainer:
             self._num_gap_warnings += 1
 
     def _update(self, step: int, loss: float) -> dict[str, Metric]:
-        """Update the weights, unless the loss or the gradient is not finite."""
+        """Update the weights, unless the loss or the gradient is not finite on any rank."""
+        loss = float(sum(part.sum() for part in self._ranks.gather(np.array([loss]))))
+        self._optimizer.sum_gradients(self._ranks)
         norm = self._optimizer.gradient_norm()
         learning_rate = learning_rate_at(step, self._total_steps, self._config)
         if math.isfinite(loss) and math.isfinite(norm):

@@ -14,11 +14,13 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.losses import STATISTICS
 from penstock.algorithms.returns import TOKEN_ADVANTAGES, SequenceTokens, TokenAdvantages, TokenFacts
 from penstock.algorithms.tokens import LossTokens, TokenColumns
-from penstock.interfaces import BlobStore
+from penstock.errors import BlobLost
+from penstock.interfaces import BlobStore, Ranks
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.packing import pack
+from penstock.trainer.ranks import SingleRank
 from penstock.trainer.sharing import forward_length
 from penstock.types import StepPlan, TrainSequence
 
@@ -73,10 +75,12 @@ class Preparation:
         config: TrainerConfig,
         device: str,
         blobs: BlobStore | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._policy, self._reference, self._algorithm = policy, reference, algorithm
         self._device, self._config = device, config
         self._blobs = blobs
+        self._ranks: Ranks = ranks or SingleRank()
         can_share = policy.shares_prefixes and (reference is None or reference.shares_prefixes)
         self.lays_once = config.shared_prompts and can_share
         """Whether rows hold a group's prompt once."""
@@ -89,18 +93,7 @@ class Preparation:
 
     @torch.no_grad()
     def __call__(self, plan: StepPlan) -> list[PreparedRow]:
-        packed = [
-            PackedRow.of(
-                sequences,
-                self._device,
-                shared_prompts=self.lays_once,
-                columns=plan.columns,
-                blobs=self._blobs,
-            )
-            for micro_batch in plan.micro_batches
-            for sequences in self._cut(micro_batch)
-        ]
-        rows = [row for row in packed if row is not None]
+        rows = self._lay_out(plan)
         start = [self._policy(row) if self.needs_start else None for row in rows]
         advantages, returns = self._advantages(plan, rows, start)
         prepared = [
@@ -117,6 +110,28 @@ class Preparation:
         ]
         statistic = self._statistic(prepared)
         return [replace(row, statistic=statistic) for row in prepared]
+
+    def _lay_out(self, plan: StepPlan) -> list[PackedRow]:
+        """All rows of the plan. A blob that is lost on one rank stops every rank before anything is trained."""
+        rows: list[PackedRow | None] = []
+        lost: BlobLost | None = None
+        try:
+            for micro_batch in plan.micro_batches:
+                for sequences in self._cut(micro_batch):
+                    row = PackedRow.of(
+                        sequences,
+                        self._device,
+                        shared_prompts=self.lays_once,
+                        columns=plan.columns,
+                        blobs=self._blobs,
+                    )
+                    rows.append(row)
+        except BlobLost as error:
+            lost = error
+        told = self._ranks.gather(np.array([lost is not None]))
+        if any(bool(part.any()) for part in told):
+            raise lost or BlobLost("a blob that another rank needs is lost")
+        return [row for row in rows if row is not None]
 
     def _cut(self, sequences: tuple[TrainSequence, ...]) -> list[list[TrainSequence]]:
         """A plan counts shared prompts once; where the model can't share them, the row may be too long."""
@@ -143,7 +158,7 @@ class Preparation:
         sequences = [
             tokens for row, outputs in zip(rows, start, strict=True) for tokens in _token_facts(row, outputs)
         ]
-        facts = TokenFacts(scores=plan.scores, sequences=sequences)
+        facts = TokenFacts(scores=plan.scores, sequences=sequences, gather=self._ranks.gather)
         result: TokenAdvantages = TOKEN_ADVANTAGES.bind(name, arguments)(facts)
         advantages = self._by_row(result.advantages, rows)
         return advantages, None if result.returns is None else self._by_row(result.returns, rows)
@@ -166,13 +181,18 @@ class Preparation:
                 return torch.full_like(counts, 1 / (self._algorithm.length_constant * plan.num_sequences))
 
     def _statistic(self, rows: list[PreparedRow]) -> float:
+        """What the loss needs to know of the whole step: the same on every rank."""
         statistic = STATISTICS.get(self._algorithm.loss)
-        if statistic is None or not rows:
+        if statistic is None:
             return float("inf")
-        starts = [row.start.logprobs for row in rows if row.start is not None]
         proximal = self._algorithm.effective_proximal
-        parts = [row.tokens(logprobs, proximal) for row, logprobs in zip(rows, starts, strict=True)]
-        return statistic(_joined(parts), **self._algorithm.loss_args)
+        parts = [np.zeros(0, dtype=np.float32)]
+        for row in rows:
+            assert row.start is not None
+            tokens = row.tokens(row.start.logprobs, proximal)
+            parts.append(statistic.of_tokens(tokens).float().cpu().numpy())
+        whole = np.concatenate(self._ranks.gather(np.concatenate(parts)))
+        return statistic.of_step(whole, **self._algorithm.loss_args)
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.float32, device=self._device)
@@ -209,22 +229,3 @@ def _token_facts(row: PackedRow, outputs: TokenOutputs | None) -> list[SequenceT
             )
         )
     return facts
-
-
-def _joined(parts: list[LossTokens]) -> LossTokens:
-    """All tokens of the step as one."""
-    offsets = np.cumsum([0, *[part.num_segments for part in parts]])
-    segments = [part.segments + int(offset) for part, offset in zip(parts, offsets[:-1], strict=True)]
-    return LossTokens(
-        logprobs=torch.cat([part.logprobs for part in parts]),
-        old_logprobs=torch.cat([part.old_logprobs for part in parts]),
-        behaviour_logprobs=torch.cat([part.behaviour_logprobs for part in parts]),
-        advantages=torch.cat([part.advantages for part in parts]),
-        ages=torch.cat([part.ages for part in parts]),
-        segments=torch.cat(segments),
-        num_segments=int(offsets[-1]),
-        weights=torch.cat([part.weights for part in parts]),
-        columns=TokenColumns(
-            {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns}
-        ),
-    )

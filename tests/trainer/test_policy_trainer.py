@@ -40,6 +40,9 @@ class SGD:
         self._optimizer = trainer._optimizer
         trainer._optimizer = self
 
+    def sum_gradients(self, ranks):
+        self._optimizer.sum_gradients(ranks)
+
     def gradient_norm(self):
         self.gradients = {id(p): p.grad.clone() for p in self._optimizer._masters if p.grad is not None}
         return self._optimizer.gradient_norm()
@@ -51,7 +54,7 @@ class SGD:
         self._optimizer.forget()
 
 
-def trainer_for(model, *, algorithm=None, reference=None, blobs=None, **config):
+def trainer_for(model, *, algorithm=None, reference=None, blobs=None, ranks=None, **config):
     return PolicyTrainer(
         model,
         config=TrainerConfig(**config),
@@ -59,6 +62,7 @@ def trainer_for(model, *, algorithm=None, reference=None, blobs=None, **config):
         total_steps=10,
         reference=reference,
         blobs=blobs,
+        ranks=ranks,
     )
 
 

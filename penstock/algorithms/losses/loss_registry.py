@@ -1,7 +1,8 @@
 """The registry of policy losses, and the statistics that some need of the whole step."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.algorithms.registry import Registry
 from penstock.algorithms.tokens import LossTokens, LossValues
@@ -12,18 +13,32 @@ if TYPE_CHECKING:
 PolicyLoss = Callable[..., LossValues]
 LOSSES: Registry[PolicyLoss] = Registry("loss")
 
-StepStatistic = Callable[..., float]
+
+@dataclass(frozen=True, slots=True)
+class StepStatistic:
+    """A number of the whole step that a loss needs, computed in two parts since tokens may be on several ranks."""
+
+    of_tokens: Callable[[LossTokens], "torch.Tensor"]
+    """What some tokens contribute: a flat tensor. Those of all tokens, of every rank, are joined."""
+    of_step: Callable[..., float]
+    """The number, from all of it and the loss's own parameters."""
+
+
 STATISTICS: dict[str, StepStatistic] = {}
-"""Loss name to a function of all tokens of the step (and the loss's own parameters), computed before the
-first update with the weights at its start; the loss then finds it in `LossTokens.statistic`."""
+"""By the name of the loss. Computed before the first update with the weights at its start; the loss then finds it
+in `LossTokens.statistic`, the same on every rank."""
+
+OfStep = TypeVar("OfStep", bound=Callable[..., float])
 
 
-def step_statistic(name: str) -> Callable[[StepStatistic], StepStatistic]:
+def step_statistic(
+    name: str, of_tokens: Callable[[LossTokens], "torch.Tensor"]
+) -> Callable[[OfStep], OfStep]:
     """Say that loss `name` needs this number of the whole step."""
 
-    def add(function: StepStatistic) -> StepStatistic:
-        STATISTICS[name] = function
-        return function
+    def add(of_step: OfStep) -> OfStep:
+        STATISTICS[name] = StepStatistic(of_tokens, of_step)
+        return of_step
 
     return add
 

@@ -2,6 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.algorithms.losses.loss_registry import LOSSES, result, step_statistic
 from penstock.algorithms.tokens import LossTokens, LossValues, truncated
 
@@ -52,15 +55,20 @@ def m2po(tokens: LossTokens, *, budget: float = 0.04) -> LossValues:
     return result(tokens, -log_ratio.exp() * tokens.advantages * ~cut, clip_fraction=cut)
 
 
-@step_statistic("m2po")
-def second_moment_limit(tokens: LossTokens, *, budget: float = 0.04) -> float:
+def outward_moments(tokens: LossTokens) -> "torch.Tensor":
+    """(log r)² of the tokens that the update moves further out."""
+    return (tokens.log_ratio().detach() ** 2)[_outward(tokens)]
+
+
+@step_statistic("m2po", outward_moments)
+def second_moment_limit(moments: npt.NDArray[np.float32], *, budget: float = 0.04) -> float:
     """The largest (log r)² that may stay: M2PO's threshold for this step."""
-    moments = (tokens.log_ratio().detach() ** 2)[_outward(tokens)].sort().values
-    if not moments.numel():
+    if not moments.size:
         return float("inf")
-    means = moments.cumsum(0) / (moments * 0 + 1).cumsum(0)
+    ascending = np.sort(moments)
+    means = np.cumsum(ascending, dtype=np.float64) / np.arange(1, len(ascending) + 1)
     num_kept = int((means <= budget).sum())
-    return float(moments[num_kept - 1]) if num_kept else -1.0
+    return float(ascending[num_kept - 1]) if num_kept else -1.0
 
 
 def _outward(tokens: LossTokens) -> "torch.Tensor":
