@@ -11,7 +11,7 @@ from penstock.models.outline import outline
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import plan_memory
-from penstock.scoring.functions import load_functions
+from penstock.scoring.functions import load_functions, needs_group
 from penstock.scoring.reward_calls import score_group
 from penstock.tasks.sources import load_tasks
 from tests.scoring.groups import a_group
@@ -85,3 +85,18 @@ def test_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         plan = plan_memory(config, outline(Qwen2Config(**SHAPES["1.5b"])), (gpu,), longest=1024)
         assert plan is not None
         assert plan.cache // plan.kv_bytes_per_token > sequences * 1024
+
+
+def test_step_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each digit is a step with its own value; these answers have no stop token, so nobody is paid for stopping."""
+    monkeypatch.chdir(EXAMPLES / "step_rewards")
+    config = load_config(PenstockConfig, Path("config.yaml"))
+    assert config.algorithm.advantage == "step_returns"
+    rewards = load_functions(config.reward)
+    assert not needs_group(rewards)
+    texts = ("601", "621", "60", "6013")
+    scores = score_group(rewards, a_group(*texts, answer="601"))
+    assert [score.value for score in scores] == [0.75, 0.5, 0.5, 0.75]
+    assert [score.parts["digits.exact"] for score in scores] == [1.0, 0.0, 0.0, 0.0]
+    assert [step.value for step in scores[1].steps] == [1.0, 0.0, 1.0]
+    assert [(step.start, step.end, step.value) for step in scores[3].steps][-1] == (3, 4, 0.0)

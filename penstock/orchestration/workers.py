@@ -19,18 +19,15 @@ from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.placement import Environments, place_threads
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.replaceable import ReplaceableWorker
-from penstock.scoring.scoring_client import ScoringClient, ScoringStart
+from penstock.scoring.scoring_client import ScoringClient, ScoringRequest, ScoringStart, Verdict
 from penstock.trainer.trainer_client import TrainerClient, TrainerStart
 from penstock.types import (
     Chunk,
     EngineReport,
-    Episode,
     GenerateRequest,
     Interrupt,
-    Score,
     StepPlan,
     StepResult,
-    Task,
     UpdateReceipt,
     WeightUpdate,
 )
@@ -95,9 +92,9 @@ class LaunchedScorer:
     def concurrency(self) -> int:
         return self.place.client.ready.concurrency
 
-    async def score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
+    async def score(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
         try:
-            return await self.place.client.score(task, episodes)
+            return await self.place.client.score(requests)
         except ChannelClosed:
             death = await self.place.died()
             raise ScoringFailed(str(death), "score_worker_died", death.detail) from None

@@ -3,11 +3,16 @@ thread stay right and async ones may keep HTTP sessions between calls."""
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
+from penstock.errors import ScoringFailed
 from penstock.scoring.functions import Reward
 from penstock.scoring.reward_calls import score_episodes
+from penstock.scoring.scoring_client import ScoringRequest, Verdict
 from penstock.types import Episode, Score, Task
+
+T = TypeVar("T")
 
 
 class RewardThread:
@@ -24,17 +29,34 @@ class RewardThread:
 
     async def score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
         """Cancelling the caller cancels what is awaited; a function that blocks goes on, unheard."""
-        work = asyncio.run_coroutine_threadsafe(self._score(task, episodes), self._loop)
-        return await asyncio.wrap_future(work)
+        return await self._in_thread(lambda: score_episodes(self._rewards, task, episodes))
+
+    async def answer(self, requests: Sequence[ScoringRequest]) -> tuple[Verdict, ...]:
+        """Requests one after the other, in one visit to the thread; a failure is its request's verdict."""
+        return await self._in_thread(lambda: self._verdicts(requests))
 
     def leave(self) -> None:
         """The thread ends as soon as no call is left in it."""
         self._loop.call_soon_threadsafe(self._end)
 
-    async def _score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
+    async def _in_thread(self, work: Callable[[], Awaitable[T]]) -> T:
+        running = asyncio.run_coroutine_threadsafe(self._counted(work), self._loop)
+        return await asyncio.wrap_future(running)
+
+    async def _verdicts(self, requests: Sequence[ScoringRequest]) -> tuple[Verdict, ...]:
+        verdicts = []
+        for request in requests:
+            try:
+                scores = await score_episodes(self._rewards, request.task, request.episodes)
+                verdicts.append(Verdict(scores=scores))
+            except ScoringFailed as error:
+                verdicts.append(Verdict(reason=error.reason, message=str(error), detail=error.detail))
+        return tuple(verdicts)
+
+    async def _counted(self, work: Callable[[], Awaitable[T]]) -> T:
         self._num_running += 1
         try:
-            return await score_episodes(self._rewards, task, episodes)
+            return await work()
         finally:
             self._num_running -= 1
             if self._left and not self._num_running:

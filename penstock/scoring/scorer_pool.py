@@ -1,31 +1,38 @@
 """Scoring on worker processes: whoever is free takes the next call; who hangs or dies is replaced.
 
 A call is one episode, or one group where a function needs it. What a worker does wrong costs that call and nothing
-more. Only a worker that dies time after time without ever answering a call ends the run, since nothing would be
-scored any more.
+more. Only a worker that dies time after time without ever answering ends the run, since nothing would be scored any
+more.
+
+Calls that wait while every worker is busy go out several in a message, as many as a worker answers in a moment: a
+reward of microseconds is not held up by a round trip for each episode, and a slow one has its calls alone.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.errors import ChannelClosed, RemoteError, ScoringFailed, WorkerDied
 from penstock.scoring.in_process import refuse_if_group_is_needed, timed_out
 from penstock.scoring.reward_calls import SCORE_ERROR
+from penstock.scoring.scoring_client import ScoringRequest, Verdict
 from penstock.types import Episode, Group, Score, Task
 
 WORKER_DIED = "score_worker_died"
 """The worker's process ended while it was scoring."""
 MAX_DEATHS_IN_A_ROW = 3
+MESSAGE_S = 0.02
+"""What the calls of one message may take together."""
+MAX_CALLS_IN_A_MESSAGE = 64
 
 Scores = tuple[Score, ...]
 
 
 class ScoringWorker(Protocol):
-    """One process that answers `concurrency` calls at a time.
+    """One process that answers `concurrency` messages at a time, a verdict for each request in them.
 
-    `score` raises `ScoringFailed`, with reason `score_worker_died` when the process ends under it
+    `score` raises `ScoringFailed` with reason `score_worker_died` when the process ends under it
     (`WorkerDied` and `ChannelClosed` mean the same). `restart` ends that process if it still runs and returns
     once a new one is ready to score; it raises `WorkerDied` or `RemoteError` when there is none."""
 
@@ -35,7 +42,7 @@ class ScoringWorker(Protocol):
     @property
     def concurrency(self) -> int: ...
 
-    async def score(self, task: Task, episodes: Sequence[Episode]) -> Scores: ...
+    async def score(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]: ...
 
     async def restart(self) -> None: ...
 
@@ -52,13 +59,11 @@ class ScorerPool:
             raise ValueError("a scorer pool needs at least one worker, got none")
         self._timeout_s = timeout_s
         self._start_timeout_s = start_timeout_s
-        self._free: asyncio.Queue[_Place | None] = asyncio.Queue()
         places = [_Place(worker, number) for number, worker in enumerate(workers)]
-        for seat in range(max(worker.concurrency for worker in workers)):
-            for place in places:
-                if seat < place.worker.concurrency:
-                    self._free.put_nowait(place)
-        self._unheard: set[asyncio.Task[Scores]] = set()
+        seats = range(max(worker.concurrency for worker in workers))
+        self._free = deque(place for seat in seats for place in places if seat < place.worker.concurrency)
+        self._waiting: deque[_Call] = deque()
+        self._messages: dict[asyncio.Task[None], list[_Call]] = {}
         self._ended: Exception | None = None
         self.needs_group = any(worker.needs_group for worker in workers)
         self.counters: Counter[str] = Counter()
@@ -74,82 +79,106 @@ class ScorerPool:
         """Wake who waits for a worker, with `ChannelClosed`. The processes belong to the launcher."""
         if self._ended is None:
             self._end(ChannelClosed("the scorer pool is closed"))
-        for call in self._unheard:
-            call.cancel()
+        for message, calls in self._messages.items():
+            if all(call.answer.done() for call in calls):
+                message.cancel()
 
-    async def _call(self, task: Task, episodes: Sequence[Episode]) -> Scores:
-        place = await self._take()
-        call = asyncio.create_task(self._answer(place, task, episodes))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            self._let_finish(call)
-            raise
-
-    def _let_finish(self, call: "asyncio.Task[Scores]") -> None:
+    async def _call(self, task: Task, episodes: tuple[Episode, ...]) -> Scores:
         """A caller that gives up (its group has failed) leaves the worker to finish: to end the process would cost
         the calls behind it far more."""
         if self._ended is not None:
-            call.cancel()
-        self._unheard.add(call)
-        call.add_done_callback(self._unheard.discard)
-        # What it raises counts as heard.
-        call.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise self._ended
+        call = _Call(ScoringRequest(task=task, episodes=episodes))
+        self._waiting.append(call)
+        self._send()
+        return await call.answer
 
-    async def _answer(self, place: "_Place", task: Task, episodes: Sequence[Episode]) -> Scores:
+    def _send(self) -> None:
+        """Give waiting calls to free workers."""
+        while self._free and self._waiting:
+            calls = self._next_message(self._free[0])
+            if not calls:
+                return
+            message = asyncio.create_task(self._answer(self._free.popleft(), calls))
+            self._messages[message] = calls
+            message.add_done_callback(self._messages.pop)
+
+    def _next_message(self, place: "_Place") -> list["_Call"]:
+        """The next calls, no more than a worker's share of those that wait."""
+        size = min(place.message_size, -(-len(self._waiting) // len(self._free)))
+        calls: list[_Call] = []
+        while self._waiting and len(calls) < size:
+            if calls and self._waiting[0].alone:
+                break
+            call = self._waiting.popleft()
+            if call.answer.done():
+                continue
+            calls.append(call)
+            if call.alone:
+                break
+        return calls
+
+    async def _answer(self, place: "_Place", calls: list["_Call"]) -> None:
         try:
-            scores = await self._score_on(place, task, episodes)
+            for call, verdict in zip(calls, await self._score_on(place, calls), strict=True):
+                self.counters[verdict.reason or "scored"] += 1
+                call.settle(verdict)
+        except _TryAlone:
+            for call in reversed(calls):
+                call.alone = True
+                self._waiting.appendleft(call)
         except ScoringFailed as error:
-            self.counters[error.reason] += 1
-            raise
+            self.counters[error.reason] += len(calls)
+            for call in calls:
+                call.fail(error)
+        except Exception as error:
+            for call in calls:
+                call.fail(error)
         finally:
-            self._free.put_nowait(place)
-        self.counters["scored"] += 1
-        return scores
+            self._free.append(place)
+            self._send()
 
-    async def _take(self) -> "_Place":
-        place = await self._free.get()
-        if self._ended is not None or place is None:
-            # Hand on what was taken: whoever waits behind must wake up too.
-            self._free.put_nowait(place)
-            raise self._ended or AssertionError("woken without a reason")
-        return place
-
-    async def _score_on(self, place: "_Place", task: Task, episodes: Sequence[Episode]) -> Scores:
+    async def _score_on(self, place: "_Place", calls: list["_Call"]) -> Sequence[Verdict]:
+        requests = [call.request for call in calls]
         while True:
             process = await self._ready(place)
+            start = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    scores = await place.worker.score(task, episodes)
+                    verdicts = await place.worker.score(requests)
             except TimeoutError:
                 place.hung = process
                 await self._replace(place, process)
-                raise timed_out(task, self._timeout_s) from None
+                if len(calls) > 1:
+                    raise _TryAlone from None
+                raise timed_out(requests[0].task, self._timeout_s) from None
             except (ScoringFailed, WorkerDied, ChannelClosed, RemoteError) as error:
                 failure = _as_failure(error)
                 if failure.reason != WORKER_DIED:
                     place.num_deaths = 0
                     raise failure from error
                 if process == place.hung:
-                    continue  # ended because of another call, that hung: this one is tried again
+                    continue  # ended because of another message, that hung: this one is sent again
                 if process != place.dead:
                     place.dead = process
                     self._note_death(place, failure)
                 await self._replace(place, process)
+                if len(calls) > 1:
+                    raise _TryAlone from None
                 raise failure from error
-            place.num_deaths = 0
-            return scores
+            place.answered(calls, asyncio.get_running_loop().time() - start)
+            return verdicts
 
     async def _ready(self, place: "_Place") -> int:
-        """The number of the process that a call may now go to."""
+        """The number of the process that a message may now go to."""
         async with place.changing:
             if self._ended is not None:
                 raise self._ended
             return place.process
 
     async def _replace(self, place: "_Place", process: int) -> None:
-        """Restart until it works; each time that it does not counts as a death. Of several calls that lost the same
-        process, the first restarts it."""
+        """Restart until it works; each time that it does not counts as a death. Of several messages that lost the
+        same process, the first restarts it."""
         async with place.changing:
             while place.process == process:
                 if self._ended is not None:
@@ -176,7 +205,31 @@ class ScorerPool:
 
     def _end(self, error: Exception) -> None:
         self._ended = error
-        self._free.put_nowait(None)
+        while self._waiting:
+            self._waiting.popleft().fail(error)
+
+
+class _TryAlone(Exception):
+    """One of several calls in a message hung or ended the process: each is sent again, by itself."""
+
+
+class _Call:
+    """What a caller waits for."""
+
+    def __init__(self, request: ScoringRequest) -> None:
+        self.request = request
+        self.answer: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
+        self.alone = False
+
+    def settle(self, verdict: Verdict) -> None:
+        if verdict.reason:
+            self.fail(ScoringFailed(verdict.message, verdict.reason, verdict.detail))
+        elif not self.answer.done():
+            self.answer.set_result(verdict.scores)
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
 
 
 class _Place:
@@ -191,10 +244,20 @@ class _Place:
         """The last process that was ended because a call took too long; the last that died of itself."""
         self.num_deaths = 0
         self.changing = asyncio.Lock()
+        self._call_s = MESSAGE_S
+
+    @property
+    def message_size(self) -> int:
+        """Calls that it should answer in a moment."""
+        return max(1, min(MAX_CALLS_IN_A_MESSAGE, int(MESSAGE_S / max(self._call_s, 1e-9))))
+
+    def answered(self, calls: Sequence[_Call], seconds: float) -> None:
+        self.num_deaths = 0
+        self._call_s = max(seconds / len(calls), self._call_s / 2)
 
 
 def _as_failure(error: Exception) -> ScoringFailed:
-    """What a worker raised, as the failure of its call."""
+    """What a worker raised, as the failure of its calls."""
     if isinstance(error, ScoringFailed):
         return error
     reason = SCORE_ERROR if isinstance(error, RemoteError) else WORKER_DIED

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from penstock.channel import Channel, Method
-from penstock.errors import ScoringFailed
 from penstock.types import Episode, Score, Task
 
 
@@ -42,8 +41,20 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class ScoringMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that the worker answers one after the other."""
+
+    requests: tuple[ScoringRequest, ...]
+
+
+class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
+    """One per request, in their order."""
+
+    verdicts: tuple[Verdict, ...]
+
+
 START_SCORING = Method("scoring.start", ScoringStart, ScoringReady)
-SCORE = Method("scoring.score", ScoringRequest, Verdict)
+SCORE = Method("scoring.score", ScoringMessage, Verdicts)
 
 
 class ScoringClient:
@@ -55,8 +66,5 @@ class ScoringClient:
     async def start(self, start: ScoringStart) -> None:
         self.ready = await self._channel.call(START_SCORING, start)
 
-    async def score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
-        verdict = await self._channel.call(SCORE, ScoringRequest(task=task, episodes=tuple(episodes)))
-        if verdict.reason:
-            raise ScoringFailed(verdict.message, verdict.reason, verdict.detail)
-        return verdict.scores
+    async def score(self, requests: Sequence[ScoringRequest]) -> tuple[Verdict, ...]:
+        return (await self._channel.call(SCORE, ScoringMessage(requests=tuple(requests)))).verdicts

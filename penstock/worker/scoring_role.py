@@ -5,13 +5,12 @@ import sys
 from collections.abc import Callable
 
 from penstock.channel import Channel
-from penstock.errors import ScoringFailed
 from penstock.observe.recorder import Recorder
 from penstock.observe.slots import Slots
 from penstock.scoring.config import RewardConfig
 from penstock.scoring.functions import calls_at_once, load_functions, needs_group
 from penstock.scoring.reward_thread import RewardThread
-from penstock.scoring.scoring_client import SCORE, ScoringReady, ScoringRequest, ScoringStart, Verdict
+from penstock.scoring.scoring_client import SCORE, ScoringMessage, ScoringReady, ScoringStart, Verdicts
 
 
 async def start(
@@ -25,13 +24,11 @@ async def start(
     thread = RewardThread(rewards)
     slots = Slots()
 
-    async def score(request: ScoringRequest) -> Verdict:
+    async def score(message: ScoringMessage) -> Verdicts:
         slot = slots.take()
         try:
-            with events.measure(f"reward {slot}", "score", task=request.task.id):
-                return Verdict(scores=await thread.score(request.task, request.episodes))
-        except ScoringFailed as error:
-            return Verdict(reason=error.reason, message=str(error), detail=error.detail)
+            with events.measure(f"reward {slot}", "score", calls=len(message.requests)):
+                return Verdicts(verdicts=await thread.answer(message.requests))
         finally:
             slots.give_back(slot)
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from penstock.errors import RemoteError, ScoringFailed
-from penstock.types import Episode, Score, Task
+from penstock.scoring.scoring_client import ScoringRequest, Verdict
+from penstock.types import Episode, Score
 
 Behaviour = Callable[[Sequence[Episode]], Coroutine[Any, Any, tuple[Score, ...]]]
 
@@ -30,10 +31,10 @@ def raising(error: Exception) -> Behaviour:
 
 
 class ScriptedWorker:
-    """Does the next thing of its script with each call, then goes on being good.
+    """Does the next thing of its script with each request, then goes on being good.
 
     Every process has a number: a call is lost when its process is replaced under it, as in a real one. `busy` counts
-    calls that the process has not answered, also those that were left."""
+    messages that the process has not answered, also those that were left."""
 
     def __init__(
         self,
@@ -47,31 +48,47 @@ class ScriptedWorker:
         self._ended = asyncio.Event()
         self.needs_group = needs_group
         self.concurrency = concurrency
-        self.groups: list[int] = []
+        self.messages: list[list[int]] = []
         self.num_restarts = 0
         self.busy = 0
 
-    async def score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
-        assert self.busy < self.concurrency, f"a worker answers {self.concurrency} calls at a time"
+    async def score(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
+        assert self.busy < self.concurrency, f"a worker answers {self.concurrency} messages at a time"
         self.busy += 1
-        self.groups.append(int(task.id[1:] or 0))
+        self.messages.append([int(request.task.id[1:] or 0) for request in requests])
         ended = self._ended
-        answering = asyncio.ensure_future((self._script.pop(0) if self._script else good)(episodes))
+        answering = asyncio.ensure_future(self._answer(requests))
         gone = asyncio.ensure_future(ended.wait())
         try:
             await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
             if ended.is_set():
                 raise ScoringFailed("the process was ended", "score_worker_died")
-            scores = answering.result()
-        except (ScoringFailed, RemoteError) as error:
-            if getattr(error, "reason", "") != "score_worker_died":
-                self.busy -= 1
+            verdicts = answering.result()
+        except RemoteError:
+            self.busy -= 1
             raise
         finally:
             answering.cancel()
             gone.cancel()
         self.busy -= 1
-        return scores
+        return verdicts
+
+    async def _answer(self, requests: Sequence[ScoringRequest]) -> list[Verdict]:
+        verdicts = []
+        for request in requests:
+            behave = self._script.pop(0) if self._script else good
+            try:
+                verdicts.append(Verdict(scores=await behave(request.episodes)))
+            except ScoringFailed as error:
+                if error.reason == "score_worker_died":
+                    raise
+                verdicts.append(Verdict(reason=error.reason, message=str(error), detail=error.detail))
+        return verdicts
+
+    @property
+    def groups(self) -> list[int]:
+        """The numbers of all tasks that it was asked for."""
+        return [number for message in self.messages for number in message]
 
     async def restart(self) -> None:
         self.num_restarts += 1

@@ -13,6 +13,7 @@ from penstock.scoring.functions import calls_at_once, needs_group, wrap
 from penstock.scoring.in_process import MemoryScorer, ThreadScorer
 from penstock.scoring.reward_thread import RewardThread
 from penstock.scoring.scorer_pool import ScorerPool
+from penstock.scoring.scoring_client import ScoringRequest, Verdict
 from penstock.types import Episode, Score, StepScore, Task
 from tests.scoring.groups import a_group
 
@@ -47,8 +48,8 @@ class InProcessWorker:
         self.needs_group = needs_group(rewards)
         self.concurrency = calls_at_once(rewards, 4)
 
-    async def score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
-        return await self._thread.score(task, episodes)
+    async def score(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
+        return await self._thread.answer(requests)
 
     async def restart(self) -> None:
         raise AssertionError("nothing died")

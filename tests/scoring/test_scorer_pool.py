@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import ChannelClosed, RemoteError, ScoringFailed, WorkerDied
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.scoring.scorer_pool import ScorerPool
+from penstock.scoring.scoring_client import ScoringRequest, Verdict
 from penstock.types import Episode, Score
 from tests.scoring.fakes import Behaviour, ScriptedWorker, good, raising, slow
 from tests.scoring.groups import a_group
@@ -271,6 +272,66 @@ def test_calls_beside_one_that_hangs_are_tried_again_in_the_new_process() -> Non
     assert worker.groups == [0, 1, 2, 2]
 
 
+def test_quick_calls_that_wait_go_out_together_and_slow_ones_alone() -> None:
+    quick, slow_one = ScriptedWorker(), ScriptedWorker(*[slow(1)] * 20)
+
+    async def main() -> None:
+        for worker in (quick, slow_one):
+            pool = ScorerPool([worker], timeout_s=10)
+            assert await asyncio.gather(*(outcome(pool, number) for number in range(20))) == list(range(20))
+            assert worker.groups == list(range(20))
+            assert pool.counters == {"scored": 20}
+
+    run_in_virtual_time(main())
+    assert [len(message) for message in quick.messages] == [1, 2, 4, 8, 5]
+    assert [len(message) for message in slow_one.messages] == [1] * 20
+
+
+def test_waiting_calls_are_shared_between_free_workers() -> None:
+    workers = [ScriptedWorker(), ScriptedWorker()]
+
+    async def main() -> None:
+        pool = ScorerPool(workers, timeout_s=10)
+        for _ in range(3):  # so that the pool knows how quick they are
+            await asyncio.gather(*(outcome(pool, number) for number in range(30)))
+
+    run_in_virtual_time(main())
+    assert all(len(worker.groups) > 20 for worker in workers)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"), [(HANG, "score_timeout"), (raising(DIED), "score_worker_died")]
+)
+def test_of_calls_in_one_message_only_the_bad_one_fails(behaviour: Behaviour, reason: str) -> None:
+    async def main() -> list[float | str]:
+        pool = ScorerPool([Picky()], timeout_s=10)
+        return await asyncio.gather(*(outcome(pool, number) for number in range(12)))
+
+    class Picky(ScriptedWorker):
+        """Does it whenever it is asked for number 5."""
+
+        async def _answer(self, requests: Sequence[ScoringRequest]) -> list[Verdict]:
+            for request in requests:
+                if request.episodes[0].text == "5":
+                    await behaviour(request.episodes)
+            return await super()._answer(requests)
+
+    assert run_in_virtual_time(main()) == [0, 1, 2, 3, 4, reason, 6, 7, 8, 9, 10, 11]
+
+
+def test_a_failing_function_costs_its_own_call_of_a_message() -> None:
+    nan = raising(ScoringFailed("nan", "score_nan"))
+    worker = ScriptedWorker(good, good, nan)
+
+    async def main() -> None:
+        pool = ScorerPool([worker], timeout_s=10)
+        assert await asyncio.gather(*(outcome(pool, number) for number in range(4))) == [0, 1, "score_nan", 3]
+        assert pool.counters == {"scored": 3, "score_nan": 1}
+
+    run_in_virtual_time(main())
+    assert worker.messages == [[0], [1, 2], [3]]
+
+
 def test_calls_that_lose_one_process_count_one_death() -> None:
     dying = asyncio.Event()
 
@@ -345,4 +406,4 @@ def test_every_group_ends_once_whatever_the_workers_do(scripts: list[list[str]],
         assert all(one == number for number, one in enumerate(outcomes) if not isinstance(one, str))
 
     run_in_virtual_time(main())
-    assert sorted(number for worker in workers for number in worker.groups) == list(range(num_groups))
+    assert {number for worker in workers for number in worker.groups} == set(range(num_groups))
