@@ -18,7 +18,7 @@ from penstock.orchestration.gpus import find_gpus
 from penstock.orchestration.preflight import prepare
 from penstock.orchestration.session import Session
 from penstock.orchestration.summary import Summary
-from penstock.rollout.group_runner import Workflow
+from penstock.rollout.workflow import Workflow, as_workflow
 from penstock.scoring.in_process import ThreadScorer
 from penstock.tasks.sources import tasks_from_rows
 from penstock.types import Task
@@ -34,6 +34,7 @@ def train(
     model: str | None = None,
     tasks: str | Sequence[Task | Mapping[str, Any]] | None = None,
     reward: Reward | Sequence[Reward] | None = None,
+    workflow: str | Workflow | Callable[..., Any] | None = None,
     steps: int | None = None,
     **sections: Mapping[str, Any],
 ) -> Summary:
@@ -41,7 +42,8 @@ def train(
 
     `config` is a YAML file, the same as nested dicts, or nothing: with `model`, `tasks` and `reward` given
     that is enough, and with none of them the built-in demo runs. `tasks` is a source as in the config, or
-    rows with a `prompt`. `reward` is a function, its import path, or several. Other sections are keyword
+    rows with a `prompt`. `reward` is a function, its import path, or several. `workflow` is what an attempt is:
+    `async def workflow(task, rollout)`, an object with such a method `run`, or its path. Other sections are keyword
     arguments: `train(…, rollout={"group_size": 4}, staleness={"max_staleness": 0})`."""
     stop_if_loading_user_code()
     rows = None if tasks is None or isinstance(tasks, str) else tasks_from_rows(tasks)
@@ -49,6 +51,9 @@ def train(
         [] if reward is None else [reward] if isinstance(reward, str) or callable(reward) else list(reward)
     )
     named = [function if isinstance(function, str) else describe_callable(function) for function in functions]
+    path = workflow if isinstance(workflow, str) else _path_of(workflow)
+    if path is not None:
+        sections = {**sections, "rollout": {**sections.get("rollout", {}), "workflow": path}}
     root = _config(config, model, tasks if isinstance(tasks, str) else None, named, steps, sections)
     view = make_view(root.observe)
     local = [function for function, name in zip(functions, named, strict=True) if name is None]
@@ -56,7 +61,10 @@ def train(
     if local:
         scorer = ThreadScorer.of(root.reward, functions)
         view.log("the reward can't be imported by a worker process, so it runs in this one, in a thread")
-    return run(root, view, tasks=rows, scorer=scorer)
+    own = None if workflow is None or isinstance(workflow, str) else as_workflow(workflow)
+    if own is not None and path is None and root.rollout.workers:
+        view.log("the workflow can't be imported by a worker process, so it runs in this one")
+    return run(root, view, tasks=rows, scorer=scorer, workflow=own)
 
 
 def run(
@@ -68,8 +76,15 @@ def run(
     workflow: Workflow | None = None,
 ) -> Summary:
     """Prepare and run one session, also where an event loop already runs (a notebook)."""
-    prepared = prepare(config, tasks=tasks, log=view.log, cache=cache_folder(), gpus=find_gpus(os.environ))
-    session = Session(prepared, view, scorer=scorer, workflow=workflow)
+    prepared = prepare(
+        config,
+        tasks=tasks,
+        log=view.log,
+        cache=cache_folder(),
+        gpus=find_gpus(os.environ),
+        workflow=workflow,
+    )
+    session = Session(prepared, view, scorer=scorer)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -113,6 +128,11 @@ def _config(
     if steps is not None:
         data.setdefault("run", {})["steps"] = steps
     return build(PenstockConfig, data)
+
+
+def _path_of(workflow: Any) -> str | None:
+    """Where a worker process can load the workflow from; None for an object, a closure or a notebook cell."""
+    return describe_callable(workflow) if callable(workflow) else None
 
 
 async def _with_signals(session: Session, view: View) -> Summary:

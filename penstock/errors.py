@@ -54,6 +54,14 @@ class BlobLost(PenstockError):
     """Bulk data that a record refers to can't be written or read back: its group is dropped with this as reason."""
 
 
+class RolloutFailed(PenstockError):
+    """Too few episodes of a group were good; `reason` is the drop reason that is counted."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class ScoringFailed(PenstockError):
     """A scorer could not score a group; `reason` is the drop reason that is counted."""
 

@@ -168,7 +168,14 @@ class BlobStore(Protocol):
 class Tokenizer(Protocol):
     """What rollouts and engines need of a tokenizer."""
 
-    def encode_prompt(self, prompt: str | tuple[Message, ...]) -> list[int]: ...
+    def encode_prompt(self, prompt: str | tuple[Message, ...]) -> list[int]:
+        """What an answer begins after: text as it is, messages through the chat template."""
+
+    def encode(self, text: str) -> list[int]:
+        """Text that follows other tokens: nothing is added at its ends."""
+
+    def encode_reply(self, messages: tuple[Message, ...], *, after: int | None) -> list[int]:
+        """What the chat template puts between an answer, whose last token is `after`, and the next answer."""
 
     def decode(self, token_ids: list[int]) -> str: ...
 

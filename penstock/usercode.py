@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from penstock.errors import UserError
 
@@ -52,16 +52,24 @@ def is_function_path(text: str) -> bool:
     return bool(separator) and name.isidentifier() and (where.endswith(".py") or is_module)
 
 
-def load_function(path: str, *, what: str) -> Callable[..., Any]:
-    """The function that `path` names. `what` it is ("reward", "task source") is for the error messages."""
+def load_object(path: str, *, what: str) -> Any:
+    """What `path` names. `what` it is ("reward", "task source") is for the error messages."""
     if not is_function_path(path):
         raise UserError(f"a {what} must be module:function or path/to/file.py:function, got {path!r}")
     where, _, name = path.rpartition(":")
     module = _load_file(where, what) if where.endswith(".py") else _import(where, what)
-    function: Callable[..., Any] | None = getattr(module, name, None)
-    if not callable(function):
+    if not hasattr(module, name):
         raise UserError(f"the {what} {path!r}: {where} has no function {name!r}")
-    return function
+    return getattr(module, name)
+
+
+def load_function(path: str, *, what: str) -> Callable[..., Any]:
+    """The function that `path` names."""
+    function = load_object(path, what=what)
+    if not callable(function):
+        where, _, name = path.rpartition(":")
+        raise UserError(f"the {what} {path!r}: {where} has no function {name!r}")
+    return cast(Callable[..., Any], function)
 
 
 def describe_callable(function: Callable[..., Any]) -> str | None:

@@ -11,7 +11,6 @@ import asyncio
 import dataclasses
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +29,9 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.session import Session
 from penstock.orchestration.summary import Summary
-from penstock.rollout.group_runner import Agent, SingleTurn, Workflow
-from penstock.types import Episode, Task
+from penstock.rollout.episode_rollout import Rollout
+from penstock.rollout.workflow import Workflow
+from penstock.types import Task, Turn
 
 Part = Literal["settings", "colocated"]
 GROUPS, GROUP_SIZE, STALENESS = 8, 8, 4
@@ -59,16 +59,16 @@ SETTINGS = (
 
 
 class SlowEnvironment:
-    """A single turn whose episode ends only when its environment has answered."""
+    """A single turn whose episode ends only when its environment has answered; held-out ones do not wait."""
 
     def __init__(self, latency: LogNormalLatency) -> None:
         self._latency = latency
-        self._answer = SingleTurn()
 
-    async def run(self, task: Task, prompt_ids: Sequence[int], agent: Agent) -> Episode:
-        episode = await self._answer.run(task, prompt_ids, agent)
-        await asyncio.sleep(self._latency.draw())
-        return episode
+    async def run(self, task: Task, rollout: Rollout) -> Turn:
+        turn = await rollout.generate(task.prompt)
+        if not rollout.spec.is_evaluation:
+            await asyncio.sleep(self._latency.draw())
+        return turn
 
 
 def run(
@@ -170,8 +170,9 @@ def train(
         heldout=[],
         folder=run_folder,
         max_context=512,
+        workflow=workflow,
     )
-    return asyncio.run(Session(prepared, SilentView(), workflow=workflow).run())
+    return asyncio.run(Session(prepared, SilentView()).run())
 
 
 def measured_step_s(summary: Summary) -> float:

@@ -24,8 +24,13 @@ def print_summary(summary: Summary) -> None:
     table.add_row("idle", f"trainer {summary.trainer_idle:.0%}, engines {summary.engine_idle:.0%}")
     stall, longest = summary.sync_stall_s * 1e3, summary.sync_stall_max_s * 1e3
     table.add_row("stalled by a weight update", f"median {stall:.1f} ms, max {longest:.1f} ms")
-    drops = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.drops.items())) or "none"
-    table.add_row("dropped groups", drops)
+    table.add_row("dropped groups", _counts(summary.drops) or "none")
+    if summary.failures:
+        table.add_row("failed episodes", _counts(summary.failures))
     early = " (stopped early)" if summary.stopped_early else ""
     table.add_row("run folder", Text(summary.folder + early))
     Console().print(table)
+
+
+def _counts(by_reason: dict[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(by_reason.items()))

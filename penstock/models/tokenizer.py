@@ -15,6 +15,9 @@ from penstock.errors import TaskError, UserError
 from penstock.interfaces import Tokenizer
 from penstock.types import Message, Task
 
+ANSWER = "\u2402answer\u2403"
+"""Stands for an answer in a conversation that only serves to see what a template writes after one."""
+
 
 class ChatTokenizer:
     """`interfaces.Tokenizer` over the tokenizer in a Hugging Face folder or repository.
@@ -51,6 +54,25 @@ class ChatTokenizer:
             return self._encode_text(prompt)
         return self._encode_chat(prompt)
 
+    def encode(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return token_ids
+
+    def encode_reply(self, messages: tuple[Message, ...], *, after: int | None) -> list[int]:
+        """The template is applied to a stand-in conversation, and what it writes after the stand-in answer is
+        taken. An answer that ended with its own end token has written the beginning of that already."""
+        stand_in = (Message(role="user", content="?"), Message(role="assistant", content=ANSWER))
+        text = self._apply_template((*stand_in, *messages), tokenize=False)
+        _, found, following = text.rpartition(ANSWER)
+        if not found:
+            raise TaskError(
+                f"the chat template of {self.name!r} drops or rewrites earlier answers, so messages can't be "
+                "appended token-exactly; append text, or render the whole conversation"
+            )
+        token_ids = self.encode(following)
+        closed = after in self._stop_token_ids and token_ids[:1] == [after]
+        return token_ids[1:] if closed else token_ids
+
     def decode(self, token_ids: list[int]) -> str:
         """The text without special tokens."""
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -85,6 +107,11 @@ class ChatTokenizer:
         return token_ids
 
     def _encode_chat(self, messages: tuple[Message, ...]) -> list[int]:
+        token_ids: list[int] = self._apply_template(messages, tokenize=True)
+        return token_ids
+
+    def _apply_template(self, messages: tuple[Message, ...], *, tokenize: bool) -> Any:
+        """The messages as the template writes them, opened for the assistant's answer: text, or its ids."""
         if not self._tokenizer.chat_template:
             raise TaskError(
                 "the tasks' prompts are chat messages but the model's tokenizer has no chat template; "
@@ -92,13 +119,12 @@ class ChatTokenizer:
             )
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            token_ids: list[int] = self._tokenizer.apply_chat_template(
-                plain, tokenize=True, add_generation_prompt=True, return_dict=False
+            return self._tokenizer.apply_chat_template(
+                plain, tokenize=tokenize, add_generation_prompt=True, return_dict=False
             )
         except Exception as error:
             # A template is a program of the model's author: it may refuse roles or orders in its own words.
             raise TaskError(f"the chat template of {self.name!r} refuses the prompt: {error}") from error
-        return token_ids
 
 
 def model_context(name_or_path: str) -> int:

@@ -82,7 +82,9 @@ class SampleEvent(Event, frozen=True, kw_only=True):
     step: int | None = None
     drop: str | None = None
     failure: str | None = None
-    """Why the episode itself failed; None when it did not."""
+    """Why the episode itself failed; None when it did not. All counts of failed episodes are counts of these."""
+    message: str = ""
+    """What the failure said."""
     reward: float | None = None
     parts: dict[str, float] = {}
     oldest_version: int | None = None

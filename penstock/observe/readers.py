@@ -4,7 +4,15 @@ subscribed before it, and so has seen every event that it sees."""
 from collections.abc import Sequence
 
 from penstock.observe.event_stream import EventStream
-from penstock.observe.events import AnyEvent, Drop, EvaluationEvent, LogLine, PhaseEvent, StepEvent
+from penstock.observe.events import (
+    AnyEvent,
+    Drop,
+    EvaluationEvent,
+    LogLine,
+    PhaseEvent,
+    SampleEvent,
+    StepEvent,
+)
 from penstock.observe.run_state import RunState
 from penstock.observe.views import View
 from penstock.observe.writers import MetricsWriter
@@ -42,21 +50,21 @@ class MetricsReader:
     def __init__(self, state: RunState, writer: MetricsWriter) -> None:
         self._state = state
         self._writer = writer
-        self._drops_told: dict[str, float] = {}
+        self._losses_told: dict[str, float] = {}
 
     def on(self, event: AnyEvent) -> None:
         if isinstance(event, StepEvent):
             self._writer.write(event.step, self._state.row)
-            self._drops_told = self._state.drop_counts()
+            self._losses_told = self._state.loss_counts()
         elif isinstance(event, EvaluationEvent):
             self._writer.write(event.step, {"heldout_reward": event.reward})
 
     def close(self) -> None:
-        """What was dropped after the last step has no row yet."""
-        drops = self._state.drop_counts()
+        """What was lost after the last step has no row yet."""
+        losses = self._state.loss_counts()
         try:
-            if drops != self._drops_told:
-                self._writer.write(self._state.step, drops)
+            if losses != self._losses_told:
+                self._writer.write(self._state.step, losses)
         finally:
             self._writer.close()
 
@@ -75,6 +83,11 @@ class ViewReader:
         elif isinstance(event, Drop) and self._state.drops[event.reason] == 1:
             self._view.log(
                 f"dropped a group ({event.reason}): {event.message}; further ones are counted, not printed"
+            )
+        elif isinstance(event, SampleEvent) and self._state.failures[event.failure or ""] == 1:
+            self._view.log(
+                f"an episode of task {event.task_id!r} failed ({event.failure}): {event.message}; further ones are "
+                "counted, not printed"
             )
         if isinstance(event, PhaseEvent) or self._state.now - self._drawn >= DRAW_EVERY_S:
             self._drawn = self._state.now

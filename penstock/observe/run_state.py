@@ -13,6 +13,7 @@ from penstock.observe.events import (
     EvaluationEvent,
     PhaseEvent,
     RunEvent,
+    SampleEvent,
     Span,
     StepEvent,
     UpdateEvent,
@@ -43,6 +44,8 @@ class RunState:
         self.heldout: list[tuple[int, float]] = []
         self.staleness = self.staleness_sum = self.staleness_max = 0.0
         self.drops: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        """Failed episodes, by reason."""
         self.stalls: list[float] = []
         """Of every update since training began."""
         self.processes: dict[str, ProcessState] = {TRAINER: ProcessState(TRAINER)}
@@ -59,6 +62,7 @@ class RunState:
             Counters: self._on_counters,
             Doing: self._on_doing,
             Drop: self._on_drop,
+            SampleEvent: self._on_sample,
             StepEvent: self._on_step,
             UpdateEvent: self._on_update,
             EvaluationEvent: self._on_evaluation,
@@ -87,9 +91,13 @@ class RunState:
     def tokens_per_s(self) -> float:
         return sum(engine.tokens.rate for engine in self.engines)
 
-    def drop_counts(self) -> dict[str, float]:
-        """`dropped_REASON`, as rows of metrics have them: since the run began."""
-        return {f"dropped_{reason}": float(count) for reason, count in sorted(self.drops.items())}
+    def loss_counts(self) -> dict[str, float]:
+        """`dropped_REASON` of groups and `failed_REASON` of episodes, as rows of metrics have them: since the run
+        began."""
+        return {
+            **{f"dropped_{reason}": float(count) for reason, count in sorted(self.drops.items())},
+            **{f"failed_{reason}": float(count) for reason, count in sorted(self.failures.items())},
+        }
 
     def status(self) -> RunStatus:
         return RunStatus(
@@ -141,6 +149,10 @@ class RunState:
     def _on_drop(self, event: Drop) -> None:
         self.drops[event.reason] += 1
 
+    def _on_sample(self, event: SampleEvent) -> None:
+        if event.failure is not None:
+            self.failures[event.failure] += 1
+
     def _on_step(self, event: StepEvent) -> None:
         self.step = event.step
         self.num_steps += 1
@@ -167,7 +179,7 @@ class RunState:
             "step_s": event.took_s,
             "samples": float(self.num_samples),
             "tokens_per_s": self.tokens_per_s,
-            **self.drop_counts(),
+            **self.loss_counts(),
         }
 
     def _on_update(self, event: UpdateEvent) -> None:

@@ -25,7 +25,9 @@ from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.evaluation import Evaluator
 from penstock.orchestration.intake import Intake
 from penstock.orchestration.step_planner import StepPlanner
-from penstock.rollout.group_runner import RolloutRunner, Workflow
+from penstock.rollout.episode_spec import EVALUATION
+from penstock.rollout.episodes import EpisodeRunner, LocalEpisodes
+from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import Task
 
 
@@ -38,7 +40,8 @@ class Parts:
     scorer: Scorer
     tokenizer: Tokenizer
     tasks: TaskSource
-    workflow: Workflow | None = None
+    episodes: EpisodeRunner | None = None
+    """Runs workflows; None asks the engine for single turns."""
     log: GroupLog | None = None
     blobs: BlobStore | None = None
     """The store that engines and trainers share; None: they refer to nothing."""
@@ -108,12 +111,11 @@ def build_controller(
 def build_runner(config: PenstockConfig, parts: Parts) -> RolloutRunner:
     rollout = config.rollout
     return RolloutRunner(
-        parts.engine,
-        parts.tokenizer,
+        _episodes(parts),
         sampling=rollout.sampling(parts.tokenizer.stop_token_ids, seed=config.run.seed),
         group_size=rollout.group_size,
-        workflow=parts.workflow,
         chunk_tokens=rollout.chunk_tokens,
+        timeout_s=rollout.timeout_s,
     )
 
 
@@ -126,11 +128,16 @@ def build_evaluator(config: PenstockConfig, parts: Parts, heldout: Sequence[Task
     if section.temperature is not None:
         sampling = msgspec.structs.replace(sampling, temperature=section.temperature)
     runner = RolloutRunner(
-        parts.engine,
-        parts.tokenizer,
+        _episodes(parts),
         sampling=sampling,
         group_size=section.samples,
-        label="e",
-        records=False,
+        min_good=1,
+        timeout_s=config.rollout.timeout_s,
+        label=EVALUATION,
+        max_failed_in_a_row=None,
     )
     return Evaluator(runner, parts.scorer, heldout)
+
+
+def _episodes(parts: Parts) -> EpisodeRunner:
+    return parts.episodes or LocalEpisodes(parts.engine, parts.tokenizer)

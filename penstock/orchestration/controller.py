@@ -17,7 +17,7 @@ from typing import Protocol
 from penstock.blobs.verification import check_group
 from penstock.buffer.admission import Dropped, StepGroups, Ticket
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
-from penstock.errors import BlobLost, RequestRefused, ScoringFailed
+from penstock.errors import BlobLost, RolloutFailed, ScoringFailed
 from penstock.interfaces import BlobStore, Engine, Scorer, Trainer
 from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.group_scoring import GroupScoring
@@ -163,11 +163,9 @@ class Controller:
                 group = await self._generate(slot, ticket, task, scoring, ended)
                 check_group(self._blobs, group)
                 scored = await self._score(slot, group, scoring)
-        except RequestRefused as error:
-            await self._drop(ticket, task, "refused", str(error), ended)
         except BlobLost as error:
             await self._drop(ticket, task, LOST_BLOB, str(error), ended)
-        except ScoringFailed as error:
+        except (RolloutFailed, ScoringFailed) as error:
             await self._drop(ticket, task, error.reason, str(error), ended)
         else:
             reason = await self._intake.take(ticket, scored)
@@ -207,7 +205,7 @@ class Controller:
         self, ticket: Ticket, task: Task, reason: str, message: str, ended: Sequence[Episode]
     ) -> None:
         await self.buffer.drop(ticket, reason)
-        self._events.dropped(Group(number=ticket.number, task=task, episodes=tuple(ended)), reason, message)
+        self._events.dropped(Group.of(ticket.number, task, ended), reason, message)
 
     async def _train(self, background: asyncio.TaskGroup) -> None:
         for number in range(self.buffer.gate.step + 1, self._steps + 1):

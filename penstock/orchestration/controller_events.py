@@ -9,7 +9,7 @@ from penstock.observe.event_stream import EventStream
 from penstock.observe.events import Drop, SampleEvent, StepEvent, UpdateEvent
 from penstock.observe.slots import Slots
 from penstock.orchestration.step_planner import TrainedStep
-from penstock.types import NOT_SAMPLED, Group, Score, UpdateReceipt
+from penstock.types import NOT_SAMPLED, Episode, Group, Score, UpdateReceipt
 
 PROCESS = "controller"
 KEPT_TEXT = 2000
@@ -76,7 +76,7 @@ class ControllerEvents:
                 reason=reason,
                 message=message,
                 age=self._age(group),
-                num_tokens=sum(episode.num_output_tokens for episode in group.episodes),
+                num_tokens=sum(e.num_output_tokens for e in (*group.episodes, *group.failures)),
             )
         )
 
@@ -96,22 +96,22 @@ class ControllerEvents:
     def _samples(
         self, group: Group, scores: Sequence[Score], *, step: int | None = None, drop: str | None = None
     ) -> None:
-        for index in range(len(group.episodes)):
-            score = scores[index] if scores else None
-            self.recorder.emit(sample_event(group, index, score, time=self.now(), step=step, drop=drop))
+        for index, episode in enumerate((*group.episodes, *group.failures)):
+            score = scores[index] if index < len(scores) else None
+            event = sample_event(group, episode, score, time=self.now(), step=step, drop=drop)
+            self.recorder.emit(event)
 
     def _age(self, group: Group) -> int | None:
-        versions = sampled_versions(group, range(len(group.episodes)))
+        versions = sampled_versions((*group.episodes, *group.failures))
         if not versions:
             return None
         return self._gate.step - self._gate.history.step_of(min(versions))
 
 
 def sample_event(
-    group: Group, index: int, score: Score | None, *, time: float, step: int | None, drop: str | None
+    group: Group, episode: Episode, score: Score | None, *, time: float, step: int | None, drop: str | None
 ) -> SampleEvent:
-    episode = group.episodes[index]
-    versions = sampled_versions(group, (index,))
+    versions = sampled_versions((episode,))
     prompt = group.task.prompt
     if not isinstance(prompt, str):
         prompt = "\n".join(f"{message.role}: {message.content}" for message in prompt)
@@ -124,6 +124,7 @@ def sample_event(
         step=step,
         drop=drop,
         failure=episode.failure,
+        message=episode.message,
         reward=None if score is None else score.value,
         parts={} if score is None else score.parts,
         oldest_version=min(versions, default=None),
@@ -137,9 +138,9 @@ def sample_event(
     )
 
 
-def sampled_versions(group: Group, indices: Sequence[int]) -> tuple[int, ...]:
+def sampled_versions(episodes: Sequence[Episode]) -> tuple[int, ...]:
     """The oldest and the newest version of every turn of these episodes."""
-    arrays = [turn.versions for index in indices for turn in group.episodes[index].turns]
+    arrays = [turn.versions for episode in episodes for turn in episode.turns]
     ends = [int(end) for versions in arrays if versions.size for end in (versions.min(), versions.max())]
     return tuple(version for version in ends if version != NOT_SAMPLED)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.errors import RequestRefused, ScoringFailed
+from penstock.errors import RolloutFailed, ScoringFailed
 from penstock.interfaces import Scorer
 from penstock.observe.events import EvaluationEvent
 from penstock.observe.recorder import Recorder
@@ -42,7 +42,7 @@ class Evaluator:
                     async with GroupScoring(self._scorer, task) as scoring:
                         group = await self._runner.run_group(number, task, ended=scoring.ended)
                         return [score.value for score in await scoring.scores(group)]
-                except (RequestRefused, ScoringFailed):
+                except (RolloutFailed, ScoringFailed):
                     return None
 
         count = len(self._tasks)

@@ -39,8 +39,8 @@ class GroupScoring:
             raise errors.exceptions[0] from None
 
     def ended(self, episode: Episode) -> None:
-        """An episode of the group is over, and good."""
-        if not self._scorer.needs_group:
+        """An episode of the group is over. A failed one is not scored."""
+        if episode.failure is None and not self._scorer.needs_group:
             call = self._scorer.score_episode(self._task, episode)
             self._early[id(episode)] = self._calls.create_task(call)
 

@@ -19,6 +19,7 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import MemoryPlan, plan_memory
 from penstock.orchestration.placement import engine_gpu, trainer_gpu
+from penstock.rollout.workflow import Workflow, Workflows, load_workflow
 from penstock.scoring.functions import load_functions
 from penstock.tasks.sources import load_tasks
 from penstock.types import Task
@@ -39,6 +40,8 @@ class Prepared:
     max_context: int
     gpus: tuple[Gpu, ...] = ()
     """The GPUs of this machine, as they were before the run."""
+    workflow: Workflow | None = None
+    """What `rollout.workflow` names, or what only this process has; None is a single turn."""
     memory: MemoryPlan | None = None
     """How the engines' GPU is shared out; None on a CPU."""
 
@@ -50,13 +53,18 @@ def prepare(
     log: Callable[[str], None],
     cache: Path,
     gpus: tuple[Gpu, ...] = (),
+    workflow: Workflow | None = None,
 ) -> Prepared:
-    """Load and check tasks, model name, tokenizer, prompts, rewards and extras; then make the run folder."""
+    """Load and check tasks, model name, tokenizer, prompts, rewards, workflows and extras; then make the run
+    folder. A `workflow` that the caller has goes before the one that the config names."""
     check_writers(config.observe)
     train_tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
     heldout = load_tasks(config.eval.tasks) if config.eval.tasks is not None else []
     _refuse_shared(train_tasks, heldout)
     load_functions(config.reward)
+    if workflow is None and config.rollout.workflow is not None:
+        workflow = load_workflow(config.rollout.workflow)
+    is_single_turn = not Workflows().check([*train_tasks, *heldout]) and workflow is None
     model = config.model.name
     if model == BUILTIN:
         model = str(ensure_builtin_model(cache, log=log))
@@ -68,7 +76,10 @@ def prepare(
         check_prompts(some, tokenizer, max_context=max_context, max_new_tokens=new_tokens)
         for some in (train_tasks, heldout)
     )
-    memory = _plan_memory(config, model, gpus, longest + new_tokens)
+    longest += new_tokens
+    if not is_single_turn and config.engine.max_context:
+        longest = max_context  # what a workflow appends between turns is not known before it runs
+    memory = _plan_memory(config, model, gpus, longest)
     if memory is not None:
         log(str(memory))
     folder = new_run_folder(config)
@@ -81,6 +92,7 @@ def prepare(
         folder=folder,
         max_context=max_context,
         gpus=gpus,
+        workflow=workflow,
         memory=memory,
     )
 

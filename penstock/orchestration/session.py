@@ -25,11 +25,12 @@ from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.monitor import RunMonitor
 from penstock.orchestration.placement import scorer_environment, sharing
 from penstock.orchestration.preflight import Prepared, open_writers
+from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.summary import Summary, summarise
 from penstock.orchestration.supervision import supervised, unwrapped
 from penstock.orchestration.worker_events import EventCollector
 from penstock.orchestration.workers import LaunchedScorer, Workers, scorer_place, start_workers
-from penstock.rollout.group_runner import Workflow
+from penstock.rollout.episodes import EpisodeRunner
 from penstock.scoring.scorer_pool import ScorerPool
 from penstock.tasks.stream import TaskStream
 
@@ -37,19 +38,11 @@ from penstock.tasks.stream import TaskStream
 class Session:
     """Owns the processes of one run. `stop` asks it to end early, with the model saved."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        view: View,
-        *,
-        scorer: Scorer | None = None,
-        workflow: Workflow | None = None,
-    ) -> None:
+    def __init__(self, prepared: Prepared, view: View, *, scorer: Scorer | None = None) -> None:
         self._prepared = prepared
         self._config = prepared.config
         self._view = view
         self._scorer = scorer
-        self._workflow = workflow
         self._controller: Controller | None = None
         self._stopped = False
 
@@ -73,9 +66,13 @@ class Session:
                 ):
                     workers = await unwrapped(start_workers(launcher, self._prepared, environments))
                     scorer = self._scorer or await self._start_scorers(launcher)
+                    engine = EnginePool({one.name: one for one in workers.engines})
+                    episodes = await start_episodes(launcher, self._prepared, engine)
+                    work = self._work(workers, engine, scorer, episodes, stream, state)
                     try:
-                        await supervised(self._work(workers, scorer, stream, state), workers.places)
+                        await supervised(work, workers.places)
                     finally:
+                        await episodes.close()
                         await scorer.close()
                     await collector.fetch()
             events.phase("done")
@@ -106,8 +103,15 @@ class Session:
         await asyncio.gather(*(place.start() for place in places))
         return ScorerPool([LaunchedScorer(place) for place in places], timeout_s=reward.timeout_s)
 
-    async def _work(self, workers: Workers, scorer: Scorer, stream: EventStream, state: RunState) -> None:
-        engine = EnginePool({one.name: one for one in workers.engines})
+    async def _work(
+        self,
+        workers: Workers,
+        engine: EnginePool,
+        scorer: Scorer,
+        episodes: EpisodeRunner,
+        stream: EventStream,
+        state: RunState,
+    ) -> None:
         check_capabilities(self._config, await engine.reports())
         config, prepared = self._config, self._prepared
         parts = Parts(
@@ -116,7 +120,7 @@ class Session:
             scorer=scorer,
             tokenizer=prepared.tokenizer,
             tasks=TaskStream(prepared.tasks, seed=config.run.seed, shuffle=config.tasks.shuffle),
-            workflow=self._workflow,
+            episodes=episodes,
             blobs=workers.blobs,
         )
         events = stream.of("controller")

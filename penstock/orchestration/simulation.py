@@ -134,5 +134,11 @@ class SimulatedTokenizer:
     def encode_prompt(self, prompt: str | tuple[Message, ...]) -> list[int]:
         return [5, 6, 7]
 
+    def encode(self, text: str) -> list[int]:
+        return [8] * len(text)
+
+    def encode_reply(self, messages: tuple[Message, ...], *, after: int | None) -> list[int]:
+        return [9] * len(messages)
+
     def decode(self, token_ids: list[int]) -> str:
         return " ".join(str(token) for token in token_ids)

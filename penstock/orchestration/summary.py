@@ -33,6 +33,9 @@ class Summary:
     longer, since an engine then opens what it will read from."""
     sync_stall_max_s: float
     drops: dict[str, int]
+    """Groups that were not trained, by reason."""
+    failures: dict[str, int]
+    """Episodes that failed, by reason."""
     stopped_early: bool
 
     def write(self, folder: Path) -> None:
@@ -66,5 +69,6 @@ def summarise(state: RunState) -> Summary:
         sync_stall_s=statistics.median(stalls),
         sync_stall_max_s=max(stalls),
         drops=dict(state.drops),
+        failures=dict(state.failures),
         stopped_early=state.step < state.steps_planned,
     )

@@ -1,4 +1,4 @@
-"""The `rollout` section: how many attempts at a task, and how they are sampled."""
+"""The `rollout` section: how many attempts at a task, how they are sampled, and what an attempt is."""
 
 from pydantic import Field
 
@@ -7,7 +7,7 @@ from penstock.types import SamplingParams
 
 
 class RolloutConfig(Section):
-    """How many attempts are made at a task, and how they are sampled."""
+    """How many attempts are made at a task, how they are sampled, and what an attempt is."""
 
     group_size: int = Field(default=8, ge=1)
     """Episodes per task that are compared with each other (G)."""
@@ -27,6 +27,15 @@ class RolloutConfig(Section):
     """Strings that end an answer."""
     chunk_tokens: int = Field(default=32, ge=1)
     """Tokens that an engine gathers before it sends them: fewer messages, later sight of partial answers."""
+    workflow: str | None = None
+    """What an attempt is: `file.py:function` or `module:function` of an `async def workflow(task, rollout)`.
+    Without one, the prompt goes in and one answer comes out. A task's column `workflow` goes before it."""
+    workers: int = Field(default=0, ge=0)
+    """Processes that run workflows. 0 runs them in the controller, where a call that blocks stops the whole run."""
+    episodes_per_worker: int = Field(default=128, ge=1)
+    """Episodes that such a process runs at once, each in a thread of its own."""
+    timeout_s: float = Field(default=1800.0, gt=0)
+    """The longest time an episode may take. Then it has failed; a process that hangs in it is replaced."""
 
     def sampling(self, stop_token_ids: tuple[int, ...], seed: int | None = None) -> SamplingParams:
         return SamplingParams(

@@ -1,169 +1,90 @@
-"""From a task to a group: G episodes at once, each made by a workflow that asks an agent for turns.
-
-A workflow decides what an episode is (a single answer now; tool loops and several agents are further
-workflows); the agent turns "this context, please" into tokens from an engine.
-"""
+"""From a task to a group: G episodes at once, the failed ones kept apart."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
-import msgspec
-import numpy as np
+from penstock.errors import RolloutFailed, UserError
+from penstock.rollout.episode_spec import TRAINING, EpisodeSpec
+from penstock.rollout.episodes import REFUSED, EpisodeRunner
+from penstock.types import Episode, Group, SamplingParams, Task
 
-from penstock.interfaces import Engine, Tokenizer
-from penstock.types import (
-    Chunk,
-    Episode,
-    FinishReason,
-    GenerateRequest,
-    Group,
-    SamplingParams,
-    Task,
-    Turn,
-    group_scope,
-)
-
-
-class Agent(Protocol):
-    """Generates one turn from a context."""
-
-    async def turn(self, prompt_ids: Sequence[int]) -> Turn: ...
-
-
-class Workflow(Protocol):
-    """One attempt at a task."""
-
-    async def run(self, task: Task, prompt_ids: Sequence[int], agent: Agent) -> Episode: ...
-
-
-class SingleTurn:
-    """The simplest workflow: the prompt goes in, one answer comes out."""
-
-    async def run(self, task: Task, prompt_ids: Sequence[int], agent: Agent) -> Episode:
-        return Episode(task_id=task.id, turns=(await agent.turn(prompt_ids),))
+FAILED_EPISODES = "failed_episodes"
+"""Too few episodes of the group were good."""
+MAX_FAILED_IN_A_ROW = 64
 
 
 class RolloutRunner:
-    """Runs groups against an engine. Holds no state between groups."""
+    """Runs groups. Of a group, at least two episodes must be good (one, where it has one): fewer can't be compared.
+
+    A run whose groups all fail, one after the other, is ended: its workflow is broken."""
 
     def __init__(
         self,
-        engine: Engine,
-        tokenizer: Tokenizer,
+        episodes: EpisodeRunner,
         *,
         sampling: SamplingParams,
         group_size: int,
-        workflow: Workflow | None = None,
+        min_good: int | None = None,
         chunk_tokens: int = 32,
-        label: str = "g",
-        records: bool = True,
+        timeout_s: float = 1800.0,
+        label: str = TRAINING,
+        max_failed_in_a_row: int | None = MAX_FAILED_IN_A_ROW,
     ) -> None:
-        """`records`: whether what the trainer needs is recorded; an evaluation does without."""
-        self._engine = engine
-        self._tokenizer = tokenizer
+        self._episodes = episodes
         self._sampling = sampling
         self._group_size = group_size
-        self._workflow: Workflow = workflow or SingleTurn()
+        self._min_good = min(2, group_size) if min_good is None else min_good
         self._chunk_tokens = chunk_tokens
+        self._timeout_s = timeout_s
         self._label = label
-        self._records = records
+        self._max_failed = max_failed_in_a_row
+        self._failed_in_a_row = 0
 
     async def run_group(
         self, number: int, task: Task, *, ended: Callable[[Episode], None] = lambda episode: None
     ) -> Group:
-        """All episodes of one group. The first failure cancels the others and is raised as itself.
-        `ended` is told of each episode as it ends."""
+        """All episodes of one group. `ended` is told of each as it ends. Raises `RolloutFailed` when too
+        few are good, and what ends the run."""
 
         async def run(index: int) -> Episode:
-            episode = await self._workflow.run(task, prompt_ids, self._agent(number, index))
-            episode = msgspec.structs.replace(episode, index=index)
+            episode = await self._episodes.run(self._spec(number, index, task))
             ended(episode)
             return episode
 
-        prompt_ids = self._tokenizer.encode_prompt(task.prompt)
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(run(index)) for index in range(self._group_size)]
         except* Exception as errors:
             raise errors.exceptions[0] from None
-        return Group(number=number, task=task, episodes=tuple(one.result() for one in running))
+        group = Group.of(number, task, (one.result() for one in running))
+        self._check(group)
+        return group
 
-    def _agent(self, number: int, index: int) -> "EngineAgent":
-        return EngineAgent(
-            self._engine,
-            self._tokenizer,
-            name=f"{self._label}{number}.{index}",
-            priority=number,
-            sampling=_seeded(self._sampling, number, index),
-            chunk_tokens=self._chunk_tokens,
-            records=self._records,
-            blob_scope=group_scope(number),
+    def _check(self, group: Group) -> None:
+        if len(group.episodes) >= self._min_good:
+            self._failed_in_a_row = 0
+            return
+        first = group.failures[0]
+        message = (
+            f"{len(group.failures)} of {self._group_size} episodes of task {group.task.id!r} failed; "
+            f"the first ({first.failure}): {first.message}"
         )
+        self._failed_in_a_row += 1
+        if self._max_failed is not None and self._failed_in_a_row >= self._max_failed:
+            raise UserError(
+                f"the last {self._failed_in_a_row} groups were all lost to failed episodes, so there is nothing to "
+                f"train on; of the last one, {message}"
+            )
+        refused = all(episode.failure == REFUSED for episode in group.failures)
+        raise RolloutFailed(message, REFUSED if refused else FAILED_EPISODES)
 
-
-class EngineAgent:
-    """An agent whose turns come from an engine. Where truncation cuts the distribution, what was kept is
-    recorded too: without it the trainer's ratios would be biased."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        *,
-        name: str,
-        priority: int,
-        sampling: SamplingParams,
-        chunk_tokens: int,
-        records: bool,
-        blob_scope: str,
-    ) -> None:
-        self._records = records
-        self._blob_scope = blob_scope
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._name = name
-        self._priority = priority
-        self._sampling = sampling
-        self._chunk_tokens = chunk_tokens
-        self._num_turns = 0
-
-    async def turn(self, prompt_ids: Sequence[int]) -> Turn:
-        context = np.asarray(prompt_ids, dtype=np.int32)
-        request = GenerateRequest(
-            id=f"{self._name}.{self._num_turns}",
-            token_ids=context,
+    def _spec(self, number: int, index: int, task: Task) -> EpisodeSpec:
+        return EpisodeSpec(
+            group=number,
+            index=index,
+            task=task,
             sampling=self._sampling,
-            priority=self._priority,
+            label=self._label,
             chunk_tokens=self._chunk_tokens,
-            record_sampling_mask=self._records and self._sampling.truncates,
-            blob_scope=self._blob_scope,
+            timeout_s=self._timeout_s,
         )
-        self._num_turns += 1
-        chunks = [chunk async for chunk in self._engine.generate(request)]
-        output_ids = np.concatenate([chunk.token_ids for chunk in chunks])
-        return Turn(
-            prompt_ids=context,
-            output_ids=output_ids,
-            logprobs=np.concatenate([chunk.logprobs for chunk in chunks]),
-            versions=np.concatenate([chunk.versions for chunk in chunks]),
-            finish_reason=_finish_reason(chunks),
-            sampling=self._sampling,
-            text=self._tokenizer.decode(output_ids.tolist()),
-            sampling_masks=tuple(c.sampling_mask for c in chunks if c.sampling_mask is not None),
-        )
-
-
-def _finish_reason(chunks: Sequence[Chunk]) -> FinishReason:
-    reason = chunks[-1].finish_reason if chunks else None
-    if reason is None:
-        raise RuntimeError("an engine ended a generation without a finish reason")
-    return reason
-
-
-def _seeded(sampling: SamplingParams, number: int, index: int) -> SamplingParams:
-    """A seed of its own for every episode, when the run has one."""
-    if sampling.seed is None:
-        return sampling
-    mixed = np.random.SeedSequence([sampling.seed, number % 2**32, index]).generate_state(1, dtype=np.uint32)
-    return msgspec.structs.replace(sampling, seed=int(mixed[0]))

@@ -11,7 +11,10 @@ import numpy as np
 from penstock.errors import TaskError
 from penstock.tasks.config import TasksConfig
 from penstock.types import Message, Task
+from penstock.usercode import is_function_path
 
+WORKFLOW = "workflow"
+"""The column by which a task names its own workflow."""
 Row = Mapping[str, Any] | Task
 
 
@@ -60,17 +63,31 @@ def _task(row: Any, index: int, config: TasksConfig) -> Task:
         id=f"{Path(config.source).name}#{index}" if own_id is None else str(own_id),
         prompt=_prompt(row[config.prompt], where, config),
         columns=_columns(row, where, config),
+        workflow=_workflow(row, where, config),
     )
+
+
+def _workflow(row: Mapping[str, Any], where: str, config: TasksConfig) -> str | None:
+    """The path in the row's column `workflow`, unless `tasks.columns` leaves that out."""
+    path = row.get(WORKFLOW)
+    if path is None or (config.columns is not None and WORKFLOW not in config.columns):
+        return None
+    if not isinstance(path, str) or not is_function_path(path):
+        raise TaskError(
+            f"the column 'workflow' of {where} must be module:function or path/to/file.py:function, "
+            f"got {str(path)[:80]!r}; name the columns to keep in tasks.columns if it is something else"
+        )
+    return path
 
 
 def _columns(row: Mapping[str, Any], where: str, config: TasksConfig) -> dict[str, Any]:
     """The columns that reach the reward, as plain data: they travel to another process."""
-    names = [name for name in row if name not in (config.prompt, "id")]
+    names = [name for name in row if name not in (config.prompt, "id", WORKFLOW)]
     if config.columns is not None:
         missing = [name for name in config.columns if name not in row]
         if missing:
             raise TaskError(f"{where} has no column {missing[0]!r}, which tasks.columns asks for")
-        names = list(config.columns)
+        names = [name for name in config.columns if name != WORKFLOW]
     columns = {str(name): plain(row[name]) for name in names}
     for name, value in columns.items():
         try:

@@ -1,6 +1,6 @@
 """Tasks, and what attempts at them are made of: turns, episodes, groups, and samples to train on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -146,6 +146,17 @@ class Group(Record, frozen=True, kw_only=True):
     task: Task
     episodes: tuple[Episode, ...]
     failures: tuple[Episode, ...] = ()
+
+    @classmethod
+    def of(cls, number: int, task: Task, episodes: Iterable[Episode]) -> "Group":
+        """Episodes as they ended, the failed ones apart."""
+        every = tuple(episodes)
+        return cls(
+            number=number,
+            task=task,
+            episodes=tuple(episode for episode in every if episode.failure is None),
+            failures=tuple(episode for episode in every if episode.failure is not None),
+        )
 
 
 def sample_of_turn(turn: Turn) -> Sample:

@@ -1,4 +1,4 @@
-"""Entry of every worker process. It serves the three ways to start and becomes what it is started as."""
+"""Entry of every worker process. It serves every way to start and becomes what it is started as."""
 
 import argparse
 import asyncio
@@ -20,6 +20,7 @@ from penstock.observe.event_queue import EventQueue
 from penstock.observe.recorder import Recorder
 from penstock.orchestration.launchers.mps import has_own_daemon, quit_orphan
 from penstock.orchestration.worker_events import serve_events
+from penstock.rollout.rollout_client import START_ROLLOUT
 from penstock.scoring.scoring_client import START_SCORING
 from penstock.trainer.trainer_client import START_TRAINER
 
@@ -65,6 +66,7 @@ async def _serve(address: str, name: str, token: str) -> int:
     events = queue.of(name)
     _serve_lazily(channel, START_ENGINE, "penstock.worker.engine_role", fail, events)
     _serve_lazily(channel, START_TRAINER, "penstock.worker.trainer_role", fail, events)
+    _serve_lazily(channel, START_ROLLOUT, "penstock.worker.rollout_role", fail, events)
     _serve_lazily(channel, START_SCORING, "penstock.worker.scoring_role", fail, events)
     reading = asyncio.get_running_loop().create_task(channel.run())
     await asyncio.gather(reading, return_exceptions=True)

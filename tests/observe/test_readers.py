@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.observe.event_stream import EventStream, Reader
@@ -12,7 +13,7 @@ from penstock.observe.run_state import RunState
 from penstock.observe.status import RunStatus
 from penstock.observe.views import SilentView
 from penstock.observe.writers.metrics_jsonl import JsonlWriter
-from tests.observe.examples import ONE_OF_EACH, HandClock, counters, drop, phase, run_event, step
+from tests.observe.examples import ONE_OF_EACH, SAMPLE, HandClock, counters, drop, phase, run_event, step
 
 MAKERS: dict[str, Callable[[RunState, Path], Reader]] = {
     "state": lambda state, folder: RunState(),
@@ -87,7 +88,7 @@ class Drawing(SilentView):
         self.drawn.append(status)
 
 
-def test_the_view_is_drawn_now_and_then_and_says_the_first_drop_of_a_kind() -> None:
+def test_the_view_is_drawn_now_and_then_and_says_the_first_loss_of_a_kind() -> None:
     view = Drawing()
     read(
         lambda state: ViewReader(state, view),
@@ -97,9 +98,12 @@ def test_the_view_is_drawn_now_and_then_and_says_the_first_drop_of_a_kind() -> N
         drop("stale"),
         drop("stale"),
         drop("empty"),
+        msgspec.structs.replace(SAMPLE, time=103.0),
+        msgspec.structs.replace(SAMPLE, failure="timeout", message="too slow", time=103.0),
+        msgspec.structs.replace(SAMPLE, failure="timeout", message="again", time=103.0),
     )
     assert [round(status.elapsed_s, 1) for status in view.drawn] == [0.0, 0.1, 0.6, 1.1, 1.6, 2.1, 3.0]
     assert view.lines == [
         f"dropped a group ({reason}): why; further ones are counted, not printed"
         for reason in ("stale", "empty")
-    ]
+    ] + ["an episode of task 't' failed (timeout): too slow; further ones are counted, not printed"]

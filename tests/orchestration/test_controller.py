@@ -30,6 +30,9 @@ from penstock.orchestration.simulation import (
     SimulatedTrainer,
 )
 from penstock.orchestration.virtual_time import Deadlock, run_in_virtual_time
+from penstock.rollout.episode_rollout import Rollout
+from penstock.rollout.episodes import LocalEpisodes
+from penstock.rollout.workflow import as_workflow
 from penstock.types import Episode, Score, Task
 
 
@@ -93,6 +96,7 @@ def build(
     value: Any = lambda task, episode: float(episode.index),
     seed: int = 0,
     resume: Resume | None = None,
+    workflow: Any = None,
 ) -> World:
     rng = np.random.default_rng(seed)
 
@@ -127,6 +131,7 @@ def build(
         scorer=scorer,
         tokenizer=SimulatedTokenizer(),
         tasks=tasks,
+        episodes=LocalEpisodes(engine, SimulatedTokenizer(), workflow and as_workflow(workflow)),
         log=log,
     )
     controller: Controller
@@ -340,6 +345,33 @@ def test_there_is_no_event_for_a_token() -> None:
         for token_s, straggler in ((0.01, 0.0), (0.001, 1.0))
     )
     assert many == few
+
+
+async def breaks_sometimes(task: Task, rollout: Rollout) -> None:
+    """Its episode 1 always fails; in every third group, episode 0 does too."""
+    await rollout.generate(task.prompt)
+    if rollout.spec.index == 1 or (rollout.spec.index == 0 and rollout.spec.group % 3 == 0):
+        raise KeyError("no such tool")
+
+
+def test_failed_episodes_are_out_of_loss_and_baseline_and_too_many_cost_the_group() -> None:
+    world = build(workflow=breaks_sometimes, value=lambda task, episode: float(10 * episode.index))
+    assert len(world.trainer.plans) == 6
+    for plan in world.trainer.plans:
+        assert [[score.value for score in scores] for scores in plan.scores] == [[0.0, 20.0]] * 2
+        assert [len(tokens) for tokens in plan.num_tokens] == [2, 2]
+        assert plan.num_sequences == 4
+    dropped = [event for event in world.events if isinstance(event, Drop)]
+    assert {(event.reason, event.group % 3) for event in dropped} == {("failed_episodes", 0)}
+    assert (
+        "failed; the first (workflow_error): KeyError: 'no such tool' (test_controller.py:"
+        in dropped[0].message
+    )
+    assert all(event.num_tokens > 0 for event in dropped)
+    told = [event for event in world.events if isinstance(event, SampleEvent) and event.failure is not None]
+    assert len(told) == world.state.failures["workflow_error"] == 12 + 2 * len(dropped)
+    assert {event.step is None for event in told if event.group % 3 == 0} == {True}
+    assert world.state.row["failed_workflow_error"] > 0
 
 
 def test_the_virtual_clock_sees_a_deadlock() -> None:

@@ -21,7 +21,9 @@ def test_a_sample_tells_its_versions_lengths_and_texts() -> None:
     prompt = (Message(role="user", content="12 × 7"),)
     episode = Episode(task_id="t", turns=(turn([4, 4, 5], "83?"), turn([6], "84")))
     group = Group(number=3, task=Task(id="t", prompt=prompt), episodes=(episode,))
-    told = sample_event(group, 0, Score(value=1.0, parts={"exact": 1.0}), time=2.0, step=8, drop=None)
+    told = sample_event(
+        group, group.episodes[0], Score(value=1.0, parts={"exact": 1.0}), time=2.0, step=8, drop=None
+    )
     assert (told.group, told.episode, told.step, told.drop) == (3, 0, 8, None)
     assert (told.reward, told.parts) == (1.0, {"exact": 1.0})
     assert (told.oldest_version, told.newest_version) == (4, 6)
@@ -35,7 +37,7 @@ def test_an_episode_without_a_turn_or_a_score_is_told_too() -> None:
         task=Task(id="t", prompt="p"),
         episodes=(Episode(task_id="t", turns=(), index=2, failure="timeout"),),
     )
-    told = sample_event(group, 0, None, time=2.0, step=None, drop="refused")
+    told = sample_event(group, group.episodes[0], None, time=2.0, step=None, drop="refused")
     assert (told.reward, told.oldest_version, told.num_output_tokens, told.drop) == (None, None, 0, "refused")
     assert (told.episode, told.failure) == (2, "timeout")
 

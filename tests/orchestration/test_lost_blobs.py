@@ -150,7 +150,7 @@ def test_a_blob_damaged_before_its_step_drops_its_group_and_the_rest_trains(tmp_
     assert reason == "lost_blob"
     assert message == "blob group-2/g2.1.0.mask has other bytes than were put (its checksum differs)"
     assert run.log.entries[2].state == "dropped"
-    assert [len(plan.scores) for plan in run.trainer.plans] == [2, 1, 2, 2]
+    assert sorted(len(plan.scores) for plan in run.trainer.plans) == [1, 2, 2, 2]
     assert run.log.counts()["trained"] == STEPS * GROUPS - 1
     assert not run.left() & run.ended()
 

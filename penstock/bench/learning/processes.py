@@ -139,8 +139,9 @@ def train(
         heldout=make_tasks("heldout", size=race.num_heldout, seed=0),
         folder=run_folder,
         max_context=MAX_CONTEXT,
+        workflow=workflow,
     )
-    summary = asyncio.run(Session(prepared, SilentView(), workflow=workflow).run())
+    summary = asyncio.run(Session(prepared, SilentView()).run())
     seconds, rewards = read_curve(run_folder / "metrics.jsonl")
     return Timed(seconds=seconds, rewards=rewards, summary=summary)
 

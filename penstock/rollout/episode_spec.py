@@ -1,0 +1,46 @@
+"""Which episode to run, as data: it may be run in this process or travel to another."""
+
+import zlib
+
+import msgspec
+import numpy as np
+
+from penstock.types import Record, SamplingParams, Task
+
+TRAINING, EVALUATION = "g", "e"
+
+
+class EpisodeSpec(Record, frozen=True, kw_only=True):
+    """Attempt `index` at the task of group `group`. Its name, its seeds and its request ids follow from these
+    numbers alone, so that an episode that is run again after a restart asks for the same turns."""
+
+    group: int
+    index: int
+    task: Task
+    sampling: SamplingParams
+    """Of its turns. With a seed, which is then the run's, every turn gets one of its own."""
+    label: str = TRAINING
+    """Tells the episodes of training and evaluation apart."""
+    chunk_tokens: int = 32
+    timeout_s: float = 1800.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}{self.group}.{self.index}"
+
+    @property
+    def is_evaluation(self) -> bool:
+        return self.label == EVALUATION
+
+    def turn_id(self, turn: int) -> str:
+        """The request id of a turn: `g12.3.0` is the first turn of episode 3 of group 12."""
+        return f"{self.name}.{turn}"
+
+    def turn_sampling(self, turn: int) -> SamplingParams:
+        """The episode's settings with the turn's own seed, when the run has one."""
+        seed = self.sampling.seed
+        if seed is None:
+            return self.sampling
+        words = [seed, zlib.crc32(self.label.encode()), self.group % 2**32, self.index, turn]
+        mixed = np.random.SeedSequence(words).generate_state(1, dtype=np.uint32)
+        return msgspec.structs.replace(self.sampling, seed=int(mixed[0]))

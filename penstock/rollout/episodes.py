@@ -1,0 +1,113 @@
+"""From a workflow to an episode, which may have failed: what a workflow does wrong is data, not an error."""
+
+import asyncio
+import traceback
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.errors import RequestRefused
+from penstock.interfaces import Tokenizer
+from penstock.rollout.episode_rollout import Rollout, TokenSource
+from penstock.rollout.episode_spec import EpisodeSpec
+from penstock.rollout.workflow import Workflow, Workflows
+from penstock.types import Episode, Turn
+
+WORKFLOW_ERROR = "workflow_error"
+"""The workflow raised, or returned something that is no episode."""
+TIMEOUT = "timeout"
+"""The episode took longer than `rollout.timeout_s`."""
+REFUSED = "refused"
+"""No engine can ever serve a turn that it asked for."""
+WORKER_DIED = "worker_died"
+"""The process that ran the workflow ended, or answered no more."""
+
+
+class EpisodeRunner(Protocol):
+    """Runs episodes, many at once. It raises only for what ends the run; a failed episode is an `Episode`."""
+
+    async def run(self, spec: EpisodeSpec) -> Episode: ...
+
+    async def close(self) -> None: ...
+
+
+class LocalEpisodes:
+    """`EpisodeRunner` on the event loop of its caller: a workflow that blocks stops everything else there."""
+
+    def __init__(self, engine: TokenSource, tokenizer: Tokenizer, workflow: Workflow | None = None) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._workflows = Workflows(workflow)
+
+    async def run(self, spec: EpisodeSpec) -> Episode:
+        workflow = self._workflows.of(spec.task)
+        return await run_episode(workflow, Rollout(spec, self._engine, self._tokenizer))
+
+    async def close(self) -> None:
+        pass
+
+
+async def run_episode(workflow: Workflow, rollout: Rollout) -> Episode:
+    """Run a workflow to its end, or to its time limit. Errors of engines travel; those of the workflow do not."""
+    spec = rollout.spec
+    limit = asyncio.timeout(spec.timeout_s)
+    try:
+        async with limit:
+            result = await workflow.run(spec.task, rollout)
+        episode = _episode(result, rollout)
+    except RequestRefused as error:
+        episode = failed_episode(spec, REFUSED, str(error), rollout.turns)
+    except asyncio.CancelledError:
+        if _is_cancelled():
+            raise
+        episode = failed_episode(spec, WORKFLOW_ERROR, "the workflow cancelled itself", rollout.turns)
+    except (Exception, SystemExit) as error:
+        if limit.expired():
+            message = f"the episode took longer than rollout.timeout_s={spec.timeout_s:g}"
+            episode = failed_episode(spec, TIMEOUT, message, rollout.turns)
+        else:
+            episode = failed_episode(spec, WORKFLOW_ERROR, _describe(error), rollout.turns)
+    finally:
+        rollout.close()
+    if rollout.engine_error is not None:
+        raise rollout.engine_error
+    return episode
+
+
+def failed_episode(spec: EpisodeSpec, failure: str, message: str, turns: tuple[Turn, ...] = ()) -> Episode:
+    return Episode(task_id=spec.task.id, turns=turns, index=spec.index, failure=failure, message=message)
+
+
+def _episode(result: Any, rollout: Rollout) -> Episode:
+    spec = rollout.spec
+    if isinstance(result, Episode):
+        return msgspec.structs.replace(result, index=spec.index)
+    if not isinstance(result, Turn | None):
+        raise TypeError(f"a workflow must return an Episode, a Turn or None, got {type(result).__name__}")
+    turns = rollout.turns if result is None else _path_to(result, rollout.turns)
+    if not turns:
+        raise ValueError("the workflow ended without a turn; it must generate at least one")
+    return Episode(task_id=spec.task.id, turns=turns, index=spec.index)
+
+
+def _path_to(turn: Turn, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """The turn and those that it continues, oldest first."""
+    by_id = {one.id: one for one in turns}
+    path = [turn]
+    while (parent := by_id.get(path[-1].parent or "")) is not None:
+        path.append(parent)
+    return tuple(reversed(path))
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody outside cancelled this task, rather than the workflow something of its own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _describe(error: BaseException) -> str:
+    """The error and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,0 +1,54 @@
+"""A process that runs workflows, behind a channel. The worker's side is `penstock.worker.rollout_role`.
+
+Calls go both ways over the one channel: the controller asks for episodes, and an episode asks the controller's
+engines for its turns.
+"""
+
+import msgspec
+
+from penstock.channel import Channel, Method
+from penstock.errors import ChannelClosed, RemoteError
+from penstock.rollout.episode_spec import EpisodeSpec
+from penstock.types import Episode, Record
+
+
+class RolloutStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message of a worker that runs workflows."""
+
+    model: str
+    """Whose tokenizer it loads."""
+    workflow: str | None
+    search_path: tuple[str, ...]
+    """Folders that user modules may be imported from, first of all."""
+
+
+class Outcome(Record, frozen=True, kw_only=True):
+    """An episode as it ended; `stuck` says that its thread did not: a call in it blocks past the time limit."""
+
+    episode: Episode
+    stuck: bool = False
+
+
+START_ROLLOUT = Method("rollout.start", RolloutStart, type(None))
+RUN_EPISODE = Method("rollout.run", EpisodeSpec, Outcome)
+
+
+class RolloutClient:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def start(self, start: RolloutStart) -> None:
+        await self._channel.call(START_ROLLOUT, start)
+
+    async def run(self, spec: EpisodeSpec) -> Outcome:
+        try:
+            return await self._channel.call(RUN_EPISODE, spec)
+        except RemoteError as error:
+            if error.kind == ChannelClosed.__name__:
+                # An engine is gone, not this worker: whoever watches engines knows more.
+                raise EngineGone(str(error)) from None
+            raise
+
+
+class EngineGone(ChannelClosed):
+    """The channel to an engine closed while a worker's episode waited for it."""

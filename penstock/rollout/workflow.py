@@ -1,0 +1,93 @@
+"""What an episode is: a workflow turns a task into turns, which it asks its rollout for.
+
+    async def workflow(task, rollout):
+        turn = await rollout.generate(task.prompt)
+        if not right(turn.text):
+            await rollout.generate(rollout.continue_(turn, "Look again."))
+
+A workflow is such a function or an object with a method `run(task, rollout)`. It returns an `Episode`; or a `Turn`,
+which stands for itself and the turns that it continues; or nothing, which stands for all turns that were made.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+from penstock.errors import UserError
+from penstock.rollout.episode_rollout import Rollout
+from penstock.types import Episode, Task, Turn
+from penstock.usercode import load_object
+
+Result = Episode | Turn | None
+
+
+class Workflow(Protocol):
+    """One attempt at a task. One object runs many episodes at once, so it keeps nothing of theirs."""
+
+    def run(self, task: Task, rollout: Rollout) -> Awaitable[Result]: ...
+
+
+class SingleTurn:
+    """The simplest workflow: the prompt goes in, one answer comes out."""
+
+    async def run(self, task: Task, rollout: Rollout) -> Turn:
+        return await rollout.generate(task.prompt)
+
+
+class FunctionWorkflow:
+    """A function as a workflow."""
+
+    def __init__(self, function: Callable[[Task, Rollout], Awaitable[Result]]) -> None:
+        self._function = function
+
+    async def run(self, task: Task, rollout: Rollout) -> Result:
+        return await self._function(task, rollout)
+
+
+class Workflows:
+    """The run's workflow and those that tasks name, each loaded once."""
+
+    def __init__(self, default: Workflow | None = None) -> None:
+        self._default: Workflow = default or SingleTurn()
+        self._by_path: dict[str, Workflow] = {}
+
+    def of(self, task: Task) -> Workflow:
+        path = task.workflow
+        if path is None:
+            return self._default
+        if path not in self._by_path:
+            self._by_path[path] = load_workflow(path)
+        return self._by_path[path]
+
+    def check(self, tasks: Iterable[Task]) -> bool:
+        """Load what tasks name, so that a wrong path is found before anything starts. Whether any names one."""
+        named = [task for task in tasks if task.workflow is not None]
+        for task in named:
+            self.of(task)
+        return bool(named)
+
+
+def load_workflow(path: str) -> Workflow:
+    """The workflow that `module:name` or `file.py:name` stands for: a function, an object with `run`, or a class of
+    such objects that needs no arguments."""
+    return as_workflow(load_object(path, what="workflow"), path)
+
+
+def as_workflow(value: Any, name: str = "") -> Workflow:
+    """What a user gave, as a workflow."""
+    label = name or getattr(value, "__name__", type(value).__name__)
+    if inspect.isclass(value) and hasattr(value, "run"):
+        value = value()
+    run = getattr(value, "run", None)
+    call = run if run is not None else value
+    if not inspect.iscoroutinefunction(call):
+        raise UserError(
+            "a workflow must be `async def workflow(task, rollout)` or an object with such a `run`; "
+            f"got {label!r}, which is neither"
+        )
+    try:
+        inspect.signature(call).bind("task", "rollout")
+    except TypeError as error:
+        raise UserError(f"a workflow takes (task, rollout), got {label}{inspect.signature(call)}") from error
+    workflow: Workflow = value if run is not None else FunctionWorkflow(value)
+    return workflow

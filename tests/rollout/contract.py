@@ -1,0 +1,113 @@
+"""What every `EpisodeRunner` does, wherever its workflows run."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import PenstockError
+from penstock.rollout.episode_spec import EpisodeSpec
+from penstock.rollout.episodes import EpisodeRunner
+from penstock.types import Chunk, Episode, GenerateRequest, SamplingParams, Task
+
+WORKFLOWS = "tests.rollout.workflows"
+SEVEN, END = 8, 0
+"""Ids of the tiny model's tokenizer."""
+
+
+def spec_of(
+    workflow: str | None = None, *, index: int = 0, timeout_s: float = 60.0, **columns: Any
+) -> EpisodeSpec:
+    path = None if workflow is None else f"{WORKFLOWS}:{workflow}"
+    task = Task(id="t", prompt="2+2=", columns=columns, workflow=path)
+    return EpisodeSpec(
+        group=12, index=index, task=task, sampling=SamplingParams(max_tokens=8, seed=3), timeout_s=timeout_s
+    )
+
+
+def sevens(**arguments: Any) -> ScriptedEngine:
+    return ScriptedEngine(lambda request: [SEVEN, END], max_context=64, **arguments)
+
+
+class BrokenEngine(ScriptedEngine):
+    """Its machine is on fire."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: [SEVEN])
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        raise PenstockError("the engine is broken")
+        yield
+
+
+class EpisodeRunnerContract:
+    """A subclass gives `runner`: an open runner over an engine, with the tokenizer of `model`."""
+
+    def runner(self, engine: ScriptedEngine, model: Path) -> AbstractAsyncContextManager[EpisodeRunner]:
+        raise NotImplementedError
+
+    def run(self, model: Path, *specs: EpisodeSpec, engine: ScriptedEngine | None = None) -> list[Episode]:
+        async def main() -> list[Episode]:
+            async with self.runner(engine or sevens(), model) as runner:
+                return list(await asyncio.gather(*(runner.run(spec) for spec in specs)))
+
+        return asyncio.run(main())
+
+    def test_without_a_workflow_the_prompt_is_answered_once(self, tiny_model: Path) -> None:
+        (episode,) = self.run(tiny_model, spec_of(index=3))
+        assert (episode.task_id, episode.index, episode.failure, episode.text) == ("t", 3, None, "7")
+        assert [turn.id for turn in episode.turns] == ["g12.3.0"]
+
+    def test_a_second_turn_continues_the_first_to_the_token(self, tiny_model: Path) -> None:
+        (episode,) = self.run(tiny_model, spec_of("twice"))
+        first, second = episode.turns
+        assert second.prompt_ids.tolist() == [3, 11, 3, 12, SEVEN, END, 11, 2, 12]
+        assert (first.id, first.parent, second.id, second.parent) == ("g12.0.0", None, "g12.0.1", "g12.0.0")
+        (sample,) = episode.samples()
+        assert [(span.start, span.end) for span in sample.turns] == [(4, 6), (9, 11)]
+
+    def test_turns_have_seeds_of_their_own_that_come_again(self, tiny_model: Path) -> None:
+        episodes = self.run(tiny_model, spec_of("twice"), spec_of("twice", index=1))
+        episodes += self.run(tiny_model, spec_of("twice"))
+        seeds = [[turn.sampling.seed for turn in episode.turns] for episode in episodes]
+        assert seeds[0] == seeds[2]
+        assert len({*seeds[0], *seeds[1]}) == 4
+
+    def test_a_workflow_that_raises_is_a_failed_episode_with_its_turns(self, tiny_model: Path) -> None:
+        (episode,) = self.run(tiny_model, spec_of("broken"))
+        assert episode.failure == "workflow_error"
+        assert episode.message.startswith("ZeroDivisionError: by nothing (workflows.py:")
+        assert episode.num_output_tokens == 2
+        assert episode.samples() == ()
+
+    @pytest.mark.parametrize(
+        ("workflow", "message"),
+        [
+            ("exits", "SystemExit: 3"),
+            ("odd", "TypeError: a workflow must return an Episode, a Turn or None, got float"),
+            ("silent", "ValueError: the workflow ended without a turn; it must generate at least one"),
+        ],
+    )
+    def test_what_is_no_episode_is_a_failed_one(self, tiny_model: Path, workflow: str, message: str) -> None:
+        (episode,) = self.run(tiny_model, spec_of(workflow))
+        assert episode.failure == "workflow_error"
+        assert episode.message.startswith(message)
+
+    def test_an_episode_past_its_time_has_failed_and_others_have_not(self, tiny_model: Path) -> None:
+        late, well = self.run(tiny_model, spec_of("endless", timeout_s=0.2), spec_of("twice", index=1))
+        assert (late.failure, well.failure) == ("timeout", None)
+        assert late.message == "the episode took longer than rollout.timeout_s=0.2"
+
+    def test_a_refused_turn_is_a_failed_episode(self, tiny_model: Path) -> None:
+        (episode,) = self.run(tiny_model, spec_of("too_long"))
+        assert episode.failure == "refused"
+        assert "its prompt must have 1..63 tokens" in episode.message
+
+    @pytest.mark.parametrize("workflow", [None, "hides_errors"])
+    def test_an_engine_that_breaks_is_no_episodes_fault(self, tiny_model: Path, workflow: str | None) -> None:
+        with pytest.raises(PenstockError, match="the engine is broken"):
+            self.run(tiny_model, spec_of(workflow), engine=BrokenEngine())

@@ -1,0 +1,38 @@
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.channel.codec import decode, encode
+from penstock.rollout.episode_spec import EpisodeSpec
+from tests.rollout.contract import spec_of
+
+places = st.tuples(st.sampled_from("ge"), st.integers(-1000, 10**6), st.integers(0, 100), st.integers(0, 50))
+
+
+@given(st.lists(places, unique=True, max_size=20), st.integers(0, 2**31))
+def test_every_turn_of_a_run_has_its_own_id_and_seed(
+    where: list[tuple[str, int, int, int]], seed: int
+) -> None:
+    base = spec_of()
+    sampling = msgspec.structs.replace(base.sampling, seed=seed)
+    ids, seeds = set(), set()
+    for label, group, index, turn in where:
+        spec = msgspec.structs.replace(base, label=label, group=group, index=index, sampling=sampling)
+        ids.add(spec.turn_id(turn))
+        seeds.add(spec.turn_sampling(turn).seed)
+    assert len(ids) == len(where)
+    assert len(seeds) == len(where)
+
+
+def test_without_a_seed_turns_have_none() -> None:
+    spec = msgspec.structs.replace(spec_of(), sampling=msgspec.structs.replace(spec_of().sampling, seed=None))
+    assert spec.turn_sampling(4) == spec.sampling
+
+
+def test_it_travels() -> None:
+    there = decode(encode(spec_of("twice", answer="4")), EpisodeSpec)
+    assert (there.name, there.task.columns, there.task.workflow) == (
+        "g12.0",
+        {"answer": "4"},
+        "tests.rollout.workflows:twice",
+    )
