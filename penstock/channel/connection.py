@@ -206,6 +206,10 @@ class Channel:
             if handler is None:
                 raise RemoteError(f"no such method: {call.method}")
             await handler(call)
+        except asyncio.CancelledError as error:
+            # Whoever cancelled the call has stopped listening; whoever did not must not wait for ever.
+            self._send(Failure(call.id, type(error).__name__, "the call was cancelled over there", ""))
+            raise
         except Exception as error:
             self._send(Failure(call.id, type(error).__name__, str(error), traceback.format_exc()))
 

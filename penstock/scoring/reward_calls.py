@@ -1,13 +1,16 @@
 """Call reward functions on episodes. Whatever goes wrong inside becomes a `ScoringFailed` with the reason that is
-counted."""
+counted, and functions get copies: they may change what they are given, and nobody else sees it."""
 
 import asyncio
+import copy
 import inspect
 import math
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import msgspec
 
 from penstock.errors import ScoringFailed
 from penstock.scoring.functions import Reward, device_argument
@@ -16,6 +19,9 @@ from penstock.types import Episode, Group, Score, Task
 
 SCORE_ERROR = "score_error"
 """The function raised."""
+MAX_MESSAGE = 2000
+MAX_DETAIL = 20_000
+"""Characters of an error that are kept."""
 
 
 def score_group(rewards: Sequence[Reward], group: Group) -> tuple[Score, ...]:
@@ -29,11 +35,12 @@ async def score_episodes(
     """One score per episode: the weighted sum, with each function's own value in `parts`.
 
     Functions are called in order, and each on the episodes in order; only what is awaited overlaps."""
-    columns = [await _values(reward, task, episodes) for reward in rewards]
-    return tuple(
-        weighted_sum(rewards, row, task, episode)
-        for row, episode in zip(zip(*columns, strict=True), episodes, strict=True)
-    )
+    with failing(f"scoring task {task.id!r}"):
+        columns = [await _values(reward, task, episodes) for reward in rewards]
+        return tuple(
+            weighted_sum(rewards, row, task, episode)
+            for row, episode in zip(zip(*columns, strict=True), episodes, strict=True)
+        )
 
 
 async def _values(reward: Reward, task: Task, episodes: Sequence[Episode]) -> list[Score | None]:
@@ -45,10 +52,10 @@ async def _values(reward: Reward, task: Task, episodes: Sequence[Episode]) -> li
         else:
             raw = [await _call_plain(reward, task, episode, where) for episode in episodes]
         return [_as_score(value, where) for value in raw]
-    with _failing(where):
+    with failing(where):
         raw = reward.call(**_trl_arguments(reward, task, episodes))
         raw = await raw if inspect.isawaitable(raw) else raw
-    values = _as_list(raw)
+        values = _as_list(raw)
     if values is None:
         raise ScoringFailed(f"{where} must return a list of numbers, got {_name(raw)}", SCORE_SHAPE)
     if len(values) != len(episodes):
@@ -59,9 +66,9 @@ async def _values(reward: Reward, task: Task, episodes: Sequence[Episode]) -> li
 
 
 async def _call_plain(reward: Reward, task: Task, episode: Episode, where: str) -> Any:
-    with _failing(where):
-        what = episode if reward.takes_episode else episode.text
-        result = reward.call(task, what, **device_argument(reward))
+    with failing(where):
+        what = copy.deepcopy(episode) if reward.takes_episode else episode.text
+        result = reward.call(_copy_of(task), what, **device_argument(reward))
         return await result if inspect.isawaitable(result) else result
 
 
@@ -76,13 +83,36 @@ async def _together(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 @contextmanager
-def _failing(where: str) -> Iterator[None]:
-    """What a function raises as the failure of its episode; `SystemExit` too, which would end the event loop."""
+def failing(where: str) -> Iterator[None]:
+    """What a function raises as the failure of its episode, whatever it is: `SystemExit` would end the event loop,
+    and a `CancelledError` that nobody asked for would leave the caller waiting."""
     try:
         yield
-    except (Exception, SystemExit) as error:
-        message = f"{where} raised {type(error).__name__}: {error}"
-        raise ScoringFailed(message, SCORE_ERROR, traceback.format_exc()) from error
+    except ScoringFailed:
+        raise
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise
+        message = f"{where} raised {type(error).__name__}: {_text(error)}"
+        detail = traceback.format_exc()[-MAX_DETAIL:]
+        raise ScoringFailed(message[:MAX_MESSAGE], SCORE_ERROR, detail) from error
+
+
+def is_cancelled() -> bool:
+    """Whether somebody asked for the end of the present task."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as inner:
+        return f"(its text can't be made: {type(inner).__name__})"
+
+
+def _copy_of(task: Task) -> Task:
+    return msgspec.structs.replace(task, columns=copy.deepcopy(task.columns))
 
 
 def _trl_arguments(reward: Reward, task: Task, episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -97,7 +127,7 @@ def _trl_arguments(reward: Reward, task: Task, episodes: Sequence[Episode]) -> d
         ]
         completions = [[{"role": "assistant", "content": text}] for text in completions]
     arguments: dict[str, Any] = device_argument(reward)
-    arguments |= {name: [value] * size for name, value in task.columns.items()}
+    arguments |= {name: [value] * size for name, value in copy.deepcopy(task.columns).items()}
     arguments["prompts"] = prompts
     arguments["completions"] = completions
     arguments["completion_ids"] = [
@@ -129,7 +159,7 @@ def _number(value: Any, where: str) -> float:
         raise ScoringFailed(f"{where} must return numbers, got {_name(value)}", SCORE_SHAPE)
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError) as error:
+    except BaseException as error:  # `__float__` is the user's code too
         raise ScoringFailed(f"{where} must return numbers, got {_name(value)}", SCORE_SHAPE) from error
     if not math.isfinite(number):
         raise ScoringFailed(f"{where} returned {number}", SCORE_NAN)

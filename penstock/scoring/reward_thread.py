@@ -2,13 +2,14 @@
 thread stay right and async ones may keep HTTP sessions between calls."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from penstock.errors import ScoringFailed
 from penstock.scoring.functions import Reward
-from penstock.scoring.reward_calls import score_episodes
+from penstock.scoring.reward_calls import failing, score_episodes
 from penstock.scoring.scoring_client import ScoringRequest, Verdict
 from penstock.types import Episode, Score, Task
 
@@ -29,7 +30,7 @@ class RewardThread:
 
     async def score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
         """Cancelling the caller cancels what is awaited; a function that blocks goes on, unheard."""
-        return await self._in_thread(lambda: score_episodes(self._rewards, task, episodes))
+        return await self._in_thread(lambda: self._score(task, episodes))
 
     async def answer(self, requests: Sequence[ScoringRequest]) -> tuple[Verdict, ...]:
         """Requests one after the other, in one visit to the thread; a failure is its request's verdict."""
@@ -47,11 +48,15 @@ class RewardThread:
         verdicts = []
         for request in requests:
             try:
-                scores = await score_episodes(self._rewards, request.task, request.episodes)
-                verdicts.append(Verdict(scores=scores))
+                verdicts.append(Verdict(scores=await self._score(request.task, request.episodes)))
             except ScoringFailed as error:
                 verdicts.append(Verdict(reason=error.reason, message=str(error), detail=error.detail))
         return tuple(verdicts)
+
+    async def _score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
+        """In a task of its own, which a function may cancel."""
+        with failing(f"scoring task {task.id!r}"):
+            return await asyncio.create_task(score_episodes(self._rewards, task, episodes))
 
     async def _counted(self, work: Callable[[], Awaitable[T]]) -> T:
         self._num_running += 1
@@ -70,6 +75,9 @@ class RewardThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while not self._left:
+                # A task that a function started may stop the loop, or end it by `SystemExit`; others wait in it.
+                with contextlib.suppress(BaseException):
+                    self._loop.run_forever()
         finally:
             self._loop.close()

@@ -162,3 +162,18 @@ def test_a_message_above_the_limit_is_refused_where_it_is_made(monkeypatch: pyte
                 await left.call(method, "x")
 
     asyncio.run(main())
+
+
+def test_a_handler_that_cancels_itself_is_answered_for() -> None:
+    async def main() -> None:
+        async with pair() as (left, right):
+
+            async def double(request: Number) -> Number:
+                raise asyncio.CancelledError
+
+            right.serve(DOUBLE, double)
+            async with asyncio.timeout(10):
+                with pytest.raises(RemoteError, match="CancelledError: the call was cancelled over there"):
+                    await left.call(DOUBLE, Number(1))
+
+    asyncio.run(main())

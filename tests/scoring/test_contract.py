@@ -162,3 +162,90 @@ def test_close_may_be_called_twice_and_ends_scoring(make: Maker) -> None:
                 await way(scorer, "1")
 
     asyncio.run(main())
+
+
+class Unfloatable:
+    def __float__(self) -> float:
+        raise KeyboardInterrupt
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def reward(task: Task, completion: str) -> float:
+        if completion == "bad":
+            raise error
+        return 1.0
+
+    return reward
+
+
+def raises_awaited(error: BaseException) -> Callable[..., Any]:
+    async def reward(task: Task, completion: str) -> float:
+        await asyncio.sleep(0)
+        if completion == "bad":
+            raise error
+        return 1.0
+
+    return reward
+
+
+def returns(value: Any) -> Callable[..., Any]:
+    return lambda task, completion: value if completion == "bad" else 1.0
+
+
+async def cancels_itself(task: Task, completion: str) -> float:
+    if completion == "bad":
+        current = asyncio.current_task()
+        assert current is not None
+        current.cancel()
+        await asyncio.sleep(0)
+    return 1.0
+
+
+ERRORS = (asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), Unprintable())
+HOSTILE = [
+    *(kind(error) for error in ERRORS for kind in (raises, raises_awaited)),
+    returns(Unfloatable()),
+    returns(Score(value=Unfloatable())),  # type: ignore[arg-type]
+    cancels_itself,
+]
+
+
+@pytest.mark.parametrize("function", HOSTILE)
+@pytest.mark.parametrize("way", [one_by_one, as_group])
+def test_whatever_a_function_raises_or_returns_costs_its_group_alone(
+    make: Maker, way: Any, function: Callable[..., Any]
+) -> None:
+    async def main() -> None:
+        scorer = make(function)
+        async with asyncio.timeout(20):
+            with pytest.raises(ScoringFailed):
+                await way(scorer, "good", "bad")
+            assert (await way(scorer, "good"))[0].value == 1.0
+        await scorer.close()
+
+    asyncio.run(main())
+
+
+def test_a_function_can_change_neither_tasks_nor_episodes(make: Maker) -> None:
+    def pops(task: Task, episode: Episode) -> float:
+        episode.turns[0].output_ids[0] = 0
+        task.columns["words"].append("more")
+        return float(len(task.columns.pop("words")))
+
+    group = a_group("1", "2", words=["one"])
+    ids = group.episodes[0].turns[0].output_ids.copy()
+
+    async def main() -> tuple[Score, ...]:
+        scorer = make(pops)
+        scores = await scorer.score(group)
+        await scorer.close()
+        return scores
+
+    assert [score.value for score in asyncio.run(main())] == [2.0, 2.0]
+    assert group.task.columns == {"words": ["one"]}
+    assert group.episodes[0].turns[0].output_ids.tolist() == ids.tolist()

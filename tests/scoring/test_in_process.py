@@ -80,3 +80,19 @@ def test_async_functions_work_in_the_thread() -> None:
 
     (score,) = asyncio.run(ThreadScorer([reward]).score(a_group("4")))
     assert score.value == 4.0
+
+
+def test_a_task_left_behind_that_exits_does_not_end_the_thread() -> None:
+    async def reward(task: Task, completion: str) -> float:
+        async def leave() -> None:
+            raise SystemExit
+
+        reward.left = asyncio.create_task(leave())  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+        return 1.0
+
+    async def main() -> list[float]:
+        scorer = ThreadScorer([reward], timeout_s=10)
+        return [(await scorer.score(a_group("x")))[0].value for _ in range(2)]
+
+    assert asyncio.run(main()) == [1.0, 1.0]

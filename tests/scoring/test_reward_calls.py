@@ -268,3 +268,20 @@ def test_of_functions_that_are_awaited_the_first_failure_ends_the_others() -> No
     error = failure(reward)
     assert (error.reason, str(error)) == ("score_error", "reward 'r' on task 't' raised SystemExit: no judge")
     assert sorted(ended) == ["2", "3"]
+
+
+def test_in_trls_form_a_function_gets_copies_too() -> None:
+    def f(completions: list[str], words: list[list[str]]) -> list[float]:
+        words[0].append("more")
+        return [float(len(words[0]))] * len(completions)
+
+    group = a_group("x", words=["one"])
+    assert values(f, group=group) == values(f, group=group) == [2.0]
+
+
+def test_the_message_of_an_error_is_bounded() -> None:
+    def reward(task: Task, completion: str) -> float:
+        raise ValueError("x" * 3_000_000)
+
+    error = failure(reward)
+    assert (len(str(error)), len(error.detail)) == (2000, 20_000)
