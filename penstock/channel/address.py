@@ -15,6 +15,8 @@ from penstock.errors import ConfigError
 
 PRIVATE_FOLDER_PREFIX = "penstock-"
 """How the name of a launcher's private folder begins; its Unix socket lies there."""
+GREETING_S = 30.0
+"""How long a connection may take to say who it is."""
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -37,9 +39,10 @@ async def connect(address: str, hello: Hello) -> Channel:
 
 
 class Listener:
-    """Accepts workers on a Unix socket (or loopback TCP) and hands each connection over by its name."""
+    """Accepts workers on a Unix socket (or loopback TCP) and hands each connection over by its name. `accept`
+    says whether somebody waits for it; otherwise it is closed."""
 
-    def __init__(self, address: str, token: str, accept: Callable[[str, Channel], None]) -> None:
+    def __init__(self, address: str, token: str, accept: Callable[[str, Channel], bool]) -> None:
         self.address = address
         self._token = token
         self._accept = accept
@@ -61,12 +64,14 @@ class Listener:
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            size = int.from_bytes(await reader.readexactly(4), "big")
-            hello = msgspec.msgpack.decode(await reader.readexactly(min(size, 4096)), type=Hello)
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+            async with asyncio.timeout(GREETING_S):
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                hello = msgspec.msgpack.decode(await reader.readexactly(min(size, 4096)), type=Hello)
+        except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError, RecursionError):
             writer.close()
             return
         if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             writer.close()
             return
-        self._accept(hello.name, Channel(reader, writer))
+        if not self._accept(hello.name, Channel(reader, writer)):
+            writer.close()

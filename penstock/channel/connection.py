@@ -127,7 +127,7 @@ class Channel:
         finally:
             self._close(call_id, answered=frame is not None)
         if isinstance(frame, Item):
-            return codec.decode(frame.payload, method.response)
+            return _answer(frame, method)
         raise _error_of(frame, method.name)
 
     async def stream(self, method: Method[Req, Res], request: Req) -> AsyncIterator[Res]:
@@ -138,7 +138,7 @@ class Channel:
             while True:
                 frame = await inbox.get()
                 if isinstance(frame, Item):
-                    yield codec.decode(frame.payload, method.response)
+                    yield _answer(frame, method)
                     continue
                 finished = True
                 if isinstance(frame, End):
@@ -162,17 +162,17 @@ class Channel:
             self._send(Cancel(call_id))
 
     async def run(self) -> None:
-        """Read frames until the other side closes. Every waiter is woken then."""
+        """Read frames until the other side closes or sends what is none. Every waiter is woken then."""
         try:
             while True:
                 size = int.from_bytes(await self._reader.readexactly(4), "big")
                 if size > MAX_FRAME_BYTES:
-                    raise ChannelClosed(
-                        f"a frame of {size} bytes was announced; the limit is {MAX_FRAME_BYTES}"
-                    )
+                    break
                 self._receive(_frame_decoder.decode(await self._reader.readexactly(size)))
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, OSError):
             pass
+        except (msgspec.MsgspecError, RecursionError):
+            pass  # something else writes into this socket: nothing that follows can be trusted
         finally:
             await self.close()
 
@@ -232,6 +232,13 @@ class Channel:
         if self._outgoing and not self._closed:
             data, self._outgoing = b"".join(self._outgoing), []
             self._writer.write(data)
+
+
+def _answer(frame: Item, method: Method[Req, Res]) -> Res:
+    try:
+        return codec.decode(frame.payload, method.response)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise RemoteError(f"{method.name}: the answer can't be read: {error}", kind="DecodeError") from error
 
 
 def _error_of(frame: Received, method: str) -> Exception:

@@ -4,8 +4,6 @@ import argparse
 import asyncio
 import gc
 import os
-import shutil
-import signal
 import sys
 import time
 import traceback
@@ -13,12 +11,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from penstock.channel import Channel, Method
-from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Hello, connect
+from penstock.channel.address import Hello, connect
 from penstock.channel.connection import Req, Res
 from penstock.engines.engine_client import START_ENGINE
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.recorder import Recorder
 from penstock.orchestration.launchers.mps import has_own_daemon, quit_orphan
+from penstock.orchestration.launchers.private_folder import remove_if_abandoned
+from penstock.orchestration.launchers.signals import leave_to_controller
 from penstock.orchestration.worker_events import serve_events
 from penstock.rollout.rollout_client import START_ROLLOUT
 from penstock.scoring.scoring_client import START_SCORING
@@ -32,9 +32,14 @@ def main() -> None:
     parser.add_argument("--connect", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port")
     parser.add_argument("--name", required=True)
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides when workers stop
+    leave_to_controller()
     controller = os.getppid()
-    code = asyncio.run(_serve(options.connect, options.name, os.environ.get("PENSTOCK_TOKEN", "")))
+    # Not `asyncio.run`, which joins its threads in the end: one may be inside a user's module that never returns.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    code = loop.run_until_complete(
+        _serve(options.connect, options.name, os.environ.get("PENSTOCK_TOKEN", ""))
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     if has_own_daemon(os.environ) and _outlives(controller):  # or it would have stopped its daemon itself
@@ -77,11 +82,10 @@ async def _serve(address: str, name: str, token: str) -> int:
 
 
 def _sweep(address: str) -> None:
-    """The controller is gone, perhaps killed: its private folder holds weights in memory, so it goes too."""
+    """If the controller was killed, its private folder goes too: it holds weights in memory."""
     kind, _, path = address.partition(":")
-    folder = Path(path).parent
-    if kind == "unix" and folder.name.startswith(PRIVATE_FOLDER_PREFIX):
-        shutil.rmtree(folder, ignore_errors=True)
+    if kind == "unix":
+        remove_if_abandoned(Path(path).parent)
 
 
 def _serve_lazily(

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -175,5 +176,64 @@ def test_a_handler_that_cancels_itself_is_answered_for() -> None:
             async with asyncio.timeout(10):
                 with pytest.raises(RemoteError, match="CancelledError: the call was cancelled over there"):
                     await left.call(DOUBLE, Number(1))
+
+    asyncio.run(main())
+
+
+class Raw:
+    """A channel whose other end is bare bytes."""
+
+    async def __aenter__(self) -> "Raw":
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(*await asyncio.open_connection(sock=ours))
+        self.reader, self.writer = await asyncio.open_connection(sock=theirs)
+        self.running = asyncio.create_task(self.channel.run())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.channel.close()
+        self.writer.close()
+        await self.running
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+
+def framed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        framed(b"stray words"),
+        framed(msgspec.msgpack.encode({"type": "nonsense"})),
+        framed(b"\x91" * 100_000),
+        framed(b"\x84\xa4type\xa4call\xa2id\x01\xa6method\xa1m\xa7payload" + b"\x91" * 100_000),
+        b"\xff\xff\xff\xff",
+        b"",
+    ],
+)
+def test_what_is_no_frame_closes_its_channel_and_raises_nowhere(data: bytes) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), Raw() as raw:
+            waiting = asyncio.create_task(raw.channel.call(DOUBLE, Number(1)))
+            await raw.reader.readexactly(4)
+            raw.writer.write(data)
+            raw.writer.write_eof()
+            with pytest.raises(ChannelClosed):
+                await waiting
+            await raw.running
+
+    asyncio.run(main())
+
+
+def test_an_answer_of_another_shape_is_the_other_sides_error() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), Raw() as raw:
+            waiting = asyncio.create_task(raw.channel.call(DOUBLE, Number(1)))
+            await raw.reader.readexactly(4)
+            raw.writer.write(framed(msgspec.msgpack.encode({"type": "item", "id": 1, "payload": "x"})))
+            with pytest.raises(RemoteError, match="double: the answer can't be read"):
+                await waiting
 
     asyncio.run(main())

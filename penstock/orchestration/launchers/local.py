@@ -1,17 +1,16 @@
 """The default launcher: workers are child processes on this machine, reached over a Unix socket.
 
-A worker ends when its channel closes, so none outlives the controller, however that ended. Workers are in
-a session of their own: Ctrl-C in the terminal reaches the controller alone, which then stops them in order.
+A worker ends when its channel closes, so none outlives the controller, however that ended; a keeper sees to those
+that can't (`keeper`). Each leads a session of its own: Ctrl-C in the terminal reaches the controller alone, which
+then stops them in order, and what a worker's code has started ends with it.
 """
 
 import asyncio
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,9 +18,12 @@ from types import TracebackType
 from typing import Any
 
 from penstock.channel import Channel
-from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Listener
+from penstock.channel.address import Listener
 from penstock.errors import WorkerDied
 from penstock.orchestration.launchers import Worker
+from penstock.orchestration.launchers.keeper import Keeper, end_group
+from penstock.orchestration.launchers.private_folder import PrivateFolder
+from penstock.orchestration.launchers.signals import held
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
@@ -51,14 +53,12 @@ class LocalWorker:
         await self.channel.close()
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-        except TimeoutError:
-            await self.kill()
+        await self.kill()
 
     async def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
+        end_group(self.pid)
         await self._process.wait()
         await self.channel.close()
         self._reading.cancel()
@@ -75,11 +75,13 @@ class LocalLauncher:
         self._token = secrets.token_hex(16)
         self._arrivals: dict[str, asyncio.Future[Channel]] = {}
         self._workers: list[LocalWorker] = []
-        self._stopped = False
+        self._starting = asyncio.Lock()
 
     async def __aenter__(self) -> "LocalLauncher":
         self._logs.mkdir(parents=True, exist_ok=True)
-        self.folder = _private_folder()
+        self._private = PrivateFolder()
+        self.folder = self._private.path
+        self._keeper = Keeper(str(self.folder))
         self.blobs = self.folder / "blobs"
         self._listener = Listener(f"unix:{self.folder / 'controller'}", self._token, self._arrive)
         await self._listener.start()
@@ -88,10 +90,12 @@ class LocalLauncher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stopped = True
-        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        # Who cancels the run has been told before that its end takes a moment, and does not want to wait again.
+        at_once = kind is not None and issubclass(kind, asyncio.CancelledError)
+        await asyncio.gather(*(worker.kill() if at_once else worker.stop() for worker in self._workers))
         await self._listener.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._private.remove()
+        self._keeper.close()
 
     async def launch(
         self, name: str, *, threads: int = 1, environment: Mapping[str, str] | None = None
@@ -100,29 +104,15 @@ class LocalLauncher:
         log = self._logs / f"{name}.log"
         arrival: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         self._arrivals[name] = arrival
-        with log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "penstock.worker", "--connect", self._listener.address, "--name", name),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    **(environment or {}),
-                    "OMP_NUM_THREADS": str(threads),
-                    "PENSTOCK_TOKEN": self._token,
-                },
-            )
+        process = await self._start(name, log, threads, environment or {})
+        self._keeper.add(process.pid)
         exited = asyncio.create_task(process.wait())
         both: set[asyncio.Future[Any]] = {exited, arrival}
         try:
             await asyncio.wait(both, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not arrival.done():  # it died, it is too slow, or the launch was cancelled
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                end_group(process.pid)
                 await asyncio.shield(exited)
         if not arrival.done():
             raise WorkerDied(_last_words(name, process.pid, exited.result(), log), detail=_tail(log))
@@ -136,15 +126,33 @@ class LocalLauncher:
         """A worker that its owner has ended: it is no longer the launcher's to stop."""
         self._workers = [one for one in self._workers if one is not worker]
 
-    def _arrive(self, name: str, channel: Channel) -> None:
+    async def _start(
+        self, name: str, log: Path, threads: int, environment: Mapping[str, str]
+    ) -> asyncio.subprocess.Process:
+        # One at a time: signals are held for the whole thread.
+        async with self._starting:
+            with log.open("ab") as output, held():
+                return await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *("-m", "penstock.worker", "--connect", self._listener.address, "--name", name),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    env={
+                        **os.environ,
+                        **environment,
+                        "OMP_NUM_THREADS": str(threads),
+                        "PENSTOCK_TOKEN": self._token,
+                    },
+                )
+
+    def _arrive(self, name: str, channel: Channel) -> bool:
         arrival = self._arrivals.pop(name, None)
-        if arrival is not None and not arrival.done():
-            arrival.set_result(channel)
-
-
-def _private_folder() -> Path:
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix=PRIVATE_FOLDER_PREFIX, dir=memory if memory.is_dir() else None))
+        if arrival is None or arrival.done():
+            return False
+        arrival.set_result(channel)
+        return True
 
 
 def _last_words(name: str, pid: int, code: int, log: Path) -> str:

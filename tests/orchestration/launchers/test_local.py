@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
+import time
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from penstock.channel.address import Hello, connect
 from penstock.errors import ChannelClosed, RemoteError, WorkerDied
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
+from penstock.scoring.scoring_client import START_SCORING, ScoringStart
 from tests.orchestration.launchers.contract import LauncherContract
 
 NOTHING = Method("nothing.such", int, int)
@@ -93,5 +96,144 @@ def test_a_stranger_without_the_token_is_turned_away(tmp_path: Path) -> None:
             with pytest.raises(ChannelClosed):
                 await stranger.call(NOTHING, 1)
             await reading
+
+    asyncio.run(main())
+
+
+def gone(*pids: int) -> bool:
+    """Whether all have ended within some seconds."""
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(processes, 20)
+    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_to_a_worker_are_left_to_the_controller(tmp_path: Path, number: signal.Signals) -> None:
+    async def main() -> None:
+        async with LocalLauncher(tmp_path / "logs") as launcher:
+            worker = await launcher.launch("one")
+            os.kill(worker.pid, number)
+            with pytest.raises(RemoteError):
+                await worker.channel.call(NOTHING, 1)
+
+    asyncio.run(main())
+
+
+def test_a_signal_while_a_worker_starts_does_not_end_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with LocalLauncher(tmp_path / "logs") as launcher:
+            launching = asyncio.create_task(launcher.launch("one"))
+            while not (children := find_workers()):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            for _ in range(20):
+                for child in children:
+                    child.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.01)
+            with pytest.raises(RemoteError):
+                await (await launching).channel.call(NOTHING, 1)
+
+    asyncio.run(main())
+
+
+def find_workers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "penstock.worker" in child.cmdline()]
+
+
+START_REWARD = """
+import subprocess, sys, time, os, re, pathlib
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(os.environ["PIDS"]).write_text(f"{os.getpid()} {child.pid}")
+if os.environ["HOLD"] == "gil":
+    re.match(r"(a|a)+$", "a" * 60 + "b")
+if os.environ["HOLD"] == "import":
+    time.sleep(600)
+def reward(task, completion):
+    return 1.0
+"""
+
+
+async def start_scoring(launcher: LocalLauncher, folder: Path, hold: str) -> tuple[int, int]:
+    """A scorer whose module starts a process; it and its process."""
+    module, pids = folder / "holds.py", folder / "pids"
+    module.write_text(START_REWARD)
+    worker = await launcher.launch("scorer0", environment={"PIDS": str(pids), "HOLD": hold})
+    start = ScoringStart(reward={"functions": [f"{module}:reward"]}, search_path=())
+    calling = asyncio.create_task(worker.channel.call(START_SCORING, start))
+    while not (pids.exists() and pids.read_text()):  # noqa: ASYNC110 (another process writes it)
+        await asyncio.sleep(0.01)
+    if not hold:
+        await calling
+    else:
+        calling.add_done_callback(lambda task: task.cancelled() or task.exception())
+    scorer, child = map(int, pids.read_text().split())
+    return scorer, child
+
+
+@pytest.mark.parametrize("hold", ["", "import"])
+def test_what_a_workers_code_started_goes_with_the_launcher(tmp_path: Path, hold: str) -> None:
+    async def main() -> tuple[int, int]:
+        async with LocalLauncher(tmp_path / "logs") as launcher:
+            return await start_scoring(launcher, tmp_path, hold)
+
+    assert gone(*asyncio.run(main()))
+
+
+def test_what_a_workers_code_started_goes_when_the_worker_is_killed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with LocalLauncher(tmp_path / "logs") as launcher:
+            pids = await start_scoring(launcher, tmp_path, "")
+            (worker,) = launcher._workers
+            await worker.kill()
+            assert gone(*pids)
+
+    asyncio.run(main())
+
+
+CONTROLLER = """
+import asyncio, pathlib, sys
+from penstock.orchestration.launchers.local import LocalLauncher
+from tests.orchestration.launchers.test_local import start_scoring
+async def main():
+    folder = pathlib.Path(sys.argv[1])
+    async with LocalLauncher(folder / "logs") as launcher:
+        pids = await start_scoring(launcher, folder, sys.argv[2])
+        print(*pids, launcher.folder, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("hold", ["", "gil", "import"])
+def test_nothing_outlives_a_killed_controller(tmp_path: Path, hold: str) -> None:
+    root = Path(__file__).parents[3]
+    controller = subprocess.Popen(
+        [sys.executable, "-c", CONTROLLER, str(tmp_path), hold], stdout=subprocess.PIPE, text=True, cwd=root
+    )
+    assert controller.stdout is not None
+    scorer, child, folder = controller.stdout.readline().split()
+    controller.kill()
+    controller.wait()
+    controller.stdout.close()
+    assert gone(int(scorer), int(child))
+    for _ in range(500):
+        if not Path(folder).exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{folder} is still there")
+
+
+def test_a_stray_write_into_a_workers_socket_ends_that_worker_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with LocalLauncher(tmp_path / "logs") as launcher:
+            other = await launcher.launch("one")
+            stray = await connect(launcher._listener.address, Hello(name="none", token=launcher._token))
+            stray._writer.write(b"stray words")
+            worker = await launcher.launch("two")
+            worker.channel._reader.feed_data(b"\x00\x00\x00\x05stray")
+            assert "exit code 0" in str(await worker.died())
+            assert launcher.folder.is_dir()
+            with pytest.raises(RemoteError):
+                await other.channel.call(NOTHING, 1)
+            await stray.close()
 
     asyncio.run(main())

@@ -1,0 +1,66 @@
+"""A folder of one controller: its socket, the weights that it publishes, its blobs.
+
+It holds a locked file for as long as its owner lives. The lock goes with the owner however that ends, so whoever
+finds the folder can tell whether it was left behind; process numbers could not say that, since containers may share
+`/dev/shm` and count their processes apart."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from penstock.channel.address import PRIVATE_FOLDER_PREFIX
+
+LOCK = "lock"
+
+
+class PrivateFolder:
+    """Lies in memory where it can, and is readable for its owner alone. Those of dead owners are swept first."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        parent = parent or _memory()
+        sweep(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=PRIVATE_FOLDER_PREFIX, dir=parent))
+        unnamed = self.path / f"{LOCK}-new"
+        self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.write(self._lock, f"{os.getpid()}\n".encode())  # for people who look
+        unnamed.rename(self.path / LOCK)  # only now: nobody must find it without its lock
+
+    def remove(self) -> None:
+        """Idempotent."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def sweep(parent: Path) -> None:
+    """Remove the folders whose owners were killed."""
+    for folder in parent.glob(f"{PRIVATE_FOLDER_PREFIX}*"):
+        remove_if_abandoned(folder)
+
+
+def remove_if_abandoned(folder: Path) -> bool:
+    """Remove a private folder if its owner is gone; whether it was."""
+    if not folder.name.startswith(PRIVATE_FOLDER_PREFIX):
+        return False
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:  # no private folder, or another user's
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+    finally:
+        os.close(lock)
+
+
+def _memory() -> Path:
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() else Path(tempfile.gettempdir())

@@ -1,0 +1,38 @@
+"""The signals that end a run. A scheduler or a terminal sends them to every process of a job; the controller alone
+answers them, and tells its workers what to do."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+LEFT_TO_CONTROLLER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Around the start of a worker, which inherits this: a signal waits until the worker has a handler for it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_CONTROLLER)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_to_controller() -> None:
+    """For a worker. Handlers that do nothing, and not `SIG_IGN`: a program that a reward starts would inherit
+    that, and could not be ended by a signal."""
+    for number in LEFT_TO_CONTROLLER:
+        signal.signal(number, _do_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_CONTROLLER)
+    os.register_at_fork(after_in_child=_as_usual)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _as_usual() -> None:
+    for number in LEFT_TO_CONTROLLER:
+        signal.signal(number, signal.SIG_DFL)
