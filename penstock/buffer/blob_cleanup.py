@@ -9,8 +9,8 @@ from penstock.types import ScoredGroup, Task, group_scope
 
 
 class CleaningLog:
-    """A `GroupLog` around another. A log that may give trained groups back to the buffer deletes their blobs
-    itself, once a checkpoint covers them."""
+    """A `GroupLog` around another, which is told first. A log that may give ended groups back to the buffer copies
+    their blobs when they finish."""
 
     def __init__(self, log: GroupLog, blobs: BlobStore) -> None:
         self._log = log
