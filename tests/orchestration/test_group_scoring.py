@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from penstock.errors import RequestRefused, ScoringFailed
@@ -72,6 +73,20 @@ def test_episodes_are_scored_while_stragglers_still_run() -> None:
     late = SimulatedScorer(score_s=lambda: 4.0, value=note, needs_group=True)
     run_in_virtual_time(scored(Rollout(10.0, 3.0, 5.0), late))
     assert seen == [(14.0, "0"), (14.0, "1"), (14.0, "2")]
+
+
+def test_failed_episodes_are_not_scored() -> None:
+    good = a_group("7").episodes[0]
+    failed = msgspec.structs.replace(good, turns=(), failure="timeout")
+
+    async def main() -> list[float]:
+        async with GroupScoring(scorer(), TASK) as scoring:
+            scoring.ended(failed)
+            scoring.ended(good)
+            scores = await scoring.scores(Group(number=0, task=TASK, episodes=(good,), failures=(failed,)))
+        return [score.value for score in scores]
+
+    assert run_in_virtual_time(main()) == [7.0]
 
 
 def test_an_episode_that_cannot_be_scored_ends_the_group_at_once() -> None:
