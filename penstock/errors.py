@@ -22,7 +22,7 @@ class MissingExtraError(UserError):
 
 
 class RequestRefused(PenstockError):
-    """An engine can never serve this request (too long for its cache, a capability it lacks)."""
+    """A request can never be served: too long for an engine's cache, a capability it lacks, a message too large."""
 
 
 class WorkerDied(PenstockError):

@@ -219,7 +219,7 @@ class Channel:
         data = msgspec.msgpack.encode(frame)
         if len(data) > MAX_FRAME_BYTES:
             what = frame.method if isinstance(frame, Call) else "an answer"
-            raise ValueError(
+            raise RequestRefused(
                 f"{what}: a message must have at most {MAX_FRAME_BYTES} bytes, got {len(data)}; send it in pieces"
             )
         self._outgoing += (len(data).to_bytes(4, "big"), data)

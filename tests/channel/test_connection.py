@@ -157,9 +157,9 @@ def test_a_message_above_the_limit_is_refused_where_it_is_made(monkeypatch: pyte
 
             method = Method("text", str, str)
             right.serve(method, text)
-            with pytest.raises(ValueError, match="text: a message must have at most 1000 bytes, got 2"):
+            with pytest.raises(RequestRefused, match="text: a message must have at most 1000 bytes, got 2"):
                 await left.call(method, "x" * 2000)
-            with pytest.raises(RemoteError, match="an answer: a message must have at most 1000 bytes"):
+            with pytest.raises(RequestRefused, match="an answer: a message must have at most 1000 bytes"):
                 await left.call(method, "x")
 
     asyncio.run(main())
