@@ -14,6 +14,7 @@ ACROSS_MODULES = {
     "scoring/test_contract.py": "one suite over every scorer",
     "engines/embedded/test_exact.py": "the engine against plain forward passes",
     "engines/embedded/test_real_model.py": "the engine with a real model",
+    "engines/embedded/test_staging.py": "the engine while updates are staged",
     "engines/embedded/test_swaps.py": "the engine under many updates",
     "engines/embedded/cuda/kernels/test_compiled.py": "every kernel through the compiler",
     "orchestration/test_lost_blobs.py": "the controller and its blob store",
