@@ -29,7 +29,7 @@ class Recorder:
         self._sink.emit(event)
 
     def span(
-        self, track: str, name: str, start: float, end: float | None = None, **attributes: Attribute
+        self, track: str, name: str, start: float, end: float | None = None, /, **attributes: Attribute
     ) -> None:
         """Something that began at `start` and ends now, or ended at `end`."""
         self._sink.emit(
@@ -44,7 +44,7 @@ class Recorder:
         )
 
     @contextmanager
-    def measure(self, track: str, name: str, **attributes: Attribute) -> Iterator[None]:
+    def measure(self, track: str, name: str, /, **attributes: Attribute) -> Iterator[None]:
         """A span around a block, told also when it raises."""
         start = self.now()
         try:

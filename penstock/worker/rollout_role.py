@@ -9,6 +9,7 @@ from penstock.channel import Channel
 from penstock.engines.engine_client import EngineClient
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.recorder import Recorder
+from penstock.observe.slots import Slots
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.episode_thread import EngineOfAnotherLoop, run_in_thread
@@ -28,8 +29,17 @@ async def start(
     default = load_workflow(request.workflow) if request.workflow is not None else None
     workflows = Workflows(default)
     engine = EngineOfAnotherLoop(EngineClient(channel), asyncio.get_running_loop())
+    slots = Slots()
 
     async def run(spec: EpisodeSpec) -> Outcome:
+        slot = slots.take()
+        try:
+            with events.measure(f"episode {slot}", "episode", episode=spec.name, task=spec.task.id):
+                return await run_unmeasured(spec)
+        finally:
+            slots.give_back(slot)
+
+    async def run_unmeasured(spec: EpisodeSpec) -> Outcome:
         rollout = Rollout(spec, engine, tokenizer)
         workflow = workflows.of(spec.task)
         try:

@@ -10,6 +10,7 @@ from penstock.channel import Channel
 from penstock.engines.engine_client import GENERATE
 from penstock.engines.scripted import ScriptedEngine
 from penstock.observe.event_queue import EventQueue
+from penstock.observe.events import Span
 from penstock.rollout.episode_pool import EpisodePool
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.episodes import EpisodeRunner
@@ -42,10 +43,14 @@ class TestRolloutRole(EpisodeRunnerContract):
         controller, worker = ends
         controller.serve_stream(GENERATE, engine.generate)
         request = RolloutStart(model=str(model), workflow=None, search_path=())
-        await start(worker, request, lambda error: None, EventQueue().of("rollout0"))
+        queue = EventQueue()
+        await start(worker, request, lambda error: None, queue.of("rollout0"))
         try:
             yield EpisodePool([ChannelWorker(RolloutClient(controller))], capacity=8)
         finally:
             for end in ends:
                 await end.close()
             await asyncio.gather(*reading)
+        spans = [event for event in queue.take().events if isinstance(event, Span)]
+        assert spans
+        assert {(span.track.split()[0], span.name) for span in spans} == {("episode", "episode")}
