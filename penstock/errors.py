@@ -25,6 +25,14 @@ class RequestRefused(PenstockError):
     """A request can never be served: too long for an engine's cache, a capability it lacks, a message too large."""
 
 
+class NonFiniteLogits(RequestRefused):
+    """The model's logits for this request are not finite, so there is nothing to draw from."""
+
+
+class Diverged(UserError):
+    """Training has broken the weights: losses or gradients are not finite, step after step."""
+
+
 class WorkerDied(PenstockError):
     """A worker process ended without being asked to. `detail` is what it left behind (its traceback)."""
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from penstock.cli.main import main
 
@@ -24,6 +26,9 @@ def sevens(task, completion):
 def sevens_in_trl_form(prompts, completions, answer, **kwargs):
     assert len(prompts) == len(completions) == len(answer) == len(kwargs["completion_ids"])
     return [completion.count("7") / 8 for completion in completions]
+
+def far_too_large(task, completion):
+    return 1e36 * completion.count("7")
 
 def sometimes_broken(task, completion):
     kind = int(task.columns["answer"]) % 8
@@ -265,3 +270,25 @@ def test_debug_shows_the_traceback(project: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         main(["train", "nowhere.yaml", "--debug"])
     assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_ends_with_a_sentence_and_the_last_good_model(
+    project: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Advantages of 1e36 make every gradient norm infinite: no update is made, and after three the run gives up."""
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                *("train", "config.yaml", "reward.functions=rewards.py:far_too_large"),
+                *(
+                    "algorithm.advantage=dr_grpo",
+                    "algorithm.loss=tis_reinforce",
+                    "trainer.max_skipped_updates=3",
+                ),
+            ]
+        )
+    assert ended.value.code == 2
+    assert "training has diverged: the last 3 updates were skipped" in capsys.readouterr().err
+    saved = load_file(project / "runs" / "run" / "model" / "model.safetensors")
+    start = load_file(tiny_model / "model.safetensors")
+    assert all(torch.equal(saved[name], start[name]) for name in saved)

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from penstock.algorithms.ranges import AtLeastOne, NotNegative
 from penstock.algorithms.registry import Registry
 from penstock.types import Score
 
@@ -36,7 +37,7 @@ ADVANTAGES: Registry[EpisodeAdvantage] = Registry("advantage")
 
 
 @ADVANTAGES.register("grpo")
-def grpo(facts: StepFacts, *, epsilon: float = 1e-6) -> list[Values]:
+def grpo(facts: StepFacts, *, epsilon: NotNegative = 1e-6) -> list[Values]:
     """Score minus the group's mean, over the group's standard deviation.
 
     A_i = (r_i − mean(r)) / (std(r) + epsilon), with the unbiased standard deviation. Source: Shao et
@@ -65,7 +66,7 @@ def rloo(facts: StepFacts) -> list[Values]:
 
 
 @ADVANTAGES.register("reinforce_pp")
-def reinforce_pp(facts: StepFacts, *, epsilon: float = 1e-8) -> list[Values]:
+def reinforce_pp(facts: StepFacts, *, epsilon: NotNegative = 1e-8) -> list[Values]:
     """REINFORCE++: scores normalised over the whole step, no group baseline.
 
     A_i = (r_i − mean) / (std + epsilon), mean and std over all tokens of the step, so that long episodes
@@ -74,7 +75,7 @@ def reinforce_pp(facts: StepFacts, *, epsilon: float = 1e-8) -> list[Values]:
 
 
 @ADVANTAGES.register("reinforce_pp_baseline")
-def reinforce_pp_baseline(facts: StepFacts, *, epsilon: float = 1e-8) -> list[Values]:
+def reinforce_pp_baseline(facts: StepFacts, *, epsilon: NotNegative = 1e-8) -> list[Values]:
     """REINFORCE++-baseline: the group's mean is subtracted, then normalised over the whole step.
 
     A_i = whiten(r_i − mean(group)), whitened over all tokens of the step. Source: Hu et al. 2025,
@@ -95,7 +96,7 @@ def opo(facts: StepFacts) -> list[Values]:
 
 
 @ADVANTAGES.register("pass_at_k")
-def pass_at_k(facts: StepFacts, *, k: float = 4, threshold: float = 0.5) -> list[Values]:
+def pass_at_k(facts: StepFacts, *, k: AtLeastOne = 4, threshold: float = 0.5) -> list[Values]:
     """Rewards a set of k answers for holding one right answer, which keeps answers diverse.
 
     With N answers of which N⁻ are wrong: R = 1 − C(N⁻, k)/C(N, k), σ = √(R (1 − R)); a right answer

@@ -94,6 +94,10 @@ class AlgorithmConfig(Section):
             raise ConfigError(f"unknown advantage {self.advantage!r}; known: {known}")
         LOSSES.bind(self.loss, self.loss_args)
         KL_ESTIMATORS.get(self.kl_estimator)
+        if self.kl_estimator == "k1" and self.kl_coef > 0:
+            raise ConfigError(
+                "kl_estimator must be k2 or k3 where kl_coef > 0, got k1: its expected gradient as a loss is zero"
+            )
         for registry, stack in (
             (CORRECTIONS, self.corrections),
             (CORRECTIONS, self.engine_corrections),

@@ -14,6 +14,7 @@ multiplied, so a mask is a weight of 0. Two gaps are corrected, each with its ow
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.algorithms.ranges import NotNegative, Positive
 from penstock.algorithms.registry import Registry
 from penstock.algorithms.tokens import LossTokens, bounded, segment_mean, segment_sum
 
@@ -25,7 +26,7 @@ CORRECTIONS: Registry[Correction] = Registry("correction")
 
 
 @CORRECTIONS.register("truncated_token")
-def truncated_token(tokens: LossTokens, *, cap: float = 2.0) -> "torch.Tensor":
+def truncated_token(tokens: LossTokens, *, cap: Positive = 2.0) -> "torch.Tensor":
     """Truncated importance weight per token.
 
     w_t = min(π_old/π_behaviour, cap). Source: Ionides 2008; for language models Yao et al. 2025
@@ -34,7 +35,7 @@ def truncated_token(tokens: LossTokens, *, cap: float = 2.0) -> "torch.Tensor":
 
 
 @CORRECTIONS.register("truncated_sequence")
-def truncated_sequence(tokens: LossTokens, *, cap: float = 2.0) -> "torch.Tensor":
+def truncated_sequence(tokens: LossTokens, *, cap: Positive = 2.0) -> "torch.Tensor":
     """Truncated importance weight per sequence: the product over its tokens.
 
     w = min(Π_t π_old/π_behaviour, cap), the same for every token. Unbiased before truncation, where the
@@ -43,8 +44,8 @@ def truncated_sequence(tokens: LossTokens, *, cap: float = 2.0) -> "torch.Tensor
     return bounded(total).exp().clamp(max=cap)[tokens.segments]
 
 
-@CORRECTIONS.register("icepop")
-def icepop(tokens: LossTokens, *, low: float = 0.5, high: float = 5.0) -> "torch.Tensor":
+@CORRECTIONS.register("icepop", ordered=("low", "high"))
+def icepop(tokens: LossTokens, *, low: NotNegative = 0.5, high: Positive = 5.0) -> "torch.Tensor":
     """Masked importance sampling: tokens with a ratio outside a band leave the loss.
 
     w_t = π_old/π_behaviour where low ≤ π/π_behaviour ≤ high, else 0. Source: Ling team 2025, Every step
@@ -53,8 +54,8 @@ def icepop(tokens: LossTokens, *, low: float = 0.5, high: float = 5.0) -> "torch
     return tokens.uncovered().exp() * ((ratio >= low) & (ratio <= high))
 
 
-@CORRECTIONS.register("geometric_mask")
-def geometric_mask(tokens: LossTokens, *, low: float = 0.99, high: float = 1.01) -> "torch.Tensor":
+@CORRECTIONS.register("geometric_mask", ordered=("low", "high"))
+def geometric_mask(tokens: LossTokens, *, low: NotNegative = 0.99, high: Positive = 1.01) -> "torch.Tensor":
     """Masks sequences whose geometric-mean ratio has left a band; length does not matter to it.
 
     w = 1 where low ≤ exp(mean_t log π/π_behaviour) ≤ high, else 0, for the whole sequence. Source: Liu et al.
@@ -64,7 +65,7 @@ def geometric_mask(tokens: LossTokens, *, low: float = 0.99, high: float = 1.01)
 
 
 @CORRECTIONS.register("negative_sequence_mask")
-def negative_sequence_mask(tokens: LossTokens, *, threshold: float = 0.1) -> "torch.Tensor":
+def negative_sequence_mask(tokens: LossTokens, *, threshold: NotNegative = 0.1) -> "torch.Tensor":
     """Off-policy sequence masking: bad answers that the policy no longer gives are not learned from.
 
     w = 0 where A < 0 and mean_t log π_behaviour/π > threshold over the sequence, else 1. Source: DeepSeek
@@ -74,7 +75,7 @@ def negative_sequence_mask(tokens: LossTokens, *, threshold: float = 0.1) -> "to
 
 
 @CORRECTIONS.register("version_mask")
-def version_mask(tokens: LossTokens, *, max_age: float = 4) -> "torch.Tensor":
+def version_mask(tokens: LossTokens, *, max_age: NotNegative = 4) -> "torch.Tensor":
     """Masks tokens that were sampled more than `max_age` updates ago; the rest of their sequence stays.
 
     w_t = 1 where version − version_t ≤ max_age, else 0. The same rule as `staleness.late: mask`, as part

@@ -1,10 +1,12 @@
-"""Estimators of KL(π ‖ π_ref) per token, from logprobs of the sampled tokens alone."""
+"""Estimators of KL(π ‖ π_ref) per token, from logprobs of the sampled tokens alone.
+
+None is cut off: a penalty whose gradient vanished once the policy is far away would let it go."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.algorithms.registry import Registry
-from penstock.algorithms.tokens import bounded
+from penstock.algorithms.tokens import LOG_RATIO_BOUND, difference
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +21,7 @@ def k1(logprobs: "torch.Tensor", reference: "torch.Tensor") -> "torch.Tensor":
 
     k1 = log π/π_ref. Source: Schulman 2020, Approximating KL divergence. As a loss its expected gradient is
     zero: it is for measuring."""
-    return bounded(logprobs - reference)
+    return difference(logprobs, reference)
 
 
 @KL_ESTIMATORS.register("k2")
@@ -27,13 +29,15 @@ def k2(logprobs: "torch.Tensor", reference: "torch.Tensor") -> "torch.Tensor":
     """Half the squared log-ratio: biased, low variance; its gradient is that of the true KL on policy.
 
     k2 = ½ (log π/π_ref)². Source: Schulman 2020, Approximating KL divergence."""
-    return bounded(logprobs - reference) ** 2 / 2
+    return difference(logprobs, reference) ** 2 / 2
 
 
 @KL_ESTIMATORS.register("k3")
 def k3(logprobs: "torch.Tensor", reference: "torch.Tensor") -> "torch.Tensor":
     """Ratio minus one minus log-ratio: unbiased, low variance, never negative.
 
-    k3 = π_ref/π − 1 − log π_ref/π. Source: Schulman 2020; used as a loss by GRPO (arXiv:2402.03300)."""
-    inverse = bounded(reference - logprobs)
-    return inverse.exp() - 1 - inverse
+    k3 = π_ref/π − 1 − log π_ref/π. Source: Schulman 2020; used as a loss by GRPO (arXiv:2402.03300). Where
+    π_ref/π is above e²⁰ it goes on along its tangent in log π: no overflow, and no loss of the gradient."""
+    inverse = difference(reference, logprobs)
+    near = inverse.clamp(max=LOG_RATIO_BOUND)
+    return near.exp() * (1 + inverse - near) - 1 - inverse

@@ -9,10 +9,11 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 
+from penstock.algorithms.ranges import ANY, Range
 from penstock.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -33,12 +34,19 @@ class Registry(Generic[Function]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._functions: dict[str, Function] = {}
+        self._ordered: dict[str, tuple[str, str]] = {}
 
-    def register(self, name: str) -> Callable[[Function], Function]:
+    def register(
+        self, name: str, *, ordered: tuple[str, str] | None = None
+    ) -> Callable[[Function], Function]:
+        """`ordered` names two parameters of which the first must be below the second."""
+
         def add(function: Function) -> Function:
             if name in self._functions:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
             self._functions[name] = function
+            if ordered is not None:
+                self._ordered[name] = ordered
             return function
 
         return add
@@ -67,7 +75,24 @@ class Registry(Generic[Function]):
             if key not in known:
                 hint = _hint(key, tuple(known)) if known else "it takes none"
                 raise ConfigError(f"unknown parameter {key!r} of {self.kind} {name!r}; {hint}")
+        self._check_ranges(name, arguments)
         return functools.partial(function, **arguments)
+
+    def _check_ranges(self, name: str, arguments: Mapping[str, Any]) -> None:
+        parameters = inspect.signature(self.get(name)).parameters
+        for key, value in arguments.items():
+            within = next(
+                (one for one in get_args(parameters[key].annotation) if isinstance(one, Range)), ANY
+            )
+            if isinstance(value, int | float) and not within.holds(value):
+                raise ConfigError(f"{key} of {self.kind} {name!r} must be {within.rule}, got {value:g}")
+        if name in self._ordered:
+            low, high = self._ordered[name]
+            values = {**self.parameters(name), **arguments}
+            if not values[low] < values[high]:
+                raise ConfigError(
+                    f"{low} of {self.kind} {name!r} must be below {high}, got {values[low]:g} and {values[high]:g}"
+                )
 
     def describe(self) -> tuple[Description, ...]:
         return tuple(

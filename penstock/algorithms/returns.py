@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.algorithms.advantages import Values
+from penstock.algorithms.ranges import Fraction, NotNegative
 from penstock.algorithms.registry import Registry
 from penstock.types import Score
 from penstock.types.metrics import Deviation
@@ -47,7 +48,7 @@ TOKEN_ADVANTAGES: Registry[Callable[..., TokenAdvantages]] = Registry("advantage
 
 
 @TOKEN_ADVANTAGES.register("step_returns")
-def step_returns(facts: TokenFacts, *, epsilon: float = 1e-6) -> TokenAdvantages:
+def step_returns(facts: TokenFacts, *, epsilon: NotNegative = 1e-6) -> TokenAdvantages:
     """Process rewards: a token's advantage is the sum of the normalised rewards of steps not yet ended.
 
     r̃_j = (r_j − mean) / (std + epsilon) over all steps of the group; A_t = Σ r̃_j over the steps j that
@@ -64,7 +65,9 @@ def step_returns(facts: TokenFacts, *, epsilon: float = 1e-6) -> TokenAdvantages
 
 
 @TOKEN_ADVANTAGES.register("gae")
-def gae(facts: TokenFacts, *, gamma: float = 1.0, lam: float = 0.95, whiten: bool = True) -> TokenAdvantages:
+def gae(
+    facts: TokenFacts, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, whiten: bool = True
+) -> TokenAdvantages:
     """Generalised advantage estimation with a value head (PPO).
 
     δ_t = r_t + γ V_{t+1} − V_t, A_t = δ_t + γλ A_{t+1}, with V = 0 after the end; the head's targets are

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 import numpy as np
 
+from penstock.algorithms.ranges import Fraction, NotNegative, Positive
 from penstock.algorithms.registry import Registry
 from penstock.types import Episode, Sample, ScoredGroup
 
@@ -46,7 +47,7 @@ def select(scored: ScoredGroup, selections: Mapping[str, Mapping[str, float]]) -
 
 
 @SELECTIONS.register("zero_variance")
-def zero_variance(scored: ScoredGroup, *, tolerance: float = 0.0) -> Selected:
+def zero_variance(scored: ScoredGroup, *, tolerance: NotNegative = 0.0) -> Selected:
     """Dynamic sampling: drops groups whose episodes all score the same, to be replaced by others.
 
     Dropped when max(r) − min(r) ≤ tolerance: such a group has no gradient under any group baseline. Source:
@@ -66,8 +67,10 @@ def overlong_filter(scored: ScoredGroup) -> Selected:
     return Selected(scored=scored, keep=keep)
 
 
-@SELECTIONS.register("overlong_penalty")
-def overlong_penalty(scored: ScoredGroup, *, max_length: float = 20480, margin: float = 4096) -> Selected:
+@SELECTIONS.register("overlong_penalty", ordered=("margin", "max_length"))
+def overlong_penalty(
+    scored: ScoredGroup, *, max_length: Positive = 20480, margin: Positive = 4096
+) -> Selected:
     """Soft overlong punishment: the score falls linearly over the last tokens before the limit.
 
     With l sampled tokens: 0 up to max_length − margin, then ((max_length − margin) − l)/margin, −1 past
@@ -84,7 +87,7 @@ def overlong_penalty(scored: ScoredGroup, *, max_length: float = 20480, margin: 
 
 
 @SELECTIONS.register("asymmetric")
-def asymmetric(scored: ScoredGroup, *, negative_fraction: float = 0.25, seed: float = 0) -> Selected:
+def asymmetric(scored: ScoredGroup, *, negative_fraction: Fraction = 0.25, seed: NotNegative = 0) -> Selected:
     """Keeps every episode above its group's mean, and only some of the others.
 
     Kept: r_i > mean(r), and a random negative_fraction of the rest (rounded up), drawn by the group's number

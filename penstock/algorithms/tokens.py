@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     import torch
 
 LOG_RATIO_BOUND = 20.0
-"""Log-ratios are held within ±20, so that a recorded −inf or a token the policy now rules out gives a
-huge or tiny ratio, never a NaN."""
+"""Log-ratios are held within ±20, so that a token that one side rules out gives a huge or tiny ratio, not an
+infinite one."""
+LOGPROB_FLOOR = -1e4
+"""A logprob of −inf counts as this much, where a difference of logprobs is not held within ±20."""
+CLIP_TOLERANCE = 1e-3
+"""A weight counts as bounded when it was this much above its bound, relatively: less is rounding."""
 
 
 class TokenColumns(dict[str, "torch.Tensor"]):
@@ -54,15 +58,15 @@ class LossTokens:
 
     def log_ratio(self) -> "torch.Tensor":
         """log π/π_old, with the gradient of π."""
-        return bounded(self.logprobs - self.old_logprobs)
+        return bounded(difference(self.logprobs, self.old_logprobs))
 
     def uncovered(self) -> "torch.Tensor":
         """log π_old/π_behaviour: the part of the gap that the loss's ratio does not cover."""
-        return bounded(self.old_logprobs - self.behaviour_logprobs)
+        return bounded(difference(self.old_logprobs, self.behaviour_logprobs))
 
     def gap(self) -> "torch.Tensor":
         """log π/π_behaviour, without gradient."""
-        return bounded(self.logprobs.detach() - self.behaviour_logprobs)
+        return bounded(difference(self.logprobs.detach(), self.behaviour_logprobs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +78,14 @@ class LossValues:
 
 
 def bounded(log_ratio: "torch.Tensor") -> "torch.Tensor":
-    """Within ±20; where both sides say −inf they agree, and the log-ratio is 0."""
-    return log_ratio.nan_to_num(nan=0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    """Within ±20. NaN stays NaN: what is not known must not look like a policy that has not moved. The trainer
+    takes such tokens out before a loss sees them."""
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def difference(logprobs: "torch.Tensor", others: "torch.Tensor") -> "torch.Tensor":
+    """log p/q however far it goes, with its gradient; where both sides say −inf they agree, and it is 0."""
+    return logprobs.clamp(min=LOGPROB_FLOOR) - others.clamp(min=LOGPROB_FLOOR)
 
 
 def truncated(ratio: "torch.Tensor", cap: float) -> "torch.Tensor":

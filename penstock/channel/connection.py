@@ -22,7 +22,9 @@ from penstock.channel import codec
 from penstock.errors import (
     BlobLost,
     ChannelClosed,
+    Diverged,
     FingerprintMismatch,
+    NonFiniteLogits,
     RemoteError,
     RequestRefused,
     UserError,
@@ -34,7 +36,15 @@ Res = TypeVar("Res")
 MAX_FRAME_BYTES = 64 << 20
 """Of one message. What may be larger travels in pieces or through a blob store."""
 _RAISED_AS_THEMSELVES = {
-    kind.__name__: kind for kind in (RequestRefused, FingerprintMismatch, BlobLost, UserError)
+    kind.__name__: kind
+    for kind in (
+        RequestRefused,
+        NonFiniteLogits,
+        FingerprintMismatch,
+        BlobLost,
+        Diverged,
+        UserError,
+    )
 }
 
 

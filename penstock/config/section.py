@@ -1,4 +1,4 @@
-"""The base of every config section: frozen, and strict about names."""
+"""The base of every config section: frozen, strict about names, and without infinities or NaN."""
 
 import difflib
 from typing import Any, get_args
@@ -14,7 +14,7 @@ class Section(BaseModel):
     The string under a field is its description (`use_attribute_docstrings`). `docs/configuration.md` and the config
     that `penstock init` writes are generated from these strings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

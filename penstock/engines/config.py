@@ -52,5 +52,5 @@ class EngineConfig(Section):
     """Reuse the cache of equal prompt prefixes that were computed under the same weights."""
     keep_finished: int = Field(default=256, ge=0)
     """Finished requests whose cache is kept for forks and later turns while there is room."""
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0)
     """Seed of the requests that bring none; unset draws a fresh one at every start."""

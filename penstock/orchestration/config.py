@@ -27,7 +27,7 @@ class RunConfig(Section):
     """Where run folders go."""
     steps: int = Field(default=200, ge=1)
     """Optimizer steps."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Seed of the task order and of every sampled token."""
 
 
@@ -80,5 +80,13 @@ class PenstockConfig(Section):
             raise ValueError(
                 f"rollout.group_size must be at least 2, got 1: the advantage {self.algorithm.advantage!r} "
                 "compares the episodes of a group with each other"
+            )
+        if (
+            self.algorithm.advantage == "reinforce_pp"
+            and self.rollout.group_size * self.rollout.groups_per_step == 1
+        ):
+            raise ValueError(
+                "a step must have at least 2 episodes (rollout.group_size x rollout.groups_per_step), got 1: the "
+                "advantage 'reinforce_pp' compares the episodes of a step with each other"
             )
         return self

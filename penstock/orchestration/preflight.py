@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from penstock.algorithms.selection import SELECTIONS
 from penstock.demo.model import ensure_builtin_model
 from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
@@ -65,6 +66,7 @@ def prepare(
     if workflow is None and config.rollout.workflow is not None:
         workflow = load_workflow(config.rollout.workflow)
     is_single_turn = not Workflows().check([*train_tasks, *heldout]) and workflow is None
+    warn_of_idle_penalty(config, log)
     model = config.model.name
     if model == BUILTIN:
         model = str(ensure_builtin_model(cache, log=log))
@@ -95,6 +97,20 @@ def prepare(
         workflow=workflow,
         memory=memory,
     )
+
+
+def warn_of_idle_penalty(config: PenstockConfig, log: Callable[[str], None]) -> None:
+    """Say so when no single answer can be long enough for `overlong_penalty`; workflows of several turns may be."""
+    arguments = config.algorithm.selection.get("overlong_penalty")
+    if arguments is None:
+        return
+    values = {**SELECTIONS.parameters("overlong_penalty"), **arguments}
+    starts = values["max_length"] - values["margin"]
+    if starts >= config.rollout.max_new_tokens:
+        log(
+            f"algorithm.selection.overlong_penalty begins at {starts:g} tokens (max_length - margin), and answers "
+            f"have at most rollout.max_new_tokens={config.rollout.max_new_tokens}: it never acts; lower max_length"
+        )
 
 
 def _plan_memory(

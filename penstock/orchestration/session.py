@@ -9,6 +9,7 @@ import os
 import time
 
 from penstock.engines.engine_pool import EnginePool
+from penstock.errors import Diverged
 from penstock.interfaces import Scorer
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import RunEvent
@@ -139,13 +140,19 @@ class Session:
             events.phase("evaluating")
             if not self._stopped:
                 await evaluations.now(0)
-            if not self._stopped:
-                await self._train(controller, evaluations, monitor, events)
-            if controller.steps_done:
+            diverged = None
+            try:
+                if not self._stopped:
+                    await self._train(controller, evaluations, monitor, events)
+            except* Diverged as error:  # what the trainer holds is the last good model
+                diverged = error
+            if controller.steps_done and diverged is None:
                 await evaluations.now(controller.steps_done)
             events.phase("saving")
             await workers.trainer.save(str(self._prepared.folder / "model"))
             watching.cancel()
+            if diverged is not None:
+                raise diverged
 
     async def _train(
         self, controller: Controller, evaluations: EvaluationSchedule, monitor: RunMonitor, events: Recorder

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from penstock.errors import RolloutFailed, UserError
 from penstock.rollout.episode_spec import TRAINING, EpisodeSpec
 from penstock.rollout.episodes import REFUSED, EpisodeRunner
+from penstock.rollout.replay_check import check_replayed
 from penstock.types import Episode, Group, SamplingParams, Task
 
 FAILED_EPISODES = "failed_episodes"
@@ -30,6 +31,8 @@ class RolloutRunner:
         label: str = TRAINING,
         max_failed_in_a_row: int | None = MAX_FAILED_IN_A_ROW,
     ) -> None:
+        if label == TRAINING:
+            check_replayed(sampling)
         self._episodes = episodes
         self._sampling = sampling
         self._group_size = group_size

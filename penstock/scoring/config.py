@@ -13,7 +13,7 @@ class RewardFunction(Section):
 
     path: str
     """`module:function`, `file.py:function`, or a built-in name: `auto`, `exact_match`, `reasoning_gym`."""
-    weight: float = Field(default=1.0, allow_inf_nan=False)
+    weight: float = 1.0
     """Its share in the weighted sum."""
     name: str | None = None
     """The name under which its values are reported; unset takes the function's own."""

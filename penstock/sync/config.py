@@ -2,6 +2,8 @@
 
 from pydantic import field_validator
 
+from pydantic import Field
+
 from penstock.config import Section
 from penstock.sync.transports import check_for_run
 from penstock.types import Interrupt
@@ -17,7 +19,7 @@ class SyncConfig(Section):
     passes and keeps its KV, `inflight_recompute` also rebuilds the KV under the new weights. The others need an
     engine that says it can: `drain` finishes answers first, `abort_resume` goes on from their prefixes,
     `abort_retry` starts them again."""
-    slots: int = 2
+    slots: int = Field(default=2, ge=1)
     """Snapshots that may exist at once; the trainer waits for a free one only when engines lag this far."""
 
     @field_validator("transport")

@@ -1,22 +1,23 @@
 """The `trainer` section: optimizer, schedule, precision and memory."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from penstock.config import Section
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
 OptimizerStates = Literal["float32", "8bit", "cpu"]
 
 
 class TrainerConfig(Section):
     """How steps are computed. What they optimise is in the `algorithm` section."""
 
-    learning_rate: float = Field(default=1e-5, ge=0)
+    learning_rate: float = Field(default=1e-5, ge=0, le=1)
     """Peak learning rate of AdamW."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay; matrices only, never norms and biases."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's two averages."""
     eps: float = Field(default=1e-8, gt=0)
     """AdamW's epsilon."""
@@ -25,9 +26,12 @@ class TrainerConfig(Section):
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """What the learning rate does after the warm-up."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Where cosine and linear end, as a share of the peak."""
+    """What cosine and linear fall towards, as a share of the peak; the last step is the one before it."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients with a larger norm are scaled down to it."""
+    max_skipped_updates: int = Field(default=10, ge=1)
+    """The run ends when this many updates in a row were skipped because loss or gradient was not finite: the
+    weights can't recover from that."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in; bfloat16 keeps float32 master weights."""
     optimizer_states: OptimizerStates = "float32"

@@ -4,13 +4,15 @@ Per token, loss = (policy loss × correction weights + kl_coef · KL − entropy
 + value_coef · value loss) × share, where the shares come from the plan's step-wide denominators.
 """
 
+from dataclasses import replace
+
 import torch
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.kl import KL_ESTIMATORS
-from penstock.algorithms.losses import LOSSES
-from penstock.algorithms.tokens import LossTokens
+from penstock.algorithms.losses import COVERS_BEHAVIOUR, LOSSES
+from penstock.algorithms.tokens import LossTokens, segment_sum
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
 from penstock.trainer.forward.value_head import value_loss
 from penstock.trainer.step_preparation import PreparedRow
@@ -28,7 +30,9 @@ class Objective:
 
     def __call__(self, prepared: PreparedRow) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         outputs = self._policy(prepared.row)
-        tokens = self._weighted(prepared.tokens(outputs.logprobs, self._algorithm.effective_proximal))
+        whole = prepared.tokens(outputs.logprobs, self._algorithm.effective_proximal)
+        tokens, nonfinite, left_out = without_nonfinite(whole)
+        tokens = self._weighted(tokens, prepared.fresh)
         values = self._loss(tokens)
         penalties, facts = self._penalties(prepared, outputs)
         columns = {
@@ -37,18 +41,24 @@ class Objective:
             "age": tokens.ages,
             "entropy": outputs.entropy,
             "weight": tokens.weights,
+            "fresh": prepared.fresh,
+            "nonfinite": nonfinite,
+            "left_out": left_out,
             **values.facts,
             **facts,
         }
         return ((values.loss + penalties) * prepared.shares).sum(), columns
 
-    def _weighted(self, tokens: LossTokens) -> LossTokens:
-        """All corrections multiplied. Those for the engine's gap touch only tokens of the current version."""
+    def _weighted(self, tokens: LossTokens, fresh: torch.Tensor) -> LossTokens:
+        """All corrections multiplied. Those for the engine's gap touch only tokens that show it alone."""
         weights = tokens.weights
+        seen = tokens
+        if self._algorithm.loss in COVERS_BEHAVIOUR:  # nothing is left for a weight to cover
+            seen = replace(tokens, old_logprobs=tokens.behaviour_logprobs)
         for correction in self._corrections:
-            weights = weights * correction(tokens)
+            weights = weights * correction(seen)
         for correction in self._engine_corrections:
-            weights = weights * correction(tokens).where(tokens.ages == 0, torch.ones_like(weights))
+            weights = weights * correction(seen).where(fresh, torch.ones_like(weights))
         return tokens.with_weights(weights.detach())
 
     def _penalties(
@@ -71,3 +81,21 @@ class Objective:
             facts |= {"value_loss": error, "value_mean": outputs.values, "return_mean": prepared.returns}
             total = total + self._algorithm.value_coef * error
         return total, facts
+
+
+def without_nonfinite(tokens: LossTokens) -> tuple[LossTokens, torch.Tensor, torch.Tensor]:
+    """The tokens, with every sequence out of the loss that has a logprob which is not finite; which tokens have
+    one; which are out. One such token makes the ratio of its whole sequence unknown."""
+    columns = (tokens.logprobs, tokens.old_logprobs, tokens.behaviour_logprobs)
+    bad = ~torch.stack([column.detach() for column in columns]).isfinite().all(dim=0)
+    per_sequence = segment_sum(bad.to(tokens.weights.dtype), tokens.segments, tokens.num_segments)
+    out = (per_sequence > 0)[tokens.segments]
+    logprobs, old, behaviour = (column.masked_fill(out, 0.0) for column in columns)
+    kept = replace(
+        tokens,
+        logprobs=logprobs,
+        old_logprobs=old,
+        behaviour_logprobs=behaviour,
+        weights=tokens.weights.masked_fill(out, 0.0),
+    )
+    return kept, bad, out

@@ -16,13 +16,16 @@ from penstock.trainer.update_rules import Float32AdamW, UpdateRule
 
 
 def learning_rate_at(step: int, total_steps: int, config: TrainerConfig) -> float:
-    """The learning rate of optimizer step `step` (1, 2, …): a linear warm-up, then the schedule."""
+    """The learning rate of optimizer step `step` (1, 2, …): a linear warm-up, then the schedule.
+
+    The first step after the warm-up has the peak, and the last one is a step short of the schedule's end: where
+    that is zero, every step still trains."""
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
     if config.schedule == "constant":
         return config.learning_rate
     span = max(1, total_steps - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / span)
+    progress = min(1.0, (step - config.warmup_steps - 1) / span)
     falling = (1 + math.cos(math.pi * progress)) / 2 if config.schedule == "cosine" else 1 - progress
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * falling)
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from penstock.algorithms.config import AlgorithmConfig
+from penstock.errors import Diverged
 from penstock.interfaces import BlobStore, Ranks
 from penstock.models.precision import guard_bfloat16
 from penstock.models.published import published_tensors
@@ -82,6 +83,7 @@ class PolicyTrainer:
         self._objective = Objective(policy, algorithm)
         self._num_updates = 0
         self._num_skipped = 0
+        self._num_skipped_in_a_row = 0
         self._num_gap_warnings = 0
 
     def warm_up(self) -> None:
@@ -165,8 +167,7 @@ class PolicyTrainer:
                     "step %d: the engine's and the trainer's logprobs of the same weights differ by %.3g on "
                     "average (at most %.3g; the limit is %.3g). Look at: the dtypes of engine and trainer, "
                     "top-k/top-p/min-p without recorded sampling masks, penalties or logit bias in the "
-                    "sampling, and whether the weights' fingerprints are verified; answers in flight while "
-                    "weights change also differ, since sync.interrupt=inflight keeps their KV",
+                    "sampling, and whether the weights' fingerprints are verified",
                     step,
                     gap,
                     metrics["logprob_gap_max"],
@@ -183,10 +184,19 @@ class PolicyTrainer:
         if math.isfinite(loss) and math.isfinite(norm):
             self._optimizer.update(learning_rate, norm)
             self._num_updates += 1
+            self._num_skipped_in_a_row = 0
         else:
             self._optimizer.forget()
             self._num_skipped += 1
+            self._num_skipped_in_a_row += 1
             log.warning("step %d skipped: loss %g, gradient norm %g; weights are unchanged", step, loss, norm)
+            if self._num_skipped_in_a_row >= self._config.max_skipped_updates:
+                raise Diverged(
+                    f"training has diverged: the last {self._num_skipped_in_a_row} updates were skipped, since "
+                    f"loss or gradient was not finite (step {step}: loss {loss:g}, gradient norm {norm:g}); the "
+                    "weights are still those before them. Lower trainer.learning_rate; "
+                    "trainer.max_skipped_updates sets how many are too many"
+                )
         return {
             "grad_norm": Shared(value=norm),
             "learning_rate": Shared(value=learning_rate),

@@ -12,7 +12,7 @@ from penstock.types.metrics import Deviation, Max, Mean, Quantile, SampleSize, S
 AGE_BUCKETS = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))
 """Token ages that are reported together, first and last; the last bucket is open."""
 
-CORE = ("gap", "advantage", "age", "entropy", "weight")
+CORE = ("gap", "advantage", "age", "entropy", "weight", "fresh", "nonfinite", "left_out")
 """Columns that `summarise` reads itself; the mean of every other column is a metric under its own name."""
 
 
@@ -41,6 +41,15 @@ class StepRecord:
     def column(self, name: str) -> torch.Tensor:
         return torch.cat(self.columns.get(name, [torch.zeros(0)]))
 
+    def known(self) -> "StepRecord":
+        """Without the tokens that are out of the loss because a logprob was not finite: they would make every mean
+        NaN, or look like a policy that has not moved."""
+        left_out = self.column("left_out") != 0
+        if not bool(left_out.any()):
+            return self
+        columns = {name: [self.column(name)[~left_out]] for name in self.columns}
+        return StepRecord(losses=self.losses, columns=columns)
+
 
 def behaviour_kl(gap: torch.Tensor) -> torch.Tensor:
     """KL(behaviour ‖ current) per token by the k3 estimator, from tokens that the behaviour sampled."""
@@ -53,11 +62,14 @@ def mean_of(values: torch.Tensor) -> Mean:
 
 def summarise(record: StepRecord, plan: StepPlan) -> dict[str, Metric]:
     """Metrics of one rank's step by name. Everything is over its loss tokens unless named otherwise."""
+    num_nonfinite = float(record.column("nonfinite").sum())
+    record = record.known()
     scores = np.array([score.value for group in plan.scores for score in group], dtype=np.float64)
     gap = record.column("gap")
     metrics: dict[str, Metric] = {
         "loss": Sum(value=record.loss),
         "num_loss_tokens": Sum(value=float(gap.numel())),
+        "nonfinite_logprobs": Sum(value=num_nonfinite),
         "reward_mean": Shared(value=float(scores.mean()) if scores.size else 0.0),
         "reward_std": Shared(value=float(scores.std()) if scores.size else 0.0),
     }
@@ -71,7 +83,7 @@ def summarise(record: StepRecord, plan: StepPlan) -> dict[str, Metric]:
     }
     metrics |= drift(gap)
     metrics |= advantage_facts(record.column("advantage"), record.column("age"))
-    metrics |= engine_gap(gap, record.column("age"))
+    metrics |= engine_gap(gap, record.column("fresh"))
     metrics |= {name: mean_of(record.column(name)) for name in record.columns if name not in CORE}
     metrics |= by_age(record)
     return metrics
@@ -110,12 +122,13 @@ def advantage_facts(advantage: torch.Tensor, age: torch.Tensor) -> dict[str, Met
     return facts
 
 
-def engine_gap(gap: torch.Tensor, age: torch.Tensor) -> dict[str, Metric]:
-    """|Δ logprob| between engine and trainer, on tokens of the current version, where it is nothing else."""
-    fresh = gap[age == 0].abs()
-    if not fresh.numel():
+def engine_gap(gap: torch.Tensor, fresh: torch.Tensor) -> dict[str, Metric]:
+    """|Δ logprob| between engine and trainer, on tokens whose whole answer up to them is of the current version,
+    where it is nothing else."""
+    alone = gap[fresh != 0].abs()
+    if not alone.numel():
         return {}
-    return {"logprob_gap_mean": mean_of(fresh), "logprob_gap_max": Max(value=float(fresh.max()))}
+    return {"logprob_gap_mean": mean_of(alone), "logprob_gap_max": Max(value=float(alone.max()))}
 
 
 def by_age(record: StepRecord) -> dict[str, Metric]:

@@ -22,7 +22,7 @@ from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.packing import pack
 from penstock.trainer.ranks import SingleRank
 from penstock.trainer.sharing import forward_length
-from penstock.types import StepPlan, TrainSequence
+from penstock.types import NOT_SAMPLED, StepPlan, TrainSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,8 @@ class PreparedRow:
 
     row: PackedRow
     ages: torch.Tensor
+    fresh: torch.Tensor
+    """Whether all that was sampled up to each token, itself included, is of the current version."""
     advantages: torch.Tensor
     shares: torch.Tensor
     """What each token's loss counts for in the step."""
@@ -100,6 +102,7 @@ class Preparation:
             PreparedRow(
                 row=row,
                 ages=ages_of(row, plan),
+                fresh=fresh_of(row, plan),
                 advantages=advantages[index],
                 shares=self._shares(row, plan),
                 start=start[index],
@@ -205,6 +208,18 @@ def ages_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
     for version, step in plan.version_steps.items():
         steps[version - first] = step
     return (plan.step - 1) - steps.to(row.versions.device)[row.versions - first]
+
+
+def fresh_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
+    """Tokens on which engine and trainer should agree. An answer in flight keeps keys and values of older weights,
+    so a token of the current version behind older ones was drawn in a context that the trainer does not compute."""
+    current = [version for version, step in plan.version_steps.items() if step == plan.step - 1]
+    parts = []
+    for sequence, positions in zip(row.sequences, row.positions, strict=True):
+        versions = sequence.sample.versions
+        older = (versions != NOT_SAMPLED) & ~np.isin(versions, current)
+        parts.append(np.cumsum(older)[positions] == 0)
+    return torch.from_numpy(np.concatenate(parts)).to(row.versions.device)
 
 
 def _token_facts(row: PackedRow, outputs: TokenOutputs | None) -> list[SequenceTokens]:

@@ -1,5 +1,6 @@
 """What engines are asked for, and what they answer: token ids in, token ids out."""
 
+from math import inf, isfinite
 from typing import Literal
 
 import msgspec
@@ -31,11 +32,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         rules = (
             ("max_tokens", self.max_tokens >= 1, ">= 1"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
-            ("temperature", self.temperature >= 0, ">= 0"),
+            ("temperature", 0 <= self.temperature < inf, ">= 0 and finite"),
             ("top_k", self.top_k >= 0, ">= 0 (0 is off)"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
             ("min_p", 0 <= self.min_p < 1, "in [0, 1)"),
-            ("repetition_penalty", self.repetition_penalty > 0, "> 0 (1 is off)"),
+            ("repetition_penalty", 0 < self.repetition_penalty < inf, "> 0 and finite (1 is off)"),
+            ("presence_penalty", isfinite(self.presence_penalty), "finite (0 is off)"),
         )
         for name, holds, rule in rules:
             if not holds:
@@ -45,6 +47,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def truncates(self) -> bool:
         """Whether top-k, top-p or min-p may cut tokens out of the distribution."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    def not_replayed(self) -> tuple[str, ...]:
+        """What of it a trainer can't replay: its logprobs would be those of another distribution."""
+        settings = {
+            "repetition_penalty": self.repetition_penalty != 1,
+            "presence_penalty": self.presence_penalty != 0,
+            "logit_bias": bool(self.logit_bias),
+            "min_tokens": self.min_tokens > 0 and bool(self.stop_token_ids),
+        }
+        return tuple(name for name, is_set in settings.items() if is_set)
 
     def draws_like(self, other: "SamplingParams") -> bool:
         """Whether both draw a token from the same distribution. Where a generation ends and its seed may differ."""

@@ -1,4 +1,5 @@
 import pytest
+from pydantic import ValidationError
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.errors import ConfigError
@@ -48,3 +49,58 @@ def test_wrong_names_are_refused_with_the_nearest_one(fields, message):
     with pytest.raises(ConfigError) as raised:
         AlgorithmConfig.model_validate(fields)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"loss": "tis_reinforce", "loss_args": {"cap": -1}},
+            "cap of loss 'tis_reinforce' must be > 0, got -1",
+        ),
+        ({"loss": "clip", "loss_args": {"clip_low": 2}}, "clip_low of loss 'clip' must be between 0 and 1"),
+        (
+            {"loss": "cispo", "loss_args": {"ratio_floor": 9}},
+            "ratio_floor of loss 'cispo' must be below ratio_cap",
+        ),
+        (
+            {"corrections": {"icepop": {"low": 3, "high": 2}}},
+            "low of correction 'icepop' must be below high, got 3",
+        ),
+        ({"corrections": {"icepop": {"low": 6}}}, "must be below high, got 6 and 5"),
+        (
+            {"engine_corrections": {"truncated_token": {"cap": 0}}},
+            "cap of correction 'truncated_token' must be > 0",
+        ),
+        (
+            {"advantage": "pass_at_k", "advantage_args": {"k": 0}},
+            "k of advantage 'pass_at_k' must be >= 1, got 0",
+        ),
+        ({"advantage": "gae", "advantage_args": {"gamma": 1.5}}, "must be between 0 and 1, got 1.5"),
+        (
+            {"selection": {"overlong_penalty": {"margin": 0}}},
+            "margin of selection 'overlong_penalty' must be > 0",
+        ),
+        (
+            {"selection": {"overlong_penalty": {"max_length": 256}}},
+            "must be below max_length, got 4096 and 256",
+        ),
+        ({"kl_coef": 0.1, "kl_estimator": "k1"}, "must be k2 or k3 where kl_coef > 0, got k1"),
+    ],
+)
+def test_numbers_outside_their_range_are_refused(fields, message):
+    with pytest.raises(ConfigError) as raised:
+        AlgorithmConfig.model_validate(fields)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("field", ["kl_coef", "entropy_coef", "value_clip", "loss_args"])
+def test_infinities_and_nan_are_refused(field, value):
+    given = {"cap": value} if field == "loss_args" else value
+    with pytest.raises(ValidationError, match="finite"):
+        AlgorithmConfig.model_validate({field: given})
+
+
+def test_k1_is_for_measuring():
+    assert AlgorithmConfig(kl_estimator="k1").kl_coef == 0

@@ -35,3 +35,13 @@ def test_gradients_and_edges(name):
     infinite = torch.tensor([-math.inf, -1.0], dtype=torch.float64)
     assert torch.isfinite(estimator(LOGPROBS, infinite)).all()
     assert torch.isfinite(estimator(infinite, REFERENCE)).all()
+
+
+@pytest.mark.parametrize(("name", "sign"), [("k2", 1), ("k3", 1), ("k2", -1), ("k3", -1)])
+def test_the_penalty_pulls_back_however_far_the_policy_has_moved(name, sign):
+    for distance in (1.0, 19.0, 21.0, 90.0, 500.0):
+        logprobs = torch.tensor([sign * distance - 600.0], dtype=torch.float32, requires_grad=True)
+        KL_ESTIMATORS.get(name)(logprobs, torch.tensor([-600.0])).sum().backward()
+        slope = float(logprobs.grad)
+        assert math.isfinite(slope)
+        assert sign * slope > 0.6

@@ -191,6 +191,51 @@ def test_engine_corrections_touch_only_tokens_of_the_current_version():
     assert stale["masked_fraction"] == 0
 
 
+def mixed_versions(groups):
+    """The first half of every answer from older weights, under which its logprobs are far off."""
+    mixed = []
+    for scored in groups:
+        episodes = []
+        for episode in scored.group.episodes:
+            turn = episode.turns[0]
+            half = max(1, len(turn.output_ids) // 2)
+            versions = np.array([0] * half + [1] * (len(turn.output_ids) - half), dtype=np.int32)
+            turn = msgspec.structs.replace(turn, versions=versions)
+            episodes.append(msgspec.structs.replace(episode, turns=(turn,)))
+        group = msgspec.structs.replace(scored.group, episodes=tuple(episodes))
+        mixed.append(msgspec.structs.replace(scored, group=group))
+    return mixed
+
+
+def test_the_engines_gap_is_of_answers_without_older_tokens():
+    """Behind older tokens an answer in flight has their keys and values: what differs there is not the engine."""
+    model = tiny_model("llama")
+    algorithm = AlgorithmConfig(engine_corrections={"icepop": {"low": 0.99, "high": 1.01}})
+    groups = near_policy(model, 7, version=1)
+    (whole,) = plan_step(2, groups, micro_batch_tokens=1000)
+    (mixed,) = plan_step(2, mixed_versions(groups), micro_batch_tokens=1000)
+    clean, _ = gradients_of(copy.deepcopy(model), whole, algorithm=algorithm)
+    metrics, _ = gradients_of(copy.deepcopy(model), mixed, algorithm=algorithm)
+    assert clean["logprob_gap_mean"] > 0.05
+    assert metrics["tokens_age_0"] > 0.4
+    assert "logprob_gap_mean" not in metrics
+    assert (clean["masked_fraction"] > 0.5, metrics["masked_fraction"]) == (True, 0)
+
+
+@pytest.mark.parametrize("correction", ["truncated_token", "truncated_sequence", "icepop"])
+def test_decoupled_counts_no_gap_twice(correction):
+    """Its own weight is the whole of π_prox/π_behaviour, so a weight beside it is 1; masks still act."""
+    model = tiny_model("llama")
+    (plan,) = plan_step(1, near_policy(model, 8), micro_batch_tokens=1000)
+    wide = {"cap": 100.0} if correction != "icepop" else {"low": 0.0, "high": 100.0}
+    alone = AlgorithmConfig(loss="decoupled", corrections={})
+    _, expected = gradients_of(copy.deepcopy(model), plan, algorithm=alone)
+    both = AlgorithmConfig(loss="decoupled", corrections={correction: wide})
+    metrics, grads = gradients_of(copy.deepcopy(model), plan, algorithm=both)
+    assert_same(grads, expected)
+    assert metrics["correction_weight_mean"] == pytest.approx(1)
+
+
 def test_corrections_stack():
     model = tiny_model("llama")
     (plan,) = plan_step(4, near_policy(model, 8, version=1), micro_batch_tokens=1000)

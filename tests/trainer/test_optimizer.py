@@ -15,11 +15,20 @@ def rates(total, **options):
 def test_schedules_follow_their_formulas():
     assert rates(4) == [1, 1, 1, 1]
     assert rates(4, warmup_steps=2) == [0.5, 1, 1, 1]
-    assert rates(4, schedule="linear") == pytest.approx([0.75, 0.5, 0.25, 0])
+    assert rates(4, schedule="linear") == pytest.approx([1, 0.75, 0.5, 0.25])
     assert rates(6, schedule="linear", warmup_steps=2, min_lr_ratio=0.2) == pytest.approx(
-        [0.5, 1, 0.8, 0.6, 0.4, 0.2]
+        [0.5, 1, 1, 0.8, 0.6, 0.4]
     )
-    assert rates(4, schedule="cosine") == pytest.approx([0.8535534, 0.5, 0.1464466, 0], abs=1e-6)
+    assert rates(4, schedule="cosine") == pytest.approx([1, 0.8535534, 0.5, 0.1464466], abs=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.parametrize("warmup_steps", [0, 3])
+def test_every_step_trains_and_the_peak_is_reached(schedule, warmup_steps):
+    assert rates(1, schedule=schedule) == [1.0]
+    found = rates(10, schedule=schedule, warmup_steps=warmup_steps)
+    assert found[warmup_steps] == max(found) == 1.0
+    assert min(found) > 0
 
 
 def test_a_schedule_that_is_overrun_stays_at_its_end():

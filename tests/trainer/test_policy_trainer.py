@@ -10,12 +10,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.blobs import MemoryBlobs
-from penstock.errors import BlobLost
+from penstock.errors import BlobLost, Diverged
 from penstock.sampling_masks import pack_mask, store_mask
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.checkpointing import compile_layers
@@ -23,7 +24,7 @@ from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.packing import plan_step
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.sharing import forward_length
-from penstock.types import Sample, StepPlan, TrainSequence
+from penstock.types import Sample, SamplingParams, StepPlan, TrainSequence
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 from tests.trainer.forward.test_packed_model import make_model
 
@@ -325,6 +326,74 @@ def test_infinite_recorded_logprobs_do_not_poison_a_step():
     metrics, grads = gradients_of(model, msgspec.structs.replace(plan, micro_batches=(tuple(sequences),)))
     assert metrics["skipped_updates"] == 0
     assert all(torch.isfinite(grad).all() for grad in grads.values())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_logprob_that_is_not_finite_takes_its_sequence_out_and_is_counted(value):
+    """As an engine that overflows records them: it must not look like a policy that has not moved."""
+    model = tiny_model("llama")
+    (plan,) = plan_step(1, on_policy(model, make_groups(8)), micro_batch_tokens=1000)
+    first, *others = plan.micro_batches[0]
+    logprobs = first.sample.logprobs.copy()
+    logprobs[-1] = value
+    broken = msgspec.structs.replace(first, sample=msgspec.structs.replace(first.sample, logprobs=logprobs))
+    silent = msgspec.structs.replace(
+        first, sample=first.sample.in_loss_where(np.zeros(len(logprobs), dtype=bool))
+    )
+    metrics, grads = gradients_of(
+        copy.deepcopy(model), msgspec.structs.replace(plan, micro_batches=((broken, *others),))
+    )
+    expected, without = gradients_of(
+        copy.deepcopy(model), msgspec.structs.replace(plan, micro_batches=((silent, *others),))
+    )
+    assert metrics["nonfinite_logprobs"] == 1
+    assert metrics["num_loss_tokens"] == expected["num_loss_tokens"]
+    assert metrics["ratio_max"] == pytest.approx(1, abs=1e-4)
+    assert_same(grads, without)
+
+
+def test_updates_that_are_skipped_in_a_row_end_the_run():
+    model = tiny_model("llama")
+    (plan,) = plan_step(1, make_groups(7), micro_batch_tokens=1000)
+    trainer = trainer_for(model, learning_rate=1.0, max_skipped_updates=2)
+    hook = model.lm_head.weight.register_hook(lambda grad: grad * math.nan)
+    before = {name: weight.clone() for name, weight in trainer.weights().items()}
+    trainer.step(plan)
+    hook.remove()
+    trainer.step(plan)  # one that works: the count starts again
+    after = {name: weight.clone() for name, weight in trainer.weights().items()}
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    model.lm_head.weight.register_hook(lambda grad: grad * math.nan)
+    trainer.step(plan)
+    with pytest.raises(Diverged, match="the last 2 updates were skipped"):
+        trainer.step(plan)
+    assert all(torch.equal(weight, after[name]) for name, weight in trainer.weights().items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"repetition_penalty": 1.1}, {"presence_penalty": 0.5}, {"logit_bias": {3: 1.0}},
+     {"min_tokens": 2, "stop_token_ids": (1,)}],
+)  # fmt: skip
+def test_what_cant_be_replayed_is_not_trained_on(options):
+    (plan,) = plan_step(1, make_groups(7), micro_batch_tokens=1000)
+    first, *others = plan.micro_batches[0]
+    sample = msgspec.structs.replace(first.sample, sampling=SamplingParams(**options))
+    plan = msgspec.structs.replace(
+        plan, micro_batches=((msgspec.structs.replace(first, sample=sample), *others),)
+    )
+    with pytest.raises(ValueError, match=f"drawn with {next(iter(options))} can't be trained on"):
+        trainer_for(tiny_model("llama")).step(plan)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"learning_rate": math.inf}, {"learning_rate": 2.0}, {"betas": (0.9, 1.0)}, {"betas": (-0.1, 0.9)},
+     {"max_grad_norm": math.nan}, {"weight_decay": math.inf}, {"max_skipped_updates": 0}],
+)  # fmt: skip
+def test_settings_outside_their_range_are_refused(options):
+    with pytest.raises(ValidationError):
+        TrainerConfig(**options)
 
 
 def test_bfloat16_keeps_small_updates_in_the_masters():

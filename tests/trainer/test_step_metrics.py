@@ -19,7 +19,7 @@ def make_plan(*groups):
 def test_summary_by_hand():
     record = StepRecord()
     columns = {"entropy": [1.0, 3.0], "weight": [1.0, 0.0], "clip_fraction": [0.0, 1.0]}
-    gaps = {"gap": [0.0, math.log(3)], "advantage": [2.0, 0.0], "age": [0.0, 2.0]}
+    gaps = {"gap": [0.0, math.log(3)], "advantage": [2.0, 0.0], "age": [0.0, 2.0], "fresh": [1.0, 0.0]}
     for index in (0, 1):
         part = {name: torch.tensor([values[index]]) for name, values in {**columns, **gaps}.items()}
         record.add(torch.tensor(0.5), part)
@@ -66,6 +66,7 @@ def record_of(rows: list[tuple[float, ...]]) -> StepRecord:
     record = StepRecord()
     gap, advantage, age, weight = torch.tensor(rows, dtype=torch.float32).reshape(-1, 4).T
     columns = {"gap": gap.clamp(-20, 20), "advantage": advantage, "age": age, "weight": weight}
+    columns |= {"fresh": age == 0, "nonfinite": age < 0, "left_out": age < 0}
     columns |= {"entropy": gap.abs(), "clip_fraction": (gap > 1).float(), "value_loss": gap**2}
     record.add(gap.sum() / 100, columns)
     record.fetch()
@@ -95,6 +96,7 @@ def test_a_step_without_loss_tokens_still_reports_rewards():
     assert metric_values(summarise(StepRecord(), make_plan([1.0, 3.0]))) == {
         "loss": 0.0,
         "num_loss_tokens": 0.0,
+        "nonfinite_logprobs": 0.0,
         "reward_mean": 2.0,
         "reward_std": 1.0,
     }
@@ -109,3 +111,24 @@ def test_nothing_is_fetched_from_a_device_before_it_is_asked_for():
     assert not record.losses[0].requires_grad
     with pytest.raises(NotImplementedError):
         record.fetch()
+
+
+def test_tokens_without_a_finite_logprob_are_counted_and_in_no_mean():
+    record = StepRecord()
+    columns = {
+        "gap": [0.0, 1.0, 0.0],
+        "advantage": [1.0, 1.0, 1.0],
+        "age": [0.0, 0.0, 0.0],
+        "entropy": [1.0, 1.0, float("nan")],
+        "weight": [1.0, 1.0, 0.0],
+        "fresh": [1.0, 1.0, 1.0],
+        "nonfinite": [0.0, 0.0, 1.0],
+        "left_out": [0.0, 0.0, 1.0],
+    }
+    record.add(torch.tensor(0.0), {name: torch.tensor(column) for name, column in columns.items()})
+    metrics = metric_values(summarise(record, make_plan([1.0])))
+    assert metrics["nonfinite_logprobs"] == 1
+    assert metrics["num_loss_tokens"] == 2
+    assert metrics["entropy"] == 1
+    assert metrics["ratio_mean"] == pytest.approx((1 + np.e) / 2)
+    assert metrics["masked_fraction"] == 0

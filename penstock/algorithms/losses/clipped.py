@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from penstock.algorithms.losses.loss_registry import LOSSES, result
+from penstock.algorithms.ranges import AtLeastOne, Fraction, Positive
 from penstock.algorithms.tokens import LossTokens, LossValues, truncated
 
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 @LOSSES.register("clip")
 def clip(
-    tokens: LossTokens, *, clip_low: float = 0.2, clip_high: float = 0.2, ratio_cap: float = 10.0
+    tokens: LossTokens, *, clip_low: Fraction = 0.2, clip_high: Positive = 0.2, ratio_cap: AtLeastOne = 10.0
 ) -> LossValues:
     """PPO's clipped surrogate, with a truncated ratio where clipping leaves it unbounded.
 
@@ -27,7 +28,7 @@ def clip(
 
 
 @LOSSES.register("dapo")
-def dapo(tokens: LossTokens, *, clip_low: float = 0.2, clip_high: float = 0.28) -> LossValues:
+def dapo(tokens: LossTokens, *, clip_low: Fraction = 0.2, clip_high: Positive = 0.28) -> LossValues:
     """Asymmetric clip: more room upwards, so that unlikely tokens can become likely.
 
     L = −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A), clip_high > clip_low. Source: Yu et al. 2025,
@@ -41,7 +42,7 @@ def dapo(tokens: LossTokens, *, clip_low: float = 0.2, clip_high: float = 0.28) 
 
 @LOSSES.register("dual_clip")
 def dual_clip(
-    tokens: LossTokens, *, clip_low: float = 0.2, clip_high: float = 0.2, bound: float = 3.0
+    tokens: LossTokens, *, clip_low: Fraction = 0.2, clip_high: Positive = 0.2, bound: AtLeastOne = 3.0
 ) -> LossValues:
     """PPO's clip with a second bound for negative advantages, beyond which nothing is learned.
 
@@ -64,14 +65,15 @@ def dual_clip(
 
 @LOSSES.register("decoupled")
 def decoupled(
-    tokens: LossTokens, *, clip_low: float = 0.2, clip_high: float = 0.2, weight_cap: float = 5.0
+    tokens: LossTokens, *, clip_low: Fraction = 0.2, clip_high: Positive = 0.2, weight_cap: Positive = 5.0
 ) -> LossValues:
     """Decoupled PPO: clipped around a recent policy, weighted back to the one that sampled.
 
     L = −w min(r A, clip(r) A), r = π/π_prox, w = π_prox/π_behaviour where that is at most weight_cap, else
     0. Source: Hilton et al. 2022 (arXiv:2110.00641); for language models Fu et al. 2025, AReaL
     (arXiv:2505.24298), whose cap of 5 is used. π_prox is the policy at the start of the step, so this
-    implies `proximal: start`; clipping bites from the second pass on (`trainer.passes`)."""
+    implies `proximal: start`; clipping bites from the second pass on (`trainer.passes`). Since w is all of the
+    gap, weights among the corrections are 1 beside it; their masks act."""
     objective, high, low = _surrogate(tokens.log_ratio().exp(), tokens.advantages, clip_low, clip_high)
     weight = tokens.uncovered().exp()
     kept = weight <= weight_cap

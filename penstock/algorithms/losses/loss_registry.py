@@ -28,6 +28,9 @@ STATISTICS: dict[str, StepStatistic] = {}
 """By the name of the loss. Computed before the first update with the weights at its start; the loss then finds it
 in `LossTokens.statistic`, the same on every rank."""
 
+COVERS_BEHAVIOUR = frozenset({"decoupled"})
+"""Losses that weight by π_old/π_behaviour themselves: a correction must not do it again."""
+
 OfStep = TypeVar("OfStep", bound=Callable[..., float])
 
 

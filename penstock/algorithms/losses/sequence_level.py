@@ -3,14 +3,22 @@
 from typing import TYPE_CHECKING
 
 from penstock.algorithms.losses.loss_registry import LOSSES, result
-from penstock.algorithms.tokens import LossTokens, LossValues, bounded, segment_mean, segment_sum
+from penstock.algorithms.ranges import Fraction, NotNegative, Positive
+from penstock.algorithms.tokens import (
+    LOGPROB_FLOOR,
+    LossTokens,
+    LossValues,
+    difference,
+    segment_mean,
+    segment_sum,
+)
 
 if TYPE_CHECKING:
     import torch
 
 
 @LOSSES.register("gspo")
-def gspo(tokens: LossTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> LossValues:
+def gspo(tokens: LossTokens, *, clip_low: Fraction = 3e-4, clip_high: Positive = 4e-4) -> LossValues:
     """GSPO: the ratio, and so the clipping, is of whole sequences.
 
     s = exp(mean_t log π/π_old), L = −min(s A, clip(s, 1 − clip_low, 1 + clip_high) A), for every token of the
@@ -21,7 +29,7 @@ def gspo(tokens: LossTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4)
 
 
 @LOSSES.register("gspo_token")
-def gspo_token(tokens: LossTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> LossValues:
+def gspo_token(tokens: LossTokens, *, clip_low: Fraction = 3e-4, clip_high: Positive = 4e-4) -> LossValues:
     """GSPO with an advantage per token: the sequence's ratio in value, the token's own in gradient.
 
     s_t = sg(s) · π_t/sg(π_t), s as in GSPO. Source: Zheng et al. 2025 (arXiv:2507.18071). With one advantage
@@ -33,14 +41,15 @@ def gspo_token(tokens: LossTokens, *, clip_low: float = 3e-4, clip_high: float =
 
 
 @LOSSES.register("kimi")
-def kimi(tokens: LossTokens, *, tau: float = 0.1) -> LossValues:
+def kimi(tokens: LossTokens, *, tau: NotNegative = 0.1) -> LossValues:
     """Kimi k1.5: a policy gradient with the squared sequence log-ratio as its anchor, no clipping.
 
     Per sequence L = −A Σ_t log π_t + τ/2 (Σ_t log π_t/π_old,t)², the second term spread evenly over the
     sequence's tokens. Source: Kimi team 2025, Kimi k1.5 (arXiv:2501.12599), which gives no value of τ. Its
-    baseline is the mean score: use it with `advantage: dr_grpo`."""
-    log_ratio = tokens.log_ratio()
-    total = bounded(segment_sum(log_ratio, tokens.segments, tokens.num_segments))
+    baseline is the mean score: use it with `advantage: dr_grpo`. Log-ratios are not cut off here: nothing else
+    brings the policy back."""
+    log_ratio = difference(tokens.logprobs, tokens.old_logprobs)
+    total = segment_sum(log_ratio, tokens.segments, tokens.num_segments)
     counts = segment_sum(log_ratio.detach() * 0 + 1, tokens.segments, tokens.num_segments).clamp(min=1)
     anchor = (tau / 2 * total**2 / counts)[tokens.segments]
     policy = -tokens.advantages * finite(tokens.logprobs)
@@ -65,4 +74,4 @@ def _clipped_sequence(
 
 def finite(logprobs: "torch.Tensor") -> "torch.Tensor":
     """A logprob of −inf has no gradient to give: it counts as a large constant."""
-    return logprobs.clamp(min=-1e4)
+    return logprobs.clamp(min=LOGPROB_FLOOR)

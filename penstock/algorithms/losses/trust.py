@@ -6,14 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.algorithms.losses.loss_registry import LOSSES, result, step_statistic
-from penstock.algorithms.tokens import LossTokens, LossValues, truncated
+from penstock.algorithms.ranges import AtLeastOne, Positive
+from penstock.algorithms.tokens import CLIP_TOLERANCE, LossTokens, LossValues, truncated
 
 if TYPE_CHECKING:
     import torch
 
 
 @LOSSES.register("dppo_tv")
-def dppo_tv(tokens: LossTokens, *, threshold: float = 0.15, ratio_cap: float = 20.0) -> LossValues:
+def dppo_tv(tokens: LossTokens, *, threshold: Positive = 0.15, ratio_cap: AtLeastOne = 20.0) -> LossValues:
     """DPPO: masks by how far the token's probability moved, not by what factor.
 
     L = −M r A, with M = 0 where |π − π_old| > threshold (the binary total variation at the sampled token) and
@@ -27,7 +28,7 @@ def dppo_tv(tokens: LossTokens, *, threshold: float = 0.15, ratio_cap: float = 2
 
 
 @LOSSES.register("sapo")
-def sapo(tokens: LossTokens, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> LossValues:
+def sapo(tokens: LossTokens, *, tau_positive: Positive = 1.0, tau_negative: Positive = 1.05) -> LossValues:
     """SAPO: a smooth gate in place of the hard clip, steeper for negative advantages.
 
     L = −(4/τ) σ(τ (r − 1)) A, τ = tau_positive where A > 0 and tau_negative elsewhere. The gradient's
@@ -44,14 +45,15 @@ def sapo(tokens: LossTokens, *, tau_positive: float = 1.0, tau_negative: float =
 
 
 @LOSSES.register("m2po")
-def m2po(tokens: LossTokens, *, budget: float = 0.04) -> LossValues:
+def m2po(tokens: LossTokens, *, budget: Positive = 0.04) -> LossValues:
     """M2PO: masks the fewest outliers that bring the second moment of the log-ratio under a budget.
 
     Among the tokens whose update moves further out (A > 0 and r > 1, or A < 0 and r < 1), the largest
     (log r)² are masked until the mean of the rest, over the whole step, is at most the budget; L = −M r A.
-    Source: Zheng et al. 2025, Prosperity before collapse (arXiv:2510.01161), algorithm 1, budget 0.04."""
+    Source: Zheng et al. 2025, Prosperity before collapse (arXiv:2510.01161), algorithm 1, budget 0.04. The mean
+    is over the tokens that may be masked; AReaL's is over all tokens, which masks fewer."""
     log_ratio = tokens.log_ratio()
-    cut = _outward(tokens) & (log_ratio.detach() ** 2 > tokens.statistic)
+    cut = _outward(tokens) & (log_ratio.detach() ** 2 > tokens.statistic * (1 + CLIP_TOLERANCE))
     return result(tokens, -log_ratio.exp() * tokens.advantages * ~cut, clip_fraction=cut)
 
 
@@ -61,7 +63,7 @@ def outward_moments(tokens: LossTokens) -> "torch.Tensor":
 
 
 @step_statistic("m2po", outward_moments)
-def second_moment_limit(moments: npt.NDArray[np.float32], *, budget: float = 0.04) -> float:
+def second_moment_limit(moments: npt.NDArray[np.float32], *, budget: Positive = 0.04) -> float:
     """The largest (log r)² that may stay: M2PO's threshold for this step."""
     if not moments.size:
         return float("inf")

@@ -3,13 +3,19 @@
 L = −sg(w) A log π, where sg stops the gradient; the losses differ in the weight w alone.
 """
 
+from typing import TYPE_CHECKING
+
 from penstock.algorithms.losses.loss_registry import LOSSES, result
 from penstock.algorithms.losses.sequence_level import finite
-from penstock.algorithms.tokens import LossTokens, LossValues, bounded, segment_sum
+from penstock.algorithms.ranges import NotNegative, Positive
+from penstock.algorithms.tokens import CLIP_TOLERANCE, LossTokens, LossValues, bounded, segment_sum
+
+if TYPE_CHECKING:
+    import torch
 
 
-@LOSSES.register("cispo")
-def cispo(tokens: LossTokens, *, ratio_floor: float = 0.0, ratio_cap: float = 5.0) -> LossValues:
+@LOSSES.register("cispo", ordered=("ratio_floor", "ratio_cap"))
+def cispo(tokens: LossTokens, *, ratio_floor: NotNegative = 0.0, ratio_cap: Positive = 5.0) -> LossValues:
     """CISPO: clips the importance weight, never the token.
 
     w = clip(π/π_old, ratio_floor, ratio_cap). Source: MiniMax 2025, MiniMax-M1 (arXiv:2506.13585), with no
@@ -17,12 +23,14 @@ def cispo(tokens: LossTokens, *, ratio_floor: float = 0.0, ratio_cap: float = 5.
     ratio = tokens.log_ratio().exp().detach()
     weight = ratio.clamp(ratio_floor, ratio_cap)
     return result(
-        tokens, -weight * tokens.advantages * finite(tokens.logprobs), clip_fraction=ratio != weight
+        tokens,
+        -weight * tokens.advantages * finite(tokens.logprobs),
+        clip_fraction=_exceeds(ratio, ratio_cap) | (ratio < ratio_floor * (1 - CLIP_TOLERANCE)),
     )
 
 
 @LOSSES.register("tis_reinforce")
-def tis_reinforce(tokens: LossTokens, *, cap: float = 2.0) -> LossValues:
+def tis_reinforce(tokens: LossTokens, *, cap: Positive = 2.0) -> LossValues:
     """REINFORCE with truncated importance sampling per token.
 
     w = min(π/π_old, cap). Source: Ionides 2008; Espeholt et al. 2018, IMPALA (arXiv:1802.01561); cap 2 as in
@@ -31,12 +39,12 @@ def tis_reinforce(tokens: LossTokens, *, cap: float = 2.0) -> LossValues:
     return result(
         tokens,
         -ratio.clamp(max=cap) * tokens.advantages * finite(tokens.logprobs),
-        clip_fraction=ratio > cap,
+        clip_fraction=_exceeds(ratio, cap),
     )
 
 
 @LOSSES.register("topr")
-def topr(tokens: LossTokens, *, cap: float = 1.0) -> LossValues:
+def topr(tokens: LossTokens, *, cap: Positive = 1.0) -> LossValues:
     """Tapered off-policy REINFORCE: good answers at full weight, bad ones only while still likely.
 
     For A ≥ 0, w = 1; for A < 0, w = clip(Π_t π_t/π_old,t, 0, cap), of the whole sequence. Source: Le Roux et
@@ -49,6 +57,11 @@ def topr(tokens: LossTokens, *, cap: float = 1.0) -> LossValues:
     return result(
         tokens,
         -weight * tokens.advantages * finite(tokens.logprobs),
-        clip_fraction=negative & (total.exp() > cap),
+        clip_fraction=negative & _exceeds(total.exp(), cap),
         topr_weight=weight,
     )
+
+
+def _exceeds(ratio: "torch.Tensor", cap: float) -> "torch.Tensor":
+    """Whether the cap bounds it by more than rounding does."""
+    return ratio > cap * (1 + CLIP_TOLERANCE)

@@ -181,6 +181,7 @@ class EmbeddedEngine:
                 "busy_s": self._busy_s,
                 "tokens": float(self._outbox.num_tokens),
                 "requests": float(self._num_requests),
+                "nonfinite_logits": float(self._outbox.num_nonfinite),
                 "free_blocks": float(scheduler.cache.pool.num_free),
                 "num_blocks": float(self._runner.num_blocks),
             },

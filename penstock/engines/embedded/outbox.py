@@ -1,9 +1,11 @@
 """Where drawn tokens go: onto their sequence, and out in chunks to whoever asked for them."""
 
+from math import isfinite
+
 from penstock.engines.embedded.delivery import Stream, cut_chunk, end_within
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence
-from penstock.errors import BlobLost
+from penstock.errors import BlobLost, NonFiniteLogits
 from penstock.interfaces import BlobStore, Tokenizer
 from penstock.sampling_masks import Packed, first_tokens, join_packed, store_mask
 from penstock.types import FinishReason, MaskRef
@@ -21,6 +23,9 @@ class Outbox:
         self.vocab_size = vocab_size
         self.streams: dict[str, Stream] = {}
         self.num_tokens = 0
+        self.num_nonfinite = 0
+        """Requests whose logits were not finite."""
+        self._broken: set[str] = set()
 
     def take(
         self,
@@ -30,8 +35,13 @@ class Outbox:
         versions: list[int],
         masks: Packed | None = None,
     ) -> FinishReason | None:
-        """Add what was drawn for a sequence, up to where it ends; says why, if it does."""
+        """Add what was drawn for a sequence, up to where it ends; says why, if it does. A logprob that is not
+        finite comes from logits that are not: the request ends there, and fails."""
         count, reason = end_within(seq, tokens, self._tokenizer)
+        if not isfinite(sum(logprobs[:count])):
+            self._broken.add(seq.request.id)
+            self.num_nonfinite += 1
+            return "cancelled"
         seq.tokens.extend(tokens[:count])
         seq.logprobs.extend(logprobs[:count])
         seq.versions.extend(versions[:count])
@@ -48,7 +58,11 @@ class Outbox:
             self._send(seq, None)
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
-        self._send(seq, reason)
+        if seq.request.id in self._broken:
+            self._broken.discard(seq.request.id)
+            self.streams[seq.request.id].fail(_nonfinite(seq))
+        else:
+            self._send(seq, reason)
         if reason == "cancelled":
             self._scheduler.cancel(seq)
         else:
@@ -76,3 +90,10 @@ class Outbox:
         return store_mask(
             self._blobs, f"{request.blob_scope}/{request.id}.mask", join_packed(masks, self.vocab_size)
         )
+
+
+def _nonfinite(seq: Sequence) -> NonFiniteLogits:
+    return NonFiniteLogits(
+        f"request {seq.request.id!r} failed after {seq.num_output} tokens: the model's logits are not finite. The "
+        "weights have diverged, or the number format overflows: try engine.dtype=bfloat16 instead of float16"
+    )

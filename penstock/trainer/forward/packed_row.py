@@ -72,6 +72,11 @@ class PackedRow:
                 raise ValueError(
                     "a sample drawn at temperature 0 has no distribution to train on; use a temperature > 0"
                 )
+            if sample.sampling.not_replayed():
+                raise ValueError(
+                    f"a sample drawn with {', '.join(sample.sampling.not_replayed())} can't be trained on: "
+                    "the trainer can't replay it; sample without"
+                )
         layout = RowLayout.of([sequences[index] for index in chosen], shared=shared_prompts)
         counts = [len(positions) for positions in positions_of]
 

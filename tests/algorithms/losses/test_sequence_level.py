@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from penstock.algorithms.losses import LOSSES
 from penstock.algorithms.losses.sequence_level import gspo, gspo_token, kimi
 from tests.algorithms.tokens import gradient, make_tokens
 
@@ -72,3 +73,11 @@ def test_sequences_of_one_token_and_of_none(loss):
     alone = make_tokens([1.1], [1.0])
     assert float(loss(tokens).loss[0].detach()) == pytest.approx(float(loss(alone).loss[0].detach()))
     assert torch.isfinite(loss(tokens).loss).all()
+
+
+def test_kimi_pulls_back_however_far_the_policy_has_moved():
+    """Around a sequence sum of 20 nats, and a token of more than that: the anchor's gradient is τ Σ/n a token."""
+    for per_token, length in ((0.099, 200), (0.101, 200), (30.0, 2)):
+        tokens = make_tokens([math.exp(per_token)] * length, [0.0] * length)
+        slope = gradient(LOSSES.bind("kimi", {"tau": 0.1})(tokens).loss, tokens)
+        assert slope == pytest.approx([0.1 * per_token * length] * length)

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from penstock.algorithms.losses import LOSSES
 from penstock.algorithms.losses.trust import dppo_tv, m2po, outward_moments, sapo, second_moment_limit
 from tests.algorithms.tokens import gradient, make_tokens
 
@@ -75,3 +76,11 @@ def test_gradients_are_those_of_the_value(loss):
 def test_zero_advantage_gives_zero_gradient(loss):
     tokens = make_tokens([3.0, 0.3], [0.0, 0.0])
     assert gradient(loss(tokens).loss, tokens) == [0.0, 0.0]
+
+
+def test_m2po_keeps_its_threshold_token_when_it_is_computed_again():
+    """The threshold is a token's own value from another forward pass: rounding must not mask that token."""
+    tokens = make_tokens([1.2, 3.0], [1.0, 1.0])
+    limit = second_moment_limit(outward_moments(tokens).numpy())
+    again = make_tokens([1.2 * (1 + 1e-6), 3.0], [1.0, 1.0], statistic=limit)
+    assert LOSSES.get("m2po")(again).facts["clip_fraction"].tolist() == [0, 1]

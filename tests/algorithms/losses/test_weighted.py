@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from penstock.algorithms.losses import LOSSES
 from penstock.algorithms.losses.weighted import cispo, tis_reinforce, topr
 from tests.algorithms.tokens import gradient, make_tokens
 
@@ -57,3 +58,13 @@ def test_zero_advantage_gives_zero_gradient(loss):
 def test_on_policy_it_is_reinforce(loss):
     tokens = make_tokens([1.0, 1.0], [1.5, -0.5])
     assert gradient(loss(tokens).loss, tokens) == pytest.approx([-1.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [("topr", "cap"), ("tis_reinforce", "cap"), ("cispo", "ratio_cap")]
+)
+def test_rounding_is_not_counted_as_clipping(name, argument):
+    """Ratios of a synchronous run are 1 up to rounding; one that is really above its bound is counted."""
+    tokens = make_tokens([1 + 5e-6, 1 - 5e-6, 1.1], [-1.0, -1.0, -1.0], segments=[0, 1, 2])
+    facts = LOSSES.bind(name, {argument: 1.0})(tokens).facts
+    assert facts["clip_fraction"].tolist() == [0, 0, 1]

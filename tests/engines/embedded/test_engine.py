@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
-from penstock.errors import PenstockError, RequestRefused
+from penstock.engines.embedded.scheduler import Batch
+from penstock.errors import NonFiniteLogits, PenstockError, RequestRefused
 from penstock.interfaces import Engine
 from tests.engines.contract import EngineContract, ask, collect, joined
 from tests.engines.embedded.test_delivery import Letters
@@ -17,6 +18,40 @@ class TestContract(EngineContract):
     async def open_engine(self) -> AsyncIterator[Engine]:
         async with serve(max_context=64) as engine:
             yield engine
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"temperature": 0.0}], ids=str)
+def test_logits_that_are_not_finite_fail_their_request_and_are_counted(options: dict[str, float]) -> None:
+    """Nothing can be drawn from NaN: the answer must not be token 0 for ever."""
+
+    async def main() -> None:
+        async with serve() as engine:
+            forward = engine._runner.forward
+
+            def overflowing(batch: Batch) -> torch.Tensor:
+                logits = forward(batch).clone()
+                for row, (seq, _, _) in enumerate(batch.spans):
+                    if seq.request.id == "bad" and seq.num_output == 2:
+                        logits[row] = torch.inf
+                return logits
+
+            engine._runner.forward = overflowing  # type: ignore[method-assign]
+            broken, right = await asyncio.gather(
+                collect(engine.generate(ask("bad", max_tokens=5, **options))),
+                collect(engine.generate(ask("good", max_tokens=5, **options))),
+                return_exceptions=True,
+            )
+            assert isinstance(broken, NonFiniteLogits)
+            assert str(broken).startswith(
+                "request 'bad' failed after 2 tokens: the model's logits are not finite"
+            )
+            assert not isinstance(right, BaseException)
+            assert sum(len(chunk.token_ids) for chunk in right) == 5
+            report = await engine.report()
+            assert report.counters["nonfinite_logits"] == 1
+            assert report.num_running == 0
+
+    asyncio.run(main())
 
 
 def test_an_error_in_a_step_fails_every_request_and_leaves_the_loop() -> None:
