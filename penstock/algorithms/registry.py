@@ -39,7 +39,7 @@ class Registry(Generic[Function]):
     def register(
         self, name: str, *, ordered: tuple[str, str] | None = None
     ) -> Callable[[Function], Function]:
-        """`ordered` names two parameters of which the first must be below the second."""
+        """`ordered` names two parameters of which the first must be at most the second."""
 
         def add(function: Function) -> Function:
             if name in self._functions:
@@ -89,9 +89,9 @@ class Registry(Generic[Function]):
         if name in self._ordered:
             low, high = self._ordered[name]
             values = {**self.parameters(name), **arguments}
-            if not values[low] < values[high]:
+            if not values[low] <= values[high]:
                 raise ConfigError(
-                    f"{low} of {self.kind} {name!r} must be below {high}, got {values[low]:g} and {values[high]:g}"
+                    f"{low} of {self.kind} {name!r} must be at most {high}, got {values[low]:g} and {values[high]:g}"
                 )
 
     def describe(self) -> tuple[Description, ...]:

@@ -1,8 +1,6 @@
 """The `sync` section: how new weights reach the engines."""
 
-from pydantic import field_validator
-
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock.config import Section
 from penstock.sync.transports import check_for_run

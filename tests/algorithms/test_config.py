@@ -61,13 +61,13 @@ def test_wrong_names_are_refused_with_the_nearest_one(fields, message):
         ({"loss": "clip", "loss_args": {"clip_low": 2}}, "clip_low of loss 'clip' must be between 0 and 1"),
         (
             {"loss": "cispo", "loss_args": {"ratio_floor": 9}},
-            "ratio_floor of loss 'cispo' must be below ratio_cap",
+            "ratio_floor of loss 'cispo' must be at most ratio_cap",
         ),
         (
             {"corrections": {"icepop": {"low": 3, "high": 2}}},
-            "low of correction 'icepop' must be below high, got 3",
+            "low of correction 'icepop' must be at most high, got 3",
         ),
-        ({"corrections": {"icepop": {"low": 6}}}, "must be below high, got 6 and 5"),
+        ({"corrections": {"icepop": {"low": 6}}}, "must be at most high, got 6 and 5"),
         (
             {"engine_corrections": {"truncated_token": {"cap": 0}}},
             "cap of correction 'truncated_token' must be > 0",
@@ -83,7 +83,7 @@ def test_wrong_names_are_refused_with_the_nearest_one(fields, message):
         ),
         (
             {"selection": {"overlong_penalty": {"max_length": 256}}},
-            "must be below max_length, got 4096 and 256",
+            "must be at most max_length, got 4096 and 256",
         ),
         ({"kl_coef": 0.1, "kl_estimator": "k1"}, "must be k2 or k3 where kl_coef > 0, got k1"),
     ],
