@@ -89,9 +89,10 @@ class Registry(Generic[Function]):
         if name in self._ordered:
             low, high = self._ordered[name]
             values = {**self.parameters(name), **arguments}
-            if not values[low] <= values[high]:
+            least, most = values[low], values[high]
+            if not least <= most:
                 raise ConfigError(
-                    f"{low} of {self.kind} {name!r} must be at most {high}, got {values[low]:g} and {values[high]:g}"
+                    f"{low} of {self.kind} {name!r} must be at most {high}, got {least:g} and {most:g}"
                 )
 
     def describe(self) -> tuple[Description, ...]:

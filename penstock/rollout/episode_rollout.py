@@ -16,6 +16,7 @@ import numpy as np
 from penstock.errors import RequestRefused
 from penstock.interfaces import Tokenizer
 from penstock.rollout.episode_spec import EpisodeSpec
+from penstock.rollout.replay_check import check_replayed
 from penstock.types import (
     DEFAULT_POLICY,
     Chunk,
@@ -97,6 +98,8 @@ class Rollout:
         number, self._num_begun = self._num_begun, self._num_begun + 1
         token_ids = self._token_ids(context)
         settings = _overridden(self.spec.turn_sampling(number), sampling, trains=policy == DEFAULT_POLICY)
+        if policy == DEFAULT_POLICY and not self.spec.is_evaluation:
+            check_replayed(settings)
         earlier = parent if parent is not None else self._continued(token_ids, policy)
         request = GenerateRequest(
             id=self.spec.turn_id(number),

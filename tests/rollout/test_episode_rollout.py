@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import UserError
 from penstock.rollout.episode_rollout import Rollout
 from penstock.types import Message, Parent, Turn
 from tests.rollout.contract import spec_of
@@ -148,3 +149,10 @@ def test_another_policy_is_asked_under_its_name_and_is_never_a_parent() -> None:
 
     turn = asyncio.run(main())
     assert (turn.policy, turn.parent, engine.requests[1].policy) == ("judge", None, "judge")
+
+
+def test_what_the_trainer_cant_replay_is_refused_for_one_turn_too() -> None:
+    with pytest.raises(
+        UserError, match="can't be sampled with presence_penalty: the trainer can't replay it"
+    ):
+        run(lambda rollout: rollout.generate("hi", presence_penalty=0.5))

@@ -3,6 +3,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import UserError
+from penstock.rollout.episode_spec import EVALUATION, TRAINING
 from penstock.rollout.group_runner import RolloutRunner
 from penstock.rollout.replay_check import check_replayed
 from penstock.types import SamplingParams
@@ -15,9 +16,8 @@ NOT_REPLAYED: list[dict[str, Any]] = [
 ]
 
 
-def runner(sampling: SamplingParams, *, records: bool) -> RolloutRunner:
-    nothing = cast(Any, None)
-    return RolloutRunner(nothing, nothing, sampling=sampling, group_size=2, records=records)
+def runner(sampling: SamplingParams, label: str) -> RolloutRunner:
+    return RolloutRunner(cast(Any, None), sampling=sampling, group_size=2, label=label)
 
 
 @pytest.mark.parametrize("options", NOT_REPLAYED, ids=str)
@@ -26,8 +26,8 @@ def test_rollouts_that_are_trained_on_refuse_what_cant_be_replayed(options: dict
     with pytest.raises(
         UserError, match=f"can't be sampled with {next(iter(options))}: the trainer can't replay"
     ):
-        runner(sampling, records=True)
-    runner(sampling, records=False)
+        runner(sampling, TRAINING)
+    runner(sampling, EVALUATION)
 
 
 def test_what_is_replayed_passes() -> None:
