@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,68 @@ def test_a_script_without_a_main_guard_trains_once(tiny_model: Path, tmp_path: P
     assert done.stdout.splitlines()[-1] == "steps 2"
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["run"]
     assert json.loads((tmp_path / "runs/run/summary.json").read_text())["drops"] == {}
+
+
+WORKFLOW = """
+import os
+
+import penstock
+
+async def asks_twice(task, rollout):
+    first = await rollout.generate(task.prompt)
+    await rollout.generate(rollout.continue_(first, "+1="), max_tokens=2)
+    with open({pids!r}, "a") as file:
+        print(os.getpid(), file=file)
+    if rollout.spec.index == 3:
+        raise RuntimeError("a tool broke")
+
+def reward(task, episode):
+    assert len(episode.turns) == 2
+    return episode.text.count("7") + 0.1 * episode.index
+
+summary = penstock.train(
+    model={model!r}, tasks={rows!r}, reward=reward, workflow=asks_twice, steps=2, run={{"folder": {folder!r}}},
+    rollout={{"max_new_tokens": 4, "groups_per_step": 2, "group_size": 4, "workers": 2}},
+    observe={{"view": "none"}},
+)
+print(os.getpid(), summary.steps, summary.samples, summary.failures["workflow_error"] >= 4, summary.drops)
+"""
+
+
+def test_a_workflow_of_a_script_runs_in_processes_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
+    """Episode 3 of every group fails: it costs itself, and the others train."""
+    script, pids = tmp_path / "mine.py", tmp_path / "pids"
+    names = {"model": str(tiny_model), "folder": str(tmp_path / "runs"), "pids": str(pids)}
+    script.write_text(WORKFLOW.format(rows=ROWS, **names))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=100, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    own, *told = done.stdout.splitlines()[-1].split(maxsplit=4)
+    assert told == ["2", "12", "True", "{}"]
+    assert len(set(pids.read_text().split()) - {own}) == 2
+
+
+def test_a_workflow_without_a_name_runs_in_this_process(tiny_model: Path, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    async def closure(task: penstock.Task, rollout: Any) -> None:
+        turn = await rollout.generate(task.prompt)
+        seen.append(len(turn.output_ids))
+
+    summary = penstock.train(
+        model=str(tiny_model),
+        tasks=ROWS,
+        reward=lambda task, completion: float("7" in completion),
+        workflow=closure,
+        steps=1,
+        run={"folder": str(tmp_path)},
+        observe={"view": "none"},
+        rollout={**SMALL["rollout"], "workers": 1},
+    )
+    assert summary.steps == 1
+    assert len(seen) >= 2 * 4
 
 
 def test_a_section_that_is_no_section_is_refused(tiny_model: Path) -> None:

@@ -1,5 +1,6 @@
 """The examples' configs, tasks and rewards fit together; the models are left out."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,13 +8,19 @@ from transformers import Qwen2Config
 
 from penstock.bench.shapes import SHAPES
 from penstock.config.loader import load_config
+from penstock.engines.scripted import ScriptedEngine
 from penstock.models.outline import outline
+from penstock.models.tokenizer import ChatTokenizer
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import plan_memory
+from penstock.rollout.episode_spec import EpisodeSpec
+from penstock.rollout.episodes import LocalEpisodes
+from penstock.rollout.workflow import load_workflow
 from penstock.scoring.functions import load_functions, needs_group
 from penstock.scoring.reward_calls import score_group
 from penstock.tasks.sources import load_tasks
+from penstock.types import Episode, Group, SamplingParams, Task
 from tests.scoring.groups import a_group
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -100,3 +107,31 @@ def test_step_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [score.parts["digits.exact"] for score in scores] == [1.0, 0.0, 0.0, 0.0]
     assert [step.value for step in scores[1].steps] == [1.0, 0.0, 1.0]
     assert [(step.start, step.end, step.value) for step in scores[3].steps][-1] == (3, 4, 0.0)
+
+
+def test_two_turns(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
+    """A right answer is let be; a wrong one is followed by the question again, in one sample of two turns."""
+    monkeypatch.chdir(EXAMPLES / "two_turns")
+    config = load_config(PenstockConfig, Path("config.yaml"))
+    assert config.rollout.workflow is not None
+    assert config.eval.tasks is not None
+    tokenizer = ChatTokenizer(str(tiny_model))
+    task = Task(id="t", prompt="2+2=", columns={"answer": "4"})
+
+    async def attempt(answers: list[str]) -> Episode:
+        engine = ScriptedEngine(
+            lambda request: [*tokenizer.encode(answers.pop(0)), *tokenizer.stop_token_ids]
+        )
+        episodes = LocalEpisodes(engine, tokenizer, load_workflow(str(config.rollout.workflow)))
+        return await episodes.run(EpisodeSpec(group=0, index=0, task=task, sampling=SamplingParams()))
+
+    right = asyncio.run(attempt(["4"]))
+    assert (right.failure, [turn.text for turn in right.turns]) == (None, ["4"])
+    mended = asyncio.run(attempt(["5", "4"]))
+    assert [turn.text for turn in mended.turns] == ["5", "4"]
+    (sample,) = mended.samples()
+    assert tokenizer.decode(sample.token_ids.tolist()) == "2+2=52+2=4"
+    assert tokenizer.decode(sample.token_ids[sample.loss_mask].tolist()) == "54"
+    rewards = load_functions(config.reward)
+    scored = score_group(rewards, Group.of(0, task, [right, mended]))
+    assert [score.value for score in scored] == [1.0, 1.0]

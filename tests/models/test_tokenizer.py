@@ -106,6 +106,39 @@ def test_chat_messages_go_through_the_template(tmp_path: Path) -> None:
     assert len(ids) == 7, "the template decides about special tokens: no second bos"
 
 
+def test_text_is_appended_without_special_tokens(tmp_path: Path) -> None:
+    assert ChatTokenizer(str(save_tokenizer(tmp_path, bos=True, closes=True))).encode("12") == [4, 5]
+
+
+CHAT = (
+    "{% for message in messages %}{{ message['role'][0] }}{{ message['content'] }}<eos>;{% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
+
+
+@pytest.mark.parametrize("after", ["<eos>", "7", None])
+def test_a_reply_continues_an_answer_as_the_template_would(tmp_path: Path, after: str | None) -> None:
+    """Token for token what the template makes of the whole conversation, whether the answer closed itself or not."""
+    tokenizer = ChatTokenizer(str(save_tokenizer(tmp_path, chat_template=CHAT)))
+    question, reply = Message(role="user", content="1"), Message(role="user", content="2")
+    answer = "7<eos>" if after == "<eos>" else "" if after is None else "7"
+    last = None if after is None else tokenizer.encode(after)[0]
+    continued = [
+        *tokenizer.encode_prompt((question,)),
+        *tokenizer.encode(answer),
+        *tokenizer.encode_reply((reply,), after=last),
+    ]
+    said = Message(role="assistant", content=answer.removesuffix("<eos>"))
+    assert continued == tokenizer.encode_prompt((question, said, reply))
+
+
+def test_a_template_that_hides_earlier_answers_is_refused(tmp_path: Path) -> None:
+    template = "{{ messages[-1]['content'] }}"
+    tokenizer = ChatTokenizer(str(save_tokenizer(tmp_path, chat_template=template)))
+    with pytest.raises(TaskError, match="drops or rewrites earlier answers, so messages can't be appended"):
+        tokenizer.encode_reply((Message(role="user", content="1"),), after=0)
+
+
 def test_chat_messages_need_a_template(tiny_model: Path) -> None:
     with pytest.raises(
         TaskError, match="prompts are chat messages but the model's tokenizer has no chat template"

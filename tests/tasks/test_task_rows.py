@@ -43,6 +43,16 @@ def test_a_system_message_of_the_row_is_kept() -> None:
     assert [message.content for message in prompt if isinstance(message, Message)] == ["Sing.", "hi"]
 
 
+def test_a_task_may_name_its_own_workflow() -> None:
+    task = one({"prompt": "p", "workflow": "flows.py:tools", "a": 1})
+    assert (task.workflow, task.columns) == ("flows.py:tools", {"a": 1})
+    assert one({"prompt": "p", "workflow": None}).workflow is None
+    left_out = one({"prompt": "p", "workflow": "by hand", "a": 1}, columns=("a",))
+    assert (left_out.workflow, left_out.columns) == (None, {"a": 1})
+    with pytest.raises(TaskError, match="the column 'workflow' of task 0 of .* must be module:function"):
+        one({"prompt": "p", "workflow": "by hand"})
+
+
 def test_only_the_columns_asked_for_are_kept() -> None:
     assert one({"prompt": "p", "a": 1, "image": object()}, columns=("a",)).columns == {"a": 1}
 
