@@ -115,7 +115,9 @@ def _fits(spec: TensorSpec, tensor: torch.Tensor | None) -> bool:
     """Same shape, a slice inside it, and a dtype that holds what is sent without loss."""
     if tensor is None or tuple(tensor.shape) != spec.shape:
         return False
-    ends = [start + size for start, size in zip(spec.start, spec.sizes, strict=True)]
-    if spec.start and (len(ends) != len(spec.shape) or any(map(int.__gt__, ends, spec.shape))):
-        return False
-    return torch.promote_types(getattr(torch, spec.dtype), tensor.dtype) == tensor.dtype
+    if spec.start:
+        ends = [start + size for start, size in zip(spec.start, spec.sizes, strict=True)]
+        if len(ends) != len(spec.shape) or any(map(int.__gt__, ends, spec.shape)):
+            return False
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return dtype == tensor.dtype or torch.promote_types(dtype, tensor.dtype) == tensor.dtype

@@ -62,7 +62,8 @@ def live_shards(update: WeightUpdate, tensors: Mapping[str, torch.Tensor]) -> li
             key = (spec.name, () if is_whole else spec.start)
             if key not in shards:
                 values = live if is_whole else part(live, spec)
-                shards[key] = Shard(spec.name, values.detach().to(dtype), spec.shape, key[1])
+                values = values if values.dtype == dtype else values.to(dtype)
+                shards[key] = Shard(spec.name, values, spec.shape, key[1])
     return list(shards.values())
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,7 +34,7 @@ from penstock.orchestration.virtual_time import Deadlock, run_in_virtual_time
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episodes import LocalEpisodes
 from penstock.rollout.workflow import as_workflow
-from penstock.types import Episode, Score, Task
+from penstock.types import Episode, Interrupt, Score, Task, UpdateReceipt, WeightUpdate
 
 
 class Tasks:
@@ -377,3 +378,34 @@ def test_failed_episodes_are_out_of_loss_and_baseline_and_too_many_cost_the_grou
 def test_the_virtual_clock_sees_a_deadlock() -> None:
     with pytest.raises(Deadlock):
         run_in_virtual_time(asyncio.Event().wait())
+
+
+def test_a_broadcast_has_a_moment_at_which_both_sides_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither side of an update ends before the other has begun: one after the other would be a deadlock."""
+    moments: dict[tuple[str, int], asyncio.Event] = {}
+    sent: list[int] = []
+
+    async def meet(me: str, other: str, version: int) -> None:
+        for side in (me, other):
+            moments.setdefault((side, version), asyncio.Event())
+        moments[me, version].set()
+        await moments[other, version].wait()
+
+    class Broadcasting(SimulatedTrainer):
+        async def publish(self, version: int) -> WeightUpdate:
+            return msgspec.structs.replace(await super().publish(version), sends=True)
+
+        async def send(self, version: int) -> None:
+            await meet("trainer", "engine", version)
+            sent.append(version)
+
+    class Listening(SimulatedEngine):
+        async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+            await meet("engine", "trainer", update.version)
+            return await super().update(update, interrupt)
+
+    monkeypatch.setitem(globals(), "SimulatedTrainer", Broadcasting)
+    monkeypatch.setitem(globals(), "SimulatedEngine", Listening)
+    world = build(steps=3)
+    assert sent == [0, 1, 2, 3]
+    assert world.engine.version == 3

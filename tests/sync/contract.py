@@ -246,6 +246,18 @@ class TransportContract:
         with pytest.raises(FingerprintMismatch, match="differ in 3 tensors"):
             load(receiver, alone, live)
 
+    def test_slices_that_overlap_and_leave_a_gap_are_seen(self) -> None:
+        """They are as many elements as the tensor has, and each of them arrives."""
+        source = {"embed": self.tensors(0)["embed"]}
+        live = {"embed": self.tensors(1)["embed"]}
+        updates = []
+        for first in (0, 4):
+            mine = {"embed": source["embed"][first : first + 8]}
+            publisher = self.publisher(mine, slices={"embed": Slice((16, 8), (first, 0))})
+            updates.append(publish(publisher, 1, mine))
+        with pytest.raises(FingerprintMismatch, match=r"1 of 1 tensors .*\(embed\)"):
+            load(self.receiver(), join_updates(updates), live)()
+
     def test_large_tensors_are_split_over_buckets(self) -> None:
         source, live = self.tensors(0), self.tensors(1)
         publisher, receiver = self.publisher(source, bucket_bytes=128), self.receiver()

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 
 import pytest
 import torch
@@ -19,6 +20,10 @@ class Publisher:
 
     def snapshot(self, version, weights):
         self.versions.append(version)
+
+    def send(self, version):
+        assert threading.current_thread().name.startswith("publish")
+        self.sent = version
 
 
 class Trainer:
@@ -87,6 +92,15 @@ def test_steps_come_after_the_warm_up_and_each_ends_with_a_snapshot(start):
 
     asyncio.run(main())
     assert trainer.done == ["warm-up", "step"]
+
+
+def test_weights_are_sent_beside_the_steps(start):
+    async def main():
+        service, _ = await start(Trainer())
+        await service.send(0)
+        assert service._publisher.sent == 0
+
+    asyncio.run(main())
 
 
 def test_a_warm_up_that_fails_is_told_at_once(start):
