@@ -3,13 +3,16 @@
 Pure bookkeeping, no tensors: a block is a number. A block with one owner may be written; a block with
 several must be copied first (`Scheduler` plans the copy). A full block whose content is known is entered
 into a trie of token runs, so that an equal prefix finds it again; when nobody owns it any more it stays
-findable until its room is needed, oldest first.
+findable until its room is needed, oldest first. Each version of each policy has a trie of its own: the same tokens
+have other keys and values under other weights.
 """
 
 from collections import OrderedDict
 
 ROOT = 0
-"""The trie node of the empty prefix."""
+"""The node of the empty prefix, in every trie."""
+Weights = tuple[str, int]
+"""A policy and its version: what a trie is for."""
 
 
 class BlockPool:
@@ -21,8 +24,8 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._owners = [0] * num_blocks
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._index: dict[tuple[int, bytes], tuple[int, int]] = {}
-        self._key_of: dict[int, tuple[int, bytes]] = {}
+        self._tries: dict[Weights, dict[tuple[int, bytes], tuple[int, int]]] = {}
+        self._key_of: dict[int, tuple[Weights, int, bytes]] = {}
         self._num_nodes = ROOT
 
     @property
@@ -59,34 +62,42 @@ class BlockPool:
             else:
                 self._free.append(block)
 
-    def register(self, block: int, parent: int, run: bytes) -> int:
+    def register(self, block: int, weights: Weights, parent: int, run: bytes) -> int:
         """Enter a full block under its parent node and the bytes of its token ids; returns its node.
 
         Keys are compared in full, so equal hashes can't confuse two prefixes. When the same content is
         known already, that entry stays and its node is returned."""
-        known = self._index.get((parent, run))
+        trie = self._tries.setdefault(weights, {})
+        known = trie.get((parent, run))
         if known is not None:
             return known[1]
         self._num_nodes += 1
-        self._index[parent, run] = (block, self._num_nodes)
-        self._key_of[block] = (parent, run)
+        trie[parent, run] = (block, self._num_nodes)
+        self._key_of[block] = (weights, parent, run)
         return self._num_nodes
 
-    def find(self, parent: int, run: bytes) -> tuple[int, int] | None:
-        """The block and node that hold `run` after `parent`, or None."""
-        return self._index.get((parent, run))
+    def find(self, weights: Weights, parent: int, run: bytes) -> tuple[int, int] | None:
+        """The block and node that hold `run` after `parent` under these weights, or None."""
+        return self._tries.get(weights, {}).get((parent, run))
 
     def unindex(self, block: int) -> None:
         """Forget an owned block's content because it is about to be overwritten."""
         if block in self._key_of:
             self._forget(block)
 
+    def forget_weights(self, weights: Weights) -> None:
+        """Forget all content of this version of a policy: new requests are served by a later one."""
+        for block, _ in self._tries.pop(weights, {}).values():
+            self._key_of.pop(block, None)
+            if block in self._idle:
+                del self._idle[block]
+                self._free.append(block)
+
     def clear_index(self) -> None:
-        """Forget all content: new weights make old keys and values useless to new requests."""
-        self._index.clear()
-        self._key_of.clear()
-        self._free.extend(self._idle)
-        self._idle.clear()
+        """Forget all content of all weights."""
+        for weights in list(self._tries):
+            self.forget_weights(weights)
 
     def _forget(self, block: int) -> None:
-        del self._index[self._key_of.pop(block)]
+        weights, parent, run = self._key_of.pop(block)
+        del self._tries[weights][parent, run]

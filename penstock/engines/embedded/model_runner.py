@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,7 +69,7 @@ class ModelRunner:
             raise UserError(f"engine.kv_dtype=float8 needs a GPU, and the engine runs on {self.device.type}")
         return torch.float8_e4m3fn
 
-    def open_device(self, config: EngineConfig) -> "Device | None":
+    def open_device(self, config: EngineConfig, versions: Mapping[str, int]) -> "Device | None":
         """On a GPU: its kernels behind the model, launched ahead of the host."""
         if self.device.type != "cuda":
             return None
@@ -87,6 +88,7 @@ class ModelRunner:
             max_context=self.max_context,
             block_size=self.block_size,
             window=config.window,
+            versions=versions,
         )
 
     @torch.inference_mode()

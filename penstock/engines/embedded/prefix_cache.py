@@ -1,18 +1,18 @@
 """What a new sequence need not compute: equal prefixes, and the cache of a request that it forks from.
 
 Two ways to find keys and values again. The *prefix index* finds whole blocks by content, for any request
-under the same weights. *Finished* requests are kept by id, to the token, for forks and later turns: a
+under the same weights. *Finished* requests are kept by policy and id, to the token, for forks and later turns: a
 fork continues its parent's cache as the parent itself would have, also across a weight update that keeps
-the cache. Both give way when room is needed.
+the cache. Both give way when room is needed, and neither ever crosses from one policy to another.
 """
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engines.embedded.blocks import ROOT, BlockPool
+from penstock.engines.embedded.blocks import ROOT, BlockPool, Weights
 from penstock.engines.embedded.sequence import Sequence
 
 
@@ -26,14 +26,16 @@ class Kept:
 
 
 class PrefixCache:
-    """Finds and keeps reusable blocks of `pool`. `version` names the weights that are served."""
+    """Finds and keeps reusable blocks of `pool`. `versions` names the weights of each policy that are served."""
 
-    def __init__(self, pool: BlockPool, *, enabled: bool, keep_finished: int, version: int) -> None:
+    def __init__(
+        self, pool: BlockPool, *, enabled: bool, keep_finished: int, versions: Mapping[str, int]
+    ) -> None:
         self.pool = pool
-        self.version = version
+        self.versions = dict(versions)
         self._enabled = enabled
         self._keep_finished = keep_finished
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], Kept] = OrderedDict()
 
     def make_room(self, num_blocks: int) -> bool:
         """Drop kept requests, oldest first, until the pool can give `num_blocks`."""
@@ -45,26 +47,27 @@ class PrefixCache:
         """Give a sequence that has nothing the blocks that it can share, and mark them computed.
 
         At least one token is left to compute: its logits are needed. `parent` is the live sequence it
-        forks from, if there is one. `fresh` blocks are filled by the very pass that is being planned: they
+        forks from, if there is one, of the same policy. `fresh` blocks are filled by the very pass that is being planned: they
         can be shared whole, but not copied, since copies come before the pass."""
         if seq.request.parent is not None:
-            kept = _snapshot(parent) if parent is not None else self._kept.get(seq.request.parent.id)
+            key = (seq.policy, seq.request.parent.id)
+            kept = _snapshot(parent) if parent is not None else self._kept.get(key)
             if kept is not None:
                 self._fork(seq, kept, seq.request.parent.keep, fresh)
         if not seq.blocks:
-            seq.kv_version = self.version
+            seq.kv_version = self.versions[seq.policy]
             self._match(seq)
 
     def index(self, seq: Sequence, num_computed: int) -> None:
         """Enter the blocks that are full once `num_computed` tokens are. Sequences that hold keys of older
         weights are left out: they are right for themselves only."""
-        if not self._enabled or seq.kv_version != self.version:
+        if not self._enabled or not self.is_current(seq):
             return
         size = self.pool.block_size
         while (seq.num_indexed + 1) * size <= num_computed:
             start = seq.num_indexed * size
             run = _run(seq.tokens[start : start + size])
-            seq.node = self.pool.register(seq.blocks[seq.num_indexed], seq.node, run)
+            seq.node = self.pool.register(seq.blocks[seq.num_indexed], self._weights(seq), seq.node, run)
             seq.num_indexed += 1
 
     def keep(self, seq: Sequence) -> None:
@@ -72,9 +75,10 @@ class PrefixCache:
         if self._keep_finished == 0 or seq.num_computed == 0:
             self.release(seq)
             return
-        if seq.request.id in self._kept:
-            self._drop(seq.request.id)
-        self._kept[seq.request.id] = _snapshot(seq)
+        key = (seq.policy, seq.request.id)
+        if key in self._kept:
+            self._drop(key)
+        self._kept[key] = _snapshot(seq)
         seq.blocks = []
         self.release(seq)
         while len(self._kept) > self._keep_finished:
@@ -90,19 +94,27 @@ class PrefixCache:
         seq.num_indexed = 0
         seq.kv_version = None
 
-    def new_version(self, version: int, *, forget_kept: bool) -> None:
-        """New weights: equal prefixes no longer have equal keys. Kept requests go only when caches are
-        rebuilt."""
-        self.version = version
-        self.pool.clear_index()
+    def new_version(self, policy: str, version: int, *, forget_kept: bool) -> None:
+        """New weights of a policy: its equal prefixes no longer have equal keys. Its kept requests go only when
+        caches are rebuilt."""
+        self.pool.forget_weights((policy, self.versions[policy]))
+        self.versions[policy] = version
         if forget_kept:
-            self.clear_kept()
+            for key in [key for key in self._kept if key[0] == policy]:
+                self._drop(key)
+
+    def is_current(self, seq: Sequence) -> bool:
+        """Whether all its keys and values come from the weights that are served."""
+        return seq.kv_version == self.versions[seq.policy]
 
     def clear_kept(self) -> None:
         for key in list(self._kept):
             self._drop(key)
 
-    def _drop(self, key: str) -> None:
+    def _weights(self, seq: Sequence) -> Weights:
+        return (seq.policy, self.versions[seq.policy])
+
+    def _drop(self, key: tuple[str, str]) -> None:
         for block in reversed(self._kept.pop(key).blocks):
             self.pool.release(block)
 
@@ -118,14 +130,14 @@ class PrefixCache:
             self.pool.share(block)
         seq.num_computed = usable
         seq.kv_version = kept.kv_version
-        if seq.kv_version == self.version:
+        if self.is_current(seq):
             self._walk(seq, usable // size)
 
     def _walk(self, seq: Sequence, num_blocks: int) -> None:
         """Find the trie node of a fork's shared blocks, so that what it adds can be indexed too."""
         size = self.pool.block_size
         for number in range(num_blocks):
-            found = self.pool.find(seq.node, _run(seq.tokens[number * size : (number + 1) * size]))
+            found = self.pool.find(self._weights(seq), seq.node, _run(seq.tokens[number * size : (number + 1) * size]))
             if found is None:
                 return
             seq.node = found[1]
@@ -137,7 +149,7 @@ class PrefixCache:
         size = self.pool.block_size
         while (seq.num_indexed + 1) * size < seq.num_tokens:
             start = seq.num_indexed * size
-            found = self.pool.find(seq.node, _run(seq.tokens[start : start + size]))
+            found = self.pool.find(self._weights(seq), seq.node, _run(seq.tokens[start : start + size]))
             if found is None:
                 return
             block, seq.node = found

@@ -55,7 +55,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []
         self._live: dict[str, Sequence] = {}
-        self._prefilling: dict[bytes, Sequence] = {}
+        self._prefilling: dict[tuple[str, bytes], Sequence] = {}
         self._is_full = False
         """The next waiting sequence did not fit the cache, and nothing has been freed since."""
 
@@ -96,18 +96,14 @@ class Scheduler:
         self.cache.release(seq)
         self._is_full = False
 
-    def new_version(self, version: int, *, recompute_kv: bool) -> None:
-        """New weights serve from the next pass on. Running sequences go on with the cache they have, or
-        give it up and compute it again."""
-        self._prefilling.clear()
-        self.cache.new_version(version, forget_kept=recompute_kv)
+    def new_version(self, policy: str, version: int, *, recompute_kv: bool) -> None:
+        """New weights of a policy serve from the next pass on. Its running sequences go on with the cache they
+        have, or give it up and compute it again. Nothing of other policies changes."""
+        self._prefilling = {key: seq for key, seq in self._prefilling.items() if seq.policy != policy}
+        self.cache.new_version(policy, version, forget_kept=recompute_kv)
         if recompute_kv:
-            self.preempt_all()
-
-    def preempt_all(self) -> None:
-        """Drop every running sequence's cache: all of it is computed again."""
-        for seq in list(self.running):
-            self._preempt(seq)
+            for seq in [seq for seq in self.running if seq.policy == policy]:
+                self._preempt(seq)
         self._is_full = False
 
     def wants_prompts(self, *, join_at: int) -> bool:
@@ -231,7 +227,7 @@ class Scheduler:
             budget -= count
             batch.num_prefill += count
             batch.num_cached += seq.num_computed
-            if seq.num_output == 0 and self.cache.version == seq.kv_version:
+            if seq.num_output == 0 and self.cache.is_current(seq):
                 self._prefilling.setdefault(seq.prompt_key, seq)
             self._plan(seq, count, batch)
 
@@ -239,6 +235,8 @@ class Scheduler:
         """Attach shared blocks if everything the sequence needs now fits beside them, with one block to
         spare for every running sequence, so that it isn't preempted in the next step."""
         parent = self._live.get(seq.request.parent.id) if seq.request.parent is not None else None
+        if parent is not None and parent.policy != seq.policy:
+            parent = None
         self.cache.attach(seq, parent, batch.fresh)
         if self._fits(seq, seq.num_tokens, spare=len(self.running)):
             return True

@@ -30,7 +30,7 @@ class Sequence:
     num_indexed: int = 0
     """Blocks entered into the prefix index, or taken from it."""
     kv_version: int | None = None
-    """The version that all its keys and values come from; None when they are mixed."""
+    """The version of its policy that all its keys and values come from; None when they are mixed."""
     leader: "Sequence | None" = None
     """The sequence with the same prompt that is computing it for this one too."""
     followers: list["Sequence"] = field(default_factory=list)
@@ -55,9 +55,13 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def prompt_key(self) -> bytes:
+    def policy(self) -> str:
+        return self.request.policy
+
+    @property
+    def prompt_key(self) -> tuple[str, bytes]:
         """Equal for requests whose prompts can be computed once for all."""
-        return self.request.token_ids.tobytes()
+        return (self.policy, self.request.token_ids.tobytes())
 
 
 def sequence_of(request: GenerateRequest, *, arrival: int, max_context: int, seed: int) -> Sequence:

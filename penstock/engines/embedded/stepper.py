@@ -1,7 +1,7 @@
 """One step of an engine: from the scheduler's plan to tokens in the outbox."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,9 +35,8 @@ class Stepper(Protocol):
     def is_due(self) -> bool:
         """Whether the next step would not have to wait for a device."""
 
-    @property
-    def newest_version(self) -> int:
-        """Of the weights that the newest tokens were drawn with."""
+    def newest_version(self, policy: str) -> int:
+        """Of the weights that the newest tokens of a policy were drawn with."""
 
     def joins(self, seq: Sequence) -> None:
         """A request has come."""
@@ -45,14 +44,14 @@ class Stepper(Protocol):
     def leaves(self, seq: Sequence) -> None:
         """A request has gone."""
 
-    def step(self, version: int) -> None:
-        """Serve the sequences once, with weights of this version."""
+    def step(self, versions: Mapping[str, int]) -> None:
+        """Serve the sequences once, with weights of these versions."""
 
     def drain(self) -> None:
         """Finish what is under way: afterwards the sequences have all tokens that were drawn."""
 
-    def swap(self, load: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
-        """Let new weights, of `version`, in between two passes. See `WeightReceiver.is_prepared`."""
+    def swap(self, load: Callable[[], Verification], policy: str, version: int, *, is_prepared: bool) -> Swapped:
+        """Let new weights of a policy, of `version`, in between two passes. See `WeightReceiver.is_prepared`."""
 
     def warm_up(self) -> None:
         """Do beforehand what the first requests would have to wait for."""
@@ -63,12 +62,17 @@ class HostStepper:
 
     is_due = True
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, outbox: Outbox, version: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: ModelRunner, outbox: Outbox, versions: Mapping[str, int]
+    ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._outbox = outbox
-        self.newest_version = version
+        self._newest = dict(versions)
         self.counters = dict.fromkeys(COUNTED, 0.0)
+
+    def newest_version(self, policy: str) -> int:
+        return self._newest[policy]
 
     def joins(self, seq: Sequence) -> None:
         pass
@@ -79,7 +83,7 @@ class HostStepper:
     def drain(self) -> None:
         pass
 
-    def swap(self, load: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
+    def swap(self, load: Callable[[], Verification], policy: str, version: int, *, is_prepared: bool) -> Swapped:
         started = time.perf_counter()
         verify_s = load()()
         return Swapped(time.perf_counter() - started, verify_s)
@@ -87,7 +91,7 @@ class HostStepper:
     def warm_up(self) -> None:
         pass
 
-    def step(self, version: int) -> None:
+    def step(self, versions: Mapping[str, int]) -> None:
         batch = self._scheduler.schedule()
         logits = self._runner.forward(batch)
         drawn = self._scheduler.commit(batch)
@@ -97,18 +101,20 @@ class HostStepper:
         sequences, rows = [seq for _, seq in drawn], logit_rows([span for span, _ in drawn])
         if len(rows) != logits.shape[0]:
             logits = logits[rows]
-        draw_and_send(logits, sequences, self._outbox, version)
-        self.newest_version = version
+        draw_and_send(logits, sequences, self._outbox, versions)
+        self._newest = dict(versions)
 
 
-def draw_and_send(logits: torch.Tensor, sequences: list[Sequence], outbox: Outbox, version: int) -> None:
+def draw_and_send(
+    logits: torch.Tensor, sequences: list[Sequence], outbox: Outbox, versions: Mapping[str, int]
+) -> None:
     """Draw a token of each sequence from the row of its number, on the host."""
     result = draw(logits, sequences)
     for row, seq in enumerate(sequences):
         masks = None
         if seq.request.record_sampling_mask:
             masks = pack_token(result.kept.get(row, NO_WORDS), outbox.vocab_size)
-        reason = outbox.take(seq, [result.tokens[row]], [result.logprobs[row]], [version], masks)
+        reason = outbox.take(seq, [result.tokens[row]], [result.logprobs[row]], [versions[seq.policy]], masks)
         outbox.send_due(seq, reason)
 
 

@@ -11,15 +11,16 @@ from penstock.engines.embedded.blocks import BlockPool
 from penstock.engines.embedded.prefix_cache import PrefixCache
 from penstock.engines.embedded.scheduler import Batch, Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
-from penstock.types import Parent
+from penstock.types import DEFAULT_POLICY, Parent
 from tests.engines.contract import ask
 
 CONTEXT = 64
+OTHER = "other"
 
 
 @dataclass
 class World:
-    """A scheduler, a memory that holds (history) instead of keys, and scripted tokens."""
+    """A scheduler of two policies, a memory that holds (policy, history) instead of keys, and scripted tokens."""
 
     num_blocks: int = 32
     block_size: int = 4
@@ -27,14 +28,17 @@ class World:
     prefill_chunk: int = 16
     prefix_cache: bool = True
     keep_finished: int = 8
-    memory: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    memory: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     arrivals: int = 0
     finished: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.num_blocks, self.block_size)
         self.cache = PrefixCache(
-            self.pool, enabled=self.prefix_cache, keep_finished=self.keep_finished, version=0
+            self.pool,
+            enabled=self.prefix_cache,
+            keep_finished=self.keep_finished,
+            versions={DEFAULT_POLICY: 0, OTHER: 0},
         )
         self.scheduler = Scheduler(self.cache, max_batch=self.max_batch, prefill_chunk=self.prefill_chunk)
 
@@ -46,7 +50,7 @@ class World:
         return seq
 
     def step(self) -> Batch:
-        """One pass. A token's key is the history up to it, so a wrong share or copy can't go unseen."""
+        """One pass. A token's key is its policy and the history up to it, so a wrong share or copy can't go unseen."""
         batch = self.scheduler.schedule()
         snapshot = dict(self.memory)
         for source, target in batch.copies:
@@ -59,11 +63,12 @@ class World:
                 where = (seq.blocks[place // self.block_size], place % self.block_size)
                 assert where not in written, "two sequences write to one slot"
                 written.add(where)
-                self.memory[where] = tuple(seq.tokens[: place + 1])
+                self.memory[where] = (seq.policy, tuple(seq.tokens[: place + 1]))
         for seq, first, count in batch.spans:
             for place in range(first + count):
                 where = (seq.blocks[place // self.block_size], place % self.block_size)
-                assert self.memory[where] == tuple(seq.tokens[: place + 1]), "it reads another's keys"
+                key = (seq.policy, tuple(seq.tokens[: place + 1]))
+                assert self.memory[where] == key, "it reads another's keys"
         for _, seq in self.scheduler.commit(batch):
             seq.tokens.append(100 + (7 * seq.num_tokens + sum(seq.tokens) + seq.arrival) % 5)
             if seq.num_tokens >= seq.limit:
@@ -163,7 +168,7 @@ def test_new_weights_make_old_prefixes_useless() -> None:
     world = World()
     world.add("a", list(range(10)), max_tokens=8)
     world.step()
-    world.scheduler.new_version(1, recompute_kv=False)
+    world.scheduler.new_version(DEFAULT_POLICY, 1, recompute_kv=False)
     world.add("b", list(range(10)), max_tokens=8)
     batch = world.step()
     assert [(seq.request.id, first, count) for seq, first, count in batch.spans] == [
@@ -180,7 +185,7 @@ def test_blocks_of_mixed_weights_are_never_found(known_before: int) -> None:
     world = World(keep_finished=0)
     a = world.add("a", list(range(known_before)), max_tokens=20)
     world.step()
-    world.scheduler.new_version(1, recompute_kv=False)
+    world.scheduler.new_version(DEFAULT_POLICY, 1, recompute_kv=False)
     world.drain()
     world.add("b", a.tokens[:20], max_tokens=2)
     assert world.step().num_cached == 0
@@ -192,7 +197,7 @@ def test_rebuilding_caches_computes_running_sequences_again() -> None:
     world.step()
     world.step()
     tokens = list(seq.tokens)
-    world.scheduler.new_version(1, recompute_kv=True)
+    world.scheduler.new_version(DEFAULT_POLICY, 1, recompute_kv=True)
     assert seq.tokens == tokens
     batch = world.step()
     assert [(first, count) for _, first, count in batch.spans] == [(0, 8)]
@@ -341,8 +346,8 @@ def test_kept_requests_give_way_to_running_ones(keep_finished: int) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_schedule_is_exact_and_leaks_nothing(data: st.DataObject) -> None:
-    """Random arrivals, shared prefixes, forks, cancellations, swaps and shortages. `World.step` checks that
-    nobody reads another's keys."""
+    """Random arrivals of two policies, shared prefixes, forks, cancellations, swaps and shortages. `World.step`
+    checks that nobody reads another's keys, nor another policy's."""
     world = World(
         num_blocks=data.draw(st.integers(12, 24), label="blocks"),
         max_batch=data.draw(st.integers(1, 6), label="batch"),
@@ -361,6 +366,7 @@ def test_any_schedule_is_exact_and_leaks_nothing(data: st.DataObject) -> None:
                 options = {
                     "max_tokens": data.draw(st.integers(1, 16)),
                     "priority": data.draw(st.integers(0, 2)),
+                    "policy": data.draw(st.sampled_from([DEFAULT_POLICY, OTHER])),
                 }
                 seqs.append(world.add(f"r{len(seqs)}", prompt, **options))
         elif move == "fork" and seqs:
@@ -368,14 +374,16 @@ def test_any_schedule_is_exact_and_leaks_nothing(data: st.DataObject) -> None:
             keep = data.draw(st.integers(1, parent.num_tokens))
             tokens = parent.tokens[:keep] + [77] * data.draw(st.integers(0, 3))
             if len(tokens) < 44:
+                options = {"policy": data.draw(st.sampled_from([DEFAULT_POLICY, OTHER])), "max_tokens": 4}
                 fork = Parent(id=parent.request.id, keep=keep)
-                seqs.append(world.add(f"r{len(seqs)}", tokens, parent=fork, max_tokens=4))
+                seqs.append(world.add(f"r{len(seqs)}", tokens, parent=fork, **options))
         elif move == "cancel" and world.scheduler.live():
             world.scheduler.cancel(data.draw(st.sampled_from(world.scheduler.live())))
             cancelled += 1
         elif move == "swap":
             rebuild = data.draw(st.booleans())
-            world.scheduler.new_version(world.cache.version + 1, recompute_kv=rebuild)
+            policy = data.draw(st.sampled_from([DEFAULT_POLICY, OTHER]))
+            world.scheduler.new_version(policy, world.cache.versions[policy] + 1, recompute_kv=rebuild)
         elif world.scheduler.has_work:
             world.step()
     world.drain()
@@ -388,7 +396,7 @@ def test_nobody_follows_a_leader_whose_prompt_is_half_computed_under_old_weights
     world = World()
     world.add("old", list(range(30)))
     world.step()
-    world.scheduler.new_version(1, recompute_kv=False)
+    world.scheduler.new_version(DEFAULT_POLICY, 1, recompute_kv=False)
     new = world.add("new", list(range(30)))
     world.step()
     world.step()
@@ -402,14 +410,89 @@ def test_rebuilding_caches_forgets_finished_requests() -> None:
     world = World(prefix_cache=False)
     parent = world.add("p", list(range(10)), max_tokens=4)
     world.drain()
-    world.scheduler.new_version(1, recompute_kv=False)
+    world.scheduler.new_version(DEFAULT_POLICY, 1, recompute_kv=False)
     fork = world.add("f", parent.tokens[:12], parent=Parent(id="p", keep=12))
     assert world.step().num_cached == 11
     assert fork.kv_version == 0
     world.drain()
-    world.scheduler.new_version(2, recompute_kv=True)
+    world.scheduler.new_version(DEFAULT_POLICY, 2, recompute_kv=True)
     world.add("g", parent.tokens[:12], parent=Parent(id="p", keep=12))
     assert world.step().num_cached == 0
+
+
+def test_equal_prompts_of_two_policies_are_computed_once_each() -> None:
+    world = World()
+    for name, policy in (("a", DEFAULT_POLICY), ("b", OTHER), ("c", DEFAULT_POLICY), ("d", OTHER)):
+        world.add(name, list(range(6)), policy=policy)
+    batch = world.step()
+    assert [(seq.request.id, first, count) for seq, first, count in batch.spans] == [("a", 0, 6), ("b", 0, 6)]
+    assert batch.num_cached == 12
+    world.drain()
+    assert world.free_after_forgetting() == 32
+
+
+def test_a_prefix_is_found_by_its_own_policy_only() -> None:
+    world = World()
+    world.add("a", list(range(10)), max_tokens=2)
+    world.drain()
+    world.add("b", list(range(10)), policy=OTHER, max_tokens=2)
+    assert world.step().num_cached == 0
+    world.drain()
+    for policy in (DEFAULT_POLICY, OTHER):
+        world.add(f"c of {policy}", list(range(10)), policy=policy, max_tokens=2)
+        assert world.step().num_cached == 8
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_nobody_forks_from_a_request_of_another_policy(is_running: bool) -> None:
+    world = World()
+    parent = world.add("p", list(range(10)), max_tokens=20 if is_running else 4)
+    for _ in range(5):
+        world.step() if world.scheduler.has_work else None
+    assert parent.is_running == is_running
+    fork = world.add("f", parent.tokens[:12], parent=Parent(id="p", keep=12), policy=OTHER)
+    assert world.step().num_cached == 0
+    assert fork.num_computed == 12
+    own = world.add("g", parent.tokens[:12], parent=Parent(id="p", keep=12))
+    world.step()
+    assert own.num_output == 1
+    assert set(own.blocks) & set(fork.blocks) == set()
+
+
+def test_finished_requests_of_two_policies_with_one_id_are_kept_apart() -> None:
+    world = World(prefix_cache=False)
+    tokens = {}
+    for policy in (DEFAULT_POLICY, OTHER):
+        tokens[policy] = world.add("p", list(range(10)), policy=policy, max_tokens=4).tokens
+        world.drain()
+    for policy in (DEFAULT_POLICY, OTHER):
+        world.add(f"f of {policy}", tokens[policy][:12], parent=Parent(id="p", keep=12), policy=policy)
+        assert world.step().num_cached == 11
+        world.drain()
+
+
+def test_new_weights_of_a_policy_leave_the_cache_of_another_alone() -> None:
+    world = World()
+    seqs = {
+        policy: world.add(f"a of {policy}", list(range(10)), policy=policy, max_tokens=9)
+        for policy in (DEFAULT_POLICY, OTHER)
+    }
+    world.step()
+    world.scheduler.new_version(OTHER, 1, recompute_kv=True)
+    assert [seqs[policy].num_preempted for policy in (DEFAULT_POLICY, OTHER)] == [0, 1]
+    world.drain()
+    world.scheduler.new_version(OTHER, 2, recompute_kv=True)
+    cached = {}
+    for policy, seq in seqs.items():
+        fork = Parent(id=f"a of {policy}", keep=12)
+        world.add(f"f of {policy}", seq.tokens[:12], parent=fork, policy=policy, max_tokens=2)
+        cached[policy] = world.step().num_cached
+        world.drain()
+        world.add(f"b of {policy}", [*range(8), 50], policy=policy, max_tokens=2)
+        cached[policy] += 100 * world.step().num_cached
+        world.drain()
+    assert cached == {DEFAULT_POLICY: 811, OTHER: 800}
+    assert world.free_after_forgetting() == 32
 
 
 def pass_over_prompts(scheduler: Scheduler) -> list[str]:

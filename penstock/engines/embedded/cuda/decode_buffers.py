@@ -7,7 +7,7 @@ import torch
 from penstock.engines.embedded.cuda.kernels.sampling import Cuts
 from penstock.engines.embedded.cuda.kernels.step_end import STOPS
 
-POSITION, SEED, RECORDS, TOP_K, FIRST_STOP = range(5)
+POSITION, SEED, RECORDS, TOP_K, POLICY, FIRST_STOP = range(6)
 NUM_INTS = FIRST_STOP + STOPS
 TEMPERATURE, TOP_P, MIN_P = range(3)
 NUM_FLOATS = 3
@@ -30,7 +30,7 @@ class DecodeBuffers:
     """(rows, window): what was drawn since the window began."""
     output_logprobs: torch.Tensor
     output_versions: torch.Tensor
-    """(window,): whose weights each of those steps used."""
+    """(rows, window): the version, of each row's policy, that each of those was drawn with."""
     step: torch.Tensor
     """(1,): the column of the window that comes next."""
 
@@ -50,7 +50,7 @@ class DecodeBuffers:
             floats=filled(NUM_FLOATS, rows, dtype=torch.float32, value=1.0),
             output_tokens=filled(rows, window, dtype=torch.int64),
             output_logprobs=filled(rows, window, dtype=torch.float32),
-            output_versions=filled(window, dtype=torch.int64),
+            output_versions=filled(rows, window, dtype=torch.int64),
             step=filled(1, dtype=torch.int64),
         )
 

@@ -9,6 +9,7 @@ A sequence that ends within a window draws a few tokens more, which are thrown a
 
 import inspect
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 
 from penstock.engines.embedded.cuda.decode_buffers import (
     MIN_P,
+    POLICY,
     POSITION,
     RECORDS,
     SEED,
@@ -56,7 +58,9 @@ class Device:
         max_context: int,
         block_size: int,
         window: int,
+        versions: Mapping[str, int],
     ) -> None:
+        """`versions` are those of the policies that the weights which are there serve."""
         self._model = model
         self._cache = cache
         self._vocab = vocab
@@ -70,9 +74,9 @@ class Device:
         self._kv_heads = pool.shape[2]
         blocks = -(-(max_context + 2 * window) // block_size) + 1
         self._buffers = DecodeBuffers.make(max_batch, blocks, window, cache.scratch, self._device)
-        self._rows = Rows(max_batch, blocks, cache.scratch, block_size, vocab)
+        self.gate = Gate(self._device, versions)
+        self._rows = Rows(max_batch, blocks, cache.scratch, block_size, vocab, self.gate.slots)
         self._rows.clear()
-        self.gate = Gate(self._device)
         self._pass = CurrentPass()
         self.graphs = StepGraphs(
             self._decode, self._buffers, self.gate, self._pass, scratch=cache.scratch, vocab=vocab
@@ -105,8 +109,7 @@ class Device:
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, sequences: list[Sequence], sources: Many[int]) -> list[Drawn]:
         """Draw a token of each sequence from the row of `logits` that `sources` names, and wait for it."""
-        result, masks = self._sample(logits, sequences, sources)
-        return self._read(self._launched(sequences, result, masks))
+        return self._read(self._sample(logits, sequences, sources)[1])
 
     @torch.inference_mode()
     def launch_prompts(self, batch: Batch, sequences: list[Sequence], sources: Many[int]) -> None:
@@ -115,7 +118,7 @@ class Device:
         if not sequences:
             self.gate.check()
             return
-        result, masks = self._sample(logits, sequences, sources)
+        result, launch = self._sample(logits, sequences, sources)
         self._rows.drop_ended()
         staying = [at for at, seq in enumerate(sequences) if seq.num_tokens + 1 < seq.limit]
         if staying:
@@ -126,7 +129,7 @@ class Device:
             self._buffers.tokens.index_copy_(0, upload(rows, self._device), tokens)
         for seq in sequences:
             seq.num_pending += 1
-        self._queue(self._launched(sequences, result, masks))
+        self._queue(launch)
         self.gate.check()
 
     @torch.inference_mode()
@@ -166,7 +169,7 @@ class Device:
                 sequences=sequences,
                 rows=[self._rows.of[seq] for seq in sequences],
                 steps=steps,
-                versions=download(buffers.output_versions[:steps]),
+                versions=download(buffers.output_versions[:bucket, :steps].contiguous()),
                 tokens=download(buffers.output_tokens[:bucket, :steps].contiguous()),
                 logprobs=download(buffers.output_logprobs[:bucket, :steps].contiguous()),
                 lengths=download(buffers.lengths[:bucket]),
@@ -204,9 +207,9 @@ class Device:
 
     def _sample(
         self, logits: torch.Tensor, sequences: list[Sequence], sources: Many[int]
-    ) -> tuple[Sampled, Recorded | None]:
-        """One draw of each sequence, and what truncation left of it."""
-        columns = [settings_of(seq, self._vocab) for seq in sequences]
+    ) -> tuple[Sampled, Launch]:
+        """One draw of each sequence, and the same on its way to the host."""
+        columns = [settings_of(seq, self._vocab, self.gate.slots) for seq in sequences]
         ints = upload(np.array([ints for ints, _ in columns], dtype=np.int64).T, self._device)
         floats = upload(np.array([floats for _, floats in columns], dtype=np.float32).T, self._device)
         arena, segment, cuts = None, 0, None
@@ -223,17 +226,20 @@ class Device:
             cuts=cuts,
             arena=arena,
         )
-        if arena is None:
-            return result, None
-        return result, self.graphs.mask_room().recorded(arena, len(sequences), 1, segment)
+        masks = None
+        if arena is not None:
+            masks = self.graphs.mask_room().recorded(arena, len(sequences), 1, segment)
+        return result, self._launched(sequences, result, masks, ints[POLICY])
 
-    def _launched(self, sequences: list[Sequence], result: Sampled, masks: Recorded | None) -> Launch:
+    def _launched(
+        self, sequences: list[Sequence], result: Sampled, masks: Recorded | None, policies: torch.Tensor
+    ) -> Launch:
         self.gate.drew()
         return Launch(
             sequences=sequences,
             rows=list(range(len(sequences))),
             steps=1,
-            versions=download(self.gate.version),
+            versions=download(self.gate.versions[policies][:, None]),
             tokens=download(result.tokens[:, None]),
             logprobs=download(result.logprobs[:, None]),
             lengths=None,
@@ -258,7 +264,7 @@ class Device:
             masks = None
             if seq.request.record_sampling_mask:
                 masks = table.packed(row, count) if table is not None else Packed([0] * count, NO_WORDS)
-            drawn.append(Drawn(seq, tokens[row][:count], logprobs[row][:count], versions[:count], masks))
+            drawn.append(Drawn(seq, tokens[row][:count], logprobs[row][:count], versions[row][:count], masks))
         return drawn
 
     def _event(self) -> Any:

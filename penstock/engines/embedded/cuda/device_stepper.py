@@ -4,7 +4,7 @@ A request that only the host can draw for (penalties, logit bias) makes every pa
 it is there; all others are drawn by the device even then, so that a seed gives the same tokens in any company.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from penstock.engines.embedded.cuda.device import Device
 from penstock.engines.embedded.outbox import Outbox
@@ -23,10 +23,9 @@ MAX_PROMPTS_IN_A_ROW = 4
 class DeviceStepper:
     """Keeps the device's queue filled, one launch ahead of what is read."""
 
-    def __init__(self, scheduler: Scheduler, device: Device, outbox: Outbox, version: int) -> None:
+    def __init__(self, scheduler: Scheduler, device: Device, outbox: Outbox) -> None:
         self._scheduler = scheduler
         self.device = device
-        device.gate.begin(version)
         self._outbox = outbox
         self._num_for_host = 0
         self._prompts_in_a_row = 0
@@ -37,9 +36,8 @@ class DeviceStepper:
     def is_due(self) -> bool:
         return not self._must_take or self.device.is_ready
 
-    @property
-    def newest_version(self) -> int:
-        return self.device.gate.newest
+    def newest_version(self, policy: str) -> int:
+        return self.device.gate.newest(policy)
 
     def joins(self, seq: Sequence) -> None:
         self._num_for_host += not draws_on_device(seq)
@@ -47,10 +45,10 @@ class DeviceStepper:
     def leaves(self, seq: Sequence) -> None:
         self._num_for_host -= not draws_on_device(seq)
 
-    def step(self, version: int) -> None:
+    def step(self, versions: Mapping[str, int]) -> None:
         if self._num_for_host:
             self.drain()
-            self._pass(version)
+            self._pass(versions)
             return
         if self._must_take:
             self._take()
@@ -62,13 +60,13 @@ class DeviceStepper:
             self._take()
         self.device.reset()
 
-    def swap(self, load: Callable[[], Verification], version: int, *, is_prepared: bool) -> Swapped:
+    def swap(self, load: Callable[[], Verification], policy: str, version: int, *, is_prepared: bool) -> Swapped:
         """What is in flight goes on with the new weights from its next step on; where `load` may do what a busy
         device can't wait for, it is finished first. Nobody sees what was drawn with weights that are not yet
         verified."""
         if not is_prepared:
             self.drain()
-        return self.device.gate.let_in(load, version, is_busy=self.device.num_in_flight > 0)
+        return self.device.gate.let_in(load, policy, version, is_busy=self.device.num_in_flight > 0)
 
     def warm_up(self) -> None:
         self.device.warm_up()
@@ -115,7 +113,7 @@ class DeviceStepper:
                 self._scheduler.taken(each.seq, has_ended=reason is not None)
                 self._outbox.send_due(each.seq, reason)
 
-    def _pass(self, version: int) -> None:
+    def _pass(self, versions: Mapping[str, int]) -> None:
         """One pass that the host waits for, as on a CPU."""
         batch = self._scheduler.schedule()
         logits = self.device.forward(batch)
@@ -131,5 +129,5 @@ class DeviceStepper:
                 reason = self._outbox.take(each.seq, each.tokens, each.logprobs, each.versions, each.masks)
                 self._outbox.send_due(each.seq, reason)
         if ours:
-            draw_and_send(logits[[row for row, _ in ours]], [seq for _, seq in ours], self._outbox, version)
+            draw_and_send(logits[[row for row, _ in ours]], [seq for _, seq in ours], self._outbox, versions)
             self.device.gate.drew()

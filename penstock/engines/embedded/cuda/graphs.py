@@ -10,6 +10,7 @@ import torch
 
 from penstock.engines.embedded.cuda.decode_buffers import (
     FIRST_STOP,
+    POLICY,
     POSITION,
     RECORDS,
     SEED,
@@ -159,5 +160,13 @@ class StepGraphs:
             arena=arena,
         )
         gate = self._gate
-        advance(drawn.tokens, drawn.logprobs, gate.version, gate.told, buffers=buffers, first_stop=FIRST_STOP)
+        advance(
+            drawn.tokens,
+            drawn.logprobs,
+            buffers.ints[POLICY],
+            gate.versions,
+            gate.told,
+            buffers=buffers,
+            first_stop=FIRST_STOP,
+        )
         gate.check()

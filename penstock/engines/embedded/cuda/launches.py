@@ -30,7 +30,7 @@ class Launch:
     rows: list[int]
     steps: int
     versions: torch.Tensor
-    """Of the weights, a step each: new ones may come in between."""
+    """(rows, steps), of the weights of each row's policy: new ones may come in between two steps."""
     tokens: torch.Tensor
     logprobs: torch.Tensor
     lengths: torch.Tensor | None

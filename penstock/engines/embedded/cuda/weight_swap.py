@@ -7,12 +7,12 @@ still; weights are copied on another stream; then the gate opens, and what was q
     main    ── step ─ gate ─ step ─ gate ······ stands still ······ step ─ gate ──
     side                              └─ copy, hash ─ version ─ open ┘
 
-Which weights a step used is therefore known to the device alone: it writes the live version beside each token.
+Which weights a step used is therefore known to the device alone: it writes the live version of its policy beside each token.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from penstock.engines.embedded.cuda.kernels.step_end import (
     NEWEST,
     STOOD_NS,
     STOPPED,
-    TOLD,
     WENT_ON,
     stop_if_asked,
 )
@@ -41,11 +40,14 @@ TRIAL_NS = 200_000_000
 class Gate:
     """The gate of one engine. On a CPU nothing is ever queued, so nothing has to stop."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, versions: Mapping[str, int]) -> None:
+        """The weights that are there serve these policies in these versions."""
         self._device = device
-        self.version = torch.zeros(1, dtype=torch.int64, device=device)
-        """Whose weights are live, for kernels to read."""
-        self.told = _host_memory(TOLD, device)
+        self.slots = {policy: slot for slot, policy in enumerate(versions)}
+        """By which number the device knows each policy."""
+        self.versions = torch.zeros(len(versions), dtype=torch.int64, device=device)
+        """Of the weights that are live, by slot, for kernels to read."""
+        self.told = _host_memory(NEWEST + len(versions), device)
         """What the device says: see `kernels.STOPPED` and its neighbours."""
         self._answers: Any = self.told.numpy()
         self._asked = _host_memory(1, device)
@@ -55,20 +57,17 @@ class Gate:
         if self._stops:
             self._side: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self._try()
+        for policy, version in versions.items():
+            self.versions[self.slots[policy]].fill_(version)
+            self.told[NEWEST + self.slots[policy]] = version
 
-    @property
-    def newest(self) -> int:
-        """The version of the newest tokens, which the host may not have seen yet."""
-        return int(self._answers[NEWEST])
-
-    def begin(self, version: int) -> None:
-        """The weights that are there are of this version."""
-        self.version.fill_(version)
-        self.told[NEWEST] = version
+    def newest(self, policy: str) -> int:
+        """The version of a policy's newest tokens, which the host may not have seen yet."""
+        return int(self._answers[NEWEST + self.slots[policy]])
 
     def drew(self) -> None:
         """Queue the note that tokens were drawn with the live weights."""
-        self.told[NEWEST:].copy_(self.version, non_blocking=True)
+        self.told[NEWEST:].copy_(self.versions, non_blocking=True)
 
     def check(self, patience_ns: int = PATIENCE_NS) -> None:
         """Queue a place at which the device may stand still."""
@@ -83,14 +82,14 @@ class Gate:
                 "waiting: the engine's process must have been stopped in between, and is in no known state"
             )
 
-    def let_in(self, load: Callable[[], Verification], version: int, *, is_busy: bool) -> Swapped:
+    def let_in(self, load: Callable[[], Verification], policy: str, version: int, *, is_busy: bool) -> Swapped:
         """Run `load`, and wait until the new weights are verified. On a device that is busy it runs between
         two steps, and must not do more than queue work: to load a kernel or to take memory, CUDA may wait until
         the device is idle. Nor may another thread of this process do so meanwhile."""
         if not (is_busy and self._stops):
             started = time.perf_counter()
             verify_s = load()()
-            self.version.fill_(version)
+            self.versions[self.slots[policy]].fill_(version)
             return Swapped(time.perf_counter() - started, verify_s)
         self._number += 1
         try:
@@ -98,7 +97,7 @@ class Gate:
             with torch.cuda.stream(self._side):
                 verify = load()
         finally:
-            self._open(version)
+            self._open(self.versions[self.slots[policy]], version)
         verify_s = verify()
         self._until(WENT_ON, self._side)
         return Swapped(float(self._answers[STOOD_NS]) / 1e9, verify_s)
@@ -111,9 +110,9 @@ class Gate:
         last.record(torch.cuda.current_stream(self._device))
         self._until(STOPPED, last)
 
-    def _open(self, version: int) -> None:
+    def _open(self, live: torch.Tensor, version: int) -> None:
         with torch.cuda.stream(self._side):
-            self.version.fill_(version)
+            live.fill_(version)
             self._opened.fill_(self._number)
 
     def _until(self, answer: int, work: Any) -> None:
@@ -129,8 +128,8 @@ class Gate:
             self._asked.fill_(self._number)
             self.check(TRIAL_NS)
             for _ in range(64):
-                self.version.fill_(1)
-            self._open(0)
+                self.versions.fill_(1)
+            self._open(self.versions, 0)
             torch.cuda.synchronize(self._device)
             self._number += 1
         self._stops = not self._answers[GAVE_UP]

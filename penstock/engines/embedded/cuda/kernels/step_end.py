@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 
 STOPS = 8
 """Stop tokens of a request that the device looks for; the host finds the others."""
-STOPPED, STOOD_NS, WENT_ON, GAVE_UP, NEWEST, TOLD = range(6)
+STOPPED, STOOD_NS, WENT_ON, GAVE_UP, NEWEST = range(5)
 """What the device tells the host: the update it stands still for, how long it stood for the last, which that was,
-one that it no longer waited for, and the version of the newest tokens; and how many such numbers there are."""
+one that it no longer waited for; and from `NEWEST` on, for each policy, the version of the newest tokens."""
 
 
 @triton.jit
 def _advance_kernel(
-    drawn, logprobs, tokens, positions, ended, lengths, stops, output_tokens, output_logprobs, step,
-    version, output_versions, newest, rows, window, stop_stride, STOPS: tl.constexpr, SIZE: tl.constexpr,
+    drawn, logprobs, tokens, positions, ended, lengths, stops, policies, output_tokens, output_logprobs, step,
+    versions, output_versions, newest, rows, window, stop_stride, num_policies,
+    STOPS: tl.constexpr, SIZE: tl.constexpr, POLICIES: tl.constexpr,
 ):  # fmt: skip
     """One program for all rows: they are few, and all need the step before it is counted up. Positions are the
     first row of `positions`."""
@@ -37,6 +38,9 @@ def _advance_kernel(
         tl.store(
             output_logprobs + row * window + column, tl.load(logprobs + row, mask=real, other=0.0), mask=real
         )
+        policy = tl.load(policies + row, mask=real, other=0)
+        live = tl.load(versions + policy, mask=real, other=0)
+        tl.store(output_versions + row * window + column, live, mask=real)
         tl.store(lengths + row, tl.where(was_over == 0, length + 1, length), mask=real)
         for number in tl.static_range(STOPS):
             stop = tl.load(stops + number * stop_stride + row, mask=real, other=-1)
@@ -44,31 +48,32 @@ def _advance_kernel(
         tl.store(ended + row, over, mask=real)
         tl.store(tokens + row, token, mask=real)
         tl.store(positions + row, tl.where(was_over == 0, place + 1, place), mask=real)
-    live = tl.load(version)
-    tl.store(output_versions + column, live)
-    tl.store(newest, live)
+    slot = tl.arange(0, POLICIES)
+    tl.store(newest + slot, tl.load(versions + slot, mask=slot < num_policies), mask=slot < num_policies)
     tl.store(step, column + 1)
 
 
 def advance(
     drawn: torch.Tensor,
     logprobs: torch.Tensor,
-    version: torch.Tensor,
+    policies: torch.Tensor,
+    versions: torch.Tensor,
     told: torch.Tensor,
     *,
     buffers: "DecodeBuffers",
     first_stop: int,
 ) -> None:
     """Write `drawn` into the outputs' next column and make it the next input; with it the version whose weights
-    are live. A row that draws one of its stop tokens ends: `lengths` counts what was drawn up to then, and its
+    are live: `versions` has that of each policy, and `policies` the policy of each row. A row that draws one of its stop tokens ends: `lengths` counts what was drawn up to then, and its
     position stays from then on."""
     rows = len(drawn)
     stops = buffers.ints[first_stop:]
     _advance_kernel[(1,)](
         drawn, logprobs, buffers.tokens, buffers.ints, buffers.ended, buffers.lengths, stops,
-        buffers.output_tokens, buffers.output_logprobs, buffers.step,
-        version, buffers.output_versions, told[NEWEST:], rows, buffers.output_tokens.shape[1], stops.stride(0),
-        STOPS=len(stops), SIZE=min(1024, triton.next_power_of_2(rows)), num_warps=8,
+        policies, buffers.output_tokens, buffers.output_logprobs, buffers.step,
+        versions, buffers.output_versions, told[NEWEST:], rows, buffers.output_tokens.shape[1], stops.stride(0),
+        len(versions), STOPS=len(stops), SIZE=min(1024, triton.next_power_of_2(rows)),
+        POLICIES=triton.next_power_of_2(len(versions)), num_warps=8,
     )  # fmt: skip
 
 
