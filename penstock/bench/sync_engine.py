@@ -20,7 +20,7 @@ from penstock.bench.shapes import make_shape
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.sync.transports import AnyReceiver
-from penstock.types import GenerateRequest, SamplingParams, WeightUpdate
+from penstock.types import DEFAULT_POLICY, GenerateRequest, SamplingParams, WeightUpdate
 
 PROMPT, CONTEXT = 16, 2048
 SMALL_CONTEXT = 96
@@ -64,7 +64,8 @@ async def serve(shape: str, device: str, batch: int) -> None:
         device=device,
         dtype="bfloat16" if on_gpu else "float32",
     )
-    engine = EmbeddedEngine(model, config=config, receiver=AnyReceiver(), version=-1)
+    versions = {DEFAULT_POLICY: -1}
+    engine = EmbeddedEngine(model, config=config, receiver=AnyReceiver(), versions=versions)
     engine.warm_up()
     sys.setswitchinterval(
         LOOK_EVERY_S
@@ -107,7 +108,7 @@ async def take(engine: EmbeddedEngine, update: WeightUpdate, watched: Watched) -
 def first_token(engine: EmbeddedEngine, version: int) -> float:
     """When the first token of a version was sampled. A thread polls for it: the event loop is busy at times."""
     until = time.monotonic() + PATIENCE_S
-    while engine.newest_version < version:
+    while engine.newest_version() < version:
         if time.monotonic() > until:
             raise TimeoutError(f"no token of version {version} within {PATIENCE_S:.0f} s")
         time.sleep(LOOK_EVERY_S)

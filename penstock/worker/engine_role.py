@@ -15,7 +15,7 @@ from penstock.models.load import load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.recorder import Recorder
 from penstock.sync.transports import AnyReceiver
-from penstock.types import Chunk, EngineReport, GenerateRequest, UpdateReceipt
+from penstock.types import DEFAULT_POLICY, Chunk, EngineReport, GenerateRequest, UpdateReceipt
 from penstock.worker.out_of_memory import ENGINE, is_out_of_memory, naming_settings
 from penstock.worker.quiet import quieten
 
@@ -36,7 +36,8 @@ async def start(
             tokenizer=ChatTokenizer(request.model),
             name=request.name,
             blobs=open_blobs(request.blobs),
-            version=-1,  # nothing is served before the trainer's version 0 has arrived and is verified
+            # Nothing is served before the trainer's version 0 has arrived and is verified.
+            versions={DEFAULT_POLICY: -1},
         )
         await asyncio.to_thread(engine.warm_up)
 

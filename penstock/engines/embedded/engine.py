@@ -12,8 +12,9 @@ passes of what is in flight (`cuda.weight_swap`).
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
 import numpy as np
 from torch import nn
@@ -58,13 +59,18 @@ CAPABILITIES = (
 )
 
 
+SERVES_DEFAULT: Mapping[str, int] = MappingProxyType({DEFAULT_POLICY: 0})
+"""What an engine serves that nobody has told otherwise."""
 LONG_STEP_S, LONG_STEP_TURNS = 0.005, 6
 LOOK_AGAIN_S = 0.0005
 """How often a device at work is looked at."""
 
 
 class EmbeddedEngine:
-    """Serves one policy. Its owner runs `run()` in a task group; requests wait until it does."""
+    """Its owner runs `run()` in a task group; requests wait until it does.
+
+    `versions` names the policies that the model's weights serve, each with its version. An update of all weights is
+    one of all policies, so only an engine of a single policy takes it."""
 
     def __init__(
         self,
@@ -74,21 +80,19 @@ class EmbeddedEngine:
         receiver: WeightReceiver,
         tokenizer: Tokenizer | None = None,
         name: str = "engine0",
-        version: int = 0,
-        policy: str = DEFAULT_POLICY,
+        versions: Mapping[str, int] = SERVES_DEFAULT,
         blobs: BlobStore | None = None,
     ) -> None:
         self.name = name
         self.config = config
-        self.policy = policy
-        self.version = version
+        self.versions = dict(versions)
         self._runner = ModelRunner(model, config)
         self._tensors = published_tensors(model)
         self._receiver = receiver
         self._tokenizer = tokenizer
         pool = BlockPool(self._runner.num_blocks, config.block_size)
         cache = PrefixCache(
-            pool, enabled=config.prefix_cache, keep_finished=config.keep_finished, version=version
+            pool, enabled=config.prefix_cache, keep_finished=config.keep_finished, versions=versions
         )
         self._scheduler = Scheduler(
             cache,
@@ -97,7 +101,7 @@ class EmbeddedEngine:
         )
         self.blobs: BlobStore = MemoryBlobs() if blobs is None else blobs
         self._outbox = Outbox(self._scheduler, tokenizer, self._runner.vocab_size, self.blobs)
-        self._stepper = self._open_stepper(version)
+        self._stepper = self._open_stepper()
         self._seeds = np.random.default_rng(config.seed)
         self._arrivals = 0
         self._wake = asyncio.Event()
@@ -112,7 +116,7 @@ class EmbeddedEngine:
         self._refuse_if_down()
         check_request(
             request,
-            policy=self.policy,
+            policies=self.versions,
             vocab_size=self._runner.vocab_size,
             max_context=self._runner.max_context,
             cache_tokens=self._runner.num_blocks * self.config.block_size,
@@ -148,10 +152,15 @@ class EmbeddedEngine:
                 update,
                 interrupt,
                 name=self.name,
-                versions={self.policy: self.version},
+                versions=self.versions,
                 interrupts=INTERRUPTS,
                 is_intact=self._failure is None,
             )
+            if len(self.versions) > 1:
+                raise PenstockError(
+                    f"{self.name} serves {len(self.versions)} policies with one set of weights, got new ones for "
+                    f"{update.policy!r}; serve each policy that is trained by an engine of its own"
+                )
             started = time.perf_counter()
             staged = await self._stage(update)
             stage_s = time.perf_counter() - started
@@ -160,8 +169,8 @@ class EmbeddedEngine:
             finally:
                 self._receiver.drop(staged)
             return UpdateReceipt(
-                policy=self.policy,
-                version=self.version,
+                policy=update.policy,
+                version=update.version,
                 stage_s=stage_s,
                 stall_s=swapped.stall_s,
                 verify_s=swapped.verify_s,
@@ -171,7 +180,7 @@ class EmbeddedEngine:
         scheduler = self._scheduler
         return EngineReport(
             name=self.name,
-            versions={self.policy: self.version},
+            versions=dict(self.versions),
             capabilities=CAPABILITIES + (("stop_strings",) if self._tokenizer is not None else ()),
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
@@ -226,7 +235,7 @@ class EmbeddedEngine:
     def step(self) -> None:
         """Serve every sequence once."""
         started = time.perf_counter()
-        self._stepper.step(self.version)
+        self._stepper.step(self.versions)
         self._busy_s += time.perf_counter() - started
 
     async def _until_due(self) -> None:
@@ -244,23 +253,22 @@ class EmbeddedEngine:
         """Tokens of each sequence that is being computed."""
         return [seq.num_tokens + seq.num_pending for seq in self._scheduler.running]
 
-    @property
-    def newest_version(self) -> int:
-        """Of the newest tokens, also of those that a device has drawn and nobody has seen."""
-        return self._stepper.newest_version
+    def newest_version(self, policy: str = DEFAULT_POLICY) -> int:
+        """Of a policy's newest tokens, also of those that a device has drawn and nobody has seen."""
+        return self._stepper.newest_version(policy)
 
     def forget_cache(self) -> None:
         """Drop everything that is only kept for reuse. What running sequences hold stays."""
         self._scheduler.cache.clear_kept()
         self._scheduler.cache.pool.clear_index()
 
-    def _open_stepper(self, version: int) -> Stepper:
-        device = self._runner.open_device(self.config)
+    def _open_stepper(self) -> Stepper:
+        device = self._runner.open_device(self.config, self.versions)
         if device is None:
-            return HostStepper(self._scheduler, self._runner, self._outbox, version)
+            return HostStepper(self._scheduler, self._runner, self._outbox, self.versions)
         from penstock.engines.embedded.cuda.device_stepper import DeviceStepper
 
-        return DeviceStepper(self._scheduler, device, self._outbox, version)
+        return DeviceStepper(self._scheduler, device, self._outbox)
 
     async def _stage(self, update: WeightUpdate) -> Staged:
         """In a thread, if it takes long. A thread can't be cancelled: what it stages for nobody is dropped."""
@@ -282,13 +290,14 @@ class EmbeddedEngine:
         """Between two forward passes, here and now."""
         if self._closed:
             raise PenstockError(f"{self.name} is closed")
-        version = staged.update.version
+        policy, version = staged.update.policy, staged.update.version
         if recompute_kv:
             self._stepper.drain()
-        self._scheduler.new_version(version, recompute_kv=recompute_kv)
+        self._scheduler.new_version(policy, version, recompute_kv=recompute_kv)
         try:
             swapped = self._stepper.swap(
                 lambda: self._receiver.load(staged, self._tensors),
+                policy,
                 version,
                 is_prepared=self._receiver.is_prepared(staged),
             )
@@ -299,7 +308,7 @@ class EmbeddedEngine:
             self.forget_cache()
             raise
         self._failure = None
-        self.version = version
+        self.versions[policy] = version
         return swapped
 
     def _sequence(self, request: GenerateRequest) -> Sequence:

@@ -46,9 +46,9 @@ class PrefixCache:
     def attach(self, seq: Sequence, parent: Sequence | None, fresh: Container[int] = ()) -> None:
         """Give a sequence that has nothing the blocks that it can share, and mark them computed.
 
-        At least one token is left to compute: its logits are needed. `parent` is the live sequence it
-        forks from, if there is one, of the same policy. `fresh` blocks are filled by the very pass that is being planned: they
-        can be shared whole, but not copied, since copies come before the pass."""
+        At least one token is left to compute: its logits are needed. `parent` is the live sequence, of the same
+        policy, that it forks from, if there is one. `fresh` blocks are filled by the very pass that is being
+        planned: they can be shared whole, but not copied, since copies come before the pass."""
         if seq.request.parent is not None:
             key = (seq.policy, seq.request.parent.id)
             kept = _snapshot(parent) if parent is not None else self._kept.get(key)
@@ -137,7 +137,8 @@ class PrefixCache:
         """Find the trie node of a fork's shared blocks, so that what it adds can be indexed too."""
         size = self.pool.block_size
         for number in range(num_blocks):
-            found = self.pool.find(self._weights(seq), seq.node, _run(seq.tokens[number * size : (number + 1) * size]))
+            run = _run(seq.tokens[number * size : (number + 1) * size])
+            found = self.pool.find(self._weights(seq), seq.node, run)
             if found is None:
                 return
             seq.node = found[1]

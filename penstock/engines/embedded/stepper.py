@@ -50,7 +50,9 @@ class Stepper(Protocol):
     def drain(self) -> None:
         """Finish what is under way: afterwards the sequences have all tokens that were drawn."""
 
-    def swap(self, load: Callable[[], Verification], policy: str, version: int, *, is_prepared: bool) -> Swapped:
+    def swap(
+        self, load: Callable[[], Verification], policy: str, version: int, *, is_prepared: bool
+    ) -> Swapped:
         """Let new weights of a policy, of `version`, in between two passes. See `WeightReceiver.is_prepared`."""
 
     def warm_up(self) -> None:
@@ -83,7 +85,9 @@ class HostStepper:
     def drain(self) -> None:
         pass
 
-    def swap(self, load: Callable[[], Verification], policy: str, version: int, *, is_prepared: bool) -> Swapped:
+    def swap(
+        self, load: Callable[[], Verification], policy: str, version: int, *, is_prepared: bool
+    ) -> Swapped:
         started = time.perf_counter()
         verify_s = load()()
         return Swapped(time.perf_counter() - started, verify_s)

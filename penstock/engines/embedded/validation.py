@@ -1,5 +1,7 @@
 """What the engine refuses before it spends anything on a request, each with a sentence."""
 
+from collections.abc import Collection
+
 from penstock.errors import RequestRefused
 from penstock.types import GenerateRequest
 
@@ -7,7 +9,7 @@ from penstock.types import GenerateRequest
 def check_request(
     request: GenerateRequest,
     *,
-    policy: str,
+    policies: Collection[str],
     vocab_size: int,
     max_context: int,
     cache_tokens: int,
@@ -20,7 +22,10 @@ def check_request(
     ids = (*request.sampling.stop_token_ids, *request.sampling.logit_bias)
     rules = (
         (not is_known, "its id is in use by a request that is still running"),
-        (request.policy == policy, f"this engine serves policy {policy!r}, got {request.policy!r}"),
+        (
+            request.policy in policies,
+            f"this engine serves policy {' and '.join(map(repr, policies))}, got {request.policy!r}",
+        ),
         (num_prompt > 0, "its prompt is empty; give at least one token"),
         (
             num_prompt < max_context,

@@ -8,7 +8,7 @@ import torch
 from penstock.engines.embedded.scheduler import Batch
 from penstock.errors import NonFiniteLogits, PenstockError, RequestRefused
 from penstock.interfaces import Engine
-from tests.engines.contract import EngineContract, ask, collect, joined
+from tests.engines.contract import EngineContract, ask, collect, joined, update_to
 from tests.engines.embedded.test_delivery import Letters
 from tests.engines.embedded.tiny import VOCAB, Driver, make_engine, make_model, serve
 
@@ -212,3 +212,22 @@ def test_a_seed_of_the_engine_makes_unseeded_requests_repeatable() -> None:
 
     assert asyncio.run(once(1)) == asyncio.run(once(1))
     assert asyncio.run(once(1)) != asyncio.run(once(2))
+
+
+def test_policies_of_one_engine_have_their_own_labels_and_share_no_cache() -> None:
+    async def main() -> None:
+        driver = Driver(make_engine(make_model(), versions={"policy": 3, "other": 8}))
+        for name, policy in (("a", "policy"), ("b", "other")):
+            await driver.start(ask(name, [4, 5, 6, 7, 8, 9], max_tokens=2, seed=1, policy=policy))
+        await driver.drain()
+        report = await driver.engine.report()
+        assert report.versions == {"policy": 3, "other": 8}
+        assert report.counters["cached_tokens"] == 0
+        assert driver.versions("a") == [3, 3]
+        assert driver.versions("b") == [8, 8]
+        with pytest.raises(PenstockError, match="serves 2 policies with one set of weights"):
+            await driver.engine.update(update_to(9))
+        with pytest.raises(RequestRefused, match="serves policy 'policy' and 'other', got 'third'"):
+            await collect(driver.engine.generate(ask("c", policy="third")))
+
+    asyncio.run(main())

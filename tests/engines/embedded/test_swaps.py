@@ -84,7 +84,7 @@ class Shadow:
 
     def forward(self, batch: Batch) -> torch.Tensor:
         logits = self._forward(batch)
-        self.check(batch, logits, self.engine.version)
+        self.check(batch, logits, self.engine.versions["policy"])
         return logits
 
     def check(self, batch: Batch, logits: torch.Tensor, version: int) -> None:
@@ -148,7 +148,7 @@ async def play_with_swaps(engine: EmbeddedEngine, data: st.DataObject) -> None:
         await play_move(driver, data)
         if data.draw(st.booleans(), label="swap"):
             rebuild = data.draw(st.booleans(), label="rebuild")
-            await engine.update(update_to(engine.version + 1), interrupt_of(rebuild))
+            await engine.update(update_to(engine.versions["policy"] + 1), interrupt_of(rebuild))
     await driver.drain()
     for name in driver.finished():
         versions = driver.versions(name)
@@ -191,7 +191,7 @@ def test_a_failed_update_reaches_its_caller_and_every_request() -> None:
             await driver.engine.update(update_to(1))
         with pytest.raises(OSError, match="bucket"):
             await driver.drain()
-        assert driver.engine.version == 0
+        assert driver.engine.versions == {"policy": 0}
         with pytest.raises(Exception, match="engine0 has failed: the bucket is gone"):
             await anext(driver.engine.generate(ask("b")))
         receiver.fails = False

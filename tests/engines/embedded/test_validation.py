@@ -7,7 +7,7 @@ from penstock.errors import RequestRefused
 from tests.engines.contract import ask
 
 LIMITS: dict[str, Any] = {
-    "policy": "policy",
+    "policies": ("policy",),
     "vocab_size": 10,
     "max_context": 32,
     "cache_tokens": 24,

@@ -198,7 +198,7 @@ class Driver:
             self.chunks[request.id].append(chunk)
 
 
-def open_device_on_cpu(runner: Any, config: EngineConfig) -> Any:
+def open_device_on_cpu(runner: Any, config: EngineConfig, versions: Mapping[str, int]) -> Any:
     """What `ModelRunner.open_device` does on a GPU; kernels run under Triton's interpreter."""
     from penstock.engines.embedded.cuda.device import Device
     from penstock.engines.embedded.joined_projections import join_projections
@@ -215,12 +215,13 @@ def open_device_on_cpu(runner: Any, config: EngineConfig) -> Any:
         max_context=runner.max_context,
         block_size=runner.block_size,
         window=config.window,
+        versions=versions,
     )
 
 
 def make_engine(model: nn.Module, **options: Any) -> EmbeddedEngine:
     """An engine around `model`; options of `EngineConfig` and of the engine may be mixed."""
-    own = {key: options.pop(key) for key in ("receiver", "tokenizer", "version") if key in options}
+    own = {key: options.pop(key) for key in ("receiver", "tokenizer", "versions") if key in options}
     own.setdefault("receiver", NoWeights())
     return EmbeddedEngine(
         model, config=EngineConfig(**{"kv_tokens": 1024, "block_size": 4, **options}), **own

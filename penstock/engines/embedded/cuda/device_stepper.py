@@ -60,7 +60,9 @@ class DeviceStepper:
             self._take()
         self.device.reset()
 
-    def swap(self, load: Callable[[], Verification], policy: str, version: int, *, is_prepared: bool) -> Swapped:
+    def swap(
+        self, load: Callable[[], Verification], policy: str, version: int, *, is_prepared: bool
+    ) -> Swapped:
         """What is in flight goes on with the new weights from its next step on; where `load` may do what a busy
         device can't wait for, it is finished first. Nobody sees what was drawn with weights that are not yet
         verified."""

@@ -7,7 +7,8 @@ still; weights are copied on another stream; then the gate opens, and what was q
     main    ── step ─ gate ─ step ─ gate ······ stands still ······ step ─ gate ──
     side                              └─ copy, hash ─ version ─ open ┘
 
-Which weights a step used is therefore known to the device alone: it writes the live version of its policy beside each token.
+Which weights a step used is therefore known to the device alone: beside each token it writes the live version of
+the policy of its row.
 """
 
 import logging
@@ -82,7 +83,9 @@ class Gate:
                 "waiting: the engine's process must have been stopped in between, and is in no known state"
             )
 
-    def let_in(self, load: Callable[[], Verification], policy: str, version: int, *, is_busy: bool) -> Swapped:
+    def let_in(
+        self, load: Callable[[], Verification], policy: str, version: int, *, is_busy: bool
+    ) -> Swapped:
         """Run `load`, and wait until the new weights are verified. On a device that is busy it runs between
         two steps, and must not do more than queue work: to load a kernel or to take memory, CUDA may wait until
         the device is idle. Nor may another thread of this process do so meanwhile."""

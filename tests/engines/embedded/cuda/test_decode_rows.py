@@ -9,6 +9,7 @@ from penstock.engines.embedded.sequence import sequence_of
 from tests.engines.contract import ask
 
 SCRATCH = 99
+SLOTS = {"policy": 0, "other": 1}
 
 
 def seq(name, tokens=(1, 2, 3), blocks=(7,), seed=5, **options):
@@ -18,7 +19,7 @@ def seq(name, tokens=(1, 2, 3), blocks=(7,), seed=5, **options):
 
 
 def make_rows(count=4):
-    rows = Rows(count, 6, SCRATCH, 4, 61)
+    rows = Rows(count, 6, SCRATCH, 4, 61, SLOTS)
     rows.clear()
     return rows
 
@@ -81,7 +82,7 @@ def test_rows_of_sequences_that_left_are_dropped():
 
 def test_settings_of_a_request():
     made = seq("a", seed=2**63 + 7, temperature=0.5, top_k=9, top_p=0.8, min_p=0.1, stop_token_ids=(4, 6))
-    ints, floats = settings_of(made, 61)
+    ints, floats = settings_of(made, 61, SLOTS)
     assert np.array(ints[buffers.SEED], dtype=np.int64).view(np.uint64) == 2**63 + 7
     assert ints[buffers.TOP_K] == 9
     assert ints[buffers.FIRST_STOP :] == [4, 6, -1, -1, -1, -1, -1, -1]
@@ -89,12 +90,17 @@ def test_settings_of_a_request():
 
 
 def test_greedy_draws_and_whole_vocabularies_are_not_truncated():
-    ints, floats = settings_of(seq("a", temperature=0.0, top_k=9, top_p=0.8), 61)
+    ints, floats = settings_of(seq("a", temperature=0.0, top_k=9, top_p=0.8), 61, SLOTS)
     assert (ints[buffers.TOP_K], floats) == (0, [0.0, 1.0, 0.0])
-    ints, _ = settings_of(seq("a", top_k=61), 61)
+    ints, _ = settings_of(seq("a", top_k=61), 61, SLOTS)
     assert ints[buffers.TOP_K] == 0
 
 
 def test_more_stop_tokens_than_the_device_knows_are_left_to_the_host():
-    ints, _ = settings_of(seq("a", stop_token_ids=tuple(range(9))), 61)
+    ints, _ = settings_of(seq("a", stop_token_ids=tuple(range(9))), 61, SLOTS)
     assert ints[buffers.FIRST_STOP :] == [-1] * 8
+
+
+def test_a_row_knows_its_policy_by_number():
+    ints = [settings_of(seq("a", policy=policy), 61, SLOTS)[0] for policy in SLOTS]
+    assert [row[buffers.POLICY] for row in ints] == [0, 1]

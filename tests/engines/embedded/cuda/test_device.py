@@ -333,7 +333,7 @@ class DeviceShadow(Shadow):
 
     def forward_on_device(self, batch):
         logits = self._forward_on_device(batch)
-        self.check(batch, logits, int(self.device.gate.version))
+        self.check(batch, logits, int(self.device.gate.versions[0]))
         return logits
 
     def launch_prompts(self, batch, sequences, sources):
@@ -356,7 +356,7 @@ class DeviceShadow(Shadow):
         for seq, row in zip(launch.sequences, launch.rows, strict=True):
             place, token = begins[seq]
             for step in range(min(int(launch.lengths[row]), seq.limit - 1 - place)):
-                expected = self.compute(seq.blocks, [token], place + step, int(launch.versions[step]))
+                expected = self.compute(seq.blocks, [token], place + step, int(launch.versions[row, step]))
                 token = int(launch.tokens[row, step])
                 torch.testing.assert_close(
                     launch.logprobs[row, step].cpu(), expected[token], atol=1e-4, rtol=0
@@ -384,7 +384,7 @@ def test_any_schedule_with_swaps_equals_a_replay(data):
 
         def perhaps_update():
             if often and data.draw(st.integers(0, often), label="none") == 0:
-                update_now(engine, engine.version + 1)
+                update_now(engine, engine.versions["policy"] + 1)
 
         after_steps(engine, perhaps_update)
         await play_with_swaps(engine, data)
@@ -412,11 +412,34 @@ def test_new_weights_come_in_between_two_steps_of_a_launch():
         after_steps(engine, lambda: update_now(engine, 1) if next(steps) == 2 else None)
         await driver.step()
         assert driver.chunks["a"] == []
-        assert engine._stepper.device._in_flight[-1].versions.tolist() == [0, 0, 1, 1, 1]
-        assert (engine.version, engine.newest_version) == (1, 1)
+        assert engine._stepper.device._in_flight[-1].versions[0].tolist() == [0, 0, 1, 1, 1]
+        assert (engine.versions, engine.newest_version()) == ({"policy": 1}, 1)
         await driver.drain()
         assert driver.versions("a") == [0] * 3 + [1] * 9
         check_replay(driver, "a", weights)
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU takes an update when it comes")
+def test_every_row_is_labelled_with_the_version_of_its_own_policy():
+    async def main():
+        engine = make_engine(make_model(), versions={"policy": 3, "other": 8}, window=4)
+        driver = Driver(engine)
+        for name, policy in (("a", "policy"), ("b", "other"), ("c", "policy")):
+            await driver.start(ask(name, [4, 5, 6], max_tokens=9, seed=1, policy=policy))
+        await driver.step()  # the prompts
+        steps, gate = itertools.count(1), engine._stepper.device.gate
+
+        def swap():
+            if next(steps) == 2:
+                gate.let_in(lambda: lambda: 0.0, "other", 9, is_busy=False)
+
+        after_steps(engine, swap)
+        await driver.drain()
+        assert driver.versions("a") == driver.versions("c") == [3] * 9
+        assert driver.versions("b") == [8] * 3 + [9] * 6
+        assert (engine.newest_version("policy"), engine.newest_version("other")) == (3, 9)
 
     asyncio.run(main())
 

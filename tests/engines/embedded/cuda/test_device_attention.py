@@ -60,5 +60,31 @@ def test_one_compiled_graph_serves_all_layers_lengths_and_plans(family, monkeypa
     assert counter.frame_count == 3  # one for all layers, and one each for rotary embedding and last norm
 
 
+def test_engines_that_share_compiled_code_find_each_their_own_pass(monkeypatch):
+    from torch._dynamo.testing import CompileCounter
+
+    counter, plans, models = CompileCounter(), [], []
+    monkeypatch.setattr("torch.nn.Module.compile", lambda layer, **options: compile_with(layer, counter))
+    interface.register()
+    for number in range(2):
+        model, current = make_model(seed=number), attention.CurrentPass()
+        model.set_attn_implementation(interface.IMPLEMENTATION)
+        interface.attach(model, attention.DeviceAttention())
+        pools = {layer: torch.full((1, 1, 2, 16), 10.0 * number + layer) for layer in range(3)}
+        attention.hang_pools(model, pools, current)
+        join_projections(model)
+        compile_layers(model, 3)
+        current.plan = Averages()
+        plans.append(current.plan)
+        models.append(model)
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        for model in (models[0], models[1], models[0]):
+            model(input_ids=ids, position_ids=ids, use_cache=False)
+    assert plans[0].pools == [0, 1, 2] * 2
+    assert plans[1].pools == [10, 11, 12]
+    assert counter.frame_count == 3
+
+
 def compile_with(layer, counter):
     layer._compiled_call_impl = torch.compile(layer._call_impl, backend=counter, dynamic=True)

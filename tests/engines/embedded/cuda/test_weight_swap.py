@@ -12,22 +12,21 @@ on_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="without a GPU nothing is q
 
 
 def opened():
-    gate = Gate(torch.device(DEVICE))
-    gate.begin(4)
-    return gate
+    return Gate(torch.device(DEVICE), {"policy": 4, "other": 2})
 
 
 def test_the_newest_tokens_are_of_the_version_that_drew_them():
     gate = opened()
-    assert gate.newest == 4
-    swapped = gate.let_in(lambda: lambda: 0.25, 7, is_busy=False)
-    assert (int(gate.version), gate.newest) == (7, 4)  # nothing has been drawn with them
+    assert (gate.newest("policy"), gate.newest("other")) == (4, 2)
+    swapped = gate.let_in(lambda: lambda: 0.25, "policy", 7, is_busy=False)
+    assert gate.versions.tolist() == [7, 2]
+    assert gate.newest("policy") == 4  # nothing has been drawn with them
     assert swapped.verify_s == 0.25
     assert swapped.stall_s > 0
     gate.drew()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    assert gate.newest == 7
+    assert (gate.newest("policy"), gate.newest("other")) == (7, 2)
 
 
 def test_what_follows_a_stop_without_new_weights_is_never_handed_out():
@@ -51,7 +50,7 @@ def test_what_is_queued_goes_on_with_the_new_weights():
         weight.fill_(1.0)
         return lambda: 0.0
 
-    swapped = gate.let_in(receive, 5, is_busy=True)
+    swapped = gate.let_in(receive, "policy", 5, is_busy=True)
     assert 0 < swapped.stall_s < 0.1
     torch.cuda.synchronize()
     values = seen.tolist()

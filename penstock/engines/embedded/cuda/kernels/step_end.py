@@ -64,8 +64,8 @@ def advance(
     first_stop: int,
 ) -> None:
     """Write `drawn` into the outputs' next column and make it the next input; with it the version whose weights
-    are live: `versions` has that of each policy, and `policies` the policy of each row. A row that draws one of its stop tokens ends: `lengths` counts what was drawn up to then, and its
-    position stays from then on."""
+    are live: `versions` has that of each policy, and `policies` the policy of each row. A row that draws one of
+    its stop tokens ends: `lengths` counts what was drawn up to then, and its position stays from then on."""
     rows = len(drawn)
     stops = buffers.ints[first_stop:]
     _advance_kernel[(1,)](

@@ -25,7 +25,7 @@ from penstock.sync import hash_kernel as weights
 HOPPER = GPUTarget("cuda", 90, 32)
 INTEGERS = ("counts", "ids", "sources", "arena", "cursor", "sizes", "mask_places", "kept", "tables")
 LONG = (
-    "asked", "opened", "told", "version", "output_versions", "newest", "seeds", "places", "tokens", "top_k", "drawn",
+    "asked", "opened", "told", "versions", "policies", "output_versions", "newest", "seeds", "places", "tokens", "top_k", "drawn",
     "positions", "records", "step_at", "step", "stops", "output_tokens", "addresses", "targets", "owners", "starts",
     "sums",
 )  # fmt: skip
@@ -61,7 +61,7 @@ def assembly(
 def all_kernels() -> Iterator[tuple[str, str]]:
     answers = {name: getattr(kernels, name) for name in ("STOPPED", "STOOD_NS", "WENT_ON", "GAVE_UP")}
     yield "gate", assembly(kernels._gate_kernel, 1, **answers)
-    yield "advance", assembly(kernels._advance_kernel, 8, STOPS=kernels.STOPS, SIZE=512)
+    yield "advance", assembly(kernels._advance_kernel, 8, STOPS=kernels.STOPS, SIZE=512, POLICIES=1)
     draws = {
         "draw": {"TRUNCATES": False, "MAPPED": False, "RECORDS": False},
         "draw truncated": {"TRUNCATES": True, "MAPPED": False, "RECORDS": True},
