@@ -78,14 +78,14 @@ def test_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert plan is not None
         assert plan.cache // plan.kv_bytes_per_token > 512 * 1024
     small = [
-        "engine.max_batch=256",
+        "engine.embedded.max_batch=256",
         "trainer.checkpointing=full",
         "trainer.micro_batch_tokens=4096",
         "trainer.logprob_chunk_tokens=1024",
         "trainer.optimizer_states=8bit",
         "sync.slots=1",
     ]
-    smaller = [*small, "engine.max_batch=128", "trainer.optimizer_states=cpu"]
+    smaller = [*small, "engine.embedded.max_batch=128", "trainer.optimizer_states=cpu"]
     for gib, settings, sequences in ((39.5, small, 256), (23.6, smaller, 64)):
         config = load_config(PenstockConfig, Path("config.yaml"), settings)
         gpu = Gpu(name="a GPU", total_bytes=int(gib * 2**30), free_bytes=int((gib - 0.5) * 2**30))

@@ -23,7 +23,7 @@ run_part() {
     engine) penstock bench engine --shape 1.5b --json "$out/engine.json" ;;
     engine7b) penstock bench engine --shape 7b --json "$out/engine7b.json" ;;
     colocated) penstock bench loop --only colocated --shape 1.5b --json "$out/colocated.json" ;;
-    demo) cd "$out" && penstock train engine.compile=on sync.transport=cuda_ipc ;;
+    demo) cd "$out" && penstock train engine.embedded.compile=on sync.transport=cuda_ipc ;;
     recipe)
         python tools/random_model.py "$out/random-1.5b" --shape 1.5b --config examples/one_gpu/config.yaml &&
             recipe=$PWD/examples/one_gpu/config.yaml && cd "$out" &&

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.text_generation import FixedWeights
 from penstock.sampling_masks import fetch_mask
@@ -69,9 +70,8 @@ def run_engine(
     record_masks: bool = False,
 ) -> EngineRun:
     """All requests at once through `generate`. Equal prefixes are not looked up: prompts differ."""
-    config = EngineConfig(
-        max_batch=len(workload.lengths), prefix_cache=False, keep_finished=0, device=str(_device(model))
-    )
+    section = EmbeddedConfig(max_batch=len(workload.lengths), prefix_cache=False, keep_finished=0)
+    config = EngineConfig(device=str(_device(model)), embedded=section)
     engine = EmbeddedEngine(model, config=config, receiver=FixedWeights())
     stored: list[MaskRef] = []
 

@@ -5,7 +5,7 @@ prefill and scheduling, logprobs and versions recorded. *Long-tailed*: log-norma
 until it is empty, against a uniform job at the same mean live context. *Masks*: top-p with and without
 recording what it kept, at about one nat of entropy. transformers' two ways to serve run beside them.
 
-Settings of the engine are given as to a run (`engine.kv_dtype=float8`).
+Settings of the engine are given as to a run (`engine.embedded.kv_dtype=float8`).
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from penstock.bench.shapes import hardware, make_shape, num_matrix_parameters
 from penstock.config import Section
 from penstock.config.loader import load_config
 from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.text_generation import FixedWeights
 from penstock.models.load import resolve_device
@@ -102,7 +103,7 @@ def run(
     report = {
         "headline": headline(measured, contenders),
         "hardware": hardware(device),
-        "setting": {"shape": shape, "batch": config.max_batch, "engine": list(settings)},
+        "setting": {"shape": shape, "batch": config.embedded.max_batch, "engine": list(settings)},
         "contenders_tokens_per_s": contenders,
         "floor": floor(model, sizes, config),
         **measured,
@@ -117,18 +118,22 @@ def engine_config(device: str, sizes: Sizes, asked: EngineConfig) -> EngineConfi
     """The settings that the jobs need, overridden by those that were given."""
     on_gpu = device != "cpu"
     context = sizes.prompt + sizes.longest
-    needed = {
-        "max_batch": sizes.batch,
+    needed: dict[str, Any] = {
         "max_context": context,
+        "device": device,
+        "dtype": "bfloat16" if on_gpu else "float32",
+    }
+    embedded: dict[str, Any] = {
+        "max_batch": sizes.batch,
         "prefill_chunk": 8192 if on_gpu else 64,
         "kv_tokens": sizes.batch * min(context, 2048),
         "prefix_cache": False,
         "keep_finished": 0,
         "compile": "on" if on_gpu else "off",
-        "device": device,
-        "dtype": "bfloat16" if on_gpu else "float32",
     }
-    return EngineConfig(**{**needed, **asked.model_dump(exclude_unset=True, exclude={"device"})})
+    given = asked.model_dump(exclude_unset=True, exclude={"device"})
+    embedded |= given.pop("embedded", {})
+    return EngineConfig(**{**needed, **given}, embedded=EmbeddedConfig(**embedded))
 
 
 def headline(measured: dict[str, Any], contenders: dict[str, float]) -> dict[str, float]:
@@ -307,9 +312,9 @@ def floor(model: Any, sizes: Sizes, engine: EngineConfig) -> dict[str, float]:
     config = model.config
     parameters = num_matrix_parameters(model)
     dim = config.hidden_size // config.num_attention_heads
-    key_bytes = 1 if engine.kv_dtype == "float8" else model.dtype.itemsize
+    key_bytes = 1 if engine.embedded.kv_dtype == "float8" else model.dtype.itemsize
     per_token = 2 * config.num_key_value_heads * dim * config.num_hidden_layers * key_bytes
-    batch = min(engine.max_batch, sizes.batch)
+    batch = min(engine.embedded.max_batch, sizes.batch)
     context = sizes.prompt + sizes.answer / 2
     return {
         "step_tflop": 2.0 * parameters * batch / 1e12,

@@ -149,7 +149,7 @@ def train(
         {
             "model": {"name": str(model)},
             "reward": {"functions": ["penstock.bench.workload:reward"]},
-            "engine": {"count": 2, "max_batch": 128},
+            "engine": {"count": 2, "embedded": {"max_batch": 128}},
             "rollout": {
                 "group_size": GROUP_SIZE,
                 "groups_per_step": GROUPS,

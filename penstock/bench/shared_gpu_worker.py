@@ -24,6 +24,7 @@ import torch
 from penstock.bench.shapes import make_shape
 from penstock.bench.train import make_row
 from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.text_generation import FixedWeights
 from penstock.models.published import published_tensors
@@ -84,13 +85,15 @@ class EngineSide:
         longest = max(work.prompt_tokens + work.new_tokens + 32, work.room_tokens)
         config = EngineConfig(
             device=work.device,
-            max_batch=work.batch,
             max_context=longest,
-            kv_tokens=work.batch * longest,
-            prefill_chunk=4096,
-            prefix_cache=False,
-            keep_finished=0,
-            compile="on" if work.compiled else "off",
+            embedded=EmbeddedConfig(
+                max_batch=work.batch,
+                kv_tokens=work.batch * longest,
+                prefill_chunk=4096,
+                prefix_cache=False,
+                keep_finished=0,
+                compile="on" if work.compiled else "off",
+            ),
         )
         self._work = work
         self._engine = EmbeddedEngine(model, config=config, receiver=FixedWeights())

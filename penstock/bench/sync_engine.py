@@ -18,6 +18,7 @@ import torch
 
 from penstock.bench.shapes import make_shape
 from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.sync.transports import AnyReceiver
 from penstock.types import DEFAULT_POLICY, GenerateRequest, SamplingParams, WeightUpdate
@@ -55,14 +56,16 @@ async def serve(shape: str, device: str, batch: int) -> None:
     context = CONTEXT if on_gpu else SMALL_CONTEXT
     model: Any = make_shape(shape, device, torch.bfloat16 if on_gpu else torch.float32)
     config = EngineConfig(
-        max_batch=batch,
         max_context=context,
-        kv_tokens=batch * context,
-        prefix_cache=False,
-        keep_finished=0,
-        compile="on" if on_gpu else "off",
         device=device,
         dtype="bfloat16" if on_gpu else "float32",
+        embedded=EmbeddedConfig(
+            max_batch=batch,
+            kv_tokens=batch * context,
+            prefix_cache=False,
+            keep_finished=0,
+            compile="on" if on_gpu else "off",
+        ),
     )
     versions = {DEFAULT_POLICY: -1}
     engine = EmbeddedEngine(model, config=config, receiver=AnyReceiver(), versions=versions)

@@ -44,7 +44,8 @@ def loop(
 @bench.command()
 def engine(
     settings: Annotated[
-        list[str] | None, typer.Argument(help="With --shape: settings such as engine.kv_dtype=float8.")
+        list[str] | None,
+        typer.Argument(help="With --shape: settings such as engine.embedded.kv_dtype=float8."),
     ] = None,
     json: Json = None,
     shape: Shape = None,

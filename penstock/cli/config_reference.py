@@ -14,14 +14,20 @@ def starter_config() -> str:
     """A whole config with every key, its meaning and its default; defaults are commented out."""
     lines = ["# A Penstock run. `penstock train THIS_FILE [section.key=value …]`", ""]
     for name, field in PenstockConfig.model_fields.items():
-        section: BaseModel = field.default
-        lines.append(f"# {_one_line(type(section).__doc__)}")
-        lines.append(f"{name}:")
-        for key, sub in type(section).model_fields.items():
-            lines += [f"  # {line}" for line in _wrapped(sub.description)]
-            lines.append(f"  # {key}: {_yaml(getattr(section, key))}")
-        lines.append("")
+        lines += [*_starter_section(name, field.default), ""]
     return "\n".join(lines).replace("  # name: builtin", "  name: builtin")
+
+
+def _starter_section(name: str, section: BaseModel, indent: str = "") -> list[str]:
+    lines = [f"{indent}# {_one_line(type(section).__doc__)}", f"{indent}{name}:"]
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        if isinstance(value, BaseModel):
+            lines += _starter_section(key, value, indent + "  ")
+            continue
+        lines += [f"{indent}  # {line}" for line in _wrapped(field.description)]
+        lines.append(f"{indent}  # {key}: {_yaml(value)}")
+    return lines
 
 
 def configuration_reference() -> str:
@@ -35,21 +41,23 @@ def configuration_reference() -> str:
         "",
     ]
     for name, field in PenstockConfig.model_fields.items():
-        section: BaseModel = field.default
-        lines += [
-            f"## `{name}`",
-            "",
-            _one_line(type(section).__doc__),
-            "",
-            "| key | type | default | meaning |",
-        ]
-        lines.append("|---|---|---|---|")
-        for key, sub in type(section).model_fields.items():
-            shown = _yaml(getattr(section, key))
-            meaning = _one_line(sub.description).replace("|", "\\|")
-            lines.append(f"| `{key}` | {_type_name(sub.annotation)} | `{shown}` | {meaning} |")
-        lines.append("")
+        lines += _reference_section(name, field.default)
     return "\n".join(lines)
+
+
+def _reference_section(name: str, section: BaseModel) -> list[str]:
+    """A table of its keys, followed by the sections inside it."""
+    lines = [f"## `{name}`", "", _one_line(type(section).__doc__), "", "| key | type | default | meaning |"]
+    lines.append("|---|---|---|---|")
+    inner: list[str] = []
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        if isinstance(value, BaseModel):
+            inner += _reference_section(f"{name}.{key}", value)
+            continue
+        meaning = _one_line(field.description).replace("|", "\\|")
+        lines.append(f"| `{key}` | {_type_name(field.annotation)} | `{_yaml(value)}` | {meaning} |")
+    return [*lines, "", *inner]
 
 
 def _yaml(value: Any) -> str:

@@ -1,7 +1,5 @@
 """From a YAML file and `section.key=value` words to a validated config, with one-sentence errors."""
 
-import types
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,7 +7,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from penstock.config.section import unknown_key_message
+from penstock.config.section import section_of, unknown_key_message
 from penstock.errors import ConfigError
 
 Root = TypeVar("Root", bound=BaseModel)
@@ -61,12 +59,26 @@ def apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def build(root: type[Root], data: dict[str, Any]) -> Root:
-    data = {name: value for name, value in data.items() if value is not None}  # `tasks:` and nothing below it
+    data = _without_empty_sections(root, data)
     check_keys(root, data, "")
     try:
         return root.model_validate(data)
     except ValidationError as error:
         raise ConfigError(_sentence(error)) from error
+
+
+def _without_empty_sections(model: type[BaseModel], data: Any) -> Any:
+    """`tasks:` and nothing below it is the section with its defaults."""
+    if not isinstance(data, dict):
+        return data
+    sections = {name: section_of(field.annotation) for name, field in model.model_fields.items()}
+    kept = {}
+    for name, value in data.items():
+        section = sections.get(name)
+        if section is not None and value is None:
+            continue
+        kept[name] = value if section is None else _without_empty_sections(section, value)
+    return kept
 
 
 def check_keys(model: type[BaseModel], data: Any, path: str) -> None:
@@ -76,21 +88,10 @@ def check_keys(model: type[BaseModel], data: Any, path: str) -> None:
     for key, value in data.items():
         if key not in model.model_fields:
             where = f"section {path!r}" if path else "the config"
-            raise ConfigError(unknown_key_message(str(key), list(model.model_fields), where))
-        section = _section_type(model.model_fields[key].annotation)
+            raise ConfigError(unknown_key_message(str(key), model, where, path))
+        section = section_of(model.model_fields[key].annotation)
         if section is not None:
             check_keys(section, value, f"{path}.{key}" if path else str(key))
-
-
-def _section_type(annotation: Any) -> type[BaseModel] | None:
-    """The section class that a field holds, looking through `Section | None`."""
-    candidates = [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        candidates = list(typing.get_args(annotation))
-    for candidate in candidates:
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
 
 
 def _sentence(error: ValidationError) -> str:

@@ -1,6 +1,8 @@
 """The base of every config section: frozen, strict about names, and without infinities or NaN."""
 
 import difflib
+import types
+import typing
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
@@ -22,7 +24,7 @@ class Section(BaseModel):
         if isinstance(data, dict):
             for key in data:
                 if key not in cls.model_fields:
-                    raise ConfigError(unknown_key_message(str(key), list(cls.model_fields), cls.__name__))
+                    raise ConfigError(unknown_key_message(str(key), cls, cls.__name__))
         return data
 
     @field_validator("*", mode="before")
@@ -36,7 +38,27 @@ class Section(BaseModel):
         return value
 
 
-def unknown_key_message(key: str, known: list[str], where: str) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+def unknown_key_message(key: str, section: type[BaseModel], where: str, path: str = "") -> str:
+    """Names the nearest known key, also one of the sections inside this one: `engine.max_batch` is
+    `engine.embedded.max_batch`. `path` is where the section lies in the config."""
+    known = list(section.model_fields)
+    places = {
+        name: f"{path}.{inner}.{name}" if path else f"{inner}.{name}"
+        for inner, field in section.model_fields.items()
+        if (held := section_of(field.annotation)) is not None
+        for name in held.model_fields
+    } | {name: name for name in known}
+    near = [key] if key in places else difflib.get_close_matches(key, list(places), n=1, cutoff=0.5)
+    hint = f"did you mean {places[near[0]]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
     return f"unknown key {key!r} in {where}; {hint}"
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section class that a field holds, looking through `Section | None`."""
+    candidates = [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        candidates = list(get_args(annotation))
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None

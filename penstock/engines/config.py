@@ -1,56 +1,27 @@
-"""The `engine` section: how many engines, and what each may use."""
+"""The `engine` section: which engines, how many, and what holds for every kind of them."""
 
 from typing import Literal
 
 from pydantic import Field
 
 from penstock.config import Section
+from penstock.engines.embedded.config import EmbeddedConfig
 
 
 class EngineConfig(Section):
-    """Inference engines: how many there are and how large each is."""
+    """Inference engines: their kind, how many there are, and a section of settings for each kind."""
 
+    kind: Literal["embedded"] = "embedded"
+    """Which engine generates. Settings that only one kind has are in the section of its name."""
     count: int = Field(default=1, ge=1)
     """Number of engine processes."""
     threads: int = Field(default=0, ge=0)
     """Torch threads of each engine process; 0 lets the launcher share out the cores."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of the weights and of the cache."""
-    kv_dtype: Literal["auto", "float8"] = "auto"
-    """Number format of the cache; `auto` is that of the weights. `float8` (e4m3, on a GPU only) halves the cache
-    and what attention reads, and rounds keys and values to two or three digits: logprobs differ more from the
-    trainer's, which the step metrics show."""
-    logits: Literal["model", "float32"] = "model"
-    """Number format of the logits. A model of 16 bits rounds them, and draws from a distribution that is a little
-    different from the one that is trained; `float32` keeps what the last product adds up to."""
     device: str = "auto"
     """Torch device that the engine runs on; `auto` takes `model.device`."""
-    max_batch: int = Field(default=64, ge=1)
-    """Sequences in one forward pass at most."""
-    block_size: int = Field(default=16, ge=1)
-    """Tokens in one block of the paged cache."""
-    kv_tokens: int = Field(default=0, ge=0)
-    """Tokens that the cache holds over all sequences; 0 takes what max_batch full contexts need, within
-    cache_gb."""
-    cache_gb: float = Field(default=0.0, ge=0)
-    """Upper bound of the cache in GB when kv_tokens is 0. 0 is, on a GPU, what memory_share leaves beside
-    weights and workspace, and 2 on a CPU."""
-    memory_share: float = Field(default=0.0, ge=0, le=1)
-    """On a GPU: share of the GPU's memory that one engine may take in all, weights, cache and workspace. 0
-    chooses: 0.9 when engines have the GPU to themselves, and beside the trainer what its estimate leaves."""
-    prefill_chunk: int = Field(default=0, ge=0)
-    """Prompt tokens in one forward pass at most; longer prompts are spread over several. 0 takes 512 on a CPU and
-    8192 on a GPU."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights, and of the cache where nothing else is said."""
     max_context: int = Field(default=0, ge=0)
     """Longest sequence, prompt and output together; 0 takes the model's own limit."""
-    compile: Literal["off", "on"] = "off"
-    """On a GPU: fuse the decode step with torch.compile. Slower to start, faster to run."""
-    window: int = Field(default=8, ge=1, le=256)
-    """On a GPU: decode steps replayed between two looks of the scheduler. Longer windows cost less host
-    time; new requests and ended sequences wait for the end of a window, and tokens are seen then."""
-    prefix_cache: bool = True
-    """Reuse the cache of equal prompt prefixes that were computed under the same weights."""
-    keep_finished: int = Field(default=256, ge=0)
-    """Finished requests whose cache is kept for forks and later turns while there is room."""
-    seed: int | None = Field(default=None, ge=0)
-    """Seed of the requests that bring none; unset draws a fresh one at every start."""
+    embedded: EmbeddedConfig = EmbeddedConfig()
+    """Of `kind: embedded`."""

@@ -91,6 +91,10 @@ class ScriptedEngine:
             },
         )
 
+    async def run(self) -> None:
+        """Nothing has to run between requests."""
+        await self._closed.wait()
+
     async def close(self) -> None:
         self._closed.set()
 

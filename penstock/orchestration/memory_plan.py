@@ -130,26 +130,29 @@ def _share_out(
 ) -> MemoryPlan:
     from penstock.engines.embedded.cache_sizing import workspace_bytes
 
-    section = config.engine
-    item = BYTES[section.dtype]
+    section, count = config.engine.embedded, config.engine.count
+    item = BYTES[config.engine.dtype]
     per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item)
     weights = outline.num_parameters * item
     staged = transport_of(config.sync.transport).staged_bytes(weights)
     fixed = weights + staged + workspace_bytes(section.max_batch, outline.vocabulary)
     if section.kv_tokens:
-        least, cache_words = section.kv_tokens * per_token, "the cache that engine.kv_tokens asks for"
+        least, cache_words = (
+            section.kv_tokens * per_token,
+            "the cache that engine.embedded.kv_tokens asks for",
+        )
     elif section.cache_gb:
-        least, cache_words = int(section.cache_gb * 1e9), "the cache that engine.cache_gb asks for"
+        least, cache_words = int(section.cache_gb * 1e9), "the cache that engine.embedded.cache_gb asks for"
     else:
         least, cache_words = longest * per_token, f"a cache for one sequence of {longest} tokens"
-    left = (_room(gpu) - trainer - published) // section.count
+    left = (_room(gpu) - trainer - published) // count
     asked = int(section.memory_share * gpu.total_bytes)
-    engine = asked or min(left, int(ENGINE_ALONE * gpu.total_bytes) // section.count)
+    engine = asked or min(left, int(ENGINE_ALONE * gpu.total_bytes) // count)
     beside = f"beside the trainer's {_gb(trainer)}{_and_published(published)} " if trainer else ""
     if asked > left:
         most = max(0.0, left / gpu.total_bytes)
         raise UserError(
-            f"engine.memory_share must be at most {int(most * 100) / 100} {beside}on {gpu.name} "
+            f"engine.embedded.memory_share must be at most {int(most * 100) / 100} {beside}on {gpu.name} "
             f"({_gb(gpu.total_bytes)}, {_gb(gpu.free_bytes)} of it free), got {section.memory_share}; "
             f"lower it, or {_smaller_trainer(config) if trainer else 'free memory on the gpu'}"
         )
@@ -167,7 +170,7 @@ def _share_out(
         engine=engine,
         cache=least if section.kv_tokens or section.cache_gb else engine - fixed,
         staged=staged,
-        num_engines=section.count,
+        num_engines=count,
         kv_bytes_per_token=per_token,
     )
 
@@ -192,14 +195,15 @@ def _smaller_trainer(config: PenstockConfig) -> str:
 
 
 def _smaller_engine(config: PenstockConfig, share_is_set: bool) -> str:
-    knobs = ["raise engine.memory_share"] if share_is_set else []
-    if config.engine.kv_tokens or config.engine.cache_gb:
-        knobs.append(f"lower engine.{'kv_tokens' if config.engine.kv_tokens else 'cache_gb'}")
+    knobs = ["raise engine.embedded.memory_share"] if share_is_set else []
+    section = config.engine.embedded
+    if section.kv_tokens or section.cache_gb:
+        knobs.append(f"lower engine.embedded.{'kv_tokens' if section.kv_tokens else 'cache_gb'}")
     if config.engine.dtype == "float32":
         knobs.append("set engine.dtype=bfloat16")
     if config.engine.count > 1:
         knobs.append(f"set engine.count below {config.engine.count}")
-    knobs.append(f"set engine.max_batch below {config.engine.max_batch}")
+    knobs.append(f"set engine.embedded.max_batch below {section.max_batch}")
     return " or ".join(knobs)
 
 

@@ -151,7 +151,8 @@ def engine_place(
 ) -> ReplaceableWorker[EngineClient]:
     section = prepared.config.engine
     if prepared.memory is not None:
-        section = section.model_copy(update={"memory_share": prepared.memory.memory_share})
+        share = {"memory_share": prepared.memory.memory_share}
+        section = section.model_copy(update={"embedded": section.embedded.model_copy(update=share)})
     start = EngineStart(
         name=name,
         model=prepared.model,

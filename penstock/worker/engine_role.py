@@ -1,4 +1,4 @@
-"""An engine process: the embedded engine behind a channel."""
+"""An engine process: an engine of the configured kind behind a channel."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,15 +9,16 @@ import torch
 from penstock.blobs import open_blobs
 from penstock.channel import Channel
 from penstock.engines.config import EngineConfig
-from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.engine_client import GENERATE, REPORT, UPDATE, EngineStart, UpdateRequest
-from penstock.models.load import load_model, resolve_device
-from penstock.models.tokenizer import ChatTokenizer
+from penstock.engines.kinds import EngineParts, open_engine
 from penstock.observe.recorder import Recorder
 from penstock.sync.transports import AnyReceiver
 from penstock.types import DEFAULT_POLICY, Chunk, EngineReport, GenerateRequest, UpdateReceipt
 from penstock.worker.out_of_memory import ENGINE, is_out_of_memory, naming_settings
 from penstock.worker.quiet import quieten
+
+BEFORE_FIRST_VERSION = -1
+"""Nothing is served before the trainer's version 0 has arrived and is verified."""
 
 
 async def start(
@@ -26,20 +27,17 @@ async def start(
     quieten()
     torch.set_num_threads(request.threads)
     config = EngineConfig.model_validate(request.config)
-    device = resolve_device(request.device if config.device == "auto" else config.device)
+    parts = EngineParts(
+        name=request.name,
+        model=request.model,
+        device=request.device,
+        config=config,
+        receiver=AnyReceiver(),
+        blobs=open_blobs(request.blobs),
+        versions={DEFAULT_POLICY: BEFORE_FIRST_VERSION},
+    )
     with naming_settings(request.name, ENGINE):
-        model = await asyncio.to_thread(load_model, request.model, dtype=config.dtype, device=device)
-        engine = EmbeddedEngine(
-            model,
-            config=config,
-            receiver=AnyReceiver(),
-            tokenizer=ChatTokenizer(request.model),
-            name=request.name,
-            blobs=open_blobs(request.blobs),
-            # Nothing is served before the trainer's version 0 has arrived and is verified.
-            versions={DEFAULT_POLICY: -1},
-        )
-        await asyncio.to_thread(engine.warm_up)
+        engine = await open_engine(config.kind, parts)
 
     async def generate(request: GenerateRequest) -> AsyncIterator[Chunk]:
         with naming_settings(engine.name, ENGINE):

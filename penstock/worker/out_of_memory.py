@@ -7,10 +7,10 @@ import torch
 
 from penstock.errors import UserError
 
-ENGINE = "lower engine.memory_share or engine.max_batch"
+ENGINE = "lower engine.embedded.memory_share or engine.embedded.max_batch"
 TRAINER = (
     "set trainer.checkpointing=full or trainer.optimizer_states=8bit or cpu, lower trainer.micro_batch_tokens or "
-    "trainer.logprob_chunk_tokens, or leave the trainer more of the GPU with a smaller engine.memory_share"
+    "trainer.logprob_chunk_tokens, or leave the trainer more of the GPU with a smaller engine.embedded.memory_share"
 )
 
 

@@ -6,6 +6,7 @@ import pytest
 from penstock.bench.engine_gpu import JOBS, SMALL, engine_config, run
 from penstock.cli.bench import EngineJob
 from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.errors import ConfigError
 
 
@@ -25,9 +26,9 @@ def test_all_jobs_run_and_the_headline_is_made_of_them(tmp_path: Path) -> None:
 def test_one_job_alone_has_its_own_headline() -> None:
     report = run(shape="tiny", sizes=SMALL, only="masks")
     assert list(report["headline"]) == ["mask_cost", "top_p_cost"]
-    report = run(shape="tiny", sizes=SMALL, only="uniform", settings=["engine.max_batch=2"])
+    report = run(shape="tiny", sizes=SMALL, only="uniform", settings=["engine.embedded.max_batch=2"])
     assert list(report["headline"]) == ["tokens_per_s"]
-    assert report["setting"] == {"shape": "tiny", "batch": 2, "engine": ["engine.max_batch=2"]}
+    assert report["setting"] == {"shape": "tiny", "batch": 2, "engine": ["engine.embedded.max_batch=2"]}
 
 
 def test_the_command_knows_the_jobs() -> None:
@@ -35,9 +36,11 @@ def test_the_command_knows_the_jobs() -> None:
 
 
 def test_settings_go_over_what_the_jobs_need() -> None:
-    config = engine_config("cpu", SMALL, EngineConfig(kv_dtype="float8", max_batch=2))
-    assert (config.kv_dtype, config.max_batch, config.max_context) == ("float8", 2, 54)
-    with pytest.raises(ConfigError, match="did you mean 'window'"):
+    config = engine_config(
+        "cpu", SMALL, EngineConfig(embedded=EmbeddedConfig(kv_dtype="float8", max_batch=2))
+    )
+    assert (config.embedded.kv_dtype, config.embedded.max_batch, config.max_context) == ("float8", 2, 54)
+    with pytest.raises(ConfigError, match="did you mean 'engine.embedded.window'"):
         run(shape="tiny", sizes=SMALL, settings=["engine.windw=2"])
     with pytest.raises(ValueError, match="only must be one of uniform, masks, long_tail, got 'mask'"):
         run(shape="tiny", sizes=SMALL, only="mask")

@@ -42,6 +42,18 @@ def test_an_override_fills_a_section_that_the_file_leaves_empty(tmp_path: Path) 
     assert (config.staleness, config.extra) == (Gate(late="wait"), Gate(late="wait"))
 
 
+class Outer(Section):
+    gates: Root = Root()
+
+
+def test_sections_within_sections_may_be_empty_and_their_keys_are_found(tmp_path: Path) -> None:
+    path = write(tmp_path, "gates:\n  staleness:\n  # late: mask\n")
+    assert load_config(Outer, path) == Outer()
+    assert load_config(Outer, path, ["gates.staleness.late=wait"]).gates.staleness.late == "wait"
+    with pytest.raises(ConfigError, match=r"'late' in section 'gates'; did you mean 'gates\.extra\.late'\?"):
+        load_config(Outer, path, ["gates.late=wait"])
+
+
 @pytest.mark.parametrize(
     ("text", "overrides", "message"),
     [
@@ -53,6 +65,11 @@ def test_an_override_fills_a_section_that_the_file_leaves_empty(tmp_path: Path) 
         ("stalenes: {}", [], "unknown key 'stalenes' in the config; did you mean 'staleness'?"),
         ("", ["zzz=1"], "unknown key 'zzz' in the config; known keys: extra, staleness"),
         ("", ["extra.lat=mask"], "unknown key 'lat' in section 'extra'; did you mean 'late'?"),
+        (
+            "",
+            ["late=mask"],
+            "unknown key 'late' in the config; did you mean 'extra.late'?",
+        ),
         (
             "",
             ["staleness.max_staleness=-1"],

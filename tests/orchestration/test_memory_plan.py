@@ -29,13 +29,13 @@ TINY = Gpu(name="tiny", total_bytes=16 * GB, free_bytes=15 * GB)
 
 def config_of(**sections: dict[str, Any]) -> PenstockConfig:
     base: dict[str, dict[str, Any]] = {
-        "engine": {"dtype": "bfloat16", "max_batch": 512},
+        "engine": {"dtype": "bfloat16", "embedded": {"max_batch": 512}},
         "trainer": {"dtype": "bfloat16", "checkpointing": "selective", "micro_batch_tokens": 8192},
         "sync": {"transport": "cuda_ipc"},
     }
-    return build(
-        PenstockConfig, {name: base.get(name, {}) | sections.get(name, {}) for name in base | sections}
-    )
+    merged = {name: base.get(name, {}) | sections.get(name, {}) for name in base | sections}
+    merged["engine"]["embedded"] = base["engine"]["embedded"] | merged["engine"].get("embedded", {})
+    return build(PenstockConfig, merged)
 
 
 def plan(*gpus: Gpu, **sections: dict[str, Any]) -> Any:
@@ -86,8 +86,8 @@ def test_beside_the_trainer_the_engine_gets_what_is_left() -> None:
 def test_alone_on_a_gpu_engines_take_nine_tenths() -> None:
     apart = plan(H200, H200, model={"device": "cuda:1"}, engine={"device": "cuda:0"})
     assert (apart.trainer, apart.published, apart.memory_share) == (0, 0, 0.9)
-    assert plan(H200, engine={"memory_share": 0.25}).memory_share == 0.25
-    assert plan(H200, engine={"kv_tokens": 1000}).cache == 1000 * 2 * 14336
+    assert plan(H200, engine={"embedded": {"memory_share": 0.25}}).memory_share == 0.25
+    assert plan(H200, engine={"embedded": {"kv_tokens": 1000}}).cache == 1000 * 2 * 14336
     words = "memory of H200 (150.0 GB): engine at most 135.0 GB, with a cache of up to "
     assert str(apart).startswith(words)
 
@@ -132,27 +132,27 @@ def test_nothing_is_planned_without_a_gpu() -> None:
         ),
         (
             (H200,),
-            {"engine": {"memory_share": 0.8}},
-            r"^engine\.memory_share must be at most 0\.6\d beside the trainer's 3\d\.\d GB and published weights "
+            {"engine": {"embedded": {"memory_share": 0.8}}},
+            r"^engine\.embedded\.memory_share must be at most 0\.6\d beside the trainer's 3\d\.\d GB and published weights "
             r"6\.2 GB on H200 \(150\.0 GB, 149\.0 GB of it free\), got 0\.8; lower it, or set trainer\.",
         ),
         (
             (H200,),
-            {"engine": {"kv_tokens": 10_000_000}},
+            {"engine": {"embedded": {"kv_tokens": 10_000_000}}},
             r"^an engine needs 29\d\.\d GB \(3\.1 GB of weights, a workspace, and 286\.7 GB for the cache that "
-            r"engine\.kv_tokens asks for\), and may take 10\d\.\d GB beside the trainer's .*; lower "
-            r"engine\.kv_tokens or set engine\.max_batch below 512, or set trainer\.",
+            r"engine\.embedded\.kv_tokens asks for\), and may take 10\d\.\d GB beside the trainer's .*; lower "
+            r"engine\.embedded\.kv_tokens or set engine\.embedded\.max_batch below 512, or set trainer\.",
         ),
         (
             (H200,),
-            {"engine": {"memory_share": 0.03}},
-            r"for a cache for one sequence of 1000 tokens\), and may take 4\.5 GB .*; raise engine\.memory_share or",
+            {"engine": {"embedded": {"memory_share": 0.03}}},
+            r"for a cache for one sequence of 1000 tokens\), and may take 4\.5 GB .*; raise engine\.embedded\.memory_share or",
         ),
         (
             (SMALL, H200),
             {"model": {"device": "cuda:1"}, "engine": {"device": "cuda:0", "dtype": "float32", "count": 6}},
             r"on small \(24\.0 GB, 23\.0 GB of it free\); set engine\.dtype=bfloat16 or set engine\.count below 6 or "
-            r"set engine\.max_batch below 512$",
+            r"set engine\.embedded\.max_batch below 512$",
         ),
     ],
 )

@@ -47,6 +47,8 @@ def test_an_engine_out_of_memory_tells_every_request_what_to_do(
         async for _ in served.handlers["engine.generate"](request):
             pass
 
-    with pytest.raises(UserError, match=r"engine0 ran out of GPU memory .*: lower engine\.memory_share"):
+    with pytest.raises(
+        UserError, match=r"engine0 ran out of GPU memory .*: lower engine\.embedded\.memory_share"
+    ):
         asyncio.run(main())
     assert failures == []  # the process stays, so that the sentence can leave

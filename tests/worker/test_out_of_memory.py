@@ -14,7 +14,7 @@ def test_running_out_is_a_sentence_that_names_the_settings() -> None:
     with pytest.raises(UserError) as raised, naming_settings("engine0", ENGINE):
         raise torch.OutOfMemoryError(CUDA_WORDS)
     assert str(raised.value) == (
-        "engine0 ran out of GPU memory (tried to allocate 2.50 GiB): lower engine.memory_share or engine.max_batch"
+        "engine0 ran out of GPU memory (tried to allocate 2.50 GiB): lower engine.embedded.memory_share or engine.embedded.max_batch"
     )
 
 

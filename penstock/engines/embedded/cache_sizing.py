@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.errors import UserError
 
 CPU_CACHE_BYTES = int(2e9)
@@ -42,7 +42,7 @@ def workspace_bytes(max_batch: int, vocabulary: int) -> int:
     return FIXED_WORKSPACE_BYTES + BYTES_PER_LOGIT * max_batch * vocabulary
 
 
-def cache_bytes(config: EngineConfig, memory: DeviceMemory | None, vocabulary: int) -> int:
+def cache_bytes(config: EmbeddedConfig, memory: DeviceMemory | None, vocabulary: int) -> int:
     """The most that the cache may take when its tokens are not given."""
     if config.cache_gb:
         return int(config.cache_gb * 1e9)
@@ -53,7 +53,7 @@ def cache_bytes(config: EngineConfig, memory: DeviceMemory | None, vocabulary: i
 
 
 def count_blocks(
-    config: EngineConfig,
+    config: EmbeddedConfig,
     *,
     bytes_per_token: int,
     max_context: int,
@@ -73,7 +73,7 @@ def count_blocks(
             f"{smallest / 1e9:.1f}: of the GPU's {memory.total_bytes / 1e9:.1f} GB "
             f"{memory.free_bytes / 1e9:.1f} are free and the engine may take "
             f"{config.memory_share or ALONE:.0%}, of which it holds {memory.used_bytes / 1e9:.1f} already; "
-            "raise engine.memory_share, lower engine.max_batch, or make the trainer smaller "
+            "raise engine.embedded.memory_share, lower engine.embedded.max_batch, or make the trainer smaller "
             "(trainer.checkpointing=full, trainer.micro_batch_tokens)"
         )
     return max(1, min(wanted, allowed // (size * bytes_per_token)))

@@ -50,8 +50,11 @@ CAPABILITIES = (
     "versions",
     "greedy",
     "seed",
+    "truncation",
     "penalties",
     "logit_bias",
+    "min_tokens",
+    "priority",
     "forks",
     "prefix_cache",
     "sampling_mask",
@@ -84,25 +87,28 @@ class EmbeddedEngine:
         blobs: BlobStore | None = None,
     ) -> None:
         self.name = name
-        self.config = config
+        self.config = config.embedded
         self.versions = dict(versions)
-        self._runner = ModelRunner(model, config)
+        self._runner = ModelRunner(model, self.config, max_context=config.max_context)
         self._tensors = published_tensors(model)
         self._receiver = receiver
         self._tokenizer = tokenizer
-        pool = BlockPool(self._runner.num_blocks, config.block_size)
+        pool = BlockPool(self._runner.num_blocks, self.config.block_size)
         cache = PrefixCache(
-            pool, enabled=config.prefix_cache, keep_finished=config.keep_finished, versions=versions
+            pool,
+            enabled=self.config.prefix_cache,
+            keep_finished=self.config.keep_finished,
+            versions=versions,
         )
         self._scheduler = Scheduler(
             cache,
-            max_batch=config.max_batch,
-            prefill_chunk=config.prefill_chunk or self._runner.prefill_chunk,
+            max_batch=self.config.max_batch,
+            prefill_chunk=self.config.prefill_chunk or self._runner.prefill_chunk,
         )
         self.blobs: BlobStore = MemoryBlobs() if blobs is None else blobs
         self._outbox = Outbox(self._scheduler, tokenizer, self._runner.vocab_size, self.blobs)
         self._stepper = self._open_stepper()
-        self._seeds = np.random.default_rng(config.seed)
+        self._seeds = np.random.default_rng(self.config.seed)
         self._arrivals = 0
         self._wake = asyncio.Event()
         self._updating = asyncio.Lock()

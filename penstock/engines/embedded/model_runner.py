@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.batch_layout import lay_out
 from penstock.engines.embedded.cache_sizing import count_blocks, device_memory
+from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.float32_logits import keep_logits_in_float32
 from penstock.engines.embedded.joined_projections import join_projections
 from penstock.engines.embedded.paged_attention import LayerShape, PagedAttention, ShapeProbe
@@ -31,12 +31,12 @@ class ModelRunner:
 
     The model is switched to our attention; whoever shares the instance must not run it meanwhile."""
 
-    def __init__(self, model: nn.Module, config: EngineConfig) -> None:
+    def __init__(self, model: nn.Module, config: EmbeddedConfig, *, max_context: int = 0) -> None:
         self.model = model.eval()
         self.device = next(model.parameters()).device
         text_config = model.config.get_text_config()  # type: ignore[operator, union-attr]
         self.vocab_size = int(text_config.vocab_size)
-        self.max_context = _max_context(text_config, config.max_context)
+        self.max_context = _max_context(text_config, max_context)
         self.block_size = config.block_size
         self.prefill_chunk = PREFILL_CHUNK.get(self.device.type, PREFILL_CHUNK["cpu"])
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -62,14 +62,16 @@ class ModelRunner:
         )
         attention.attach(model, self.cache)
 
-    def _cache_dtype(self, config: EngineConfig) -> torch.dtype:
+    def _cache_dtype(self, config: EmbeddedConfig) -> torch.dtype:
         if config.kv_dtype == "auto":
             return next(self.model.parameters()).dtype
         if self.device.type != "cuda":
-            raise UserError(f"engine.kv_dtype=float8 needs a GPU, and the engine runs on {self.device.type}")
+            raise UserError(
+                f"engine.embedded.kv_dtype=float8 needs a GPU, and the engine runs on {self.device.type}"
+            )
         return torch.float8_e4m3fn
 
-    def open_device(self, config: EngineConfig, versions: Mapping[str, int]) -> "Device | None":
+    def open_device(self, config: EmbeddedConfig, versions: Mapping[str, int]) -> "Device | None":
         """On a GPU: its kernels behind the model, launched ahead of the host."""
         if self.device.type != "cuda":
             return None

@@ -34,7 +34,7 @@ def check_request(
         (
             most <= cache_tokens,
             f"it may grow to {most} tokens and the cache holds {cache_tokens}; "
-            "raise engine.kv_tokens or lower max_tokens",
+            "raise engine.embedded.kv_tokens or lower max_tokens",
         ),
         (
             num_prompt == 0 or (request.token_ids.min() >= 0 and request.token_ids.max() < vocab_size),

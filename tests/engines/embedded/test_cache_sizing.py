@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.cache_sizing import DeviceMemory, cache_bytes, count_blocks, workspace_bytes
+from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.errors import UserError
 
 VOCABULARY = 1000
@@ -16,22 +16,22 @@ def test_the_workspace_grows_with_the_batch() -> None:
 
 
 def test_a_cpu_has_two_gigabytes_unless_told() -> None:
-    assert cache_bytes(EngineConfig(), None, VOCABULARY) == 2 * 10**9
-    assert cache_bytes(EngineConfig(cache_gb=0.5), None, VOCABULARY) == 5 * 10**8
+    assert cache_bytes(EmbeddedConfig(), None, VOCABULARY) == 2 * 10**9
+    assert cache_bytes(EmbeddedConfig(cache_gb=0.5), None, VOCABULARY) == 5 * 10**8
 
 
 def test_a_gpu_gives_what_the_share_leaves() -> None:
-    assert cache_bytes(EngineConfig(), GPU, VOCABULARY) == 90 * 10**9 - 3 * 10**9 - WORKSPACE
-    assert cache_bytes(EngineConfig(memory_share=0.5), GPU, VOCABULARY) == 47 * 10**9 - WORKSPACE
-    assert cache_bytes(EngineConfig(memory_share=0.5, cache_gb=7), GPU, VOCABULARY) == 7 * 10**9
+    assert cache_bytes(EmbeddedConfig(), GPU, VOCABULARY) == 90 * 10**9 - 3 * 10**9 - WORKSPACE
+    assert cache_bytes(EmbeddedConfig(memory_share=0.5), GPU, VOCABULARY) == 47 * 10**9 - WORKSPACE
+    assert cache_bytes(EmbeddedConfig(memory_share=0.5, cache_gb=7), GPU, VOCABULARY) == 7 * 10**9
 
 
 def test_never_more_than_is_free() -> None:
     taken = DeviceMemory(total_bytes=100 * 10**9, free_bytes=20 * 10**9, used_bytes=3 * 10**9)
-    assert cache_bytes(EngineConfig(), taken, VOCABULARY) == 20 * 10**9 - WORKSPACE
+    assert cache_bytes(EmbeddedConfig(), taken, VOCABULARY) == 20 * 10**9 - WORKSPACE
 
 
-def blocks(config: EngineConfig, memory: DeviceMemory | None, bytes_per_token: int = 1000) -> int:
+def blocks(config: EmbeddedConfig, memory: DeviceMemory | None, bytes_per_token: int = 1000) -> int:
     return count_blocks(
         config,
         bytes_per_token=bytes_per_token,
@@ -42,18 +42,18 @@ def blocks(config: EngineConfig, memory: DeviceMemory | None, bytes_per_token: i
 
 
 def test_blocks_are_what_full_batches_need_or_what_there_is() -> None:
-    assert blocks(EngineConfig(max_batch=2), GPU) == 2 * 256
-    assert blocks(EngineConfig(kv_tokens=100), GPU) == 6
+    assert blocks(EmbeddedConfig(max_batch=2), GPU) == 2 * 256
+    assert blocks(EmbeddedConfig(kv_tokens=100), GPU) == 6
     room = 47 * 10**9 - WORKSPACE
-    assert blocks(EngineConfig(memory_share=0.5), GPU, bytes_per_token=10**6) == room // (16 * 10**6)
+    assert blocks(EmbeddedConfig(memory_share=0.5), GPU, bytes_per_token=10**6) == room // (16 * 10**6)
 
 
 def test_too_little_for_a_cache_names_the_settings() -> None:
     expected = (
         r"1\.5 GB are left for the engine's cache, which needs at least 2\.0: of the GPU's 100\.0 GB 95\.0 are "
-        r"free and the engine may take 6%, of which it holds 3\.0 already; raise engine\.memory_share, lower "
-        r"engine\.max_batch, or make the trainer smaller"
+        r"free and the engine may take 6%, of which it holds 3\.0 already; raise engine\.embedded\.memory_share, lower "
+        r"engine\.embedded\.max_batch, or make the trainer smaller"
     )
     with pytest.raises(UserError, match=expected):
-        blocks(EngineConfig(memory_share=0.06), GPU, bytes_per_token=10**6)
-    assert blocks(EngineConfig(memory_share=0.06, cache_gb=1), GPU, bytes_per_token=10**6) == 62
+        blocks(EmbeddedConfig(memory_share=0.06), GPU, bytes_per_token=10**6)
+    assert blocks(EmbeddedConfig(memory_share=0.06, cache_gb=1), GPU, bytes_per_token=10**6) == 62

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.text_generation import FixedWeights, generate_text, stream_text
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import PenstockError, UserError
@@ -41,7 +42,7 @@ def test_answers_with_a_model_from_a_folder(tiny_model: Path) -> None:
         streamed[number] += piece
 
     sampling = SamplingParams(max_tokens=12, temperature=0.0)
-    config = EngineConfig(kv_tokens=128)
+    config = EngineConfig(embedded=EmbeddedConfig(kv_tokens=128))
     texts = generate_text(str(tiny_model), ["1+2=", "9"], sampling, config=config, on_text=on_text)
     assert texts == [streamed[0], streamed[1]]
     assert any(texts)

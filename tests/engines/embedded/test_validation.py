@@ -27,7 +27,7 @@ def test_accepts_what_fits() -> None:
     [
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": [1] * 32}, "prompt has 32 tokens and the context holds 32"),
-        ({"max_tokens": 99}, "may grow to 32 tokens and the cache holds 24; raise engine.kv_tokens"),
+        ({"max_tokens": 99}, "may grow to 32 tokens and the cache holds 24; raise engine.embedded.kv_tokens"),
         ({"prompt": [10], "max_tokens": 1}, r"token ids must be in 0\.\.9"),
         ({"prompt": [-1], "max_tokens": 1}, r"token ids must be in 0\.\.9"),
         ({"max_tokens": 2, "stop_token_ids": (10,)}, "stop and bias ids"),

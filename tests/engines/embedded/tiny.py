@@ -26,7 +26,8 @@ from transformers import (
 )
 
 from penstock.engines.config import EngineConfig
-from penstock.engines.embedded import EmbeddedEngine
+from penstock.engines.embedded.config import EmbeddedConfig
+from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.interfaces import Staged, Verification
 from penstock.sampling_masks import fetch_mask, kept_ids
 from penstock.types import Chunk, GenerateRequest, SamplingMask, WeightUpdate
@@ -198,7 +199,7 @@ class Driver:
             self.chunks[request.id].append(chunk)
 
 
-def open_device_on_cpu(runner: Any, config: EngineConfig, versions: Mapping[str, int]) -> Any:
+def open_device_on_cpu(runner: Any, config: EmbeddedConfig, versions: Mapping[str, int]) -> Any:
     """What `ModelRunner.open_device` does on a GPU; kernels run under Triton's interpreter."""
     from penstock.engines.embedded.cuda.device import Device
     from penstock.engines.embedded.joined_projections import join_projections
@@ -220,9 +221,9 @@ def open_device_on_cpu(runner: Any, config: EngineConfig, versions: Mapping[str,
 
 
 def make_engine(model: nn.Module, **options: Any) -> EmbeddedEngine:
-    """An engine around `model`; options of `EngineConfig` and of the engine may be mixed."""
+    """An engine around `model`; options of `EngineConfig`, `EmbeddedConfig` and the engine may be mixed."""
     own = {key: options.pop(key) for key in ("receiver", "tokenizer", "versions") if key in options}
     own.setdefault("receiver", NoWeights())
-    return EmbeddedEngine(
-        model, config=EngineConfig(**{"kv_tokens": 1024, "block_size": 4, **options}), **own
-    )
+    inner = {key: options.pop(key) for key in list(options) if key in EmbeddedConfig.model_fields}
+    section = EmbeddedConfig(**{"kv_tokens": 1024, "block_size": 4, **inner})
+    return EmbeddedEngine(model, config=EngineConfig(**options, embedded=section), **own)

@@ -1,0 +1,26 @@
+"""How a worker opens the embedded engine: load the model, then make the GPU ready. Named in `engines/kinds.py`."""
+
+import asyncio
+
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.kinds import EngineParts
+from penstock.models.load import load_model, resolve_device
+from penstock.models.tokenizer import ChatTokenizer
+
+
+async def open_embedded(parts: EngineParts) -> EmbeddedEngine:
+    """In a thread, where it takes long: the worker goes on answering meanwhile."""
+    config = parts.config
+    device = resolve_device(parts.device if config.device == "auto" else config.device)
+    model = await asyncio.to_thread(load_model, parts.model, dtype=config.dtype, device=device)
+    engine = EmbeddedEngine(
+        model,
+        config=config,
+        receiver=parts.receiver,
+        tokenizer=ChatTokenizer(parts.model),
+        name=parts.name,
+        versions=parts.versions,
+        blobs=parts.blobs,
+    )
+    await asyncio.to_thread(engine.warm_up)
+    return engine
