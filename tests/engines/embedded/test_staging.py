@@ -139,7 +139,7 @@ def test_a_stage_for_nobody_is_dropped() -> None:
         world.receiver.may_go.set()
         await until(world.receiver.dropped)
         assert world.receiver.diary == ["stage 1", "drop 1"]
-        assert world.engine.version == 0
+        assert world.engine.versions == {"policy": 0}
 
     asyncio.run(main())
 
