@@ -1,6 +1,10 @@
+from pathlib import Path
+
 import torch
 from torch import nn
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from penstock.models.load import load_model
 from penstock.models.published import published_tensors, wire_dtypes
 
 
@@ -31,3 +35,30 @@ def test_what_a_model_keeps_in_float32_travels_in_float32() -> None:
         "score_bias": torch.float32,
         "steps": torch.int64,
     }
+
+
+def test_the_trainer_sends_what_an_engine_of_fewer_bits_holds(tmp_path: Path) -> None:
+    """DeepSeek's router has a buffer that is trained and stays in float32."""
+    config = DeepseekV3Config(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=16,
+        moe_intermediate_size=8,
+        num_hidden_layers=2,
+        first_k_dense_replace=1,
+        num_attention_heads=2,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=8,
+    )
+    DeepseekV3ForCausalLM(config).save_pretrained(tmp_path)
+    trained = load_model(str(tmp_path), dtype="float32")
+    served = published_tensors(load_model(str(tmp_path), dtype="bfloat16"))
+    assert wire_dtypes(trained, torch.bfloat16) == {name: tensor.dtype for name, tensor in served.items()}
+    assert served["model.layers.1.mlp.gate.e_score_correction_bias"].dtype == torch.float32
