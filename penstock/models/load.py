@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.errors import UserError
 from penstock.models import attention
-from penstock.models.matmul_check import check_products
+from penstock.models.matmul_check import check_matmul
 from penstock.models.precision import guard_bfloat16
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -25,7 +25,7 @@ def load_model(name_or_path: str, *, dtype: str = "float32", device: str = "cpu"
     except (OSError, ValueError) as error:
         raise UserError(f"model {name_or_path!r} could not be loaded: {_first_line(error)}") from error
     if torch.device(device).type == "cuda":
-        check_products(device)
+        check_matmul(device)
     elif dtype == "bfloat16":
         guard_bfloat16(device)
     return model.to(device).eval()

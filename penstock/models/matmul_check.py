@@ -1,7 +1,7 @@
 """Whether a GPU multiplies matrices right, asked once before anything is built on it.
 
 It sounds like a needless question. On an H200 (driver 580, torch 2.11) a process that MPS allowed 60 % of the
-multiprocessors got bfloat16 products that were wrong by many orders of magnitude, for some sizes only, without
+multiprocessors got bfloat16 matmuls that were wrong by many orders of magnitude, for some sizes only, without
 an error: training went on with NaN, generation with nonsense.
 """
 
@@ -22,7 +22,7 @@ Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @torch.no_grad()
-def check_products(device: torch.device | str, multiply: Multiply = torch.matmul) -> None:
+def check_matmul(device: torch.device | str, multiply: Multiply = torch.matmul) -> None:
     """Multiply a few random matrices and compare with float32; refuse a GPU that gets them wrong."""
     draw = torch.Generator(device=device).manual_seed(0)
     right = torch.randn(INNER, WIDTH, generator=draw, device=device).bfloat16()
@@ -36,6 +36,6 @@ def check_products(device: torch.device | str, multiply: Multiply = torch.matmul
             limit = os.environ.get(LIMIT, "100")
             advice = f"; {LIMIT} is {limit}: unset it" if limit != "100" else ""
             raise UserError(
-                f"matrix products on {device} are wrong ({rows} x {INNER} x {WIDTH} in bfloat16 is off by a "
+                f"matmul on {device} is wrong ({rows} x {INNER} x {WIDTH} in bfloat16 is off by a "
                 f"factor of {error:.3g}){advice}"
             )

@@ -1,8 +1,8 @@
-"""Formats of 16 bits: which there are, products that are not rounded to them, and a guard for CPUs that promise
+"""Formats of 16 bits: which there are, a matmul that is not rounded to them, and a guard for CPUs that promise
 more than they can do.
 
 Some virtual machines report AMX and then stop the process with an illegal instruction at the first
-bfloat16 matrix product. Nothing can be caught in the process itself, so another one tries it first.
+bfloat16 matmul. Nothing can be caught in the process itself, so another one tries it first.
 """
 
 import functools
@@ -25,8 +25,8 @@ torch.nn.functional.linear(ones, ones).sum().item()
 
 
 def guard_bfloat16(device: str) -> None:
-    """Make bfloat16 products safe in this process; on an honest machine nothing changes."""
-    if not device.startswith("cpu") or _products_work():
+    """Make bfloat16 matmul safe in this process; on an honest machine nothing changes."""
+    if not device.startswith("cpu") or _matmul_works():
         return
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     log.warning(
@@ -36,12 +36,12 @@ def guard_bfloat16(device: str) -> None:
 
 
 @functools.cache
-def _products_work() -> bool:
+def _matmul_works() -> bool:
     probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, timeout=120, check=False)
     return probe.returncode == 0
 
 
-def float32_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def float32_matmul(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """What a linear layer of 16 bits adds up to, in float32."""
     if not rows.is_cuda:
         return functional.linear(rows.float(), weight.float(), None if bias is None else bias.float())

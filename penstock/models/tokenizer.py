@@ -1,8 +1,8 @@
 """The model's tokenizer as rollouts need it: prompts to ids, ids to text, and the ids that stop.
 
 Sequences are packed, never padded: nothing here uses a pad token. Whoever loads the trained model may, and would
-get a made-up one where the tokenizer has none, so a run asks for it before it starts. This module imports without
-torch and, until a tokenizer is loaded, without transformers.
+get a token of the loader's choice where the tokenizer has none, so a run asks for it before it starts. This module
+imports without torch and, until a tokenizer is loaded, without transformers.
 """
 
 import difflib

@@ -9,7 +9,7 @@ from penstock.models import precision
 @pytest.fixture
 def probed(monkeypatch):
     """Says how the probe ends, instead of running it; counts how often it was asked."""
-    precision._products_work.cache_clear()
+    precision._matmul_works.cache_clear()
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
     asked = []
 
@@ -22,7 +22,7 @@ def probed(monkeypatch):
         return asked
 
     yield use
-    precision._products_work.cache_clear()
+    precision._matmul_works.cache_clear()
 
 
 def test_a_cpu_that_dies_of_a_product_is_spared_them(probed, caplog):

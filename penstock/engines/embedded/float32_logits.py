@@ -9,7 +9,7 @@ import logging
 import torch
 from torch import nn
 
-from penstock.models.precision import HALF_TYPES, float32_product
+from penstock.models.precision import HALF_TYPES, float32_matmul
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ class Float32Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, input.shape[-1])
-        return float32_product(rows, self.weight, self.bias).view(*input.shape[:-1], -1)
+        return float32_matmul(rows, self.weight, self.bias).view(*input.shape[:-1], -1)
 
 
 def keep_logits_in_float32(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.models.precision import HALF_TYPES, float32_product
+from penstock.models.precision import HALF_TYPES, float32_matmul
 from penstock.models.triton_support import available as kernels_available
 from penstock.transfer import upload
 
@@ -228,7 +228,7 @@ def _project(states: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tens
         return states.clone(memory_format=torch.contiguous_format)
     if not _sums_in_float32(states):
         return torch.nn.functional.linear(states, weight, bias)
-    return float32_product(states, weight, bias)
+    return float32_matmul(states, weight, bias)
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:

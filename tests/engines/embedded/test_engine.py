@@ -231,3 +231,17 @@ def test_policies_of_one_engine_have_their_own_labels_and_share_no_cache() -> No
             await collect(driver.engine.generate(ask("c", policy="third")))
 
     asyncio.run(main())
+
+
+def test_the_report_says_what_the_engine_can_do() -> None:
+    async def main() -> None:
+        plain = set((await make_engine(make_model()).report()).capabilities)
+        assert plain == {
+            "logprobs", "versions", "greedy", "seed", "truncation", "penalties", "logit_bias", "min_tokens",
+            "priority", "forks", "prefix_cache", "sampling_mask",
+            "interrupt:inflight", "interrupt:inflight_recompute",
+        }  # fmt: skip
+        reads_text = set((await make_engine(make_model(), tokenizer=Letters()).report()).capabilities)
+        assert reads_text - plain == {"stop_strings"}
+
+    asyncio.run(main())

@@ -1,9 +1,9 @@
 """Splits of long sequences for the decode step.
 
-Lengths of sequences differ by orders of magnitude, and one program a sequence would leave the GPU waiting
-for the longest. So the keys of a sequence are cut into splits of equal size, a program each; programs past
-the end of their sequence end at once. A sequence of one split is finished by its program (`decode.py`); the
-partial softmaxes of longer ones are joined here.
+Lengths of sequences differ by orders of magnitude, and one program a sequence would leave the GPU waiting for the
+longest. So the keys of a sequence are cut into splits of equal size, a program each; programs past the end of their
+sequence end at once. A sequence of one split is finished by its program (`decode_attention.py`); the partial
+softmaxes of longer ones are joined here.
 """
 
 import triton

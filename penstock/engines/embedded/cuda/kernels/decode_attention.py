@@ -4,14 +4,14 @@ The pool of a layer is (blocks, block_size, kv_heads, key_dim + value_dim): a to
 by side. The newest key and value come with the query: they are written to the pool here and never read back.
 
 The query heads of one key head share a tile, so no key is read twice. Tensor cores take tiles of 16 rows and 8
-columns, and few models have more than 8 queries for a key head: so keys are the rows, queries are the columns, and
-results are (value_dim, queries). Where queries are fewer still and programs enough, one program serves several key
-heads. Keys of all of them lie side by side, so its lines are (token, head) pairs, and a query ignores the lines
-of other heads.
+columns, and few models have more than 8 query heads for a key head. So keys are the rows, queries are the columns,
+and results are (value_dim, queries). With 4 query heads or fewer, and enough programs to fill the GPU, one program
+serves several key heads. Their keys lie side by side in the pool, so its lines are (token, head) pairs, and a query
+ignores the lines of other heads.
 
-A program is one warp of few registers, so that all programs of a large batch run at once: while one computes, the
-keys of others are on their way. The newest token comes first, with those before it that are too few for a step;
-all steps that follow are full and need no masks.
+A program is one warp with few registers, so that all programs of a large batch are resident: while one computes,
+the loads of others are under way. The newest token comes first, together with the tokens before it that do not fill
+a step. All later steps are full, and their loads need no masks.
 
 Long sequences are cut into splits, a program each (`attention_splits.py`).
 """
@@ -25,14 +25,14 @@ from penstock.engines.embedded.cuda.kernels.softmax import EMPTY, LOG2_E, capped
 from penstock.models.attention_options import AttentionOptions
 
 LINES = 16
-"""Keys of one step of a program: those of so many tokens, or of fewer tokens and several heads. A block of the
-usual size is a whole number of steps, so that where they lie is looked up once for all lines."""
+"""Keys that a program takes in one step: of 16 tokens, or of fewer tokens and several heads. A block of 16 tokens
+is a whole number of steps, so one look into the block table finds all of them."""
 QUERIES = 8
-"""Queries of a program, at least: the least that tensor cores take."""
+"""The fewest queries of a program: tensor cores take no fewer."""
 ONE_WARP = 16 * 128
 """Numbers of the result that one warp can hold beside the keys; larger ones take two."""
 ENOUGH = 1024
-"""Programs that keep a GPU's memory busy, all at once."""
+"""Programs that keep the memory of a GPU busy."""
 
 
 @triton.jit

@@ -1,10 +1,11 @@
-"""Draw a token a row and give its logprob, without a sort and without writing probabilities.
+"""Draw one token from each row of logits and give its logprob, without a sort and without storing probabilities.
 
-The draw is a race in two stages: first among groups of tokens by their total weight, then among the tokens of the
-winning group. That is the distribution itself, and needs a random number for each group and for the tokens of
-one, not for every token. A group are the tokens that one lane of a program comes across, every `LANES`th of the
-vocabulary: so nothing is added up across lanes before the row has been read. Random numbers depend on the row's
-seed and place alone. Truncated rows are, as a rule, drawn from the few candidates that `truncation.py` finds.
+This is the Gumbel-max trick in two stages: it first draws a group of tokens by the group's total weight, then a
+token within that group. The result has the distribution of the row, and random numbers are needed for the groups
+and for the tokens of one group only. Lane i of the `LANES` lanes of a program reads tokens i, i + LANES, and so on;
+these are its group. So lanes exchange nothing until the row has been read. The random numbers depend on the seed
+and the position of the row alone. A truncated row is mostly drawn from the few candidates that
+`truncated_sampling.py` finds.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.engines.embedded.cuda.kernels.scores import (
+from penstock.engines.embedded.cuda.kernels.row_scores import (
     NONE,
     inverse_heat,
     num_turns,
@@ -62,8 +63,8 @@ def _draw_kernel(
     SOURCES: tl.constexpr, TRUNCATES: tl.constexpr, MAPPED: tl.constexpr, RECORDS: tl.constexpr,
     SIZE: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """`MAPPED`: the row is a list of candidates, of `ids`, and the threshold is found among them. Rows whose
-    candidates are not all that is kept are left to the launch over whole rows, which comes next."""
+    """`MAPPED`: a row is a list of candidates with these `ids`, and the threshold is found among them. Rows that
+    keep more than their candidates are drawn by the next launch, which reads whole rows."""
     row = tl.program_id(0).to(tl.int64)
     width = vocab
     mine = True
@@ -145,9 +146,9 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class MaskArena:
-    """Where the kept ids of rows go that record them: column `step` of (rows, steps) tables says where.
-
-    A size of n are n ids, of -n a bitmask of n tokens, of 0 nothing at all: nothing was cut."""
+    """Where rows that record masks write their kept ids. Column `step` of the (rows, steps) tables holds the size
+    and the place of each mask: size n is n ids, size -n a bitmask with n tokens, and size 0 says that nothing was
+    cut."""
 
     records: torch.Tensor
     step: torch.Tensor

@@ -1,5 +1,5 @@
-"""The end of a decode step, as two small kernels: write down what was drawn and move every row on, and the gate
-that new weights come in by."""
+"""The end of a decode step, in two small kernels. One writes down the drawn tokens and moves every row on. The
+other is the gate: it makes the GPU wait while new weights are copied."""
 
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 STOPS = 8
 """Stop tokens of a request that the device looks for; the host finds the others."""
 STOPPED, STOOD_NS, WENT_ON, GAVE_UP, NEWEST = range(5)
-"""What the device tells the host: the update it stands still for, how long it stood for the last, which that was,
-one that it no longer waited for; and from `NEWEST` on, for each policy, the version of the newest tokens."""
+"""Numbers that the device writes for the host: the update it waits for, how long it waited for the last one, the
+last update after which it went on, and one that it gave up on. From `NEWEST` on: for each policy, the version of
+its newest tokens."""
 
 
 @triton.jit

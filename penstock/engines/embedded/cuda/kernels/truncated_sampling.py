@@ -1,20 +1,27 @@
-"""Truncation of a row of logits as a threshold, found without a sort, and what it leaves, written down.
+"""The score threshold of a truncated row of logits, found without a sort, and the mask of the tokens above it.
 
-Top-k, top-p of what top-k left, and min-p all keep the tokens above some score, so truncation is a threshold;
-equal scores are kept or cut together. It is found in two steps. `narrow_kernel` reads a row once for the weight of
-all, the highest score of each lane and of each turn. The lanes' highest alone say how low the threshold can be at
-most; what reaches that, as a rule some dozens of tokens, is copied out as *candidates*, from the turns that have
-any. The threshold is then bisected among them, and the token drawn from them.
+Top-k, top-p of what top-k left, and min-p all keep the tokens above some score, so truncation is a threshold; equal
+scores are kept or cut together. It is found in two steps. `narrow_kernel` reads the row once. It adds up the weight
+of all tokens, and notes the highest score of each lane and of each turn (the tokens that all lanes read together).
+From the highest scores of the lanes alone follows a lower bound of the threshold. The tokens above that bound,
+mostly some dozens, are the *candidates*: they are copied out, and only turns that hold one are read again. Then the
+threshold is bisected among the candidates, and the token is drawn from them.
 
-In a flat distribution there are too many. Then a few more passes bracket the threshold until the tokens between the
-bounds can be candidates; it is bisected among those, and the token drawn from the whole row. Only a large
-top-k is bisected over the whole row, a pass each.
+A flat distribution has too many candidates. There a few more passes bracket the threshold, until the tokens between
+the two bounds are few enough to be candidates. The threshold is bisected among those, and the token is drawn from
+the whole row. Only a large top-k is bisected over the whole row, with a pass for each step.
 """
 
 import triton
 import triton.language as tl
 
-from penstock.engines.embedded.cuda.kernels.scores import AT_ONCE, NONE, inverse_heat, scores_at, sum_by_lane
+from penstock.engines.embedded.cuda.kernels.row_scores import (
+    AT_ONCE,
+    NONE,
+    inverse_heat,
+    scores_at,
+    sum_by_lane,
+)
 
 STEPS = tl.constexpr(48)
 """Bisection steps at most: enough to tell float32 neighbours apart in any range that scores have."""
@@ -23,8 +30,8 @@ ROUGH_STEPS = tl.constexpr(10)
 BRACKET_STEPS = tl.constexpr(16)
 """Passes at most until the bounds can't come closer: each leaves a quarter of the range."""
 
-# What `narrow_kernel` says of a row. A count of candidates, from which a token can be drawn; or BAND minus their
-# number, where everything above them is kept too; or UNKNOWN.
+# What `narrow_kernel` counts in a row: the candidates, if they are all that may be kept; BAND minus their number,
+# if all tokens above them are kept too; or UNKNOWN.
 UNKNOWN = tl.constexpr(-1)
 BAND = tl.constexpr(-2)
 # And the columns of its facts.

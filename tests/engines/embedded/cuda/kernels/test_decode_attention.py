@@ -7,7 +7,7 @@ from penstock.engines.embedded.cuda.kernels import decode_attention as decode  #
 from penstock.engines.embedded.cuda.kernels.reference import attend_paged  # isort: skip
 from penstock.models.attention_options import AttentionOptions
 
-HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no bfloat16 products
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no bfloat16 matmul
 OPTIONS = {
     "plain": {},
     "window": {"sliding_window": 37},

@@ -8,7 +8,7 @@ import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
 from penstock.engines.embedded.cuda.kernels import sampling  # isort: skip
-from penstock.engines.embedded.cuda.kernels.scores import num_turns  # isort: skip
+from penstock.engines.embedded.cuda.kernels.row_scores import num_turns  # isort: skip
 from penstock.engines.embedded.cuda.kernels import truncated_sampling as truncation  # isort: skip
 
 CUTS = [
