@@ -132,6 +132,7 @@ def test_two_turns(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
     (sample,) = mended.samples()
     assert tokenizer.decode(sample.token_ids.tolist()) == "2+2=52+2=4"
     assert tokenizer.decode(sample.token_ids[sample.loss_mask].tolist()) == "54"
-    rewards = load_functions(config.reward)
-    scored = score_group(rewards, Group.of(0, task, [right, mended]))
-    assert [score.value for score in scored] == [1.0, 1.0]
+    assert config.algorithm.advantage == "step_returns"
+    one, two = score_group(load_functions(config.reward), Group.of(0, task, [right, mended]))
+    assert (one.value, [(step.turn, step.value) for step in one.steps]) == (1.0, [(0, 1.0)])
+    assert (two.value, [(step.turn, step.value) for step in two.steps]) == (1.0, [(0, 0.0), (1, 1.0)])
