@@ -1,9 +1,7 @@
 """`penstock.train`: what `penstock train` does, from Python, in a script or a notebook."""
 
 import asyncio
-import contextlib
 import os
-import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,9 +10,10 @@ from typing import Any
 from penstock.config.loader import build, read_yaml
 from penstock.errors import UserError
 from penstock.interfaces import Scorer
-from penstock.observe.views import View, make_view
+from penstock.observe.views import Log, View, make_view
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import find_gpus
+from penstock.orchestration.interruption import asking
 from penstock.orchestration.preflight import prepare
 from penstock.orchestration.session import Session
 from penstock.orchestration.summary import Summary
@@ -60,7 +59,7 @@ def train(
     scorer: Scorer | None = None
     if local:
         scorer = ThreadScorer.of(root.reward, functions)
-        view.log("the reward can't be imported by a worker process, so it runs in this one, in a thread")
+        Log(view)("the reward can't be imported by a worker process, so it runs in this one, in a thread")
     own = None if workflow is None or isinstance(workflow, str) else as_workflow(workflow)
     if own is not None and path is None and root.rollout.workers:
         view.log("the workflow can't be imported by a worker process, so it runs in this one")
@@ -136,27 +135,14 @@ def _path_of(workflow: Any) -> str | None:
 
 
 async def _with_signals(session: Session, view: View) -> Summary:
-    """Ctrl-C once ends the run in order, twice at once."""
-    loop = asyncio.get_running_loop()
+    """The signals that end a process end the run in order; the second time in a hurry, the third time at once."""
     task = asyncio.current_task()
-    presses = 0
-
-    def interrupt() -> None:
-        nonlocal presses
-        presses += 1
-        if presses == 1:
-            view.log("stopping after this step; the model will be saved (Ctrl-C again to stop at once)")
-            session.stop()
-        elif task is not None:
-            task.cancel()
-
-    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, interrupt)
-    try:
-        return await session.run()
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    assert task is not None
+    with asking(session, Log(view), end=task.cancel):
+        try:
+            return await session.run()
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
 
 def _in_thread(session: Session) -> Summary:

@@ -8,6 +8,7 @@ from penstock.api import cache_folder
 from penstock.demo.model import ensure_builtin_model
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.text_generation import Prompt, generate_text
+from penstock.observe.plain_text import plain_block
 from penstock.types import Message, SamplingParams
 from penstock.worker.quiet import quieten
 
@@ -23,8 +24,8 @@ def generate_to_terminal(model: str, prompts: Sequence[str], sampling: SamplingP
         print()
         return
     for prompt, text in zip(prompts, generate_text(model, asked, sampling, config=config), strict=True):
-        print(f"{prompt} → {text}")
+        print(f"{prompt} → {plain_block(text)}")
 
 
 def _stream(_: int, piece: str) -> None:
-    print(piece, end="", flush=True)
+    print(plain_block(piece), end="", flush=True)

@@ -1,5 +1,8 @@
 """Commands and how their errors are shown: one sentence and exit code 2 for what the user can mend."""
 
+import contextlib
+import io
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -11,6 +14,7 @@ from rich.text import Text
 
 from penstock.cli.bench import bench
 from penstock.errors import PenstockError, UserError, WorkerDied
+from penstock.observe.plain_text import plain_block, plain_line
 
 app = typer.Typer(
     name="penstock",
@@ -28,13 +32,14 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry of the `penstock` command."""
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
+    _show_what_the_terminal_can()
     try:
         app(args=words, standalone_mode=True)
     except UserError as error:
         _complain(str(error), debug)
         sys.exit(2)
     except WorkerDied as error:
-        sys.stderr.write(error.detail)
+        sys.stderr.write(plain_block(error.detail))
         _complain(str(error), debug)
         sys.exit(1)
     except PenstockError as error:
@@ -43,12 +48,30 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         _complain("stopped at once; the model was not saved", debug)
         sys.exit(130)
+    finally:
+        _leave_closed_output()
+
+
+def _show_what_the_terminal_can() -> None:
+    """Characters that its encoding lacks become question marks, not an exception in the middle of a run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _leave_closed_output() -> None:
+    """Python flushes at its end, and would complain there about a reader that has left."""
+    try:
+        sys.stdout.flush()
+    except (BrokenPipeError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _complain(sentence: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    Console(stderr=True).print(Text.assemble(("error:", "bold red"), f" {sentence}"), soft_wrap=True)
+    shown = Text.assemble(("error:", "bold red"), f" {plain_line(sentence)}")
+    Console(stderr=True).print(shown, soft_wrap=True)
 
 
 @app.command()
@@ -69,7 +92,10 @@ def train(
         words.insert(0, config)
         config = None
     root = load_config(PenstockConfig, Path(config) if config is not None else DEMO, words)
-    print_summary(run(root, make_view(root.observe)))
+    summary = run(root, make_view(root.observe))
+    # `penstock train | head`: whoever read has left, which is no failure of the run. rich exits then.
+    with contextlib.suppress(BrokenPipeError, SystemExit):
+        print_summary(summary)
 
 
 @app.command()

@@ -6,6 +6,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from penstock.observe.plain_text import plain_line
 from penstock.observe.status import ProcessStatus, RunStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -25,7 +26,7 @@ class TerminalView:
         self._live.update(draw(status), refresh=True)
 
     def log(self, line: str) -> None:
-        (self._live.console if self._live is not None else self._console).print(Text(line))
+        (self._live.console if self._live is not None else self._console).print(Text(plain_line(line)))
 
     def close(self) -> None:
         if self._live is not None:
@@ -45,7 +46,7 @@ def draw(status: RunStatus) -> RenderableType:
     )
     processes = Table.grid(padding=(0, 2))
     for process in status.processes:
-        processes.add_row(Text(process.name), _bar(process), Text(process.doing, style="dim"))
+        processes.add_row(Text(process.name), _bar(process), Text(plain_line(process.doing), style="dim"))
     lines: list[RenderableType] = [facts, Text(sparkline(status.rewards), style="green"), processes]
     if status.drops:
         drops = ", ".join(f"{count} {reason}" for reason, count in sorted(status.drops.items()))

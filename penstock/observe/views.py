@@ -1,10 +1,12 @@
 """How a run shows itself: drawn live in a terminal, or as plain lines."""
 
+import contextlib
 import sys
 import time
 from typing import Protocol
 
 from penstock.observe.config import ObserveConfig
+from penstock.observe.plain_text import encodable, plain_line
 from penstock.observe.status import RunStatus
 
 
@@ -16,6 +18,17 @@ class View(Protocol):
     def log(self, line: str) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Log:
+    """A view's `log` for those who speak to it directly. A view that fails costs its line and nothing else."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def __call__(self, line: str) -> None:
+        with contextlib.suppress(Exception):  # a closed stdout can't be told that it is closed
+            self._view.log(line)
 
 
 def make_view(config: ObserveConfig) -> View:
@@ -59,7 +72,8 @@ class PlainView:
         self.log(progress_line(status))
 
     def log(self, line: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+        shown = f"{time.strftime('%H:%M:%S')} {plain_line(line)}"
+        print(encodable(shown, sys.stdout.encoding), flush=True)
 
     def close(self) -> None:
         pass

@@ -23,6 +23,7 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.controller import Controller, TaskSource
 from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.evaluation import Evaluator
+from penstock.orchestration.failure_streak import FailureStreak, limit_of
 from penstock.orchestration.intake import Intake
 from penstock.orchestration.step_planner import StepPlanner
 from penstock.rollout.episode_spec import EVALUATION
@@ -94,6 +95,7 @@ def build_controller(
             config.algorithm.selection,
             max_filtered_in_a_row=staleness.max_filtered_in_a_row,
         ),
+        failures=FailureStreak(limit_of(config.run.max_failed_in_a_row, rollout.groups_per_step)),
         planner=StepPlanner(
             ranks=len(parts.trainers),
             micro_batch_tokens=trainer.micro_batch_tokens,

@@ -29,6 +29,9 @@ class RunConfig(Section):
     """Optimizer steps."""
     seed: int = Field(default=0, ge=0)
     """Seed of the task order and of every sampled token."""
+    max_failed_in_a_row: int = Field(default=0, ge=0)
+    """End the run with an error when this many groups in a row failed (a reward that raises, requests that the
+    engine refuses); 0 is four steps' worth, at least 16."""
 
 
 class PlacementConfig(Section):

@@ -17,9 +17,10 @@ from typing import Protocol
 from penstock.blobs.verification import check_group
 from penstock.buffer.admission import Dropped, StepGroups, Ticket
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
-from penstock.errors import BlobLost, RolloutFailed, ScoringFailed
+from penstock.errors import BlobLost, PenstockError, RolloutFailed, ScoringFailed
 from penstock.interfaces import BlobStore, Engine, Scorer, Trainer
 from penstock.orchestration.controller_events import ControllerEvents
+from penstock.orchestration.failure_streak import FailureStreak
 from penstock.orchestration.group_scoring import GroupScoring
 from penstock.orchestration.intake import Intake
 from penstock.orchestration.step_planner import StepPlanner, TrainedStep
@@ -70,6 +71,7 @@ class Controller:
         tasks: TaskSource,
         buffer: RolloutBuffer,
         intake: Intake,
+        failures: FailureStreak,
         planner: StepPlanner,
         steps: int,
         blobs: BlobStore,
@@ -84,6 +86,7 @@ class Controller:
         self._runner = runner
         self._tasks = tasks
         self._intake = intake
+        self._failures = failures
         self._planner = planner
         self._steps = steps
         self._blobs = blobs
@@ -96,6 +99,8 @@ class Controller:
         self.buffer = buffer
         self.activity = Activity()
         self._sync_order = asyncio.Lock()
+        self._unreleased: set[int] = set()
+        """Versions whose snapshots the trainer may still hold."""
         self._stepped = asyncio.Event()
 
     def stop(self) -> None:
@@ -117,6 +122,13 @@ class Controller:
             feeding.cancel()
             for task in self._producing:
                 task.cancel()
+
+    async def abandon_updates(self) -> None:
+        """No engine will read what was published: a trainer that waits for a free slot goes on, and can be asked
+        to save."""
+        for version in sorted(self._unreleased):
+            with contextlib.suppress(PenstockError):  # it has no snapshot yet
+                await self._trainers[0].release(version)
 
     @property
     def steps_done(self) -> int:
@@ -168,6 +180,7 @@ class Controller:
         except (RolloutFailed, ScoringFailed) as error:
             await self._drop(ticket, task, error.reason, str(error), ended)
         else:
+            self._failures.good()
             reason = await self._intake.take(ticket, scored)
             if reason is not None:
                 message = f"group {ticket.number} has nothing to train on"
@@ -206,6 +219,9 @@ class Controller:
     ) -> None:
         await self.buffer.drop(ticket, reason)
         self._events.dropped(Group.of(ticket.number, task, ended), reason, message)
+        error = self._failures.failed(reason, message)
+        if error is not None:
+            self.buffer.fail(error)
 
     async def _train(self, background: asyncio.TaskGroup) -> None:
         for number in range(self.buffer.gate.step + 1, self._steps + 1):
@@ -223,7 +239,9 @@ class Controller:
 
     def _issue(self, step: int) -> int:
         """A number for the weights that `step` makes."""
-        return self.buffer.gate.history.issue(step)
+        version = self.buffer.gate.history.issue(step)
+        self._unreleased.add(version)
+        return version
 
     async def _step(self, number: int, taken: StepGroups, waited_s: float) -> int:
         """Train on the groups; returns the version under which the result may be published."""
@@ -283,6 +301,7 @@ class Controller:
             self._events.updated(receipt)
             self.buffer.served(version)
             await self._trainers[0].release(version)
+            self._unreleased.discard(version)
             self.activity.syncing_version = None
 
     async def _deliver(self, update: WeightUpdate) -> UpdateReceipt:

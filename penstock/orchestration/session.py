@@ -9,7 +9,6 @@ import os
 import time
 
 from penstock.engines.engine_pool import EnginePool
-from penstock.errors import Diverged
 from penstock.interfaces import Scorer
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import RunEvent
@@ -20,11 +19,12 @@ from penstock.observe.views import View
 from penstock.orchestration.assembly import Parts, build_controller, build_evaluator
 from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.controller import Controller
+from penstock.orchestration.ending import Ending, Hurried
 from penstock.orchestration.evaluation import EvaluationSchedule
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.monitor import RunMonitor
-from penstock.orchestration.placement import scorer_environment, sharing
+from penstock.orchestration.placement import Environments, scorer_environment, sharing
 from penstock.orchestration.preflight import Prepared, open_writers
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.summary import Summary, summarise
@@ -37,7 +37,7 @@ from penstock.tasks.stream import TaskStream
 
 
 class Session:
-    """Owns the processes of one run. `stop` asks it to end early, with the model saved."""
+    """Owns the processes of one run. `stop` and `hurry` ask it to end early, with the model saved."""
 
     def __init__(self, prepared: Prepared, view: View, *, scorer: Scorer | None = None) -> None:
         self._prepared = prepared
@@ -45,16 +45,23 @@ class Session:
         self._view = view
         self._scorer = scorer
         self._controller: Controller | None = None
-        self._stopped = False
+        self._ending = Ending()
 
     def stop(self) -> None:
-        """End after the step in progress. Safe to call at any time."""
-        self._stopped = True
+        """End after the step in progress. Safe to call at any time, from any thread."""
+        self._ending.stop(self._stop_controller)
+
+    def hurry(self) -> None:
+        """End without an evaluation; the trainer still ends its step, and the model is saved. As safe as `stop`."""
+        self._ending.hurry()
+
+    def _stop_controller(self) -> None:
         if self._controller is not None:
             self._controller.stop()
 
     async def run(self) -> Summary:
         loop = asyncio.get_running_loop()
+        self._ending.bind()
         stream = EventStream(loop, defer=loop.call_soon)
         events = stream.of("controller")
         state = subscribe_all(stream, self._view, open_writers(self._prepared))
@@ -65,16 +72,7 @@ class Session:
                     EventCollector(stream) as collector,
                     LocalLauncher(self._prepared.folder / "logs", on_launch=collector.follow) as launcher,
                 ):
-                    workers = await unwrapped(start_workers(launcher, self._prepared, environments))
-                    scorer = self._scorer or await self._start_scorers(launcher)
-                    engine = EnginePool({one.name: one for one in workers.engines})
-                    episodes = await start_episodes(launcher, self._prepared, engine)
-                    work = self._work(workers, engine, scorer, episodes, stream, state)
-                    try:
-                        await supervised(work, workers.places)
-                    finally:
-                        await episodes.close()
-                        await scorer.close()
+                    await self._train_and_save(launcher, environments, stream, state)
                     await collector.fetch()
             events.phase("done")
             stream.flush()
@@ -94,6 +92,62 @@ class Session:
             steps=self._config.run.steps,
             wall_s=time.time(),
         )
+
+    async def _train_and_save(
+        self, launcher: Launcher, environments: Environments, stream: EventStream, state: RunState
+    ) -> None:
+        """However training ends, the model is saved if its trainer lives."""
+        events = stream.of("controller")
+        try:
+            starting = unwrapped(start_workers(launcher, self._prepared, environments))
+            workers = await self._ending.unless_hurried(starting)
+        except Hurried:
+            raise asyncio.CancelledError from None  # there is nothing to save yet
+        try:
+            await self._ending.unless_hurried(self._with_scorers(launcher, workers, stream, state))
+        except Hurried:
+            await self._free_trainer()
+        except Exception as error:
+            await self._rescue(workers, events, error)
+            raise
+        await self._save(workers, events)
+
+    async def _save(self, workers: Workers, events: Recorder) -> None:
+        events.phase("saving")
+        saving = workers.trainer.save(str(self._prepared.folder / "model"))
+        await supervised(saving, [workers.trainer.place])
+
+    async def _rescue(self, workers: Workers, events: Recorder, error: Exception) -> None:
+        """Save what was trained before the run failed. The failure is what the caller reports; this must not hide
+        it."""
+        if self._controller is None:
+            return
+        events.log(f"the run failed: {error}")
+        try:
+            await self._free_trainer()
+            await self._save(workers, events)
+        except Exception as failure:
+            events.log(f"the model could not be saved: {failure}")
+        else:
+            folder = self._prepared.folder / "model"
+            events.log(f"the model of step {self._controller.steps_done} is saved in {folder}")
+
+    async def _free_trainer(self) -> None:
+        if self._controller is not None:
+            await self._controller.abandon_updates()
+
+    async def _with_scorers(
+        self, launcher: Launcher, workers: Workers, stream: EventStream, state: RunState
+    ) -> None:
+        scorer = self._scorer or await self._start_scorers(launcher)
+        engine = EnginePool({one.name: one for one in workers.engines})
+        episodes = await start_episodes(launcher, self._prepared, engine)
+        work = self._work(workers, engine, scorer, episodes, stream, state)
+        try:
+            await supervised(work, workers.places)
+        finally:
+            await episodes.close()
+            await scorer.close()
 
     async def _start_scorers(self, launcher: Launcher) -> ScorerPool:
         reward = self._config.reward
@@ -134,25 +188,21 @@ class Session:
             events=events,
         )
         async with asyncio.TaskGroup() as background:
-            watching = background.create_task(monitor.watch())
+            beside = [
+                background.create_task(monitor.watch()),
+                background.create_task(self._ending.hurry_past_frozen(workers.engines, events.log)),
+            ]
             events.phase("verifying weights")
             await controller.start()
             events.phase("evaluating")
-            if not self._stopped:
+            if not self._ending.is_stopped:
                 await evaluations.now(0)
-            diverged = None
-            try:
-                if not self._stopped:
-                    await self._train(controller, evaluations, monitor, events)
-            except* Diverged as error:  # what the trainer holds is the last good model
-                diverged = error
-            if controller.steps_done and diverged is None:
+            if not self._ending.is_stopped:
+                await self._train(controller, evaluations, monitor, events)
+            if controller.steps_done:
                 await evaluations.now(controller.steps_done)
-            events.phase("saving")
-            await workers.trainer.save(str(self._prepared.folder / "model"))
-            watching.cancel()
-            if diverged is not None:
-                raise diverged
+            for task in beside:
+                task.cancel()
 
     async def _train(
         self, controller: Controller, evaluations: EvaluationSchedule, monitor: RunMonitor, events: Recorder

@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -5,6 +7,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.config.loader import load_config
+from penstock.errors import WorkerDied
 from penstock.orchestration.config import PenstockConfig
 
 
@@ -70,3 +73,43 @@ def test_a_missing_extra_is_named_in_full_and_leaves_no_run_folder(
     assert call("train", "observe.wandb=true") == 2
     assert capsys.readouterr().err == "error: observe.wandb needs wandb: pip install 'penstock[wandb]'\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_dead_worker_said_is_shown_escaped_and_bounded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise WorkerDied("died \x1b[31m", detail="\x1b]0;x\x07" + "y" * 3_000_000)
+
+    monkeypatch.setattr("penstock.api.run", fail)
+    assert call("train") == 1
+    err = capsys.readouterr().err
+    assert "\x1b" not in err
+    assert len(err) < 25_000
+    assert "error: died \\x1b[31m" in err
+
+
+READER_LEAVES = """
+import dataclasses, time
+import penstock.api
+from penstock.cli import main
+from penstock.orchestration.summary import Summary
+def run(*_, **__):
+    print("a line", flush=True)
+    time.sleep(0.5)
+    values = {field.name: 0 for field in dataclasses.fields(Summary)}
+    return Summary(**values | {"name": "n", "folder": "f", "drops": {}, "failures": {}})
+penstock.api.run = run
+main(["train"])
+"""
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    done = subprocess.run(
+        ["/bin/bash", "-c", '"$0" -c "$1" | head -1; exit ${PIPESTATUS[0]}', sys.executable, READER_LEAVES],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a line\n", "")

@@ -1,11 +1,12 @@
 import dataclasses
 import io
 
+import pytest
 from rich.console import Console
 
 from penstock.observe.status import ProcessStatus, RunStatus
 from penstock.observe.terminal import TerminalView, draw, sparkline
-from penstock.observe.views import progress_line
+from penstock.observe.views import Log, PlainView, SilentView, progress_line
 
 STATUS = RunStatus(
     name="demo",
@@ -64,3 +65,21 @@ def test_brackets_are_shown_and_not_taken_for_styles() -> None:
     console.print(draw(dataclasses.replace(STATUS, name="run[b]")))
     assert "late: [red] of penstock[gpu]" in out.getvalue()
     assert "run[b] · training" in out.getvalue()
+
+
+def test_a_line_of_others_is_shown_escaped_bounded_and_in_any_encoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    PlainView(1.0).log("–\x1b[2J" + "x" * 3_000_000)
+    assert raw.getvalue()[8:18] == b" ?\\x1b[2Jx"
+    assert len(raw.getvalue()) < 2200
+
+
+def test_a_closed_output_costs_a_line_and_nothing_else() -> None:
+    class Closed(SilentView):
+        def log(self, line: str) -> None:
+            raise BrokenPipeError
+
+    Log(Closed())("a line")

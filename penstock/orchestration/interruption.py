@@ -1,0 +1,74 @@
+"""From signals to words with a session. Ctrl-C, SIGTERM (a scheduler, `systemctl stop`) and SIGHUP (a closed
+terminal) mean the same: the first asks for an orderly end, the second for a quick one, the third does not ask."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+from penstock.orchestration.launchers.signals import LEFT_TO_CONTROLLER
+
+LINES = (
+    "{name}: stopping after this step; the model will be saved (once more to hurry)",
+    "{name}: hurrying, without a last evaluation; the model will still be saved (once more to end without it)",
+    "{name}: ending at once; the model is not saved",
+)
+
+
+class Stoppable(Protocol):
+    def stop(self) -> None: ...
+
+    def hurry(self) -> None: ...
+
+
+@contextmanager
+def asking(session: Stoppable, log: Callable[[str], None], *, end: Callable[[], object]) -> Iterator[None]:
+    """While the block runs in the main thread's event loop, signals are requests to the session."""
+    count = 0
+
+    def answer(number: signal.Signals) -> None:
+        nonlocal count
+        asks = (session.stop, session.hurry, end)
+        ask, line = asks[min(count, 2)], LINES[min(count, 2)]
+        count += 1
+        ask()  # before the line: whatever becomes of that
+        log(line.format(name=_name(number)))
+
+    loop = asyncio.get_running_loop()
+    taken = _answerable()
+    for number in taken:
+        loop.add_signal_handler(number, answer, number)
+    try:
+        yield
+    finally:
+        for number in taken:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """While there is nothing to save yet, every signal is a `KeyboardInterrupt`, which callers report."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in _answerable()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _answerable() -> list[signal.Signals]:
+    """Only the main thread may set handlers, and what was ignored when we started (`nohup`) stays ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [number for number in LEFT_TO_CONTROLLER if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def _name(number: signal.Signals) -> str:
+    return "Ctrl-C" if number is signal.SIGINT else number.name

@@ -1,0 +1,24 @@
+from penstock.observe.plain_text import encodable, plain_block, plain_line
+
+
+def test_control_characters_are_shown_and_not_obeyed() -> None:
+    assert (
+        plain_line("a\x1b[2Jb\r\nc\x07\x9b31m\u202e\ud800 – é")
+        == "a\\x1b[2Jb c\\x07\\x9b31m\\u202e\\ud800 – é"
+    )
+    assert plain_block("one\n\ttwo\x1b]0;title\x07") == "one\n\ttwo\\x1b]0;title\\x07"
+
+
+def test_there_is_an_end_to_it() -> None:
+    line = plain_line("x" * 3_000_000)
+    assert len(line) < 2100
+    assert line.endswith("x … (3000000 characters in all)")
+    assert plain_line("x" * 2000) == "x" * 2000
+    block = plain_block("y" * 30_000 + "end")
+    assert block.startswith("… (the last 20000 of 30003 characters)\nyyy")
+    assert block.endswith("end")
+
+
+def test_what_a_stream_can_not_show_becomes_a_question_mark() -> None:
+    assert encodable("reward – 1", "ascii") == "reward ? 1"
+    assert encodable("reward – 1", "utf-8") == encodable("reward – 1", None) == "reward – 1"

@@ -1,0 +1,77 @@
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from penstock.orchestration.interruption import asking, ending_at_once
+
+
+class Session:
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def stop(self) -> None:
+        self.asked.append("stop")
+
+    def hurry(self) -> None:
+        self.asked.append("hurry")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_stops_the_second_hurries_and_the_third_ends(number: signal.Signals) -> None:
+    session, lines = Session(), []
+
+    async def main() -> None:
+        with asking(session, lines.append, end=lambda: session.asked.append("end")):
+            for _ in range(3):
+                os.kill(os.getpid(), number)
+                await asyncio.sleep(0.01)
+
+    before = signal.getsignal(number)
+    asyncio.run(main())
+    assert session.asked == ["stop", "hurry", "end"]
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
+    assert [line.split(":")[0] for line in lines] == [name] * 3
+    assert "the model will be saved" in lines[0]
+    assert "the model will still be saved" in lines[1]
+    assert "the model is not saved" in lines[2]
+    assert signal.getsignal(number) == before
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    session = Session()
+
+    async def main() -> None:
+        with asking(session, lambda line: None, end=lambda: None):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.01)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        asyncio.run(main())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert session.asked == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_before_there_is_anything_to_save_a_signal_is_an_interrupt(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), ending_at_once():
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
+
+
+def test_other_threads_leave_signals_alone() -> None:
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def work() -> None:
+        with ending_at_once():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]

@@ -1,0 +1,298 @@
+"""A session with simulated workers: however it ends, the model is saved."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.blobs import MemoryBlobs
+from penstock.config.loader import build
+from penstock.errors import Diverged, PenstockError, UserError, WorkerDied
+from penstock.observe.views import SilentView
+from penstock.orchestration import session as module
+from penstock.orchestration.capabilities import needed_capabilities
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.preflight import Prepared
+from penstock.orchestration.session import Session
+from penstock.orchestration.simulation import SimulatedEngine, SimulatedTokenizer, SimulatedTrainer
+from penstock.orchestration.summary import Summary
+from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.scoring.in_process import MemoryScorer
+from penstock.types import EngineReport, StepPlan, StepResult, Task, UpdateReceipt
+
+
+class Place:
+    """What a supervisor watches."""
+
+    def __init__(self) -> None:
+        self.death: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
+
+    async def died(self) -> WorkerDied:
+        return await asyncio.shield(self.death)
+
+
+class Engine(SimulatedEngine):
+    name = "engine0"
+
+    def __init__(self, capabilities: tuple[str, ...]) -> None:
+        super().__init__(num_tokens=lambda: 2, token_s=lambda: 0.1, update_s=lambda: 0.1)
+        self.place = Place()
+        self.frozen = False
+        self._capabilities = capabilities
+
+    async def update(self, *arguments: Any) -> UpdateReceipt:
+        await self._thaw()
+        return await super().update(*arguments)
+
+    async def report(self) -> EngineReport:
+        await self._thaw()
+        return msgspec.structs.replace(await super().report(), capabilities=self._capabilities)
+
+    async def generate(self, request: Any) -> Any:
+        async for chunk in super().generate(request):
+            await self._thaw()
+            yield chunk
+
+    async def _thaw(self) -> None:
+        if self.frozen:
+            await asyncio.Event().wait()
+
+
+class Trainer(SimulatedTrainer):
+    """Has one slot, as a trainer whose engines are behind; saves after the step in progress."""
+
+    def __init__(self) -> None:
+        super().__init__(step_s=lambda: 1.0, publish_s=lambda: 0.0)
+        self.place = Place()
+        self.saved: list[str] = []
+        self.num_steps = 0
+        self._free = asyncio.Semaphore(2)
+        self._busy = asyncio.Lock()
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        return await asyncio.shield(asyncio.create_task(self._step(plan)))
+
+    async def _step(self, plan: StepPlan) -> StepResult:
+        async with self._busy:
+            result = await super().step(plan)
+            self.num_steps += 1
+            await self._free.acquire()
+            return result
+
+    async def release(self, version: int) -> None:
+        if version:
+            self._free.release()
+
+    async def save(self, folder: str) -> None:
+        async with self._busy:
+            self.saved.append(folder)
+
+
+class Launcher:
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.blobs = self.folder = Path()
+
+    async def __aenter__(self) -> "Launcher":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+
+class Run:
+    """One session, and the hands to disturb it with."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        sections: dict[str, Any] = {
+            "run": {"steps": 20},
+            "rollout": {"groups_per_step": 2, "group_size": 2},
+            "observe": {"watchdog_s": 30},
+            "algorithm": {"selection": {}},
+        }
+        self.config = build(PenstockConfig, sections | settings)
+        self.folder = folder
+        self.view = SilentView()
+        self.reward: Callable[..., Any] = lambda task, completion: float(len(completion))
+        self._patch = monkeypatch
+
+    async def start(self, disturb: Callable[["Run"], Any]) -> Summary:
+        self.engine = Engine(tuple(needed_capabilities(self.config)))
+        self.trainer = Trainer()
+        workers = SimpleNamespace(
+            engines=(self.engine,),
+            trainer=self.trainer,
+            blobs=MemoryBlobs(),
+            places=(self.trainer.place, self.engine.place),
+        )
+
+        async def start_workers(*_: Any) -> Any:
+            return workers
+
+        self._patch.setattr(module, "start_workers", start_workers)
+        self._patch.setattr(module, "LocalLauncher", Launcher)
+        prepared = Prepared(
+            config=self.config,
+            model="m",
+            tokenizer=SimulatedTokenizer(),  # type: ignore[arg-type]
+            tasks=[Task(id=str(number), prompt=str(number)) for number in range(50)],
+            heldout=[],
+            folder=self.folder,
+            max_context=100,
+        )
+        scorer = MemoryScorer(lambda task, completion: self.reward(task, completion))
+        self.session = Session(prepared, self.view, scorer=scorer)
+        running = asyncio.create_task(self.session.run())
+        disturbing = asyncio.create_task(disturb(self))
+        try:
+            return await running
+        finally:
+            disturbing.cancel()
+
+    def play(self, disturb: Callable[["Run"], Any]) -> Summary:
+        return run_in_virtual_time(self.start(disturb))
+
+    async def after(self, steps: int) -> None:
+        while self.trainer.num_steps < steps:  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(tmp_path, monkeypatch)
+
+
+def test_a_run_that_is_left_alone_is_saved(run: Run) -> None:
+    assert run.play(lambda run: asyncio.sleep(0)).steps == 20
+    assert run.trainer.saved == [str(run.folder / "model")]
+
+
+def test_a_run_that_is_stopped_is_saved_after_its_step(run: Run) -> None:
+    async def disturb(run: Run) -> None:
+        await run.after(3)
+        await asyncio.sleep(0.5)
+        run.session.stop()
+
+    assert run.play(disturb).steps == 4
+    assert run.trainer.saved == [str(run.folder / "model")]
+
+
+def test_a_run_that_is_hurried_is_saved_without_what_was_under_way(run: Run) -> None:
+    async def disturb(run: Run) -> None:
+        await run.after(3)
+        await asyncio.sleep(0.5)
+        run.session.stop()
+        run.session.hurry()
+
+    assert run.play(disturb).steps == 3
+    assert run.trainer.saved == [str(run.folder / "model")]
+
+
+def test_a_run_with_a_frozen_engine_can_be_stopped_and_is_saved(run: Run) -> None:
+    async def disturb(run: Run) -> None:
+        await run.after(3)
+        run.engine.frozen = True
+        await asyncio.sleep(100)
+        assert any("nothing has moved for 30 s" in line for line in run.view.lines)
+        run.session.stop()
+
+    run.play(disturb)
+    assert run.trainer.saved == [str(run.folder / "model")]
+    assert "an engine has not answered for 15 s; the run ends without it" in run.view.lines
+
+
+def test_a_model_is_saved_when_an_engine_dies(run: Run) -> None:
+    async def disturb(run: Run) -> None:
+        await run.after(3)
+        run.engine.frozen = True
+        run.engine.place.death.set_result(WorkerDied("worker engine0 was killed by SIGKILL"))
+
+    with pytest.raises(WorkerDied, match="engine0"):
+        run.play(disturb)
+    assert run.trainer.saved == [str(run.folder / "model")]
+    assert run.view.lines[-1] == f"the model of step 3 is saved in {run.folder / 'model'}"
+
+
+def test_the_death_of_the_trainer_is_told_though_nothing_can_be_saved(run: Run) -> None:
+    async def disturb(run: Run) -> None:
+        await run.after(3)
+        run.trainer.place.death.set_result(WorkerDied("worker trainer was killed by SIGKILL"))
+        await run.trainer._busy.acquire()
+
+    with pytest.raises(WorkerDied, match="trainer"):
+        run.play(disturb)
+    assert run.trainer.saved == []
+
+
+def test_the_last_good_model_is_saved_when_training_diverges(run: Run) -> None:
+    async def disturb(run: Run) -> None:
+        await run.after(3)
+
+        async def step(plan: StepPlan) -> StepResult:
+            raise Diverged("training has diverged")
+
+        run.trainer.step = step  # type: ignore[method-assign]
+
+    with pytest.raises(Diverged, match="training has diverged"):
+        run.play(disturb)
+    assert run.trainer.saved == [str(run.folder / "model")]
+
+
+class Broken(SilentView):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def log(self, line: str) -> None:
+        raise self._error
+
+    def update(self, status: Any) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(), UnicodeEncodeError("ascii", "–", 0, 1, "no"), OSError(28, "full")]
+)
+def test_neither_a_view_nor_a_writer_costs_the_model(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    class Writer:
+        name = "broken"
+
+        def write(self, *_: Any) -> None:
+            raise error
+
+        def close(self) -> None:
+            raise error
+
+    run.view = Broken(error)
+    monkeypatch.setattr(module, "open_writers", lambda prepared: [Writer()])
+    assert run.play(lambda run: asyncio.sleep(0)).steps == 20
+    assert run.trainer.saved == [str(run.folder / "model")]
+
+
+def test_a_reward_that_always_fails_ends_the_run_with_its_error(run: Run) -> None:
+    def reward(task: Task, completion: str) -> float:
+        if run.trainer.num_steps >= 2:
+            raise KeyError("answer")
+        return float(len(completion))
+
+    run.reward = reward
+    with pytest.raises(UserError) as raised:
+        run.play(lambda run: asyncio.sleep(0))
+    assert "the last 16 groups all failed" in str(raised.value)
+    assert "KeyError: 'answer'" in str(raised.value)
+    assert run.trainer.saved == [str(run.folder / "model")]
+
+
+def test_failures_between_good_groups_do_not_end_a_run(run: Run) -> None:
+    def reward(task: Task, completion: str) -> float:
+        if int(task.id) % 2:
+            raise PenstockError("now and then")
+        return float(len(completion))
+
+    run.reward = reward
+    assert run.play(lambda run: asyncio.sleep(0)).steps == 20
