@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.channel import Channel, Method
 from penstock.trainer.plan_transfer import send_step
-from penstock.types import StepPlan, StepResult, WeightUpdate
+from penstock.types import DEFAULT_POLICY, StepPlan, StepResult, WeightUpdate
 
 
 class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +27,8 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     engine_dtype: str
     transport: str = "shared_memory"
     """How weights are published."""
+    policy: str = DEFAULT_POLICY
+    """Whose weights it trains and publishes."""
     version: int = 0
     """The number under which the weights that it starts with are published."""
     trainer: dict[str, Any]

@@ -32,7 +32,7 @@ from penstock.trainer.trainer_client import (
     TrainerReady,
     TrainerStart,
 )
-from penstock.types import StepPlan, StepResult, WeightUpdate
+from penstock.types import DEFAULT_POLICY, StepPlan, StepResult, WeightUpdate
 from penstock.worker.out_of_memory import TRAINER, naming_settings
 from penstock.worker.quiet import quieten
 
@@ -47,8 +47,10 @@ class TrainerService:
         tokenizer: ChatTokenizer,
         events: Recorder,
         *,
+        policy: str = DEFAULT_POLICY,
         version: int = 0,
     ) -> None:
+        self._policy = policy
         self._trainer = trainer
         self._publisher = publisher
         self._tokenizer = tokenizer
@@ -92,6 +94,8 @@ class TrainerService:
             self._publisher.send(version)
 
     def _step(self, plan: StepPlan) -> StepResult:
+        if plan.policy != self._policy:
+            raise ValueError(f"this trainer trains policy {self._policy!r}, got a plan of {plan.policy!r}")
         self.warmed_up.result()
         begin = self._events.now()
         with naming_settings("the trainer", TRAINER):
@@ -165,8 +169,14 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
     publisher = make_publisher(
         request.transport,
         trainer.weights(),
-        Publishing(slots=request.slots, dtypes=wire_dtypes(model, DTYPES[request.engine_dtype])),
+        Publishing(
+            policy=request.policy,
+            slots=request.slots,
+            dtypes=wire_dtypes(model, DTYPES[request.engine_dtype]),
+        ),
         Rendezvous(Path(request.folder)),
     )
     tokenizer = ChatTokenizer(request.model, pad_token=request.pad_token)
-    return TrainerService(trainer, publisher, tokenizer, events, version=request.version)
+    return TrainerService(
+        trainer, publisher, tokenizer, events, policy=request.policy, version=request.version
+    )

@@ -1,6 +1,7 @@
 import asyncio
 import threading
 
+import msgspec
 import pytest
 import torch
 
@@ -92,6 +93,25 @@ def test_steps_come_after_the_warm_up_and_each_ends_with_a_snapshot(start):
 
     asyncio.run(main())
     assert trainer.done == ["warm-up", "step"]
+
+
+def test_a_plan_of_another_policy_is_refused(start):
+    async def main():
+        service, _ = await start(Trainer())
+        with pytest.raises(ValueError, match="trains policy 'policy', got a plan of 'critic'"):
+            await service.step(msgspec.structs.replace(PLAN, policy="critic"))
+        assert service._publisher.versions == [0]
+
+    asyncio.run(main())
+
+
+def test_a_plan_that_publishes_nothing_takes_no_snapshot(start):
+    async def main():
+        service, _ = await start(Trainer())
+        await service.step(msgspec.structs.replace(PLAN, publishes=None))
+        assert service._publisher.versions == [0]
+
+    asyncio.run(main())
 
 
 def test_weights_are_sent_beside_the_steps(start):

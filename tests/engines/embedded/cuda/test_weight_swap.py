@@ -70,9 +70,9 @@ def test_a_failure_while_the_device_stands_still_lets_it_go_on(when):
         raise OSError("the bucket is gone")
 
     with pytest.raises(OSError, match="gone"):
-        gate.let_in(fail if when == "receive" else lambda: fail, 5, is_busy=True)
+        gate.let_in(fail if when == "receive" else lambda: fail, "policy", 5, is_busy=True)
     torch.cuda.synchronize()
-    assert gate.let_in(lambda: lambda: 0.0, 6, is_busy=True).stall_s > 0
+    assert gate.let_in(lambda: lambda: 0.0, "policy", 6, is_busy=True).stall_s > 0
 
 
 @on_gpu
