@@ -14,6 +14,7 @@ LAYERS = {
     "sampling_masks": 0,
     "errors": 0,
     "usercode": 0,
+    "safe_files": 0,
     "gym_datasets": 0,
     "interfaces": 0,
     "config": 1,

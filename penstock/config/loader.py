@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from penstock.config.secrets import HIDDEN, is_secret, refuse_hidden
 from penstock.config.section import section_of, unknown_key_message
 from penstock.errors import ConfigError
 
@@ -24,7 +25,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"config file {path} does not exist; `penstock init` writes a starter")
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ConfigError(f"config file {path} is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config file {path} is not text in UTF-8") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark is not None else ""
@@ -55,12 +60,14 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     try:
         node[last] = yaml.safe_load(text) if text else ""
     except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: {text!r} is not a valid value") from error
+        shown = HIDDEN if is_secret(last) else text
+        raise ConfigError(f"override {key}={shown}: {shown!r} is not a valid value") from error
 
 
 def build(root: type[Root], data: dict[str, Any]) -> Root:
     data = _without_empty_sections(root, data)
     check_keys(root, data, "")
+    refuse_hidden(data)
     try:
         return root.model_validate(data)
     except ValidationError as error:
@@ -98,7 +105,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
-    shown = first.get("input")
+    shown = HIDDEN if is_secret(str(first["loc"][-1] if first["loc"] else "")) else first.get("input")
     got = f", got {shown!r}" if isinstance(shown, (str, int, float, bool)) else ""
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{where}: {message[0].lower()}{message[1:]}{got}{more}" if where else f"{message}{more}"

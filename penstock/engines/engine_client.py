@@ -19,6 +19,7 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     blobs: str = ""
     """The folder of the run's blob store; "" keeps blobs in the process."""
+    trust_remote_code: bool = False
 
 
 class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):

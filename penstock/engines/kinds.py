@@ -28,6 +28,8 @@ class EngineParts:
     blobs: BlobStore
     versions: Mapping[str, int]
     """The policies that it serves, each with the version that it begins with."""
+    trust_remote_code: bool = False
+    """`model.trust_remote_code`."""
 
 
 class ServedEngine(Engine, Protocol):

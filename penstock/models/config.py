@@ -1,5 +1,7 @@
 """The `model` section: which model is trained."""
 
+from pydantic import Field
+
 from penstock.config import Section
 
 
@@ -12,5 +14,8 @@ class ModelConfig(Section):
     """The pad token that is saved with the trained model, where its tokenizer has none or another one is wanted: a
     token of the vocabulary, best a special one, since decoders leave it out. Nothing in training pads; it is for
     whoever loads the result."""
-    device: str = "auto"
+    trust_remote_code: bool = False
+    """Whether Python code that comes with the model or its tokenizer may run, on this machine and with your rights.
+    Without it, a model that needs such code is refused."""
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`cpu`, `cuda`, or `auto`: cuda when there is one."""

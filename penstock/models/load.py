@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -15,15 +16,22 @@ from penstock.models.precision import guard_bfloat16
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_model(name_or_path: str, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
+def load_model(
+    name_or_path: str, *, dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False
+) -> nn.Module:
     """The model's own class with our attention, in eval mode. Call `attention.attach` before a forward."""
     attention.register()
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            name_or_path, dtype=DTYPES[dtype], attn_implementation=attention.IMPLEMENTATION
+            name_or_path,
+            dtype=DTYPES[dtype],
+            attn_implementation=attention.IMPLEMENTATION,
+            trust_remote_code=trust_remote_code,
         )
-    except (OSError, ValueError) as error:
-        raise UserError(f"model {name_or_path!r} could not be loaded: {_first_line(error)}") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        broken = _broken_weights(Path(name_or_path))
+        reason = f"{broken} is broken" if broken is not None else _first_line(error)
+        raise UserError(f"model {name_or_path!r} could not be loaded: {reason}") from error
     if torch.device(device).type == "cuda":
         check_matmul(device)
     elif dtype == "bfloat16":
@@ -38,13 +46,24 @@ def resolve_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_config(name_or_path: str) -> Any:
+def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     """The model's config alone: cheap, and enough to refuse a bad name before anything heavy starts."""
     try:
-        return AutoConfig.from_pretrained(name_or_path)
+        return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         hint = "" if Path(name_or_path).exists() else " (no such folder here, nor in the hub's cache)"
         raise UserError(f"model {name_or_path!r} could not be loaded{hint}: {_first_line(error)}") from error
+
+
+def _broken_weights(folder: Path) -> Path | None:
+    """The first file of weights whose header can't be read."""
+    for path in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (OSError, SafetensorError):
+            return path
+    return None
 
 
 def _first_line(error: Exception) -> str:

@@ -30,8 +30,8 @@ class Outline:
         return 2 * self.num_layers * self.keys
 
 
-def outline_of(name_or_path: str) -> Outline:
-    return outline(load_config(name_or_path))
+def outline_of(name_or_path: str, *, trust_remote_code: bool = False) -> Outline:
+    return outline(load_config(name_or_path, trust_remote_code=trust_remote_code))
 
 
 def outline(config: Any) -> Outline:

@@ -26,13 +26,17 @@ class ChatTokenizer:
     token that it appends is taken off, since nothing follows an end. Chat messages go through the chat
     template, opened for the assistant's answer. `pad_token` only matters when it is saved."""
 
-    def __init__(self, name_or_path: str, *, pad_token: str | None = None) -> None:
+    def __init__(
+        self, name_or_path: str, *, pad_token: str | None = None, trust_remote_code: bool = False
+    ) -> None:
         from transformers import AutoTokenizer
 
         self.name = name_or_path
         self._pad_token = pad_token
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                name_or_path, trust_remote_code=trust_remote_code
+            )
         except Exception as error:
             # Depending on what is missing or broken in the folder, transformers raises many kinds.
             raise UserError(
@@ -127,12 +131,12 @@ class ChatTokenizer:
             raise TaskError(f"the chat template of {self.name!r} refuses the prompt: {error}") from error
 
 
-def model_context(name_or_path: str) -> int:
+def model_context(name_or_path: str, *, trust_remote_code: bool = False) -> int:
     """The longest sequence that the model was made for, from its config alone."""
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(name_or_path)
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except Exception as error:
         # As with tokenizers: what is missing or broken decides the kind.
         hint = "" if Path(name_or_path).exists() else " (no such folder here, nor in the hub's cache)"
@@ -191,7 +195,12 @@ def _read_json(name_or_path: str, file_name: str) -> dict[str, Any]:
         )
     if path is None or not Path(path).is_file():
         return {}
-    content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not a JSON object: {_first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a JSON object but a {type(content).__name__}")
     return content
 
 

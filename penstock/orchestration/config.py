@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.buffer.config import StalenessConfig
@@ -29,6 +29,16 @@ class RunConfig(Section):
     """Optimizer steps."""
     seed: int = Field(default=0, ge=0)
     """Seed of the task order and of every sampled token."""
+
+    @field_validator("name")
+    @classmethod
+    def _name_stays_in_folder(cls, name: str) -> str:
+        if not name.strip() or name in (".", "..") or any(char in "/\\" or ord(char) < 32 for char in name):
+            raise ValueError(
+                "run.name must be the name of a folder, without separators or control characters"
+            )
+        return name
+
     max_failed_in_a_row: int = Field(default=0, ge=0)
     """End the run with an error when this many groups in a row failed (a reward that raises, requests that the
     engine refuses); 0 is four steps' worth, at least 16."""

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from penstock.algorithms.selection import SELECTIONS
+from penstock.config.secrets import hidden
 from penstock.demo.model import ensure_builtin_model
 from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
@@ -21,6 +22,7 @@ from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import MemoryPlan, plan_memory
 from penstock.orchestration.placement import engine_gpu, trainer_gpu
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
+from penstock.safe_files import write_private
 from penstock.scoring.functions import load_functions
 from penstock.tasks.sources import load_tasks
 from penstock.types import Task
@@ -67,11 +69,13 @@ def prepare(
         workflow = load_workflow(config.rollout.workflow)
     is_single_turn = not Workflows().check([*train_tasks, *heldout]) and workflow is None
     warn_of_idle_penalty(config, log)
-    model = config.model.name
+    model, trusted = config.model.name, config.model.trust_remote_code
     if model == BUILTIN:
         model = str(ensure_builtin_model(cache, log=log))
-    max_context = min(config.engine.max_context or sys.maxsize, model_context(model))
-    tokenizer = ChatTokenizer(model, pad_token=config.model.pad_token)
+    max_context = min(
+        config.engine.max_context or sys.maxsize, model_context(model, trust_remote_code=trusted)
+    )
+    tokenizer = ChatTokenizer(model, pad_token=config.model.pad_token, trust_remote_code=trusted)
     tokenizer.check_pad_token()
     new_tokens = config.rollout.max_new_tokens
     longest = max(
@@ -121,7 +125,9 @@ def _plan_memory(
         return None
     from penstock.models.outline import outline_of
 
-    return plan_memory(config, outline_of(model), gpus, longest=longest)
+    return plan_memory(
+        config, outline_of(model, trust_remote_code=config.model.trust_remote_code), gpus, longest=longest
+    )
 
 
 def new_run_folder(config: PenstockConfig) -> Path:
@@ -131,13 +137,14 @@ def new_run_folder(config: PenstockConfig) -> Path:
         name = config.run.name if number == 1 else f"{config.run.name}-{number}"
         folder = config.run.folder / name
         try:
-            folder.mkdir(parents=True)
+            config.run.folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
         except FileExistsError:
             number += 1
             continue
         except OSError as error:
             raise UserError(f"the run folder {folder} can't be made: {error.strerror}") from error
-        (folder / "config.yaml").write_text(to_yaml(config))
+        write_private(folder / "config.yaml", to_yaml(config))
         return folder
 
 
@@ -146,7 +153,8 @@ def open_writers(prepared: Prepared) -> list[MetricsWriter]:
 
 
 def to_yaml(config: PenstockConfig) -> str:
-    plain: dict[str, Any] = config.model_dump(mode="json")
+    """With secrets hidden: a run folder is what people show each other."""
+    plain: dict[str, Any] = hidden(config.model_dump(mode="json"))
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 

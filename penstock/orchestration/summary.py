@@ -1,11 +1,13 @@
 """What a run amounts to: `summary.json`."""
 
 import json
+import math
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from penstock.observe.run_state import TRAINER, RunState
+from penstock.safe_files import write_private
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,12 @@ class Summary:
     stopped_early: bool
 
     def write(self, folder: Path) -> None:
-        (folder / "summary.json").write_text(json.dumps(asdict(self), indent=2) + "\n")
+        """Numbers that JSON has no word for (NaN, infinity) are written as null."""
+        plain = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
+        write_private(folder / "summary.json", json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
 
 def summarise(state: RunState) -> Summary:

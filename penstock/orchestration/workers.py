@@ -157,6 +157,7 @@ def engine_place(
         name=name,
         model=prepared.model,
         device=prepared.config.model.device,
+        trust_remote_code=prepared.config.model.trust_remote_code,
         threads=threads,
         config=section.model_dump(mode="json"),
         blobs=str(launcher.blobs),
@@ -184,6 +185,7 @@ def trainer_place(
     start = TrainerStart(
         model=prepared.model,
         pad_token=config.model.pad_token,
+        trust_remote_code=config.model.trust_remote_code,
         device=config.model.device,
         threads=threads,
         total_steps=config.run.steps,

@@ -4,13 +4,16 @@ A bucket is a file that both sides map, in a folder that lives in memory where t
 (`/dev/shm`); so nothing has to be registered, inherited or unlinked twice.
 """
 
+import errno
+import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UserError
 from penstock.sync.bucket_receiver import BucketReceiver
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
 
@@ -36,7 +39,28 @@ class SharedMemoryPublisher(SlotPublisher):
         super().__init__(tensors, publishing, bucket_bytes=BUCKET_BYTES)
 
     def _make_bucket(self, slot: int, number: int, size: int) -> torch.Tensor:
+        self._reserve(self._path(slot, number), size)
         return _map(self._path(slot, number), size)
+
+    def _reserve(self, path: Path, size: int) -> None:
+        """A mapped file takes its memory when it is first written, and a process that finds none is killed then."""
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                os.posix_fallocate(file, 0, size)
+            finally:
+                os.close(file)
+        except OSError as error:
+            self._free()
+            if error.errno != errno.ENOSPC:
+                raise
+            slots, needed = self._publishing.slots, sum(self._sizes) * self._publishing.slots
+            free = shutil.disk_usage(self._folder).free
+            raise UserError(
+                f"the published weights need {needed / 1e6:.1f} MB in {self._folder} (sync.slots={slots} times "
+                f"{needed / slots / 1e6:.1f} MB), and {free / 1e6:.1f} MB are free there: make it larger (in a "
+                "container: --shm-size), or lower sync.slots"
+            ) from error
 
     def _names(self, slot: int) -> tuple[str, ...]:
         return tuple(f"{size}:{self._path(slot, number)}" for number, size in enumerate(self._sizes))

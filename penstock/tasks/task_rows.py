@@ -59,9 +59,13 @@ def _task(row: Any, index: int, config: TasksConfig) -> Task:
         known = ", ".join(map(str, row)) or "none"
         raise TaskError(f"{where} has no column {config.prompt!r}; its columns: {known}")
     own_id = row.get("id")
+    prompt = _prompt(row[config.prompt], where, config)
+    for text in [prompt] if isinstance(prompt, str) else [message.content for message in prompt]:
+        if any(0xD800 <= ord(char) < 0xE000 for char in text):
+            raise TaskError(f"the prompt of {where} has half of a surrogate pair in it, which is no text")
     return Task(
         id=f"{Path(config.source).name}#{index}" if own_id is None else str(own_id),
-        prompt=_prompt(row[config.prompt], where, config),
+        prompt=prompt,
         columns=_columns(row, where, config),
         workflow=_workflow(row, where, config),
     )

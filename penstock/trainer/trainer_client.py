@@ -15,6 +15,7 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     pad_token: str | None = None
     """What the saved tokenizer pads with; None: its own."""
+    trust_remote_code: bool = False
     device: str
     threads: int
     total_steps: int

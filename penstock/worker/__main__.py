@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     options = parser.parse_args()
     leave_to_controller()
+    os.umask(0o077)  # what it writes, the model among it, is its owner's
     controller = os.getppid()
     # Not `asyncio.run`, which joins its threads in the end: one may be inside a user's module that never returns.
     loop = asyncio.new_event_loop()

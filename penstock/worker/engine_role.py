@@ -31,6 +31,7 @@ async def start(
         name=request.name,
         model=request.model,
         device=request.device,
+        trust_remote_code=request.trust_remote_code,
         config=config,
         receiver=AnyReceiver(),
         blobs=open_blobs(request.blobs),

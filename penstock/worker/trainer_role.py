@@ -18,6 +18,7 @@ from penstock.models.load import DTYPES, load_model, resolve_device
 from penstock.models.published import wire_dtypes
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.recorder import Recorder
+from penstock.safe_files import whole_folder
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
 from penstock.trainer.config import TrainerConfig
@@ -109,9 +110,9 @@ class TrainerService:
 
     def _save(self, folder: Path) -> None:
         self.warmed_up.result()
-        with self._events.measure("step", "save"):
-            self._trainer.save(folder)
-            self._tokenizer.save(folder)
+        with self._events.measure("step", "save"), whole_folder(folder) as unnamed:
+            self._trainer.save(unnamed)
+            self._tokenizer.save(unnamed)
 
 
 def tell_parts(events: Recorder, step: int, begin: float, seconds: Mapping[str, float]) -> None:
@@ -153,10 +154,14 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
     device = resolve_device(request.device)
     config = TrainerConfig.model_validate(request.trainer)
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
-    model = load_model(request.model, dtype="float32", device=device)
+    model = load_model(
+        request.model, dtype="float32", device=device, trust_remote_code=request.trust_remote_code
+    )
     reference = None
     if algorithm.needs_reference:
-        reference = load_model(request.model, dtype="float32", device=device)
+        reference = load_model(
+            request.model, dtype="float32", device=device, trust_remote_code=request.trust_remote_code
+        )
     trainer = PolicyTrainer(
         model,
         config=config,
@@ -176,7 +181,9 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
         ),
         Rendezvous(Path(request.folder)),
     )
-    tokenizer = ChatTokenizer(request.model, pad_token=request.pad_token)
+    tokenizer = ChatTokenizer(
+        request.model, pad_token=request.pad_token, trust_remote_code=request.trust_remote_code
+    )
     return TrainerService(
         trainer, publisher, tokenizer, events, policy=request.policy, version=request.version
     )

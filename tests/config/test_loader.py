@@ -5,8 +5,9 @@ import pytest
 from pydantic import Field
 
 from penstock.config import Section
-from penstock.config.loader import load_config
+from penstock.config.loader import build, load_config, read_yaml
 from penstock.errors import ConfigError
+from penstock.orchestration.config import PenstockConfig
 
 
 class Gate(Section):
@@ -112,3 +113,28 @@ def test_a_bare_on_or_off_is_the_word_where_the_word_is_a_choice(tmp_path: Path)
     assert load_config(Engine, write(tmp_path, text), ["compile=off"]).compile == "off"
     with pytest.raises(ConfigError, match="checks"):
         load_config(Engine, write(tmp_path, text), ["checks=on"])
+
+
+def test_hidden_values_are_refused_and_deep_files_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tasks\.arguments\.token is hidden"):
+        build(PenstockConfig, {"tasks": {"arguments": {"token": "***"}}})
+    with pytest.raises(ConfigError, match="is nested too deeply"):
+        read_yaml(write(tmp_path, "a: " + "[" * 5000 + "]" * 5000))
+
+
+def test_secrets_are_not_shown_in_errors() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(PenstockConfig, None, ["tasks.arguments.token={s3cret"])
+    assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["../out", "a/b", "/abs", "", ".", "..", "nul\0", "new\nline", " "])
+def test_a_run_stays_in_its_folder(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.name"):
+        build(PenstockConfig, {"run": {"name": name}})
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", ""])
+def test_an_unknown_device_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.device"):
+        build(PenstockConfig, {"model": {"device": device}})

@@ -221,3 +221,11 @@ def test_an_empty_prompt_is_refused(tiny_model: Path) -> None:
         check_prompts(
             [Task(id="e", prompt="")], ChatTokenizer(str(tiny_model)), max_context=8, max_new_tokens=5
         )
+
+
+@pytest.mark.parametrize("content", ["{broken", "[1, 2]", "\udcff"])
+def test_a_broken_generation_config_is_named(tmp_path: Path, content: str) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").write_text(content, errors="surrogateescape")
+    with pytest.raises(UserError, match=r"generation_config\.json is not a JSON object"):
+        ChatTokenizer(str(tmp_path))

@@ -7,7 +7,7 @@ from penstock.config.loader import build
 from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.preflight import prepare
+from penstock.orchestration.preflight import new_run_folder, prepare
 from penstock.types import Task
 
 
@@ -40,3 +40,16 @@ def test_a_gpu_that_is_too_small_stops_the_run_before_it_has_a_folder(
     with pytest.raises(UserError, match="an engine needs 1.5 GB"):
         prepare_on(gpu, tiny_model, tmp_path, [])
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_folder_is_private_and_shows_no_secret(tmp_path: Path) -> None:
+    config = build(
+        PenstockConfig,
+        {"run": {"folder": str(tmp_path)}, "tasks": {"arguments": {"token": "s3cret"}}},
+    )
+    folder = new_run_folder(config)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "config.yaml").stat().st_mode & 0o777 == 0o600
+    text = (folder / "config.yaml").read_text()
+    assert "s3cret" not in text
+    assert "token: '***'" in text

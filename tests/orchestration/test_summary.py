@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 
@@ -67,3 +68,15 @@ def test_a_run_that_was_stopped_before_training_has_a_summary() -> None:
     state.on(phase("done", 101.0))
     summary = summarise(state)
     assert (summary.steps, summary.train_reward_end, summary.trainer_idle) == (0, None, 1.0)
+
+
+def test_numbers_that_json_has_no_word_for_are_written_as_null(tmp_path: Path) -> None:
+    state = RunState()
+    for event in EVENTS:
+        state.on(event)
+    summary = dataclasses.replace(summarise(state), train_reward_end=float("nan"), tokens_per_s=float("inf"))
+    summary.write(tmp_path)
+    assert "NaN" not in (tmp_path / "summary.json").read_text()
+    read = json.loads((tmp_path / "summary.json").read_text())
+    assert (read["train_reward_end"], read["tokens_per_s"]) == (None, None)
+    assert (tmp_path / "summary.json").stat().st_mode & 0o777 == 0o600

@@ -1,9 +1,10 @@
+import errno
 from pathlib import Path
 
 import pytest
 import torch
 
-from penstock.errors import FingerprintMismatch
+from penstock.errors import FingerprintMismatch, UserError
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from tests.sync.contract import TransportContract, load, make_tensors, publish
 
@@ -33,3 +34,17 @@ def test_files_of_a_closed_publisher_are_let_go(tmp_path: Path) -> None:
         load(receiver, publish(publisher, version, source), live)()
         assert len(receiver._mapped) == 1
         publisher.close()
+
+
+def test_too_little_shared_memory_is_named_before_anything_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(
+        UserError, match=r"weights need .* MB in .* \(sync\.slots=\d times .* MB are free there"
+    ):
+        SharedMemoryPublisher(make_tensors(0), folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []

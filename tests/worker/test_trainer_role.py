@@ -156,3 +156,39 @@ def test_running_out_of_memory_in_the_warm_up_is_answered_to_who_asks_next(start
             await (service.step(PLAN) if what == "step" else service.save(SaveRequest(folder="")))
 
     asyncio.run(main())
+
+
+class Saving(Trainer):
+    def __init__(self, error=None):
+        super().__init__()
+        self._save_error = error
+
+    def save(self, folder):
+        (folder / "model.safetensors").write_text("weights")
+        if self._save_error is not None:
+            raise self._save_error
+
+
+class Tokenizer:
+    def save(self, folder):
+        (folder / "tokenizer.json").write_text("tokens")
+
+
+def save_with(trainer, folder):
+    service = TrainerService(trainer, Publisher(), Tokenizer(), EventQueue().of("trainer"))
+    asyncio.run(service.save(SaveRequest(folder=str(folder))))
+
+
+def test_a_model_is_saved_whole_or_not_at_all(tmp_path):
+    with pytest.raises(OSError, match="full"):
+        save_with(Saving(OSError(28, "full")), tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+    save_with(Saving(), tmp_path / "model")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    (tmp_path / "model" / "old").touch()
+    save_with(Saving(), tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert not (tmp_path / "model" / "old").exists()

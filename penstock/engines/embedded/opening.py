@@ -12,12 +12,18 @@ async def open_embedded(parts: EngineParts) -> EmbeddedEngine:
     """In a thread, where it takes long: the worker goes on answering meanwhile."""
     config = parts.config
     device = resolve_device(parts.device if config.device == "auto" else config.device)
-    model = await asyncio.to_thread(load_model, parts.model, dtype=config.dtype, device=device)
+    model = await asyncio.to_thread(
+        load_model,
+        parts.model,
+        dtype=config.dtype,
+        device=device,
+        trust_remote_code=parts.trust_remote_code,
+    )
     engine = EmbeddedEngine(
         model,
         config=config,
         receiver=parts.receiver,
-        tokenizer=ChatTokenizer(parts.model),
+        tokenizer=ChatTokenizer(parts.model, trust_remote_code=parts.trust_remote_code),
         name=parts.name,
         versions=parts.versions,
         blobs=parts.blobs,

@@ -4,12 +4,14 @@ import json
 import math
 from pathlib import Path
 
+from penstock.safe_files import open_private
+
 
 class JsonlWriter:
     name = "metrics.jsonl"
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a")
+        self._file = open_private(path, "a")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Numbers that JSON has no word for (NaN, infinity) are written as null."""

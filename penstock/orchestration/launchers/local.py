@@ -24,6 +24,7 @@ from penstock.orchestration.launchers import Worker
 from penstock.orchestration.launchers.keeper import Keeper, end_group
 from penstock.orchestration.launchers.private_folder import PrivateFolder
 from penstock.orchestration.launchers.signals import held
+from penstock.safe_files import open_private
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
@@ -131,7 +132,7 @@ class LocalLauncher:
     ) -> asyncio.subprocess.Process:
         # One at a time: signals are held for the whole thread.
         async with self._starting:
-            with log.open("ab") as output, held():
+            with open_private(log, "ab") as output, held():
                 return await asyncio.create_subprocess_exec(
                     sys.executable,
                     *("-m", "penstock.worker", "--connect", self._listener.address, "--name", name),

@@ -33,7 +33,7 @@ def _rows(config: TasksConfig) -> Iterable[Row]:
     if is_function_path(config.source) and not _near(kind, cutoff=0.8):
         from penstock.tasks.sources.function import call_source
 
-        return call_source(config.source, config.arguments)
+        return call_source(config.source, config.arguments, limit=config.limit)
     raise TaskError(_unknown(config.source, kind))
 
 

@@ -3,14 +3,17 @@
 It is called once, in the controller's process, with `tasks.arguments` as keyword arguments."""
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
+from penstock.config.secrets import hidden, without_secrets
 from penstock.errors import TaskError, UserError
 from penstock.tasks.task_rows import Row
 from penstock.usercode import load_function
 
 
-def call_source(source: str, arguments: dict[str, Any]) -> list[Row]:
+def call_source(source: str, arguments: dict[str, Any], *, limit: int = 0) -> list[Row]:
+    """The first `limit` rows, or all. A generator may go on for ever."""
     try:
         function = load_function(source, what="task source")
     except UserError as error:
@@ -19,10 +22,11 @@ def call_source(source: str, arguments: dict[str, Any]) -> list[Row]:
         rows = function(**arguments)
         if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
             raise TaskError(f"the task source {source!r} must return rows, got a {type(rows).__name__}")
-        return list(rows)
+        return list(islice(rows, limit or None))
     except TaskError:
         raise
     except Exception as error:
+        said = without_secrets(f"{type(error).__name__}: {error}", arguments)
         raise TaskError(
-            f"the task source {source!r}, called with {arguments}, raised {type(error).__name__}: {error}"
+            f"the task source {source!r}, called with {hidden(arguments)}, raised {said}"
         ) from error

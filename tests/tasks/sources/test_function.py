@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import TaskError
 from penstock.tasks.config import TasksConfig
-from penstock.tasks.sources import load_tasks
+from penstock.tasks.sources import load_tasks, tasks_from_rows
 
 FILE = """
 def rows(count=2):
@@ -56,3 +56,27 @@ def test_what_goes_wrong_is_one_sentence(
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"the task source file .*none\.py does not exist"):
         load_tasks(TasksConfig(source=f"{tmp_path}/none.py:rows"))
+
+
+def test_a_limit_bounds_a_generator_that_never_ends(tmp_path: Path) -> None:
+    module = tmp_path / "endless.py"
+    module.write_text(
+        "import itertools\ndef rows(): return ({'prompt': str(number)} for number in itertools.count())\n"
+    )
+    tasks = load_tasks(TasksConfig(source=f"{module}:rows", limit=3))
+    assert [task.prompt for task in tasks] == ["0", "1", "2"]
+
+
+def test_a_source_that_fails_does_not_tell_its_secrets(tmp_path: Path) -> None:
+    module = tmp_path / "tells.py"
+    module.write_text("def rows(token, size):\n    raise ValueError(f'401 for {token}')\n")
+    config = TasksConfig(source=f"{module}:rows", arguments={"token": "s3cret", "size": 3})
+    with pytest.raises(TaskError) as raised:
+        load_tasks(config)
+    assert "called with {'token': '***', 'size': 3}, raised ValueError: 401 for ***" in str(raised.value)
+
+
+def test_a_prompt_with_half_a_character_is_refused() -> None:
+    for row in ({"prompt": "a\ud800"}, {"prompt": [{"role": "user", "content": "\udfff"}]}):
+        with pytest.raises(TaskError, match="the prompt of task 0 of tasks has half of a surrogate pair"):
+            tasks_from_rows([row])
