@@ -17,6 +17,13 @@ from penstock.models.attention_options import AttentionOptions
 IMPLEMENTATION = "penstock"
 
 
+class Unset:
+    """Not passed at all, which is not the same as None."""
+
+
+UNSET = Unset()
+
+
 class AttentionBackend(Protocol):
     """Causal attention over whatever batch layout the backend knows of.
 
@@ -48,14 +55,15 @@ def dispatch(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
+    sliding_window: int | Unset | None = UNSET,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls. The mask is ours to make, so theirs is not looked at."""
+    """What transformers calls. The mask is ours to make, so theirs is not looked at. A model that passes no window
+    may have one on its module; one that passes None has a layer that sees everything."""
     backend: AttentionBackend = module._penstock_backend  # type: ignore[assignment]
-    if sliding_window is None:
+    if isinstance(sliding_window, Unset):
         sliding_window = getattr(module, "sliding_window", None)
     options = AttentionOptions(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,

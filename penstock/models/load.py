@@ -12,6 +12,7 @@ from penstock.errors import UserError
 from penstock.models import attention
 from penstock.models.matmul_check import check_matmul
 from penstock.models.precision import guard_bfloat16
+from penstock.models.support import check_supported
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -21,6 +22,7 @@ def load_model(
 ) -> nn.Module:
     """The model's own class with our attention, in eval mode. Call `attention.attach` before a forward."""
     attention.register()
+    check_supported(load_config(name_or_path, trust_remote_code=trust_remote_code))
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
             name_or_path,

@@ -192,6 +192,7 @@ def trainer_place(
         seed=config.run.seed,
         folder=str(launcher.folder),
         blobs=str(launcher.blobs),
+        max_context=prepared.max_context,
         slots=config.sync.slots,
         transport=config.sync.transport,
         version=version,

@@ -24,6 +24,8 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     """Where published buckets are put."""
     blobs: str = ""
     """The folder of the run's blob store; "" is an empty store."""
+    max_context: int = 0
+    """The longest sequence that it will train on; 0: as long as the model's own limit."""
     slots: int
     engine_dtype: str
     transport: str = "shared_memory"

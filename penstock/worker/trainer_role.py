@@ -16,12 +16,13 @@ from penstock.errors import UserError
 from penstock.interfaces import WeightPublisher
 from penstock.models.load import DTYPES, load_model, resolve_device
 from penstock.models.published import wire_dtypes
-from penstock.models.tokenizer import ChatTokenizer
+from penstock.models.tokenizer import ChatTokenizer, max_positions
 from penstock.observe.recorder import Recorder
 from penstock.safe_files import whole_folder
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
 from penstock.trainer.config import TrainerConfig
+from penstock.trainer.forward.attention_check import check_packed_attention
 from penstock.trainer.plan_transfer import serve_steps
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.trainer_client import (
@@ -157,6 +158,7 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
     model = load_model(
         request.model, dtype="float32", device=device, trust_remote_code=request.trust_remote_code
     )
+    check_packed_attention(model.config, request.max_context or max_positions(model.config))
     reference = None
     if algorithm.needs_reference:
         reference = load_model(

@@ -123,8 +123,8 @@ class ModelRunner:
         if len(probe.shapes) != int(text_config.num_hidden_layers):
             raise UserError(
                 "the embedded engine serves models whose every layer is attention; "
-                f"{type(self.model).__name__} has {text_config.num_hidden_layers} layers, "
-                f"of which {len(probe.shapes)} are"
+                f"{type(self.model).__name__} has {text_config.num_hidden_layers} layers "
+                f"and {len(probe.shapes)} attentions"
             )
         return probe.shapes
 

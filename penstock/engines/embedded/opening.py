@@ -2,10 +2,11 @@
 
 import asyncio
 
+from penstock.engines.embedded.attention_check import check_paged_attention
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.kinds import EngineParts
 from penstock.models.load import load_model, resolve_device
-from penstock.models.tokenizer import ChatTokenizer
+from penstock.models.tokenizer import ChatTokenizer, max_positions
 
 
 async def open_embedded(parts: EngineParts) -> EmbeddedEngine:
@@ -19,6 +20,8 @@ async def open_embedded(parts: EngineParts) -> EmbeddedEngine:
         device=device,
         trust_remote_code=parts.trust_remote_code,
     )
+    limit = config.max_context or max_positions(model.config)
+    await asyncio.to_thread(check_paged_attention, model.config, limit)
     engine = EmbeddedEngine(
         model,
         config=config,

@@ -156,8 +156,9 @@ def _attend(
     bias: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Attention by hand, for what the fused one lacks: capped scores, and sinks that take their share."""
-    scores = torch.matmul(query, key.transpose(2, 3)) * options.scaling
+    """Attention by hand, for what the fused one lacks: capped scores, and sinks that take their share. Scores are
+    in float32, as the trainer's are."""
+    scores = torch.matmul(query, key.transpose(2, 3)).float() * options.scaling
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
     scores = scores + bias
@@ -166,5 +167,5 @@ def _attend(
         per_head = options.sinks.to(scores.dtype).view(kv_heads, -1)
         column = per_head.repeat_interleave(queries // per_head.shape[1], dim=1)
         scores = torch.cat([scores, column[None, :, :, None].expand(rows, -1, -1, 1)], dim=-1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = torch.softmax(scores, dim=-1).to(query.dtype)
     return torch.matmul(weights[..., : key.shape[2]], value)

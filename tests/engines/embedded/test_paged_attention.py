@@ -3,9 +3,10 @@ import torch
 from torch import nn
 
 from penstock.engines.embedded.batch_layout import lay_out
-from penstock.engines.embedded.paged_attention import LayerShape, PagedAttention
+from penstock.engines.embedded.paged_attention import LayerShape, PagedAttention, _attend
 from penstock.engines.embedded.scheduler import Span
 from penstock.models.attention_options import AttentionOptions
+from penstock.trainer.forward.packed_attention import causal_attention
 from tests.engines.embedded.test_batch_layout import CPU, seq
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
@@ -106,3 +107,15 @@ def test_copied_blocks_hold_the_same() -> None:
     before = cache.pools[0].clone()
     cache.begin(lay_out([(seq([1], [0]), 0, 1)], 2, CPU), [(0, 1), (1, 2)])
     torch.testing.assert_close(cache.pools[0], before[[0, 0, 1, 3]])
+
+
+def test_capped_scores_and_sinks_are_scored_in_float32_as_the_trainer_does() -> None:
+    """In bfloat16 only keys, values and weights are rounded; scores of either side must agree to the last bit or so."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 9, 8).bfloat16() * 3 for _ in range(3))
+    options = AttentionOptions(scaling=0.35, sinks=torch.randn(2).bfloat16())
+    bias = torch.zeros(9, 9).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
+    paged = _attend(query, key, value, bias.bfloat16(), options)
+    packed = causal_attention(query, key, value, options)
+    torch.testing.assert_close(paged, packed, atol=0, rtol=0.01)
+    assert float((paged != packed).float().mean()) < 0.02

@@ -1,0 +1,92 @@
+"""Whether our attention is the model's own: asked before a run, of a small random twin of the model.
+
+The twin runs a few sequences one by one with the attention of its own code, and all together with ours. Sequences
+reach past every window, chunk and switch of the rotary embedding that the run's contexts can reach. What disagrees
+is refused by name: engine and trainer share our attention, so nothing that compares the two would show it.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.errors import UserError
+from penstock.models.small_twin import VOCABULARY, limits_of, small_twin
+
+log = logging.getLogger(__name__)
+
+LENGTHS = (21, 8, 3, 12)
+"""The second stays just below a switch of the rotary embedding that the first is past."""
+TOLERANCE = 1e-3
+"""Of the logprobs' standard deviation, or nats where that is less than one. Rounding is a hundredth of it; another
+attention is far above."""
+SEEDS = (0, 1)
+"""What disagrees with one seed may be two experts that are equally good, so a second one must disagree too."""
+
+OurAttention = Callable[[nn.Module, Sequence[Sequence[int]]], Sequence[torch.Tensor]]
+"""Runs a twin over all sequences together. Gives, for each, the logprobs of its tokens after the first; NaN where
+one was not computed."""
+
+
+def check_attention(config: Any, *, max_context: int, ours: OurAttention, doing: str) -> None:
+    """Refuse a model whose attention we do not compute as its own code does. `doing` completes "can't be …"."""
+    name = type(config).__name__.removesuffix("Config")
+    try:
+        off = disagreement(config, max_context, ours)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a class does with sizes that it was not made for
+        log.warning(
+            "the attention of %s was not compared with its own: no small model could be made from its config "
+            "(%s: %s)",
+            name,
+            type(error).__name__,
+            str(error).split("\n")[0],
+        )
+        return
+    if off is None:
+        return
+    reached = [limit for limit in limits_of(config) if limit.tokens < max_context]
+    for tokens in sorted({limit.tokens for limit in reached}, reverse=True):
+        if disagreement(config, tokens, ours) is None:
+            past = " and ".join(str(limit) for limit in reached if limit.tokens == tokens)
+            raise UserError(
+                f"{name} can't be {doing} with contexts of {max_context} tokens: the model has {past}, and past "
+                f"that our attention is not its own (off by {off:.2g} nats in a small random model of its config); "
+                f"set engine.max_context to at most {tokens}"
+            )
+    raise UserError(
+        f"{name} can't be {doing}: our attention is not its own (off by {off:.2g} nats in a small random model of "
+        "its config); choose another model"
+    )
+
+
+@torch.no_grad()
+def disagreement(config: Any, max_context: int, ours: OurAttention) -> float | None:
+    """How far apart the logprobs are at most, in nats; None when that is rounding."""
+    worst = []
+    for seed in SEEDS:
+        twin = small_twin(config, max_context, seed=seed)
+        expected = [own_logprobs(twin, sequence) for sequence in probe_sequences()]
+        found = ours(twin, probe_sequences())
+        scale = max(1.0, float(torch.cat(expected).std()))
+        apart = torch.cat([(one - other).abs() for one, other in zip(expected, found, strict=True)])
+        worst.append(float(apart.nan_to_num(0.0).max()))
+        if worst[-1] <= TOLERANCE * scale:
+            return None
+    return min(worst)
+
+
+def probe_sequences() -> list[list[int]]:
+    """Unlike each other, so that one that is seen by another shows, and without the special token 0."""
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randint(1, VOCABULARY, (length,), generator=draw).tolist() for length in LENGTHS]
+
+
+def own_logprobs(twin: nn.Module, sequence: Sequence[int]) -> torch.Tensor:
+    """Of every token after the first, by the model's own code."""
+    ids = torch.tensor([list(sequence)])
+    logprobs = twin(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+    return logprobs[:-1].gather(1, ids[0, 1:, None])[:, 0]

@@ -1,0 +1,44 @@
+"""The families that matter, past every limit of theirs; `python tools/supported_models.py` does all."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+TOOL = Path(__file__).parents[2] / "tools" / "supported_models.py"
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("supported_models", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+EXACT = ["llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma2", "gemma3_text", "gpt_oss", "olmo3",
+         "deepseek_v3", "smollm3", "exaone4"]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", EXACT)
+def test_families_that_matter_are_exact(family):
+    assert load().verdict(CONFIG_MAPPING[family]()) == "exact"
+
+
+@pytest.mark.parametrize(
+    ("family", "start"),
+    [
+        ("llama4_text", "exact up to 8192 tokens"),
+        ("diffllama", "refused: DiffLlama can't be served"),
+        ("falcon", "refused: FalconForCausalLM can't be served"),
+        ("mamba", "refused: MambaForCausalLM can't be served"),
+    ],
+)
+def test_others_say_why(family, start):
+    assert load().verdict(CONFIG_MAPPING[family]()).startswith(start)
+
+
+def test_the_page_names_every_family_that_this_transformers_has():
+    page = (TOOL.parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    missing = [name for name in EXACT if f"| `{name}` |" not in page]
+    assert not missing

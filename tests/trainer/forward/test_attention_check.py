@@ -1,0 +1,32 @@
+import pytest
+from transformers import Gemma3TextConfig, GptOssConfig, Qwen3Config
+
+from penstock.errors import UserError
+from penstock.trainer.forward.attention_check import check_packed_attention
+from tests.models import families
+
+FAR = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "config",
+    [families.llama(), families.exaone4(), Qwen3Config(), Gemma3TextConfig(), GptOssConfig()],
+    ids=lambda config: config.model_type,
+)
+def test_past_every_limit_these_are_exact(config):
+    check_packed_attention(config, FAR)
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"), [(families.llama4(), 8192), (families.longrope(), 4096)], ids=["llama4", "longrope"]
+)
+def test_these_are_exact_up_to_their_limit_and_refused_past_it(config, limit):
+    check_packed_attention(config, limit)
+    with pytest.raises(
+        UserError, match=f"can't be trained with .* set engine.max_context to at most {limit}$"
+    ):
+        check_packed_attention(config, limit + 1)
+
+
+def test_diffllama_is_exact():
+    check_packed_attention(families.diffllama(), 1024)

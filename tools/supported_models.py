@@ -1,0 +1,117 @@
+"""Write docs/models.md: which families of transformers' causal LMs Penstock computes as their own code does.
+
+Every family is tried as a small random model made from its default config, on a CPU: contexts past every window,
+chunk and switch of its rotary embedding, in the trainer's packed rows and in the engine's paged cache. With names,
+only those families are tried, and the table is printed.
+"""
+
+import argparse
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from penstock.engines.embedded.attention_check import check_paged_attention
+from penstock.errors import UserError
+from penstock.models import attention_probe
+from penstock.models.small_twin import limits_of
+from penstock.models.support import refusal
+from penstock.trainer.forward.attention_check import check_packed_attention
+
+FAR = 1 << 30
+"""A context past every limit."""
+PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+HEAD = """# Supported models
+
+Penstock runs a model's own code from transformers and puts its own attention behind it. Before a run, engine and
+trainer compare that attention with the model's own, on a small random model made from your model's config: several
+sequences together, past every sliding window, attention chunk and switch of the rotary embedding that your contexts
+can reach. A model that would be computed in another way is refused by name. So this table is a guide, and your run
+has the last word.
+
+Made by `python tools/supported_models.py` from the default config of every family in transformers {version}.
+"""
+
+
+def verdict(config: Any) -> str:
+    """`exact`, `exact up to N tokens`, `refused: …` or `not checked: …`."""
+    reason = refusal(config)
+    if reason is not None:
+        return f"refused: {reason}"
+    for context in (FAR, *sorted({limit.tokens for limit in limits_of(config)}, reverse=True)):
+        said = _try(config, context)
+        if said is None:
+            return "exact" if context == FAR else f"exact up to {context} tokens"
+        reason = reason or said
+    assert reason is not None
+    return reason
+
+
+def _try(config: Any, context: int) -> str | None:
+    """Why contexts of this many tokens are refused, or were not checked; None when they are exact."""
+    notes = Notes()
+    attention_probe.log.addHandler(notes)
+    try:
+        check_packed_attention(config, context)
+        check_paged_attention(config, context)
+    except UserError as error:
+        return f"refused: {error}"
+    finally:
+        attention_probe.log.removeHandler(notes)
+    return f"not checked: {notes.said}" if notes.said else None
+
+
+class Notes(logging.Handler):
+    """Keeps what a probe says when it can't be made."""
+
+    said = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said = record.getMessage()
+
+
+def families() -> list[str]:
+    """Every family with a causal LM."""
+    return sorted(
+        name for name, config in CONFIG_MAPPING.items() if config in AutoModelForCausalLM._model_mapping
+    )
+
+
+def table(names: list[str]) -> str:
+    lines = ["| family | model | result |", "|---|---|---|"]
+    for name in names:
+        config_class = CONFIG_MAPPING[name]
+        model = AutoModelForCausalLM._model_mapping[config_class]
+        model_name = getattr(model, "__name__", str(model))
+        try:
+            result = verdict(config_class())
+        except Exception as error:
+            result = f"not checked: its default config makes no model ({type(error).__name__})"
+        lines.append(f"| `{name}` | {model_name} | {result} |")
+        print(lines[-1], file=sys.stderr)
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("families", nargs="*")
+    chosen = parser.parse_args().families
+    warnings.filterwarnings("ignore")
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    if chosen:
+        print(table(chosen))
+        return
+    import transformers
+
+    PAGE.write_text(
+        HEAD.format(version=transformers.__version__) + "\n" + table(families()), encoding="utf-8"
+    )
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()
