@@ -89,4 +89,5 @@ def own_logprobs(twin: nn.Module, sequence: Sequence[int]) -> torch.Tensor:
     """Of every token after the first, by the model's own code."""
     ids = torch.tensor([list(sequence)])
     logprobs = twin(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-    return logprobs[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    chosen: torch.Tensor = logprobs[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    return chosen

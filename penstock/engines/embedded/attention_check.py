@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.model_runner import ModelRunner
 from penstock.engines.embedded.scheduler import Batch
 from penstock.engines.embedded.sequence import Sequence
@@ -27,8 +27,8 @@ def paged_logprobs(twin: nn.Module, sequences: Rows[Rows[int]]) -> list[torch.Te
     """Logprobs of each sequence's tokens; NaN for those inside a prompt's chunk, whose logits are not computed."""
     longest = max(map(len, sequences))
     blocks = -(-longest // BLOCK)
-    config = EngineConfig(block_size=BLOCK, kv_tokens=BLOCK * blocks * len(sequences), max_context=longest)
-    runner = ModelRunner(twin, config)
+    config = EmbeddedConfig(block_size=BLOCK, kv_tokens=BLOCK * blocks * len(sequences))
+    runner = ModelRunner(twin, config, max_context=longest)
     rows = [_row(number, blocks) for number in range(len(sequences))]
     found = [torch.full((len(sequence) - 1,), torch.nan) for sequence in sequences]
     for end in (CHUNK, *range(CHUNK + 1, longest)):

@@ -26,7 +26,7 @@ def packed_logprobs(twin: nn.Module, sequences: Sequence[Sequence[int]]) -> list
     policy = PackedModel(twin, chunk_tokens=64)
     row = PackedRow.of([_whole(sequence, 1, group) for group, sequence in enumerate(sequences)])
     assert row is not None
-    found = list(policy(row).logprobs.split(list(row.counts)))
+    found = list(torch.split(policy(row).logprobs, list(row.counts)))
     if policy.shares_prefixes:
         longest = max(range(len(sequences)), key=lambda index: len(sequences[index]))
         found[longest] = _behind_a_shared_prompt(policy, sequences[longest], found[longest])
@@ -41,7 +41,7 @@ def _behind_a_shared_prompt(
     pair = [_whole(each, SHARED, 0) for each in (other, sequence)]
     row = PackedRow.of(pair, shared_prompts=True)
     assert row is not None
-    ends = policy(row).logprobs.split(list(row.counts))
+    ends = torch.split(policy(row).logprobs, list(row.counts))
     at = next(place for place, each in enumerate(row.sequences) if each is pair[1])
     return torch.cat([alone[: SHARED - 1], ends[at]])
 
