@@ -6,6 +6,7 @@ past all of them. A limit that the run's context never reaches is put out of rea
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,15 +112,20 @@ def small_twin(config: Any, max_context: int, *, seed: int = 0) -> nn.Module:
     """A random model of the small config, with the attention of its own code. Raises whatever its class does where
     the sizes do not fit it, and `ValueError` where it stays large."""
     small = small_config(config, max_context)
+    make = partial(
+        AutoModelForCausalLM.from_config,
+        small,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        trust_remote_code=False,
+    )
     with torch.device("meta"):
-        size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(small).parameters())
+        size = sum(weight.numel() for weight in make().parameters())
     if size > MAX_PARAMETERS:
         raise ValueError(f"it would have {size} parameters")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = AutoModelForCausalLM.from_config(
-            small, dtype=torch.float32, attn_implementation="eager"
-        )
+        model: nn.Module = make()
     return model.eval()
 
 
