@@ -13,6 +13,7 @@ from penstock.observe.events import (
     SampleEvent,
     StepEvent,
 )
+from penstock.observe.learning_signal import LearningSignal
 from penstock.observe.run_state import RunState
 from penstock.observe.views import View
 from penstock.observe.writers import MetricsWriter
@@ -27,6 +28,7 @@ def subscribe_all(stream: EventStream, view: View, writers: Sequence[MetricsWrit
     for writer in writers:
         stream.subscribe(writer.name, MetricsReader(state, writer))
     stream.subscribe("view", ViewReader(state, view))
+    stream.subscribe("learning signal", LearningSignal(stream.of("controller")))
     return state
 
 

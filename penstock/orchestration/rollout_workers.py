@@ -63,6 +63,7 @@ def rollout_place(
     """Its episodes ask for turns over the channel that it is reached by: both sides serve."""
     start = RolloutStart(
         model=prepared.model,
+        trust_remote_code=prepared.config.model.trust_remote_code,
         workflow=prepared.config.rollout.workflow,
         search_path=(str(Path.cwd()), *(entry for entry in sys.path if entry)),
     )

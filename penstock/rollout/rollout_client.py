@@ -17,6 +17,7 @@ class RolloutStart(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     """Whose tokenizer it loads."""
+    trust_remote_code: bool = False
     workflow: str | None
     search_path: tuple[str, ...]
     """Folders that user modules may be imported from, first of all."""

@@ -23,6 +23,7 @@ from penstock.orchestration.worker_events import serve_events
 from penstock.rollout.rollout_client import START_ROLLOUT
 from penstock.scoring.scoring_client import START_SCORING
 from penstock.trainer.trainer_client import START_TRAINER
+from penstock.worker.bounded_output import bound_prints
 
 LOOKS, LOOK_AGAIN_S = 20, 0.05
 
@@ -64,7 +65,7 @@ async def _serve(address: str, name: str, token: str) -> int:
 
     def fail(error: BaseException) -> None:
         failures.append(error)
-        traceback.print_exception(error)
+        traceback.print_exception(error, file=sys.__stderr__)
         reading.cancel()
 
     queue = EventQueue()
@@ -101,6 +102,8 @@ def _serve_lazily(
     async def start(request: Req) -> Res:
         import importlib
 
+        if method.name in (START_SCORING.name, START_ROLLOUT.name):  # they run users' code
+            bound_prints()
         role = await asyncio.to_thread(importlib.import_module, module)
         begin: Callable[[Channel, Req, Callable[[BaseException], None], Recorder], Awaitable[Res]] = (
             role.start

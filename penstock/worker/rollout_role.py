@@ -25,7 +25,9 @@ async def start(
     channel: Channel, request: RolloutStart, fail: Callable[[BaseException], None], events: Recorder
 ) -> None:
     sys.path[:0] = [folder for folder in request.search_path if folder not in sys.path]
-    tokenizer = await asyncio.to_thread(ChatTokenizer, request.model)
+    tokenizer = await asyncio.to_thread(
+        ChatTokenizer, request.model, trust_remote_code=request.trust_remote_code
+    )
     default = load_workflow(request.workflow) if request.workflow is not None else None
     workflows = Workflows(default)
     engine = EngineOfAnotherLoop(EngineClient(channel), asyncio.get_running_loop())

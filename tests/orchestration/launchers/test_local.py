@@ -237,3 +237,22 @@ def test_a_stray_write_into_a_workers_socket_ends_that_worker_alone(tmp_path: Pa
             await stray.close()
 
     asyncio.run(main())
+
+
+def test_of_what_user_code_prints_a_log_keeps_the_beginning(tmp_path: Path) -> None:
+    module = tmp_path / "prints.py"
+    module.write_text(
+        "for _ in range(60): print('x' * 100_000)\ndef reward(task, completion):\n    return 1.0\n"
+    )
+
+    async def main() -> None:
+        async with LocalLauncher(tmp_path / "logs") as launcher:
+            worker = await launcher.launch("scorer0")
+            start = ScoringStart(reward={"functions": [f"{module}:reward"]}, search_path=())
+            await worker.channel.call(START_SCORING, start)
+
+    asyncio.run(main())
+    log = (tmp_path / "logs" / "scorer0.log").read_text()
+    assert 4_000_000 < len(log) < 4_300_000
+    assert log.endswith("[further output is left out]\n")
+    assert (tmp_path / "logs" / "scorer0.log").stat().st_mode & 0o777 == 0o600

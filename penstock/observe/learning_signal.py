@@ -1,0 +1,62 @@
+"""Says, once, when a run has nothing to learn from: rewards that do not differ, or gradients that are zero."""
+
+from penstock.observe.events import AnyEvent, SampleEvent, StepEvent
+from penstock.observe.recorder import Recorder
+
+FLAT_GROUPS = 64
+FLAT_STEPS = 5
+
+
+class LearningSignal:
+    """`penstock.observe.event_stream.Reader` that watches samples and steps."""
+
+    def __init__(self, events: Recorder) -> None:
+        self._events = events
+        self._group: int | None = None
+        self._rewards: list[float] = []
+        self._num_flat = 0
+        self._num_zero = 0
+        self._said: set[str] = set()
+
+    def on(self, event: AnyEvent) -> None:
+        if isinstance(event, SampleEvent):
+            if event.group != self._group:  # samples of a group come one after the other
+                self._end_group()
+                self._group = event.group
+            if event.reward is not None:
+                self._rewards.append(event.reward)
+        elif isinstance(event, StepEvent):
+            self._num_zero = self._num_zero + 1 if event.metrics.get("grad_norm") == 0 else 0
+            if self._num_zero >= FLAT_STEPS:
+                self._say_zero_gradients()
+
+    def close(self) -> None:
+        pass
+
+    def _end_group(self) -> None:
+        rewards, self._rewards = self._rewards, []
+        if len(rewards) < 2:
+            return
+        self._num_flat = self._num_flat + 1 if min(rewards) == max(rewards) else 0
+        if self._num_flat >= FLAT_GROUPS:
+            self._say_flat_rewards(rewards[0])
+
+    def _say_flat_rewards(self, reward: float) -> None:
+        self._say(
+            "flat rewards",
+            f"the rewards of each of the last {FLAT_GROUPS} groups were all the same (the last: {reward:g}), so "
+            "there is nothing to learn from: the tasks are too hard or too easy for this model, or the reward does "
+            "not recognise its answers; look at some answers, and at rollout.temperature and rollout.max_new_tokens",
+        )
+
+    def _say_zero_gradients(self) -> None:
+        self._say(
+            "zero gradients",
+            f"the gradient of the last {FLAT_STEPS} steps was zero, so the weights do not change: the advantages "
+            "are all zero (rewards without variance), or every token is left out of the loss (too stale, masked)",
+        )
+
+    def _say(self, what: str, line: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self._events.log(line)
