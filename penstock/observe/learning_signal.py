@@ -46,7 +46,7 @@ class LearningSignal:
             "flat rewards",
             f"the rewards of each of the last {FLAT_GROUPS} groups were all the same (the last: {reward:g}), so "
             "there is nothing to learn from: the tasks are too hard or too easy for this model, or the reward does "
-            "not recognise its answers; look at some answers, and at rollout.temperature and rollout.max_new_tokens",
+            "not recognise its answers; look at some answers, at rollout.temperature and rollout.max_new_tokens",
         )
 
     def _say_zero_gradients(self) -> None:
