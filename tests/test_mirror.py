@@ -20,6 +20,7 @@ ACROSS_MODULES = {
     "orchestration/test_lost_blobs.py": "the controller and its blob store",
     "orchestration/test_shared_gpu.py": "the controller on a GPU that both sides share",
     "tools/test_random_model.py": "a tool",
+    "tools/test_supported_models.py": "a tool",
     "trainer/test_algorithms.py": "every algorithm through the trainer",
     "trainer/test_token_columns.py": "columns from a score to the loss",
 }

@@ -31,13 +31,14 @@ class Outline:
 
 
 def outline_of(name_or_path: str, *, trust_remote_code: bool = False) -> Outline:
-    return outline(load_config(name_or_path, trust_remote_code=trust_remote_code))
+    config = load_config(name_or_path, trust_remote_code=trust_remote_code)
+    return outline(config, trust_remote_code=trust_remote_code)
 
 
-def outline(config: Any) -> Outline:
+def outline(config: Any, *, trust_remote_code: bool = False) -> Outline:
     """The sizes of a Hugging Face causal LM. Its tensors are made without memory and thrown away."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
     heads = int(text.num_attention_heads)
     head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
