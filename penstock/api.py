@@ -18,7 +18,7 @@ from penstock.orchestration.preflight import prepare
 from penstock.orchestration.session import Session
 from penstock.orchestration.summary import Summary
 from penstock.rollout.workflow import Workflow, as_workflow
-from penstock.scoring.in_process import ThreadScorer
+from penstock.scoring.thread_scorer import ThreadScorer
 from penstock.tasks.sources import tasks_from_rows
 from penstock.types import Task
 from penstock.usercode import describe_callable, stop_if_loading_user_code

@@ -14,8 +14,8 @@ from penstock.models.tokenizer import ChatTokenizer
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import plan_memory
+from penstock.rollout.episode_runner import LocalEpisodes
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.episodes import LocalEpisodes
 from penstock.rollout.workflow import load_workflow
 from penstock.scoring.functions import load_functions, needs_group
 from penstock.scoring.reward_calls import score_group

@@ -26,8 +26,8 @@ from penstock.orchestration.evaluation import Evaluator
 from penstock.orchestration.failure_streak import FailureStreak, limit_of
 from penstock.orchestration.intake import Intake
 from penstock.orchestration.step_planner import StepPlanner
+from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EVALUATION
-from penstock.rollout.episodes import EpisodeRunner, LocalEpisodes
 from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import Task
 

@@ -12,8 +12,8 @@ from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.rollout.episode_pool import EpisodePool
+from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.episodes import EpisodeRunner, LocalEpisodes
 from penstock.rollout.rollout_client import EngineGone, Outcome, RolloutClient, RolloutStart
 
 

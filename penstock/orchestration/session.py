@@ -31,7 +31,7 @@ from penstock.orchestration.summary import Summary, summarise
 from penstock.orchestration.supervision import supervised, unwrapped
 from penstock.orchestration.worker_events import EventCollector
 from penstock.orchestration.workers import LaunchedScorer, Workers, scorer_place, start_workers
-from penstock.rollout.episodes import EpisodeRunner
+from penstock.rollout.episode_runner import EpisodeRunner
 from penstock.scoring.scorer_pool import ScorerPool
 from penstock.tasks.stream import TaskStream
 

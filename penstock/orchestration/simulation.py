@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 
-from penstock.scoring.in_process import MemoryScorer, refuse_if_group_is_needed
+from penstock.scoring.thread_scorer import MemoryScorer, refuse_if_group_is_needed
 from penstock.types import (
     Chunk,
     EngineReport,

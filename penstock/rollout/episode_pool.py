@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.errors import ChannelClosed, RemoteError, WorkerDied
+from penstock.rollout.episode_runner import TIMEOUT, WORKER_DIED, failed_episode
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.episodes import TIMEOUT, WORKER_DIED, failed_episode
 from penstock.rollout.rollout_client import EngineGone, Outcome
 from penstock.types import Episode
 
@@ -35,7 +35,7 @@ class EpisodeWorker(Protocol):
 
 
 class EpisodePool:
-    """`penstock.rollout.episodes.EpisodeRunner` over workers that are already started."""
+    """`penstock.rollout.episode_runner.EpisodeRunner` over workers that are already started."""
 
     def __init__(
         self,

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.errors import RolloutFailed, UserError
+from penstock.rollout.episode_runner import REFUSED, EpisodeRunner
 from penstock.rollout.episode_spec import TRAINING, EpisodeSpec
-from penstock.rollout.episodes import REFUSED, EpisodeRunner
 from penstock.rollout.replay_check import check_replayed
 from penstock.types import Episode, Group, SamplingParams, Task
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.errors import ChannelClosed, RemoteError, ScoringFailed, WorkerDied
-from penstock.scoring.in_process import refuse_if_group_is_needed, timed_out
 from penstock.scoring.reward_calls import SCORE_ERROR
 from penstock.scoring.scoring_client import ScoringRequest, Verdict
+from penstock.scoring.thread_scorer import refuse_if_group_is_needed, timed_out
 from penstock.types import Episode, Group, Score, Task
 
 WORKER_DIED = "score_worker_died"

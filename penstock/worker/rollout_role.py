@@ -11,9 +11,9 @@ from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.recorder import Recorder
 from penstock.observe.slots import Slots
 from penstock.rollout.episode_rollout import Rollout
+from penstock.rollout.episode_runner import TIMEOUT, failed_episode, run_episode
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.episode_thread import EngineOfAnotherLoop, run_in_thread
-from penstock.rollout.episodes import TIMEOUT, failed_episode, run_episode
 from penstock.rollout.rollout_client import RUN_EPISODE, Outcome, RolloutStart
 from penstock.rollout.workflow import Workflows, load_workflow
 

@@ -22,7 +22,7 @@ from penstock.safe_files import whole_folder
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.forward.attention_check import check_packed_attention
+from penstock.trainer.forward.packed_attention_check import check_packed_attention
 from penstock.trainer.plan_transfer import serve_steps
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.trainer_client import (

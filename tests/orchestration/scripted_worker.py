@@ -3,7 +3,7 @@
 from penstock.channel import Channel
 from penstock.engines.engine_client import GENERATE, REPORT, START_ENGINE, UPDATE, EngineClient, EngineStart
 from penstock.engines.scripted import ScriptedEngine
-from penstock.orchestration.launchers.in_process import InProcessLauncher
+from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.types import EngineReport
 

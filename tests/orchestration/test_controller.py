@@ -32,7 +32,7 @@ from penstock.orchestration.simulation import (
 )
 from penstock.orchestration.virtual_time import Deadlock, run_in_virtual_time
 from penstock.rollout.episode_rollout import Rollout
-from penstock.rollout.episodes import LocalEpisodes
+from penstock.rollout.episode_runner import LocalEpisodes
 from penstock.rollout.workflow import as_workflow
 from penstock.types import Episode, Interrupt, Score, Task, UpdateReceipt, WeightUpdate
 

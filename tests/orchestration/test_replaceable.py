@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from penstock.errors import ChannelClosed, WorkerDied
-from penstock.orchestration.launchers.in_process import InProcessLauncher
+from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.workers import LaunchedEngine
 from tests.orchestration.scripted_worker import place, serve_scripted
 

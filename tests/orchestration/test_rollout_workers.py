@@ -12,7 +12,7 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.rollout_workers import start_episodes
-from penstock.rollout.episodes import EpisodeRunner
+from penstock.rollout.episode_runner import EpisodeRunner
 from penstock.rollout.workflow import load_workflow
 from penstock.types import Episode
 from tests.rollout.contract import sevens, spec_of

@@ -21,7 +21,7 @@ from penstock.orchestration.session import Session
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedTokenizer, SimulatedTrainer
 from penstock.orchestration.summary import Summary
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.scoring.in_process import MemoryScorer
+from penstock.scoring.thread_scorer import MemoryScorer
 from penstock.types import EngineReport, StepPlan, StepResult, Task, UpdateReceipt
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import ChannelClosed
-from penstock.orchestration.launchers.in_process import InProcessLauncher
+from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.workers import LaunchedEngine
 from tests.engines.contract import ask, collect, joined, update_to
 from tests.orchestration.scripted_worker import place, serve_scripted

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import PenstockError
+from penstock.rollout.episode_runner import EpisodeRunner
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.episodes import EpisodeRunner
 from penstock.types import Chunk, Episode, GenerateRequest, SamplingParams, Task
 
 WORKFLOWS = "tests.rollout.workflows"

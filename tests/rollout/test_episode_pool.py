@@ -13,8 +13,8 @@ from penstock.errors import ChannelClosed, WorkerDied
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.rollout.episode_pool import EpisodePool
+from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.episodes import EpisodeRunner, LocalEpisodes
 from penstock.rollout.rollout_client import EngineGone, Outcome
 from penstock.types import Episode
 from tests.rollout.contract import EpisodeRunnerContract, spec_of

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import ChannelClosed, RolloutFailed, UserError
+from penstock.rollout.episode_runner import failed_episode
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.episodes import failed_episode
 from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import Episode, Group, SamplingParams, Task
 

@@ -10,10 +10,10 @@ from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.interfaces import Scorer
 from penstock.orchestration.simulation import SimulatedScorer
 from penstock.scoring.functions import calls_at_once, needs_group, wrap
-from penstock.scoring.in_process import MemoryScorer, ThreadScorer
 from penstock.scoring.reward_thread import RewardThread
 from penstock.scoring.scorer_pool import ScorerPool
 from penstock.scoring.scoring_client import ScoringRequest, Verdict
+from penstock.scoring.thread_scorer import MemoryScorer, ThreadScorer
 from penstock.types import Episode, Score, StepScore, Task
 from tests.scoring.groups import a_group
 

@@ -12,8 +12,8 @@ from penstock.engines.scripted import ScriptedEngine
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.events import Span
 from penstock.rollout.episode_pool import EpisodePool
+from penstock.rollout.episode_runner import EpisodeRunner
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.episodes import EpisodeRunner
 from penstock.rollout.rollout_client import Outcome, RolloutClient, RolloutStart
 from penstock.worker.rollout_role import start
 from tests.rollout.contract import EpisodeRunnerContract

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from penstock.engines.embedded.attention_check import check_paged_attention
 from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.paged_attention_check import check_paged_attention
 from penstock.engines.kinds import EngineParts
 from penstock.models.load import load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer, max_positions

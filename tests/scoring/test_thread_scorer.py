@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import ScoringFailed
 from penstock.scoring.functions import wrap
-from penstock.scoring.in_process import ThreadScorer
+from penstock.scoring.thread_scorer import ThreadScorer
 from penstock.types import Task
 from tests.scoring.groups import a_group
 

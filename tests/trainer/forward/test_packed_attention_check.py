@@ -1,8 +1,8 @@
 import pytest
 from transformers import Gemma3TextConfig, GptOssConfig, Qwen3Config
 
-from penstock.engines.embedded.attention_check import check_paged_attention
 from penstock.errors import UserError
+from penstock.trainer.forward.packed_attention_check import check_packed_attention
 from tests.models import families
 
 FAR = 1 << 20
@@ -14,20 +14,19 @@ FAR = 1 << 20
     ids=lambda config: config.model_type,
 )
 def test_past_every_limit_these_are_exact(config):
-    check_paged_attention(config, FAR)
+    check_packed_attention(config, FAR)
 
 
 @pytest.mark.parametrize(
     ("config", "limit"), [(families.llama4(), 8192), (families.longrope(), 4096)], ids=["llama4", "longrope"]
 )
 def test_these_are_exact_up_to_their_limit_and_refused_past_it(config, limit):
-    check_paged_attention(config, limit)
+    check_packed_attention(config, limit)
     with pytest.raises(
-        UserError, match=f"can't be served with .* set engine.max_context to at most {limit}$"
+        UserError, match=f"can't be trained with .* set engine.max_context to at most {limit}$"
     ):
-        check_paged_attention(config, limit + 1)
+        check_packed_attention(config, limit + 1)
 
 
-def test_diffllama_is_refused():
-    with pytest.raises(UserError, match="DiffLlama can't be served: our attention is not its own"):
-        check_paged_attention(families.diffllama(), 1024)
+def test_diffllama_is_exact():
+    check_packed_attention(families.diffllama(), 1024)

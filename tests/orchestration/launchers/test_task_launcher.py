@@ -2,7 +2,7 @@ from contextlib import AbstractAsyncContextManager
 
 from penstock.channel import Channel
 from penstock.orchestration.launchers import Launcher
-from penstock.orchestration.launchers.in_process import InProcessLauncher
+from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from tests.orchestration.launchers.contract import LauncherContract
 
 
