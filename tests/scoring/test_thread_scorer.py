@@ -83,11 +83,13 @@ def test_async_functions_work_in_the_thread() -> None:
 
 
 def test_a_task_left_behind_that_exits_does_not_end_the_thread() -> None:
+    left: list[asyncio.Task[None]] = []
+
     async def reward(task: Task, completion: str) -> float:
         async def leave() -> None:
             raise SystemExit
 
-        reward.left = asyncio.create_task(leave())  # type: ignore[attr-defined]
+        left.append(asyncio.create_task(leave()))
         await asyncio.sleep(0.01)
         return 1.0
 
@@ -96,3 +98,4 @@ def test_a_task_left_behind_that_exits_does_not_end_the_thread() -> None:
         return [(await scorer.score(a_group("x")))[0].value for _ in range(2)]
 
     assert asyncio.run(main()) == [1.0, 1.0]
+    assert [type(task.exception()) for task in left] == [SystemExit, SystemExit]
