@@ -1,5 +1,6 @@
 """Tests mirror the source: who looks for the tests of a module finds them at the same path."""
 
+from collections import Counter
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -40,3 +41,11 @@ def test_every_test_file_has_its_module_or_says_what_it_is_of() -> None:
 
 def test_the_list_names_only_files_that_are_there() -> None:
     assert [name for name in ACROSS_MODULES if not (TESTS / name).exists()] == []
+
+
+def test_no_two_modules_have_one_name() -> None:
+    """Who searches for a name finds one idea. Every room may have its own `config.py`."""
+    names = Counter(
+        path.name for path in PACKAGE.rglob("*.py") if path.name not in ("__init__.py", "config.py")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
