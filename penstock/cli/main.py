@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from penstock import __version__
 from penstock.cli.bench import bench
 from penstock.errors import PenstockError, UserError, WorkerDied
 from penstock.observe.plain_text import plain_block, plain_line
@@ -20,10 +21,13 @@ app = typer.Typer(
     name="penstock",
     help="Asynchronous reinforcement learning for language models.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench, name="bench")
+
+NOT_THE_DEMO = ("model.name", "tasks.source")
+"""Whoever names one of these has a run of their own, and the demo's settings are not for it."""
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -34,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     _show_what_the_terminal_can()
     try:
-        app(args=words, standalone_mode=True)
+        app(args=words, standalone_mode=True, prog_name="penstock")
     except UserError as error:
         _complain(str(error), debug)
         sys.exit(2)
@@ -74,9 +78,27 @@ def _complain(sentence: str, debug: bool) -> None:
     Console(stderr=True).print(shown, soft_wrap=True)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Asynchronous reinforcement learning for language models."""
+
+
 @app.command()
 def train(
-    config: Annotated[str | None, typer.Argument(help="A YAML config; without one the demo runs.")] = None,
+    config: Annotated[
+        str | None,
+        typer.Argument(help="A YAML config; without one, and without a model or tasks, the demo runs."),
+    ] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …")] = None,
     debug: Debug = False,
 ) -> None:
@@ -91,7 +113,9 @@ def train(
     if config is not None and "=" in config and not Path(config).exists():
         words.insert(0, config)
         config = None
-    root = load_config(PenstockConfig, Path(config) if config is not None else DEMO, words)
+    own = any(word.partition("=")[0] in NOT_THE_DEMO for word in words)
+    file = Path(config) if config is not None else None if own else DEMO
+    root = load_config(PenstockConfig, file, words)
     summary = run(root, make_view(root.observe))
     # `penstock train | head`: whoever read has left, which is no failure of the run. rich exits then.
     with contextlib.suppress(BrokenPipeError, SystemExit):

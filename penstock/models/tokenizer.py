@@ -7,7 +7,7 @@ imports without torch and, until a tokenizer is loaded, without transformers.
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,26 +82,32 @@ class ChatTokenizer:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
-    def check_pad_token(self) -> None:
-        """Refuse to be without a pad token, and one that is not in the vocabulary."""
-        if self._pad_token is None and self._tokenizer.pad_token is None:
-            end = self._tokenizer.eos_token
-            example = f", for example {end!r}, its end of text" if end is not None else ""
-            raise UserError(
-                f"the tokenizer of {self.name!r} has no pad token: set model.pad_token to one of its "
-                f"tokens{example}"
-            )
+    def check_pad_token(self, log: Callable[[str], None]) -> None:
+        """Refuse a pad token that is not in the vocabulary; say which one is saved where there is none."""
         if self._pad_token is not None and self._pad_token not in self._tokenizer.get_vocab():
             special = {*self._tokenizer.all_special_tokens, *self._tokenizer.get_added_vocab()}
             near = difflib.get_close_matches(self._pad_token, sorted(special), n=1, cutoff=0)
             hint = f"; its nearest special token is {near[0]!r}" if near else ""
             raise UserError(f"model.pad_token {self._pad_token!r} is not a token of {self.name!r}{hint}")
+        if self._pad_token is None and self._tokenizer.pad_token is None:
+            end = self._end_of_text()
+            saved = "saved without one" if end is None else f"saved with its end of text, {end!r}, as one"
+            log(f"the tokenizer of {self.name!r} has no pad token: {saved}; model.pad_token names another")
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer beside a model, as `from_pretrained` reads it, with its pad token."""
-        if self._pad_token is not None:
-            self._tokenizer.pad_token = self._pad_token
+        """Write the tokenizer beside a model, as `from_pretrained` reads it, with a pad token."""
+        pad_token = self._pad_token
+        if pad_token is None and self._tokenizer.pad_token is None:
+            pad_token = self._end_of_text()
+        if pad_token is not None:
+            self._tokenizer.pad_token = pad_token
         self._tokenizer.save_pretrained(folder)
+
+    def _end_of_text(self) -> str | None:
+        """The first end that the model's own config names: a tokenizer's may be another. None: there is none."""
+        named = [end for end in _model_ends(self.name) if 0 <= end < self.num_tokens]
+        end: str | None = self._tokenizer.eos_token
+        return self._tokenizer.convert_ids_to_tokens(named[0]) if named else end
 
     def _encode_text(self, text: str) -> list[int]:
         token_ids: list[int] = self._tokenizer(text, return_attention_mask=False)["input_ids"]
@@ -171,13 +177,17 @@ def check_prompts(
 
 
 def _stop_token_ids(name_or_path: str, eos_token_id: int | None) -> tuple[int, ...]:
-    found: set[int] = set() if eos_token_id is None else {eos_token_id}
+    own = [] if eos_token_id is None else [eos_token_id]
+    return tuple(sorted({*own, *_model_ends(name_or_path)}))
+
+
+def _model_ends(name_or_path: str) -> list[int]:
+    """The end tokens that the model's generation config names, or else its config, in their order."""
     for file_name in ("generation_config.json", "config.json"):
         value = _read_json(name_or_path, file_name).get("eos_token_id")
         if value is not None:
-            found.update(value if isinstance(value, list) else [value])
-            break
-    return tuple(sorted(found))
+            return list(value) if isinstance(value, list) else [value]
+    return []
 
 
 def _read_json(name_or_path: str, file_name: str) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def prepare(
         config.engine.max_context or sys.maxsize, model_context(model, trust_remote_code=trusted)
     )
     tokenizer = ChatTokenizer(model, pad_token=config.model.pad_token, trust_remote_code=trusted)
-    tokenizer.check_pad_token()
+    tokenizer.check_pad_token(log)
     new_tokens = config.rollout.max_new_tokens
     longest = max(
         check_prompts(some, tokenizer, max_context=max_context, max_new_tokens=new_tokens)

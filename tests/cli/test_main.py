@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+import penstock
 from penstock.cli.main import main
 from penstock.config.loader import load_config
-from penstock.errors import WorkerDied
+from penstock.errors import UserError, WorkerDied
 from penstock.orchestration.config import PenstockConfig
 
 
@@ -113,3 +114,42 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         timeout=100,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "a line\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "learning_rate", "is_demo"),
+    [
+        ((), 4e-4, True),
+        (("run.steps=3",), 4e-4, True),
+        (("model.name=mine",), 1e-5, False),
+        (("run.steps=3", "tasks.source=mine.jsonl"), 1e-5, False),
+    ],
+)
+def test_only_the_demo_has_the_demos_settings(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], learning_rate: float, is_demo: bool
+) -> None:
+    seen: list[PenstockConfig] = []
+
+    def run(config: PenstockConfig, view: object) -> None:
+        seen.append(config)
+        raise UserError("enough")
+
+    monkeypatch.setattr("penstock.api.run", run)
+    assert call("train", *words) == 2
+    assert seen[0].trainer.learning_rate == learning_rate
+    assert (seen[0].eval.tasks is not None) is is_demo
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
+
+
+def test_a_shell_can_complete_commands() -> None:
+    """What the script that `--install-completion` writes asks for when TAB is pressed after `penstock ge`."""
+    asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock ge", "COMP_CWORD": "1"}
+    code = "from penstock.cli import main; main([])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, **asked}
+    )
+    assert done.stdout.split() == ["generate"], done.stderr
