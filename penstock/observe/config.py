@@ -14,6 +14,8 @@ class ObserveConfig(Section):
     """`live` draws in the terminal, `plain` prints log lines, `auto` takes `live` only in a terminal."""
     every_s: float = Field(default=5.0, gt=0)
     """Seconds between two progress lines of the plain view."""
+    samples_mb: float = Field(default=64.0, ge=0, le=1e6)
+    """Megabytes of samples that the run folder keeps, the newest ones (`samples.jsonl`); 0 keeps none."""
     tensorboard: bool = False
     """Write TensorBoard events into the run folder (needs `penstock[tensorboard]`)."""
     wandb: bool = False

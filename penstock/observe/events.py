@@ -2,6 +2,7 @@
 
     controller, monitor ──────────────────► EventStream ─► RunState ─► terminal, summary.json
     engines, trainer, scorers ─► EventQueue ───────┘        └► metrics.jsonl, TensorBoard, wandb, trackio
+                                                       └► samples.jsonl
 
 `process` says who it happened in. `time` is in seconds of the controller's event loop, which is `time.monotonic` in
 a real run (on Linux one clock for all processes of a machine) and jumps in a simulated one; a `RunEvent` ties it to
@@ -74,7 +75,8 @@ class Drop(Event, frozen=True, kw_only=True):
 
 
 class SampleEvent(Event, frozen=True, kw_only=True):
-    """One episode of a group that was trained in `step`, or dropped for `drop`. Texts are shortened."""
+    """One episode of a group that was trained in `step`, or dropped for `drop`. Texts are shortened. There is no
+    advantage: the trainer computes those, for tokens and from the whole step, and keeps them."""
 
     group: int
     episode: int

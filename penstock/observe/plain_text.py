@@ -21,6 +21,14 @@ def plain_block(text: str, limit: int = MAX_BLOCK) -> str:
     return cut + _escaped(kept, "\n\t")
 
 
+def without_middle(text: str, limit: int) -> str:
+    """A long text without its middle: an answer's end says more than its middle."""
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    return f"{text[: limit - tail]} […] {text[-tail:]}"
+
+
 def encodable(text: str, encoding: str | None) -> str:
     """Fit for a stream that knows only some characters; the others become question marks."""
     encoding = encoding or "utf-8"

@@ -3,7 +3,7 @@ subscribed before it, and so has seen every event that it sees."""
 
 from collections.abc import Sequence
 
-from penstock.observe.event_stream import EventStream
+from penstock.observe.event_stream import EventStream, Reader
 from penstock.observe.events import (
     AnyEvent,
     Drop,
@@ -21,12 +21,16 @@ from penstock.observe.writers import MetricsWriter
 DRAW_EVERY_S = 0.5
 
 
-def subscribe_all(stream: EventStream, view: View, writers: Sequence[MetricsWriter]) -> RunState:
+def subscribe_all(
+    stream: EventStream, view: View, writers: Sequence[MetricsWriter], samples: Reader | None = None
+) -> RunState:
     """Let the state, every writer and the view read a run; the state is for whoever sums up."""
     state = RunState()
     stream.subscribe("state", state)
     for writer in writers:
         stream.subscribe(writer.name, MetricsReader(state, writer))
+    if samples is not None:
+        stream.subscribe("samples.jsonl", samples)
     stream.subscribe("view", ViewReader(state, view))
     stream.subscribe("learning signal", LearningSignal(stream.of("controller")))
     return state

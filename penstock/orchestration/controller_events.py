@@ -7,7 +7,9 @@ import numpy as np
 from penstock.buffer.admission import StalenessGate
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import Drop, SampleEvent, StepEvent, UpdateEvent
+from penstock.observe.plain_text import without_middle
 from penstock.observe.slots import Slots
+from penstock.orchestration.answer_metrics import step_metrics
 from penstock.orchestration.step_planner import TrainedStep
 from penstock.types import NOT_SAMPLED, Episode, Group, Score, UpdateReceipt
 
@@ -56,7 +58,7 @@ class ControllerEvents:
                 step=step.number,
                 reward=float(rewards.mean()),
                 num_samples=len(rewards),
-                metrics=step.metrics(),
+                metrics=step_metrics(groups, step.metrics()),
                 seconds=step.seconds(),
                 waited_s=step.waited_s,
                 took_s=step.took_s,
@@ -124,7 +126,7 @@ def sample_event(
         step=step,
         drop=drop,
         failure=episode.failure,
-        message=episode.message,
+        message=without_middle(episode.message, KEPT_TEXT),
         reward=None if score is None else score.value,
         parts={} if score is None else score.parts,
         oldest_version=min(versions, default=None),
@@ -133,8 +135,8 @@ def sample_event(
         num_prompt_tokens=len(episode.turns[0].prompt_ids) if episode.turns else 0,
         num_output_tokens=episode.num_output_tokens,
         finish_reason=episode.turns[-1].finish_reason if episode.turns else "",
-        prompt=shorten(prompt),
-        answer=shorten(episode.text),
+        prompt=without_middle(prompt, KEPT_TEXT),
+        answer=without_middle(episode.text, KEPT_TEXT),
     )
 
 
@@ -143,11 +145,3 @@ def sampled_versions(episodes: Sequence[Episode]) -> tuple[int, ...]:
     arrays = [turn.versions for episode in episodes for turn in episode.turns]
     ends = [int(end) for versions in arrays if versions.size for end in (versions.min(), versions.max())]
     return tuple(version for version in ends if version != NOT_SAMPLED)
-
-
-def shorten(text: str) -> str:
-    """A long text without its middle: an answer's end says more than its middle."""
-    if len(text) <= KEPT_TEXT:
-        return text
-    tail = KEPT_TEXT // 4
-    return f"{text[: KEPT_TEXT - tail]} […] {text[-tail:]}"

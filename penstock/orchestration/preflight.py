@@ -17,6 +17,7 @@ from penstock.demo.model import ensure_builtin_model
 from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
 from penstock.observe.writers import MetricsWriter, check_writers, make_writers
+from penstock.observe.writers.samples_jsonl import SamplesWriter
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import MemoryPlan, plan_memory
@@ -150,6 +151,11 @@ def new_run_folder(config: PenstockConfig) -> Path:
 
 def open_writers(prepared: Prepared) -> list[MetricsWriter]:
     return make_writers(prepared.config.observe, prepared.folder, prepared.folder.name)
+
+
+def open_samples(prepared: Prepared) -> SamplesWriter | None:
+    max_bytes = int(prepared.config.observe.samples_mb * 1e6)
+    return SamplesWriter(prepared.folder, max_bytes) if max_bytes else None
 
 
 def to_yaml(config: PenstockConfig) -> str:

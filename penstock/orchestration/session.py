@@ -25,7 +25,7 @@ from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.monitor import RunMonitor
 from penstock.orchestration.placement import Environments, scorer_environment, sharing
-from penstock.orchestration.preflight import Prepared, open_writers
+from penstock.orchestration.preflight import Prepared, open_samples, open_writers
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.summary import Summary, summarise
 from penstock.orchestration.supervision import supervised, unwrapped
@@ -64,7 +64,8 @@ class Session:
         self._ending.bind()
         stream = EventStream(loop, defer=loop.call_soon)
         events = stream.of("controller")
-        state = subscribe_all(stream, self._view, open_writers(self._prepared))
+        writers, samples = open_writers(self._prepared), open_samples(self._prepared)
+        state = subscribe_all(stream, self._view, writers, samples)
         stream.emit(self._run_event(loop.time()))
         try:
             with sharing(self._config, self._prepared.gpus, os.environ, events.log) as environments:

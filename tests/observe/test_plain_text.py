@@ -1,4 +1,4 @@
-from penstock.observe.plain_text import encodable, plain_block, plain_line
+from penstock.observe.plain_text import encodable, plain_block, plain_line, without_middle
 
 
 def test_control_characters_are_shown_and_not_obeyed() -> None:
@@ -22,3 +22,8 @@ def test_there_is_an_end_to_it() -> None:
 def test_what_a_stream_can_not_show_becomes_a_question_mark() -> None:
     assert encodable("reward – 1", "ascii") == "reward ? 1"
     assert encodable("reward – 1", "utf-8") == encodable("reward – 1", None) == "reward – 1"
+
+
+def test_long_texts_lose_their_middle() -> None:
+    assert without_middle("a" * 2000, 2000) == "a" * 2000
+    assert without_middle("a" * 3000 + "b" * 500, 2000) == "a" * 1500 + " […] " + "b" * 500

@@ -13,12 +13,14 @@ from penstock.observe.run_state import RunState
 from penstock.observe.status import RunStatus
 from penstock.observe.views import SilentView
 from penstock.observe.writers.metrics_jsonl import JsonlWriter
+from penstock.observe.writers.samples_jsonl import SamplesWriter
 from tests.observe.examples import ONE_OF_EACH, SAMPLE, HandClock, counters, drop, phase, run_event, step
 
 MAKERS: dict[str, Callable[[RunState, Path], Reader]] = {
     "state": lambda state, folder: RunState(),
     "memory": lambda state, folder: MemoryReader(),
     "metrics": lambda state, folder: MetricsReader(state, JsonlWriter(folder / "metrics.jsonl")),
+    "samples": lambda state, folder: SamplesWriter(folder, max_bytes=10_000),
     "view": lambda state, folder: ViewReader(state, SilentView()),
 }
 

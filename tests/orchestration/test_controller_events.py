@@ -1,6 +1,6 @@
 import numpy as np
 
-from penstock.orchestration.controller_events import sample_event, shorten
+from penstock.orchestration.controller_events import sample_event
 from penstock.types import Episode, Group, Message, SamplingParams, Score, Task, Turn
 
 
@@ -42,6 +42,10 @@ def test_an_episode_without_a_turn_or_a_score_is_told_too() -> None:
     assert (told.episode, told.failure) == (2, "timeout")
 
 
-def test_long_texts_lose_their_middle() -> None:
-    assert shorten("a" * 2000) == "a" * 2000
-    assert shorten("a" * 3000 + "b" * 500) == "a" * 1500 + " […] " + "b" * 500
+def test_what_a_sample_keeps_is_bounded() -> None:
+    episode = Episode(
+        task_id="t", turns=(turn([1], "a" * 9000),), failure="workflow_error", message="m" * 9000
+    )
+    group = Group(number=3, task=Task(id="t", prompt="p" * 9000), episodes=(), failures=(episode,))
+    told = sample_event(group, episode, None, time=2.0, step=8, drop=None)
+    assert [len(text) for text in (told.prompt, told.answer, told.message)] == [2005, 2005, 2005]

@@ -1,6 +1,7 @@
 """A session with simulated workers: however it ends, the model is saved."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from penstock.blobs import MemoryBlobs
 from penstock.config.loader import build
 from penstock.errors import Diverged, PenstockError, UserError, WorkerDied
 from penstock.observe.views import SilentView
+from penstock.observe.writers.samples_jsonl import read_samples
 from penstock.orchestration import session as module
 from penstock.orchestration.capabilities import needed_capabilities
 from penstock.orchestration.config import PenstockConfig
@@ -168,6 +170,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_a_run_that_is_left_alone_is_saved(run: Run) -> None:
     assert run.play(lambda run: asyncio.sleep(0)).steps == 20
     assert run.trainer.saved == [str(run.folder / "model")]
+
+
+def test_every_trained_sample_is_on_disk_and_in_the_metrics(run: Run) -> None:
+    summary = run.play(lambda run: asyncio.sleep(0))
+    samples = [sample for sample in read_samples(run.folder) if sample.step is not None]
+    assert len(samples) == summary.samples
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    last = next(row for row in reversed(rows) if row.get("reward") is not None)
+    lengths = [sample.num_output_tokens for sample in samples if sample.step == last["step"]]
+    assert last["answer_tokens_mean"] == sum(lengths) / len(lengths)
+    assert last["answer_tokens_max"] == max(lengths)
+    (function,) = samples[0].parts
+    assert last[f"reward_{function}"] == pytest.approx(last["reward"])
 
 
 def test_a_run_that_is_stopped_is_saved_after_its_step(run: Run) -> None:
