@@ -123,6 +123,24 @@ def train(
 
 
 @app.command()
+def samples(
+    run: Annotated[str, typer.Argument(help="A run folder, or its name in runs/.")],
+    best: Annotated[int, typer.Option(min=0, help="How many of the highest rewards.")] = 0,
+    worst: Annotated[int, typer.Option(min=0, help="How many of the lowest rewards.")] = 0,
+    latest: Annotated[int, typer.Option(min=0, help="How many of the newest, dropped ones too.")] = 0,
+    step: Annotated[int | None, typer.Option(help="Only what this step trained on.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Show all of a text that the run has kept.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Read what the model answered: prompt, answer, rewards, versions. Also while the run goes on."""
+    from penstock.cli.samples import Choice, print_samples
+
+    choice = Choice(best=best, worst=worst, latest=latest, step=step)
+    with contextlib.suppress(BrokenPipeError):  # `penstock samples run | head`
+        print_samples(run, choice, full=full)
+
+
+@app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("penstock.yaml"),
     debug: Debug = False,

@@ -1,0 +1,141 @@
+"""`penstock samples`: what a model answered, and what it got for it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from penstock.errors import UserError
+from penstock.observe.events import SampleEvent
+from penstock.observe.plain_text import plain_block, plain_line, without_middle
+from penstock.observe.writers.samples_jsonl import read_samples
+
+SHOWN_PROMPT, SHOWN_ANSWER = 240, 480
+"""Characters of a prompt and of an answer; `--full` shows all that is kept."""
+SHOWN_PARTS = 8
+SHOWN_BY_DEFAULT = 2
+SHOWN_OF_A_STEP = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which samples to show: how many of each kind, of all steps or of one."""
+
+    best: int = 0
+    worst: int = 0
+    latest: int = 0
+    step: int | None = None
+
+    @property
+    def names_nothing(self) -> bool:
+        return not (self.best or self.worst or self.latest)
+
+
+def print_samples(run: str, choice: Choice, *, full: bool, console: Console | None = None) -> None:
+    console = console or Console()
+    folder = run_folder(run)
+    samples = list(read_samples(folder))
+    if not samples:
+        raise UserError(
+            f"{folder} has no samples: samples.jsonl is missing or empty; a run keeps them while it trains, unless "
+            "observe.samples_mb is 0"
+        )
+    for title, some in sections(samples, choice):
+        console.print(Text(title, style="bold"))
+        for sample in some:
+            _print(console, sample, full=full)
+
+
+def run_folder(run: str) -> Path:
+    """A run by its folder, or by its name in `runs`."""
+    tried = (Path(run), Path("runs") / run)
+    for folder in tried:
+        if folder.is_dir():
+            return folder
+    raise UserError(f"there is no run {run!r}: neither {tried[0]} nor {tried[1]} is a folder")
+
+
+def sections(samples: Sequence[SampleEvent], choice: Choice) -> Iterator[tuple[str, Sequence[SampleEvent]]]:
+    """What to show, under titles. Of equal rewards the newest come first."""
+    where = ""
+    if choice.step is not None:
+        samples, where = _of_step(samples, choice.step), f" of step {choice.step}"
+        if choice.names_nothing:
+            shown = samples[:SHOWN_OF_A_STEP]
+            yield f"{len(shown)} of the {len(samples)} samples{where}", shown
+            return
+    elif choice.names_nothing:
+        choice = Choice(best=SHOWN_BY_DEFAULT, worst=SHOWN_BY_DEFAULT, latest=SHOWN_BY_DEFAULT)
+    newest = list(reversed(samples))
+    scored = [(sample.reward, sample) for sample in newest if sample.reward is not None]
+    if choice.best:
+        ordered = sorted(scored, key=lambda pair: -pair[0])
+        yield f"best{where}", [sample for _, sample in ordered[: choice.best]]
+    if choice.worst:
+        ordered = sorted(scored, key=lambda pair: pair[0])
+        yield f"worst{where}", [sample for _, sample in ordered[: choice.worst]]
+    if choice.latest:
+        yield f"latest{where}", newest[: choice.latest]
+
+
+def _of_step(samples: Sequence[SampleEvent], step: int) -> list[SampleEvent]:
+    some = [sample for sample in samples if sample.step == step]
+    if not some:
+        steps = [sample.step for sample in samples if sample.step is not None]
+        kept = f"steps {min(steps)} to {max(steps)} are there" if steps else "no step was trained yet"
+        raise UserError(f"no sample of step {step} is kept; {kept}")
+    return some
+
+
+def facts(sample: SampleEvent) -> list[str]:
+    """What is known of a sample besides its texts."""
+    known = [f"dropped ({sample.drop})" if sample.step is None else f"step {sample.step}"]
+    if sample.failure is not None:
+        known.append(f"failed ({sample.failure})")
+    if sample.reward is not None:
+        known.append(f"reward {sample.reward:.4g}")
+    parts = [f"{name} {value:.4g}" for name, value in sample.parts.items()]
+    known += parts[:SHOWN_PARTS]
+    if len(parts) > SHOWN_PARTS:
+        known.append(f"{len(parts) - SHOWN_PARTS} more parts")
+    finish = f", {sample.finish_reason}" if sample.finish_reason else ""
+    turns = f" in {sample.num_turns} turns" if sample.num_turns > 1 else ""
+    known.append(f"{sample.num_output_tokens} tokens{turns}{finish}")
+    if sample.oldest_version is not None and sample.newest_version is not None:
+        oldest, newest = sample.oldest_version, sample.newest_version
+        known.append(f"version {newest}" if oldest == newest else f"versions {oldest}–{newest}")
+    return [*known, f"task {sample.task_id}"]
+
+
+def _print(console: Console, sample: SampleEvent, *, full: bool) -> None:
+    for line in _lines([plain_line(fact, 70) for fact in facts(sample)], console.width):
+        console.print(Text(line, style="cyan"), soft_wrap=True)
+    _print_text(console, "prompt", sample.prompt, None if full else SHOWN_PROMPT)
+    if sample.failure is not None:
+        _print_text(console, "error", sample.message, None if full else SHOWN_ANSWER)
+    _print_text(console, "answer", sample.answer, None if full else SHOWN_ANSWER)
+    console.print()
+
+
+def _lines(words: Sequence[str], width: int) -> Iterator[str]:
+    """Facts side by side; one that does not fit begins the next line."""
+    line = ""
+    for word in words:
+        if line and len(line) + len(word) + 3 > width:
+            yield line
+            line = f"  {word}"
+        else:
+            line = f"{line} · {word}" if line else word
+    yield line
+
+
+def _print_text(console: Console, label: str, text: str, limit: int | None) -> None:
+    if limit is None:
+        console.print(Text(f"  {label}", style="dim"))
+        console.print(Padding(Text(plain_block(text), overflow="fold"), (0, 0, 0, 4)))
+        return
+    shown = plain_line(without_middle(text, limit))
+    console.print(Padding(Text.assemble((f"{label}  ", "dim"), shown, overflow="fold"), (0, 0, 0, 2)))

@@ -1,0 +1,135 @@
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from penstock.cli.main import main
+from penstock.cli.samples import Choice, facts, print_samples, sections
+from penstock.errors import UserError
+from penstock.observe.events import SampleEvent
+from penstock.observe.writers.samples_jsonl import SamplesWriter
+from tests.observe.examples import SAMPLE
+
+
+def sample(number: int, reward: float | None, *, step: int | None = 1, **changes) -> SampleEvent:
+    return msgspec.structs.replace(SAMPLE, episode=number, reward=reward, step=step, **changes)
+
+
+def keep(folder: Path, *samples: SampleEvent) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = SamplesWriter(folder, 10**6)
+    for one in samples:
+        writer.on(one)
+    writer.close()
+    return folder
+
+
+def shown(folder: Path, choice: Choice, *, width: int = 80, full: bool = False) -> str:
+    out = io.StringIO()
+    print_samples(str(folder), choice, full=full, console=Console(file=out, width=width))
+    return out.getvalue()
+
+
+SIX = (
+    sample(0, 0.5),
+    sample(1, 1.0),
+    sample(2, 0.0),
+    sample(3, 1.0, step=2),
+    sample(4, 0.25, step=2),
+    sample(5, None, step=None, drop="score_error"),
+)
+
+
+def numbers(choice: Choice) -> dict[str, list[int]]:
+    return {title: [one.episode for one in some] for title, some in sections(SIX, choice)}
+
+
+def test_best_and_worst_are_by_reward_and_latest_by_age() -> None:
+    assert numbers(Choice(best=3, worst=2, latest=2)) == {
+        "best": [3, 1, 0],
+        "worst": [2, 4],
+        "latest": [5, 4],
+    }
+    assert numbers(Choice()) == {"best": [3, 1], "worst": [2, 4], "latest": [5, 4]}
+
+
+def test_a_step_is_shown_whole_or_by_reward() -> None:
+    assert numbers(Choice(step=1)) == {"3 of the 3 samples of step 1": [0, 1, 2]}
+    assert numbers(Choice(step=2, worst=1)) == {"worst of step 2": [4]}
+    with pytest.raises(UserError, match="no sample of step 9 is kept; steps 1 to 2 are there"):
+        numbers(Choice(step=9))
+
+
+def test_facts_say_what_became_of_an_answer() -> None:
+    assert facts(SAMPLE) == ["step 2", "reward 1", "exact 1", "8 tokens, stop", "versions 4–5", "task t"]
+    failed = sample(0, None, step=None, drop="failed_episodes", failure="timeout", parts={}, num_turns=3)
+    assert facts(failed)[:3] == ["dropped (failed_episodes)", "failed (timeout)", "8 tokens in 3 turns, stop"]
+    many = sample(0, 1.0, parts={f"f{i}": 0.5 for i in range(10)})
+    assert facts(many)[9:11] == ["f7 0.5", "2 more parts"]
+
+
+def test_it_is_readable_at_80_columns(tmp_path: Path) -> None:
+    parts = {f"function_{i}": 0.125 for i in range(6)}
+    text = shown(keep(tmp_path, sample(0, 1.0, parts=parts, answer="word " * 60)), Choice(best=1))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1] == "step 1 · reward 1 · function_0 0.125 · function_1 0.125 · function_2 0.125"
+    assert lines[2] == "  function_3 0.125 · function_4 0.125 · function_5 0.125 · 8 tokens, stop"
+    assert lines[3] == "  versions 4–5 · task t"
+    assert lines[4].rstrip() == "  prompt  12 × 7"
+
+
+def test_texts_are_escaped_and_bounded(tmp_path: Path) -> None:
+    evil = sample(
+        0, 1.0, prompt="[red]\x1b[2J\nsecond", answer="a" * 1500 + "the end", task_id="\x1b[2J" * 99
+    )
+    keep(tmp_path, evil)
+    short = shown(tmp_path, Choice(latest=1))
+    assert "\x1b" not in short
+    assert "prompt  [red]\\x1b[2J second" in short
+    assert "[…]" in short
+    assert "the end" in short
+    assert len(short) < 1500
+    full = shown(tmp_path, Choice(latest=1), full=True)
+    assert "\x1b" not in full
+    assert "    second" in full
+    assert full.count("a") > 1500
+
+
+def test_a_run_is_found_by_folder_or_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keep(tmp_path / "runs" / "demo", *SIX)
+    for run in ("demo", "runs/demo"):
+        with pytest.raises(SystemExit) as ended:
+            main(["samples", run, "--best", "1"])
+        assert not ended.value.code
+        assert capsys.readouterr().out.startswith("best\nstep 2 · reward 1 · exact 1")
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ("gone", "error: there is no run 'gone': neither gone nor runs/gone is a folder\n"),
+        (
+            "empty",
+            "error: empty has no samples: samples.jsonl is missing or empty; a run keeps them while it ",
+        ),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_sentence(
+    run: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        main(["samples", run])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(message)
