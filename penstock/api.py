@@ -1,6 +1,7 @@
 """`penstock.train`: what `penstock train` does, from Python, in a script or a notebook."""
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 from penstock.config.loader import build, read_yaml
 from penstock.errors import UserError
 from penstock.interfaces import Scorer
-from penstock.observe.views import Log, View, make_view
+from penstock.observe.views import Log, View, make_view, show_start
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import find_gpus
 from penstock.orchestration.interruption import asking
@@ -75,15 +76,23 @@ def run(
     workflow: Workflow | None = None,
 ) -> Summary:
     """Prepare and run one session, also where an event loop already runs (a notebook)."""
-    prepared = prepare(
-        config,
-        tasks=tasks,
-        log=view.log,
-        cache=cache_folder(),
-        gpus=find_gpus(os.environ),
-        workflow=workflow,
-    )
-    session = Session(prepared, view, scorer=scorer)
+    show_start(view, config.run.name, config.run.steps)
+    try:
+        prepared = prepare(
+            config,
+            tasks=tasks,
+            log=view.log,
+            cache=cache_folder(),
+            gpus=find_gpus(os.environ),
+            workflow=workflow,
+        )
+        return _play(Session(prepared, view, scorer=scorer), view)
+    finally:
+        with contextlib.suppress(Exception):  # a closed stdout, which must not hide how the run ended
+            view.close()
+
+
+def _play(session: Session, view: View) -> Summary:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

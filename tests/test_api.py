@@ -11,6 +11,12 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.api import run
+from penstock.config.loader import build
+from penstock.errors import UserError
+from penstock.observe.status import RunStatus
+from penstock.observe.views import SilentView
+from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.summary import Summary
 
 ROWS = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(20)]
@@ -140,3 +146,21 @@ def test_a_workflow_without_a_name_runs_in_this_process(tiny_model: Path, tmp_pa
 def test_a_section_that_is_no_section_is_refused(tiny_model: Path) -> None:
     with pytest.raises(penstock.errors.UserError, match="rollout must be a section such as"):  # type: ignore[attr-defined]
         penstock.train(model=str(tiny_model), tasks=ROWS, reward="a:b", rollout=4)  # type: ignore[arg-type]
+
+
+def test_a_run_shows_itself_before_anything_is_read_and_gives_the_terminal_back() -> None:
+    class Watched(SilentView):
+        closed = False
+
+        def update(self, status: RunStatus) -> None:
+            self.lines.append(status.phase)
+
+        def close(self) -> None:
+            self.closed = True
+
+    view = Watched()
+    config = build(PenstockConfig, {"tasks": {"source": "not-there.jsonl"}})
+    with pytest.raises(UserError, match="not-there"):
+        run(config, view)
+    assert view.lines == ["starting: reading tasks and tokenizer"]
+    assert view.closed

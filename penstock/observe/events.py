@@ -14,6 +14,7 @@ There is no event for a token or a forward pass: what happens that often is coun
 import msgspec
 
 Attribute = int | float | str
+STARTING = "starting: loading the model"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -34,7 +35,8 @@ class RunEvent(Event, frozen=True, kw_only=True):
 
 
 class PhaseEvent(Event, frozen=True, kw_only=True):
-    """The run enters a phase: `starting`, `verifying weights`, `evaluating`, `training`, `saving`, `done`."""
+    """The run enters a phase: `verifying weights`, `evaluating`, `training`, `saving`, `done`. It begins in
+    `STARTING`, without an event of its own."""
 
     phase: str
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.observe.events import (
+    STARTING,
     AnyEvent,
     Counters,
     Doing,
@@ -19,10 +20,12 @@ from penstock.observe.events import (
     UpdateEvent,
 )
 from penstock.observe.process_state import ProcessState
-from penstock.observe.status import ProcessStatus, RunStatus
+from penstock.observe.status import AnswerStatus, FlowStatus, ProcessStatus, RunStatus, SampleStatus
 
-TRAINER = "trainer"
+TRAINER, CONTROLLER = "trainer", "controller"
 RECENT_STEPS = 8
+PACE_STEPS = 32
+"""Steps that tell how long the others will take."""
 KEPT_REWARDS = 200
 
 
@@ -34,15 +37,19 @@ class RunState:
         self.folder = ""
         self.steps_planned = 0
         self.started = self.now = 0.0
-        self.phase = "starting"
+        self.phase = STARTING
         self.training_s = 0.0
         self.step = 0
         """The last one."""
         self.num_steps = 0
         self.num_samples = 0
         self.rewards: deque[float] = deque(maxlen=KEPT_REWARDS)
+        self.first_reward: float | None = None
         self.heldout: list[tuple[int, float]] = []
         self.staleness = self.staleness_sum = self.staleness_max = 0.0
+        self.staleness_bound: int | None = None
+        self.last_sample: SampleEvent | None = None
+        """The newest that was scored."""
         self.drops: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         """Failed episodes, by reason."""
@@ -53,6 +60,8 @@ class RunState:
         """When a group was last scored or a step trained."""
         self.row: dict[str, float] = {}
         """The metrics of the last step, by the names of `metrics.jsonl`."""
+        self._pace: deque[float] = deque(maxlen=PACE_STEPS + 1)
+        """When training began or went on, then when the last steps ended."""
         self._training_since: float | None = None
         self._stalls_told = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -91,6 +100,14 @@ class RunState:
     def tokens_per_s(self) -> float:
         return sum(engine.tokens.rate for engine in self.engines)
 
+    @property
+    def left_s(self) -> float | None:
+        """Until the last step, at the pace of the last ones. It shrinks while a step is under way."""
+        if self._training_since is None or len(self._pace) < 2:
+            return None
+        step_s = (self._pace[-1] - self._pace[0]) / (len(self._pace) - 1)
+        return max(0.0, (self.steps_planned - self.step) * step_s - (self.now - self._pace[-1]))
+
     def loss_counts(self) -> dict[str, float]:
         """`dropped_REASON` of groups and `failed_REASON` of episodes, as rows of metrics have them: since the run
         began."""
@@ -104,20 +121,61 @@ class RunState:
             name=self.name,
             phase=self.phase,
             elapsed_s=self.now - self.started,
+            left_s=self.left_s,
             step=self.step,
             steps=self.steps_planned,
             reward=self.recent_reward,
             rewards=tuple(self.rewards),
+            first_reward=self.first_reward,
             heldout=tuple(self.heldout),
             tokens_per_s=self.tokens_per_s,
             staleness_mean=self.staleness,
             staleness_max=self.staleness_max,
+            staleness_bound=self.staleness_bound,
             samples=self.num_samples,
             drops=dict(self.drops),
             processes=tuple(
                 ProcessStatus(name=one.name, busy=min(1.0, one.busy.rate), doing=one.doing)
                 for one in (self.processes[TRAINER], *self.engines)
             ),
+            flow=self._flow(),
+            answers=self._answers(),
+            last_sample=self._last_sample(),
+        )
+
+    def _flow(self) -> FlowStatus | None:
+        controller = self.processes.get(CONTROLLER)
+        if (
+            controller is None
+            or not {"generating", "scoring", "ready", "limit"} <= controller.counters.keys()
+        ):
+            return None
+        counters = controller.counters
+        return FlowStatus(
+            generating=int(counters["generating"]),
+            scoring=int(counters["scoring"]),
+            ready=int(counters["ready"]),
+            limit=int(counters["limit"]),
+        )
+
+    def _answers(self) -> AnswerStatus | None:
+        if "answer_tokens_mean" not in self.row:
+            return None
+        return AnswerStatus(
+            tokens_mean=self.row["answer_tokens_mean"],
+            tokens_max=self.row["answer_tokens_max"],
+            truncated=self.row["truncated_fraction"],
+        )
+
+    def _last_sample(self) -> SampleStatus | None:
+        sample = self.last_sample
+        if sample is None or sample.reward is None:
+            return None
+        return SampleStatus(
+            reward=sample.reward,
+            text=sample.answer,
+            oldest_version=sample.oldest_version,
+            newest_version=sample.newest_version,
         )
 
     def _on_run(self, event: RunEvent) -> None:
@@ -133,6 +191,8 @@ class RunState:
         self.phase = event.phase
         if event.phase == "training":
             self._training_since = self.last_progress = event.time
+            self._pace.clear()
+            self._pace.append(event.time)
             for process in self.processes.values():
                 process.begin_training(event.time)
 
@@ -152,15 +212,21 @@ class RunState:
     def _on_sample(self, event: SampleEvent) -> None:
         if event.failure is not None:
             self.failures[event.failure] += 1
+        elif event.reward is not None:
+            self.last_sample = event
 
     def _on_step(self, event: StepEvent) -> None:
         self.step = event.step
         self.num_steps += 1
         self.num_samples += event.num_samples
+        self._pace.append(event.time)
         self.rewards.append(event.reward)
+        if self.first_reward is None:
+            self.first_reward = event.reward
         self.staleness = event.metrics.get("staleness_mean", 0.0)
         self.staleness_sum += self.staleness
         self.staleness_max = max(self.staleness_max, event.metrics.get("staleness_max", 0.0))
+        self.staleness_bound = event.max_staleness
         self.processes[TRAINER].work(event.time, event.seconds)
         self.last_progress = max(self.last_progress, event.time)
         self.row = self._row(event)

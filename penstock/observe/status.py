@@ -13,19 +13,59 @@ class ProcessStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlowStatus:
+    """Groups on their way to a step, by where they are."""
+
+    generating: int
+    scoring: int
+    ready: int
+    limit: int
+    """How many may be under way at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerStatus:
+    """The answers of the last step."""
+
+    tokens_mean: float
+    tokens_max: float
+    truncated: float
+    """The share that ended at the token limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleStatus:
+    """The newest answer that was scored."""
+
+    reward: float
+    text: str
+    oldest_version: int | None
+    newest_version: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
     name: str
     phase: str
-    elapsed_s: float
-    step: int
+    elapsed_s: float = 0.0
+    left_s: float | None = None
+    """Until the last step, at the pace of the last ones; None where there is no pace yet, or no training."""
+    step: int = 0
     steps: int
-    reward: float | None
-    rewards: tuple[float, ...]
-    heldout: tuple[tuple[int, float], ...]
+    reward: float | None = None
+    rewards: tuple[float, ...] = ()
+    first_reward: float | None = None
+    heldout: tuple[tuple[int, float], ...] = ()
     """(step, mean held-out reward) of every evaluation so far."""
-    tokens_per_s: float
-    staleness_mean: float
-    staleness_max: float
-    samples: int
+    tokens_per_s: float = 0.0
+    staleness_mean: float = 0.0
+    """Of the last step."""
+    staleness_max: float = 0.0
+    """Of the whole run."""
+    staleness_bound: int | None = None
+    samples: int = 0
     drops: dict[str, int] = field(default_factory=dict)
     processes: tuple[ProcessStatus, ...] = ()
+    flow: FlowStatus | None = None
+    answers: AnswerStatus | None = None
+    last_sample: SampleStatus | None = None

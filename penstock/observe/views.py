@@ -6,6 +6,7 @@ import time
 from typing import Protocol
 
 from penstock.observe.config import ObserveConfig
+from penstock.observe.durations import duration
 from penstock.observe.plain_text import encodable, plain_line
 from penstock.observe.status import RunStatus
 
@@ -42,6 +43,12 @@ def make_view(config: ObserveConfig) -> View:
     return PlainView(config.every_s) if kind == "plain" else SilentView()
 
 
+def show_start(view: View, name: str, steps: int) -> None:
+    """Say at once that a run begins: to read tasks and a tokenizer can take seconds."""
+    with contextlib.suppress(Exception):  # as `Log`
+        view.update(RunStatus(name=name, steps=steps, phase="starting: reading tasks and tokenizer"))
+
+
 class SilentView:
     """Shows nothing and keeps the lines, for notebooks that print their own and for tests."""
 
@@ -59,13 +66,17 @@ class SilentView:
 
 
 class PlainView:
-    """Log lines, one every few seconds."""
+    """Log lines: one a phase, and one every few seconds of training."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._next = 0.0
+        self._phase = ""
 
     def update(self, status: RunStatus) -> None:
+        if status.phase != self._phase:
+            self._phase = status.phase
+            self.log(status.phase)
         if status.phase != "training" or status.elapsed_s < self._next:
             return
         self._next = status.elapsed_s + self._every_s
@@ -84,7 +95,8 @@ def progress_line(status: RunStatus) -> str:
     processes = "; ".join(
         f"{process.name} {process.busy:.0%} ({process.doing})" for process in status.processes
     )
+    left = "" if status.left_s is None else f"  about {duration(status.left_s)} to go"
     return (
-        f"step {status.step}/{status.steps}  reward {reward}  {status.tokens_per_s:,.0f} tok/s  "
+        f"step {status.step}/{status.steps}{left}  reward {reward}  {status.tokens_per_s:,.0f} tok/s  "
         f"staleness {status.staleness_mean:.2f} (max {status.staleness_max:.0f})  {processes}"
     )

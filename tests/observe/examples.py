@@ -14,6 +14,7 @@ from penstock.observe.events import (
     StepEvent,
     UpdateEvent,
 )
+from penstock.observe.status import AnswerStatus, FlowStatus, ProcessStatus, RunStatus, SampleStatus
 
 
 class HandClock:
@@ -98,4 +99,30 @@ ONE_OF_EACH: tuple[AnyEvent, ...] = (
     update(1, 0.25),
     EvaluationEvent(process="controller", time=105.0, step=1, reward=0.75, num_episodes=8, num_failed=0),
     LogLine(process="controller", time=105.0, line="a line"),
+)
+
+STATUS = RunStatus(
+    name="demo",
+    phase="training",
+    elapsed_s=12.0,
+    left_s=75.0,
+    step=3,
+    steps=10,
+    reward=0.25,
+    rewards=(0.0, 0.5, 1.0),
+    first_reward=0.0,
+    heldout=((0, 0.3), (2, 0.4), (3, 0.5)),
+    tokens_per_s=1234.5,
+    staleness_mean=1.5,
+    staleness_max=3,
+    staleness_bound=4,
+    samples=192,
+    drops={"score_error": 2},
+    processes=(
+        ProcessStatus(name="trainer", busy=0.25, doing="waiting for groups: 5 of 8 groups ready, 3 running"),
+        ProcessStatus(name="engine0", busy=1.0, doing="24 running, 0 waiting"),
+    ),
+    flow=FlowStatus(generating=64, scoring=10, ready=38, limit=80),
+    answers=AnswerStatus(tokens_mean=14.2, tokens_max=32, truncated=0.02),
+    last_sample=SampleStatus(reward=1.0, text="12 × 7 = 84", oldest_version=1, newest_version=2),
 )

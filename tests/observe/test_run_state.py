@@ -1,7 +1,10 @@
+import msgspec
+
 from penstock.observe.run_state import RunState
-from penstock.observe.status import ProcessStatus
+from penstock.observe.status import AnswerStatus, FlowStatus, ProcessStatus, SampleStatus
 from tests.observe.examples import (
     ONE_OF_EACH,
+    SAMPLE,
     counters,
     drop,
     phase,
@@ -94,3 +97,46 @@ def test_groups_and_steps_are_progress_and_polls_are_not() -> None:
     assert state.last_progress == 101.0
     state.on(step(1, 160.0))
     assert state.last_progress == 160.0
+
+
+def test_the_time_left_follows_the_pace_of_the_last_steps() -> None:
+    state = state_of(run_event(100.0))
+    assert state.left_s is None
+    state.on(phase("training", 110.0))
+    assert state.left_s is None
+    state.on(step(1, 114.0))
+    assert state.left_s == 8 * 4.0  # 9 are planned
+    state.on(step(2, 116.0))
+    assert state.left_s == 7 * 3.0
+    state.on(counters("engine0", 117.0, tokens=1.0))
+    assert state.status().left_s == 7 * 3.0 - 1.0
+    state.on(phase("evaluating", 118.0))
+    assert state.left_s is None
+
+
+def test_the_pace_forgets_old_steps() -> None:
+    state = state_of(run_event(100.0), phase("training", 100.0), step(1, 1000.0))
+    for number in range(40):
+        state.on(step(2, 1001.0 + number))
+    assert state.left_s == 7 * 1.0
+
+
+def test_the_status_has_flow_answers_and_the_newest_sample() -> None:
+    state = state_of(run_event())
+    assert (state.status().flow, state.status().answers, state.status().last_sample) == (None, None, None)
+    answers = {"answer_tokens_mean": 4.0, "answer_tokens_max": 9.0, "truncated_fraction": 0.5}
+    first = step(1, 104.0, reward=0.125)
+    for event in (
+        counters("controller", 102.0, outstanding=9.0, generating=5.0, scoring=1.0, ready=3.0, limit=16.0),
+        SAMPLE,
+        msgspec.structs.replace(SAMPLE, failure="timeout", reward=None, answer="late"),
+        msgspec.structs.replace(first, metrics={**first.metrics, **answers}),
+        step(2, 105.0, reward=0.5),
+    ):
+        state.on(event)
+    status = state.status()
+    assert status.flow == FlowStatus(generating=5, scoring=1, ready=3, limit=16)
+    assert status.last_sample == SampleStatus(reward=1.0, text="84", oldest_version=4, newest_version=5)
+    assert (status.first_reward, status.staleness_bound, status.answers) == (0.125, 4, None)
+    state.on(msgspec.structs.replace(first, metrics={**first.metrics, **answers}))
+    assert state.status().answers == AnswerStatus(tokens_mean=4.0, tokens_max=9.0, truncated=0.5)

@@ -1,0 +1,160 @@
+"""The live view's picture of a run: does it learn, is it fast, who is idle and why.
+
+    penstock · demo · training               step 77/200   18 s, about 29 s to go
+    reward     0.920  ▃▃▃▄▅▆▆▇▇▇██   0.260 at first   held-out 0.264 → 0.861
+    answers    14 tokens, longest 32   2% cut off   7,714 tok/s
+    staleness  mean 3.00   max 4 so far   bound 4
+    flow       64 generating > 10 scoring > 38 ready > step 78   at most 80 groups
+    trainer    ██████······  51%  waiting for groups: 5 of 8 ready
+    engine0    ████████····  64%  24 running, 0 waiting
+    last       reward 1, versions 74–76: 12 × 7 = 84
+
+A fact that does not fit into its line is left out whole; only a line's last words are cut.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from penstock.observe.durations import duration
+from penstock.observe.plain_text import plain_line
+from penstock.observe.status import ProcessStatus, RunStatus, SampleStatus
+
+BARS = "▁▂▃▄▅▆▇█"
+LABEL_WIDTH = 11
+MAX_PROCESSES = 9
+GAP = "   "
+
+
+class Screen:
+    """A rich renderable, laid out for the width that it is drawn in."""
+
+    def __init__(self, status: RunStatus) -> None:
+        self._status = status
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from lines(self._status, options.max_width)
+
+
+def lines(status: RunStatus, width: int) -> list[Text]:
+    """Lines that stay within `width` cells. What is not known yet has no line."""
+    rows = [_title(status, width)]
+    if status.reward is not None or status.heldout:
+        rows.append(_row("reward", _reward_facts(status, width), width))
+    if status.answers is not None:
+        rows.append(_row("answers", _answer_facts(status), width))
+        rows.append(_row("staleness", _staleness_facts(status), width))
+    if status.flow is not None:
+        rows.append(_row("flow", _flow_facts(status), width))
+    if status.drops:
+        drops = [f"{count} {plain_line(reason)}" for reason, count in sorted(status.drops.items())]
+        rows.append(_row("dropped", [Text(", ".join(drops), style="yellow")], width))
+    shown = status.processes[:MAX_PROCESSES]
+    rows += [_process(process, width) for process in shown if process.doing or process.busy]
+    if len(shown) < len(status.processes):
+        rows.append(_row("", [f"and {len(status.processes) - len(shown)} more"], width))
+    if status.last_sample is not None:
+        rows.append(_row("last", [_sample(status.last_sample)], width))
+    return rows
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """The last values as bars between their own bounds, or between 0 and 1 if they lie there."""
+    shown = values[-width:]
+    if not shown:
+        return ""
+    low, high = min(0.0, *shown), max(1.0, *shown)
+    return "".join(BARS[min(7, int((value - low) / (high - low) * 8))] for value in shown)
+
+
+def time_facts(status: RunStatus) -> str:
+    left = "" if status.left_s is None else f", about {duration(status.left_s)} to go"
+    return f"{duration(status.elapsed_s)}{left}"
+
+
+def _title(status: RunStatus, width: int) -> Text:
+    times = f"step {status.step}/{status.steps}{GAP}{time_facts(status)}"
+    name = Text(f"penstock · {plain_line(status.name)} · {plain_line(status.phase)}", style="bold")
+    room = width - cell_len(times) - len(GAP)
+    if room < 16:
+        return _cut(name, width)
+    name = _cut(name, room)
+    return Text.assemble(name, " " * (width - cell_len(times) - name.cell_len), times, no_wrap=True)
+
+
+def _reward_facts(status: RunStatus, width: int) -> list[Text | str]:
+    facts: list[Text | str] = []
+    if status.reward is not None:
+        bars = sparkline(status.rewards, 12 if width < 100 else 40)
+        facts.append(Text.assemble((f"{status.reward:.3f}", "bold"), "  ", (bars, "green")))
+    if status.heldout:
+        (_, first), (_, last) = status.heldout[0], status.heldout[-1]
+        change = f"{first:.3f}" if len(status.heldout) == 1 else f"{first:.3f} → {last:.3f}"
+        facts.append(f"held-out {change}")
+    if status.first_reward is not None:
+        facts.append(f"{status.first_reward:.3f} at first")
+    return facts
+
+
+def _answer_facts(status: RunStatus) -> list[Text | str]:
+    answers = status.answers
+    assert answers is not None
+    return [
+        f"{answers.tokens_mean:,.0f} tokens, longest {answers.tokens_max:,.0f}",
+        f"{answers.truncated:.0%} cut off",
+        f"{status.tokens_per_s:,.0f} tok/s",
+    ]
+
+
+def _staleness_facts(status: RunStatus) -> list[Text | str]:
+    facts: list[Text | str] = [
+        f"mean {status.staleness_mean:.2f}",
+        f"max {status.staleness_max:.0f} so far",
+    ]
+    return facts if status.staleness_bound is None else [*facts, f"bound {status.staleness_bound}"]
+
+
+def _flow_facts(status: RunStatus) -> list[Text | str]:
+    flow = status.flow
+    assert flow is not None
+    way = (
+        f"{flow.generating} generating > {flow.scoring} scoring > {flow.ready} ready > step {status.step + 1}"
+    )
+    return [way, f"at most {flow.limit} groups"]
+
+
+def _process(process: ProcessStatus, width: int, size: int = 12) -> Text:
+    filled = round(process.busy * size)
+    style = "green" if process.busy > 0.5 else "yellow" if process.busy > 0.15 else "red"
+    bar = Text.assemble(("█" * filled, style), ("·" * (size - filled), "dim"), f" {process.busy:4.0%}")
+    doing = Text(plain_line(process.doing), style="dim")
+    return _row(plain_line(process.name), [Text.assemble(bar, "  ", doing)], width)
+
+
+def _sample(sample: SampleStatus) -> Text:
+    oldest, newest = sample.oldest_version, sample.newest_version
+    versions = "" if newest is None else f", version {newest}"
+    if newest != oldest:
+        versions = f", versions {oldest}–{newest}"
+    return Text.assemble(f"reward {sample.reward:.3g}{versions}: ", (plain_line(sample.text), "dim"))
+
+
+def _row(label: str, facts: Iterable[Text | str], width: int) -> Text:
+    """A label and what fits of the facts. The first is always there, cut if need be."""
+    row = Text.assemble((f"{label:<{LABEL_WIDTH - 1}} ", "dim"))
+    for number, fact in enumerate(facts):
+        piece = Text(fact) if isinstance(fact, str) else fact
+        if number == 0:
+            row.append_text(piece)
+        elif row.cell_len + len(GAP) + piece.cell_len <= width:
+            row.append(GAP).append_text(piece)
+    return _cut(row, width)
+
+
+def _cut(text: Text, width: int) -> Text:
+    cut = text.copy()
+    cut.truncate(width, overflow="ellipsis")
+    cut.no_wrap = True
+    return cut

@@ -1,0 +1,79 @@
+import dataclasses
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from penstock.observe.screen import Screen, lines, sparkline
+from penstock.observe.status import ProcessStatus, RunStatus, SampleStatus
+from tests.observe.examples import STATUS
+
+
+def drawn(status: RunStatus, width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False).print(Screen(status))
+    return out.getvalue().splitlines()
+
+
+def test_80_columns_hold_every_line_whole() -> None:
+    assert drawn(STATUS, 80) == [
+        "penstock · demo · training              step 3/10   12 s, about 1 min 15 s to go",
+        "reward     0.250  ▁▅█   held-out 0.300 → 0.500   0.000 at first",
+        "answers    14 tokens, longest 32   2% cut off   1,234 tok/s",
+        "staleness  mean 1.50   max 3 so far   bound 4",
+        "flow       64 generating > 10 scoring > 38 ready > step 4   at most 80 groups",
+        "dropped    2 score_error",
+        "trainer    ███·········  25%  waiting for groups: 5 of 8 groups ready, 3 running",
+        "engine0    ████████████ 100%  24 running, 0 waiting",
+        "last       reward 1, versions 1–2: 12 × 7 = 84",
+    ]
+
+
+BIG = dataclasses.replace(
+    STATUS,
+    name="a-long-name-" * 9,
+    phase="starting: loading the model",
+    elapsed_s=360_000.0,
+    left_s=7_200_000.0,
+    step=1_234_567,
+    steps=9_999_999,
+    reward=-12345.678,
+    rewards=tuple(range(200)),
+    first_reward=-98765.4321,
+    heldout=tuple((step, 12345.678) for step in range(50)),
+    tokens_per_s=1_234_567.0,
+    drops={f"reason_{i}": 12345 for i in range(9)},
+    processes=tuple(ProcessStatus(name=f"engine{i}", busy=0.5, doing="word " * 99) for i in range(64)),
+    last_sample=SampleStatus(reward=1.0, text="宽" * 999 + "\x1b[2J\n", oldest_version=1, newest_version=2),
+)
+
+
+@pytest.mark.parametrize("width", [30, 80, 120, 200])
+def test_no_line_wraps_however_large_the_figures_are(width: int) -> None:
+    shown = drawn(BIG, width)
+    assert len(shown) == len(lines(BIG, width))
+    assert max(map(cell_len, shown)) <= width
+    assert "\x1b" not in "".join(shown)
+    assert shown[-2].strip() == "and 55 more"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_fact_that_does_not_fit_is_left_out_whole(width: int) -> None:
+    reward = drawn(BIG, width)[1]
+    assert "…" not in reward
+    assert "held-out 12345.678 → 12345.678" in reward
+    assert reward.endswith("-98765.432 at first") == (width == 120)
+
+
+def test_a_run_that_starts_has_one_line() -> None:
+    status = RunStatus(name="demo", steps=200, phase="starting: loading the model")
+    (line,) = drawn(status, 80)
+    assert line.split("   ", 1)[0] == "penstock · demo · starting: loading the model"
+    assert line.endswith("step 0/200   0 s")
+
+
+def test_a_sparkline_spans_zero_to_one() -> None:
+    assert sparkline((0.0, 0.5, 1.0)) == "▁▅█"
+    assert sparkline(()) == ""
+    assert len(sparkline((0.1,) * 100)) == 60
