@@ -135,7 +135,9 @@ def _lines(words: Sequence[str], width: int) -> Iterator[str]:
 def _print_text(console: Console, label: str, text: str, limit: int | None) -> None:
     if limit is None:
         console.print(Text(f"  {label}", style="dim"))
-        console.print(Padding(Text(plain_block(text), overflow="fold"), (0, 0, 0, 4)))
+        console.print(Padding(Text(plain_block(text), overflow="fold"), (0, 0, 0, 4), expand=False))
         return
     shown = plain_line(without_middle(text, limit))
-    console.print(Padding(Text.assemble((f"{label}  ", "dim"), shown, overflow="fold"), (0, 0, 0, 2)))
+    console.print(
+        Padding(Text.assemble((f"{label}  ", "dim"), shown, overflow="fold"), (0, 0, 0, 2), expand=False)
+    )
