@@ -16,6 +16,7 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import find_gpus
 from penstock.orchestration.interruption import asking
 from penstock.orchestration.preflight import prepare
+from penstock.orchestration.run_folder import SavedRun
 from penstock.orchestration.session import Session
 from penstock.orchestration.summary import Summary
 from penstock.rollout.workflow import Workflow, as_workflow
@@ -74,6 +75,7 @@ def run(
     tasks: Sequence[Task] | None = None,
     scorer: Scorer | None = None,
     workflow: Workflow | None = None,
+    saved: SavedRun | None = None,
 ) -> Summary:
     """Prepare and run one session, also where an event loop already runs (a notebook)."""
     show_start(view, config.run.name, config.run.steps)
@@ -85,6 +87,7 @@ def run(
             cache=cache_folder(),
             gpus=find_gpus(os.environ),
             workflow=workflow,
+            saved=saved,
         )
         return _play(Session(prepared, view, scorer=scorer), view)
     finally:

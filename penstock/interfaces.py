@@ -78,6 +78,10 @@ class Trainer(Protocol):
 
     async def save(self, folder: str) -> None: ...
 
+    async def checkpoint(self, folder: str, files: dict[str, bytes]) -> None:
+        """Write all that another process needs to go on from here, and `files` (names and what is in them) beside
+        it. The folder is there when all of it is."""
+
 
 Verification = Callable[[], float]
 """Raises `FingerprintMismatch` unless an engine has the trainer's weights; returns the seconds it took."""

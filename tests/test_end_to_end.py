@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from penstock.cli.main import main
+from penstock.trainer.state_files import load_state
 
 REWARDS = """
 import time
@@ -288,3 +290,40 @@ def test_a_run_that_diverges_ends_with_a_sentence_and_the_last_good_model(
     saved = load_file(project / "runs" / "run" / "model" / "model.safetensors")
     start = load_file(tiny_model / "model.safetensors")
     assert all(torch.equal(saved[name], start[name]) for name in saved)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [row for row in map(json.loads, path.read_text().splitlines()) if "loss" in row]
+
+
+def trainer_state(run: Path, step: int) -> dict[str, Any]:
+    state = load_state(run / "checkpoints" / f"step-{step}" / "trainer")
+    assert isinstance(state, dict)
+    return state
+
+
+def test_a_run_goes_on_from_its_last_checkpoint(project: Path) -> None:
+    words = ("run.checkpoint_every=2", "run.keep_checkpoints=9", "trainer.schedule=linear")
+    train("run.steps=6", *words)
+    run = project / "runs" / "run"
+    before = trainer_state(run, 4)
+    assert before["num_updates"] == 4
+
+    shutil.rmtree(run / "checkpoints" / "step-6")  # as if it had been killed in step 6
+    with pytest.raises(SystemExit) as ended:
+        main(["resume", "runs/run"])
+    assert ended.value.code == 0
+    rows, undone = rows_of(run / "metrics.jsonl"), rows_of(run / "metrics.undone.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in undone] == [5, 6]
+    assert [row["learning_rate"] for row in rows[4:]] == [row["learning_rate"] for row in undone]
+    after = trainer_state(run, 6)
+    assert after["num_updates"] == 6
+    counts = {float(one["step"]) for one in after["optimizer"]["adamw"]["state"].values()}
+    assert counts == {6.0}
+    progress = json.loads((run / "checkpoints" / "step-6" / "progress.json").read_text())
+    assert progress["history"]["steps"] == [0, 1, 2, 3, 4, 4, 5, 6]
+    assert not list((run / "checkpoints").rglob("*.bin"))
+    weights = load_file(run / "model" / "model.safetensors")
+    saved = load_file(run / "checkpoints" / "step-6" / "model" / "model.safetensors")
+    assert all(torch.equal(weights[name], saved[name]) for name in weights)

@@ -141,6 +141,27 @@ def samples(
 
 
 @app.command()
+def resume(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …")] = None,
+    debug: Debug = False,
+) -> None:
+    """Go on with a run from its last checkpoint, in its folder; run.steps=N makes it longer."""
+    from penstock.api import run
+    from penstock.cli.report import print_summary
+    from penstock.cli.samples import run_folder
+    from penstock.observe.views import make_view
+    from penstock.orchestration.run_folder import load_saved_run
+
+    root, saved = load_saved_run(run_folder(name), list(overrides or []))
+    view = make_view(root.observe)
+    view.log(f"going on from step {saved.progress.step} of {root.run.steps}")
+    summary = run(root, view, saved=saved)
+    with contextlib.suppress(BrokenPipeError, SystemExit):
+        print_summary(summary)
+
+
+@app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("penstock.yaml"),
     debug: Debug = False,

@@ -32,6 +32,10 @@ class RunEvent(Event, frozen=True, kw_only=True):
     steps: int
     """Planned."""
     wall_s: float
+    step: int = 0
+    """The last step of the checkpoint that it goes on from."""
+    heldout: tuple[tuple[int, float], ...] = ()
+    """What was evaluated before that: steps and mean held-out rewards."""
 
 
 class PhaseEvent(Event, frozen=True, kw_only=True):

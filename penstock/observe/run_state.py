@@ -181,6 +181,7 @@ class RunState:
     def _on_run(self, event: RunEvent) -> None:
         self.name, self.folder, self.steps_planned = event.name, event.folder, event.steps
         self.started = event.time
+        self.step, self.heldout = event.step, list(event.heldout)
 
     def _on_phase(self, event: PhaseEvent) -> None:
         if self._training_since is not None:
@@ -249,8 +250,8 @@ class RunState:
         }
 
     def _on_update(self, event: UpdateEvent) -> None:
-        # Before version 1 nothing is generated that an update could delay.
-        if event.version > 0:
+        # Before training nothing is generated that an update could delay.
+        if event.version > 0 and self.phase != "verifying weights":
             self.stalls.append(event.stall_s)
 
     def _on_evaluation(self, event: EvaluationEvent) -> None:

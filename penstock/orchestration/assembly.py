@@ -5,19 +5,20 @@ buffer, selection, runner and planner, wired in the same way.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from penstock.blobs import MemoryBlobs
-from penstock.buffer.admission import GateState, StalenessGate, Ticket
+from penstock.buffer.admission import StalenessGate
 from penstock.buffer.blob_cleanup import CleaningLog
 from penstock.buffer.group_log import GroupLog, NoGroupLog
-from penstock.buffer.history import HistoryState, VersionHistory
+from penstock.buffer.history import VersionHistory
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.interfaces import BlobStore, Engine, Scorer, Tokenizer, Trainer
 from penstock.observe.event_stream import EventStream
+from penstock.orchestration.checkpoints import Checkpoints
 from penstock.orchestration.closed_loop import ClosedLoop, starting_bound
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.controller import Controller, TaskSource
@@ -25,6 +26,7 @@ from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.evaluation import Evaluator
 from penstock.orchestration.failure_streak import FailureStreak, limit_of
 from penstock.orchestration.intake import Intake
+from penstock.orchestration.resume import Resume
 from penstock.orchestration.step_planner import StepPlanner
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EVALUATION
@@ -46,19 +48,8 @@ class Parts:
     log: GroupLog | None = None
     blobs: BlobStore | None = None
     """The store that engines and trainers share; None: they refer to nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
-    """Where an earlier controller stopped. `running` are the tasks of the groups that were under way, by number."""
-
-    gate: GateState
-    history: HistoryState
-    running: Mapping[int, Task]
-
-    @property
-    def groups(self) -> tuple[tuple[Ticket, Task], ...]:
-        return tuple((ticket, self.running[ticket.number]) for ticket in self.gate.running)
+    checkpoints: Checkpoints | None = None
+    """Where a run's state goes between steps; None: nowhere."""
 
 
 def build_controller(
@@ -107,6 +98,7 @@ def build_controller(
         interrupt=config.sync.interrupt,
         events=ControllerEvents(events or EventStream(asyncio.get_running_loop()), gate),
         after_step=loop.observe,
+        checkpoints=parts.checkpoints,
     )
 
 

@@ -19,10 +19,12 @@ from penstock.buffer.admission import Dropped, StepGroups, Ticket
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.errors import BlobLost, PenstockError, RolloutFailed, ScoringFailed
 from penstock.interfaces import BlobStore, Engine, Scorer, Trainer
+from penstock.orchestration.checkpoints import Checkpoints
 from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.failure_streak import FailureStreak
 from penstock.orchestration.group_scoring import GroupScoring
 from penstock.orchestration.intake import Intake
+from penstock.orchestration.resume import Resume
 from penstock.orchestration.step_planner import StepPlanner, TrainedStep
 from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import (
@@ -79,6 +81,7 @@ class Controller:
         interrupt: Interrupt = "inflight",
         events: ControllerEvents,
         after_step: Callable[[TrainedStep], int],
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self._engine = engine
         self._trainers = trainers
@@ -94,6 +97,9 @@ class Controller:
         self._interrupt: Interrupt = interrupt
         self._events = events
         self._after_step = after_step
+        self._checkpoints = checkpoints
+        self._admitted: dict[int, Task] = {}
+        """The tasks of groups that are outstanding, and of some that no longer are."""
         self._stopping = False
         self._producing: set[asyncio.Task[None]] = set()
         self.buffer = buffer
@@ -130,6 +136,13 @@ class Controller:
             with contextlib.suppress(PenstockError):  # it has no snapshot yet
                 await self._trainers[0].release(version)
 
+    def stand(self) -> Resume:
+        """Where it stands now, between two steps."""
+        gate = self.buffer.gate.state()
+        outstanding = {ticket.number for ticket in gate.running} | {one.ticket.number for one in gate.ready}
+        self._admitted = {number: task for number, task in self._admitted.items() if number in outstanding}
+        return Resume(gate=gate, history=self.buffer.gate.history.state(), running=dict(self._admitted))
+
     @property
     def steps_done(self) -> int:
         """Of the surviving history, those of an earlier session included."""
@@ -161,6 +174,7 @@ class Controller:
             self._start_group(background, ticket, self._tasks.next())
 
     def _start_group(self, background: asyncio.TaskGroup, ticket: Ticket, task: Task) -> None:
+        self._admitted[ticket.number] = task
         producing = background.create_task(self._produce(ticket, task))
         self._producing.add(producing)
         producing.add_done_callback(self._producing.discard)
@@ -235,6 +249,9 @@ class Controller:
             self.activity.trainer = f"step {number}"
             version = await self._step(number, taken, waited_s)
             background.create_task(self._sync(version))
+            if self._checkpoints is not None and self._checkpoints.is_due(number):
+                self.activity.trainer = f"checkpoint of step {number}"
+                await self._checkpoints.write(self.stand())
         self.activity.trainer = "done"
 
     def _issue(self, step: int) -> int:

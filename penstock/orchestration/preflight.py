@@ -18,10 +18,12 @@ from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
 from penstock.observe.writers import MetricsWriter, check_writers, make_writers
 from penstock.observe.writers.samples_jsonl import SamplesWriter
+from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import MemoryPlan, plan_memory
 from penstock.orchestration.placement import engine_gpu, trainer_gpu
+from penstock.orchestration.run_folder import SavedRun
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
 from penstock.safe_files import write_private
 from penstock.scoring.functions import load_functions
@@ -48,6 +50,10 @@ class Prepared:
     """What `rollout.workflow` names, or what only this process has; None is a single turn."""
     memory: MemoryPlan | None = None
     """How the engines' GPU is shared out; None on a CPU."""
+    saved: SavedRun | None = None
+    """What the run goes on from; None: it begins."""
+    only_in_python: tuple[Part, ...] = ()
+    """What the caller has and the config can't name."""
 
 
 def prepare(
@@ -58,9 +64,15 @@ def prepare(
     cache: Path,
     gpus: tuple[Gpu, ...] = (),
     workflow: Workflow | None = None,
+    saved: SavedRun | None = None,
 ) -> Prepared:
     """Load and check tasks, model name, tokenizer, prompts, rewards, workflows and extras; then make the run
-    folder. A `workflow` that the caller has goes before the one that the config names."""
+    folder, unless a `saved` run goes on in its own. A `workflow` that the caller has goes before the one that the
+    config names."""
+    given: dict[Part, bool] = {
+        "tasks": tasks is not None,
+        "workflow": workflow is not None and config.rollout.workflow is None,
+    }
     check_writers(config.observe)
     train_tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
     heldout = load_tasks(config.eval.tasks) if config.eval.tasks is not None else []
@@ -89,7 +101,7 @@ def prepare(
     memory = _plan_memory(config, model, gpus, longest)
     if memory is not None:
         log(str(memory))
-    folder = new_run_folder(config)
+    folder = new_run_folder(config) if saved is None else saved.folder
     return Prepared(
         config=config,
         model=model,
@@ -101,6 +113,8 @@ def prepare(
         gpus=gpus,
         workflow=workflow,
         memory=memory,
+        saved=saved,
+        only_in_python=tuple(part for part, is_given in given.items() if is_given),
     )
 
 

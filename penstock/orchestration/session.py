@@ -18,6 +18,7 @@ from penstock.observe.run_state import RunState
 from penstock.observe.views import View
 from penstock.orchestration.assembly import Parts, build_controller, build_evaluator
 from penstock.orchestration.capabilities import check_capabilities
+from penstock.orchestration.checkpoints import Checkpoints, Part, sweep_unfinished
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.ending import Ending, Hurried
 from penstock.orchestration.evaluation import EvaluationSchedule
@@ -25,13 +26,15 @@ from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.monitor import RunMonitor
 from penstock.orchestration.placement import Environments, scorer_environment, sharing
-from penstock.orchestration.preflight import Prepared, open_samples, open_writers
+from penstock.orchestration.preflight import Prepared, open_samples, open_writers, to_yaml
 from penstock.orchestration.rollout_workers import start_episodes
+from penstock.orchestration.run_folder import held, put_aside_rows_past
 from penstock.orchestration.summary import Summary, summarise
 from penstock.orchestration.supervision import supervised, unwrapped
 from penstock.orchestration.worker_events import EventCollector
 from penstock.orchestration.workers import LaunchedScorer, Workers, scorer_place, start_workers
 from penstock.rollout.episode_runner import EpisodeRunner
+from penstock.safe_files import write_private
 from penstock.scoring.scorer_pool import ScorerPool
 from penstock.tasks.stream import TaskStream
 
@@ -60,6 +63,19 @@ class Session:
             self._controller.stop()
 
     async def run(self) -> Summary:
+        with held(self._prepared.folder):
+            self._take_over()
+            return await self._run()
+
+    def _take_over(self) -> None:
+        """Put the folder of a run that goes on into the order of its checkpoint."""
+        saved = self._prepared.saved
+        if saved is not None:
+            sweep_unfinished(saved.folder)
+            put_aside_rows_past(saved.folder, saved.progress.step)
+            write_private(saved.folder / "config.yaml", to_yaml(self._config))
+
+    async def _run(self) -> Summary:
         loop = asyncio.get_running_loop()
         self._ending.bind()
         stream = EventStream(loop, defer=loop.call_soon)
@@ -84,7 +100,7 @@ class Session:
             stream.close()
 
     def _run_event(self, now: float) -> RunEvent:
-        folder = self._prepared.folder
+        folder, saved = self._prepared.folder, self._prepared.saved
         return RunEvent(
             process="controller",
             time=now,
@@ -92,6 +108,8 @@ class Session:
             folder=str(folder),
             steps=self._config.run.steps,
             wall_s=time.time(),
+            step=0 if saved is None else saved.progress.step,
+            heldout=() if saved is None else saved.progress.rewards,
         )
 
     async def _train_and_save(
@@ -170,17 +188,23 @@ class Session:
     ) -> None:
         check_capabilities(self._config, await engine.reports())
         config, prepared = self._config, self._prepared
+        events, saved = stream.of("controller"), prepared.saved
+        tasks = TaskStream(prepared.tasks, seed=config.run.seed, shuffle=config.tasks.shuffle)
+        if saved is not None:
+            tasks.restore(saved.progress.tasks)
+        checkpoints = self._checkpoints(workers, tasks, events, state)
         parts = Parts(
             engine=engine,
             trainers=[workers.trainer],
             scorer=scorer,
             tokenizer=prepared.tokenizer,
-            tasks=TaskStream(prepared.tasks, seed=config.run.seed, shuffle=config.tasks.shuffle),
+            tasks=tasks,
             episodes=episodes,
             blobs=workers.blobs,
+            checkpoints=checkpoints,
         )
-        events = stream.of("controller")
-        controller = self._controller = build_controller(config, parts, events=stream)
+        resume = None if saved is None else saved.progress.resume(config)
+        controller = self._controller = build_controller(config, parts, resume=resume, events=stream)
         monitor = RunMonitor(stream, state, controller, workers.engines, watchdog_s=config.observe.watchdog_s)
         evaluations = EvaluationSchedule(
             build_evaluator(config, parts, prepared.heldout),
@@ -196,14 +220,31 @@ class Session:
             events.phase("verifying weights")
             await controller.start()
             events.phase("evaluating")
-            if not self._ending.is_stopped:
+            if not self._ending.is_stopped and saved is None:
                 await evaluations.now(0)
             if not self._ending.is_stopped:
                 await self._train(controller, evaluations, monitor, events)
+                await checkpoints.write_last(controller.stand())
             if controller.steps_done:
                 await evaluations.now(controller.steps_done)
             for task in beside:
                 task.cancel()
+
+    def _checkpoints(
+        self, workers: Workers, tasks: TaskStream, events: Recorder, state: RunState
+    ) -> Checkpoints:
+        run, prepared = self._config.run, self._prepared
+        own_reward: tuple[Part, ...] = () if self._scorer is None else ("reward",)
+        return Checkpoints(
+            prepared.folder,
+            workers.trainer,
+            tasks,
+            every=run.checkpoint_every,
+            keep=run.keep_checkpoints,
+            events=events,
+            heldout=lambda: state.heldout,
+            only_in_python=(*own_reward, *prepared.only_in_python),
+        )
 
     async def _train(
         self, controller: Controller, evaluations: EvaluationSchedule, monitor: RunMonitor, events: Recorder

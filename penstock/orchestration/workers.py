@@ -77,6 +77,9 @@ class LaunchedTrainer:
     async def save(self, folder: str) -> None:
         await self.place.client.save(folder)
 
+    async def checkpoint(self, folder: str, files: dict[str, bytes]) -> None:
+        await self.place.client.checkpoint(folder, files)
+
 
 class LaunchedScorer:
     """`penstock.scoring.scorer_pool.ScoringWorker` in a process that can be replaced."""
@@ -177,11 +180,9 @@ def trainer_place(
     prepared: Prepared,
     threads: int,
     environment: Mapping[str, str],
-    *,
-    version: int = 0,
 ) -> ReplaceableWorker[TrainerClient]:
-    """`version` is the number under which its first weights are published."""
-    config = prepared.config
+    """Starts with the model, or with a checkpoint; versions go on from those that it knows."""
+    config, saved = prepared.config, prepared.saved
     start = TrainerStart(
         model=prepared.model,
         pad_token=config.model.pad_token,
@@ -195,7 +196,8 @@ def trainer_place(
         max_context=prepared.max_context,
         slots=config.sync.slots,
         transport=config.sync.transport,
-        version=version,
+        version=0 if saved is None else len(saved.progress.history.steps),
+        checkpoint="" if saved is None else str(saved.checkpoint),
         engine_dtype=config.engine.dtype,
         trainer=config.trainer.model_dump(mode="json"),
         algorithm=config.algorithm.model_dump(mode="json"),

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from penstock.errors import UserError
 from penstock.interfaces import Ranks
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.eightbit_adamw import EightBitAdamW
@@ -104,12 +105,12 @@ class MasterAdamW:
         return {
             "states": self._config.optimizer_states,
             "adamw": self._rule.state_dict(),
-            "masters": [master.detach().clone() for master in self._masters],
+            "masters": [master.detach() for master in self._masters],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["states"] != self._config.optimizer_states:
-            raise ValueError(
+            raise UserError(
                 f"trainer.optimizer_states must be {state['states']}, as in the run that saved this state, "
                 f"got {self._config.optimizer_states}"
             )

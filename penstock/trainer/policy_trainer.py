@@ -133,17 +133,23 @@ class PolicyTrainer:
         self._model.save_pretrained(folder)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a later process needs to go on as if it were this one."""
+        """All that a later process needs to go on as if it were this one. Its tensors are the live ones."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "num_updates": self._num_updates,
             "num_skipped": self._num_skipped,
+            "num_skipped_in_a_row": self._num_skipped_in_a_row,
+            "num_gap_warnings": self._num_gap_warnings,
+            "random": random_states(self._device),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
         self._num_updates = state["num_updates"]
         self._num_skipped = state["num_skipped"]
+        self._num_skipped_in_a_row = state["num_skipped_in_a_row"]
+        self._num_gap_warnings = state["num_gap_warnings"]
+        restore_random_states(self._device, state["random"])
 
     def _accumulate(self, rows: list[PreparedRow], clock: StepClock) -> StepRecord:
         """The host does not wait for the GPU before the last micro-batch is queued, so the GPU never runs out of
@@ -202,6 +208,21 @@ class PolicyTrainer:
             "learning_rate": Shared(value=learning_rate),
             "skipped_updates": Shared(value=float(self._num_skipped)),
         }
+
+
+def random_states(device: str) -> dict[str, torch.Tensor]:
+    """Of the generators that a process has by default."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.device(device).type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_random_states(device: str, states: Mapping[str, torch.Tensor]) -> None:
+    """A GPU's numbers go on where the state was of one too; elsewhere fresh ones are as random."""
+    torch.set_rng_state(states["cpu"])
+    if torch.device(device).type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def _value_head(model: Any) -> ValueHead:

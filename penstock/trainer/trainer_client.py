@@ -8,6 +8,9 @@ from penstock.channel import Channel, Method
 from penstock.trainer.plan_transfer import send_step
 from penstock.types import DEFAULT_POLICY, StepPlan, StepResult, WeightUpdate
 
+TRAINER_STATE, MODEL = "trainer", "model"
+"""Folders of a checkpoint."""
+
 
 class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     """The first message of a trainer worker."""
@@ -34,6 +37,8 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     """Whose weights it trains and publishes."""
     version: int = 0
     """The number under which the weights that it starts with are published."""
+    checkpoint: str = ""
+    """The folder of the checkpoint that it goes on from; "" starts with the model as it is."""
     trainer: dict[str, Any]
     algorithm: dict[str, Any]
 
@@ -46,11 +51,18 @@ class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
 
 
+class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
+    folder: str
+    files: dict[str, bytes]
+    """What others have to add: names, and what is in them."""
+
+
 START_TRAINER = Method("trainer.start", TrainerStart, TrainerReady)
 PUBLISH = Method("trainer.publish", int, WeightUpdate)
 SEND = Method("trainer.send", int, type(None))
 RELEASE = Method("trainer.release", int, type(None))
 SAVE = Method("trainer.save", SaveRequest, type(None))
+CHECKPOINT = Method("trainer.checkpoint", CheckpointRequest, type(None))
 
 
 class TrainerClient:
@@ -76,3 +88,6 @@ class TrainerClient:
 
     async def save(self, folder: str) -> None:
         await self._channel.call(SAVE, SaveRequest(folder=folder))
+
+    async def checkpoint(self, folder: str, files: dict[str, bytes]) -> None:
+        await self._channel.call(CHECKPOINT, CheckpointRequest(folder=folder, files=files))

@@ -25,11 +25,16 @@ from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_attention_check import check_packed_attention
 from penstock.trainer.plan_transfer import serve_steps
 from penstock.trainer.policy_trainer import PolicyTrainer
+from penstock.trainer.state_files import load_state, save_state
 from penstock.trainer.trainer_client import (
+    CHECKPOINT,
+    MODEL,
     PUBLISH,
     RELEASE,
     SAVE,
     SEND,
+    TRAINER_STATE,
+    CheckpointRequest,
     SaveRequest,
     TrainerReady,
     TrainerStart,
@@ -83,6 +88,9 @@ class TrainerService:
     async def save(self, request: SaveRequest) -> None:
         await asyncio.get_running_loop().run_in_executor(self._stepping, self._save, Path(request.folder))
 
+    async def checkpoint(self, request: CheckpointRequest) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._stepping, self._checkpoint, request)
+
     def _warm_up(self) -> None:
         with naming_settings("the trainer", TRAINER), self._events.measure("step", "warm up"):
             self._trainer.warm_up()
@@ -115,6 +123,17 @@ class TrainerService:
             self._trainer.save(unnamed)
             self._tokenizer.save(unnamed)
 
+    def _checkpoint(self, request: CheckpointRequest) -> None:
+        self.warmed_up.result()
+        with self._events.measure("step", "checkpoint"), whole_folder(Path(request.folder)) as unnamed:
+            for name in (TRAINER_STATE, MODEL):
+                (unnamed / name).mkdir()
+            save_state(unnamed / TRAINER_STATE, self._trainer.state_dict())
+            self._trainer.save(unnamed / MODEL)
+            self._tokenizer.save(unnamed / MODEL)
+            for name, data in request.files.items():
+                (unnamed / name).write_bytes(data)
+
 
 def tell_parts(events: Recorder, step: int, begin: float, seconds: Mapping[str, float]) -> None:
     """A step and its parts, as spans. Parts that took turns over micro-batches are laid end to end, in the order in
@@ -139,6 +158,7 @@ async def start(
     channel.serve(SEND, service.send)
     channel.serve(RELEASE, service.release)
     channel.serve(SAVE, service.save)
+    channel.serve(CHECKPOINT, service.checkpoint)
 
     def warmed_up(task: "asyncio.Future[None]") -> None:
         error = None if task.cancelled() else task.exception()
@@ -173,6 +193,8 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
         device=device,
         blobs=open_blobs(request.blobs),
     )
+    if request.checkpoint:
+        trainer.load_state_dict(load_state(Path(request.checkpoint) / TRAINER_STATE))
     publisher = make_publisher(
         request.transport,
         trainer.weights(),

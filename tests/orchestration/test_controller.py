@@ -21,9 +21,10 @@ from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, Drop, SampleEvent, Span
 from penstock.observe.readers import MemoryReader
 from penstock.observe.run_state import RunState
-from penstock.orchestration.assembly import Parts, Resume, build_controller
+from penstock.orchestration.assembly import Parts, build_controller
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.controller import Controller
+from penstock.orchestration.resume import Resume
 from penstock.orchestration.simulation import (
     SimulatedEngine,
     SimulatedScorer,

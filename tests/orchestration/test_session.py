@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,10 @@ from penstock.observe.views import SilentView
 from penstock.observe.writers.samples_jsonl import read_samples
 from penstock.orchestration import session as module
 from penstock.orchestration.capabilities import needed_capabilities
+from penstock.orchestration.checkpoints import checkpoints_of, read_progress
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import Prepared
+from penstock.orchestration.run_folder import SavedRun
 from penstock.orchestration.session import Session
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedTokenizer, SimulatedTrainer
 from penstock.orchestration.summary import Summary
@@ -117,6 +120,7 @@ class Run:
         }
         self.config = build(PenstockConfig, sections | settings)
         self.folder = folder
+        self.saved: SavedRun | None = None
         self.view = SilentView()
         self.reward: Callable[..., Any] = lambda task, completion: float(len(completion))
         self._patch = monkeypatch
@@ -144,6 +148,7 @@ class Run:
             heldout=[],
             folder=self.folder,
             max_context=100,
+            saved=self.saved,
         )
         scorer = MemoryScorer(lambda task, completion: self.reward(task, completion))
         self.session = Session(prepared, self.view, scorer=scorer)
@@ -311,3 +316,54 @@ def test_failures_between_good_groups_do_not_end_a_run(run: Run) -> None:
 
     run.reward = reward
     assert run.play(lambda run: asyncio.sleep(0)).steps == 20
+
+
+def last_checkpoint(folder: Path) -> SavedRun:
+    step, checkpoint = list(checkpoints_of(folder).items())[-1]
+    progress = read_progress(checkpoint)
+    assert progress.step == step
+    return SavedRun(folder=folder, checkpoint=checkpoint, progress=progress)
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"run": {"steps": 9, "checkpoint_every": 3, "keep_checkpoints": 1}}
+    first = Run(tmp_path, monkeypatch, **settings)
+
+    async def disturb(run: Run) -> None:
+        await run.after(3)
+        await asyncio.sleep(0.5)
+        run.session.stop()
+
+    assert first.play(disturb).steps == 4
+    assert list(checkpoints_of(tmp_path)) == [4]  # it ended with one, and kept no other
+
+    second = Run(tmp_path, monkeypatch, **settings)
+    second.saved = last_checkpoint(tmp_path)
+    assert second.play(lambda run: asyncio.sleep(0)).steps == 5
+    assert [plan.step for plan in second.trainer.plans] == [5, 6, 7, 8, 9]
+    assert [plan.publishes for plan in second.trainer.plans] == [6, 7, 8, 9, 10]
+    assert last_checkpoint(tmp_path).progress.history.steps == (0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9)
+
+
+def test_a_resumed_run_skips_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups a step for 25 steps are the 50 tasks, each once, though groups were under way in the middle."""
+    settings = {"run": {"steps": 25, "checkpoint_every": 10, "keep_checkpoints": 9}}
+    trained = []
+    for _ in range(2):
+        run = Run(tmp_path, monkeypatch, **settings)
+        run.saved = last_checkpoint(tmp_path) if trained else None
+        scored: list[str] = []
+        run.reward = lambda task, completion, scored=scored: scored.append(task.id) or 1.0
+        run.play(lambda run: asyncio.sleep(0))
+        trained.append(scored)
+        for step in (25, 20):
+            shutil.rmtree(tmp_path / "checkpoints" / f"step-{step}")
+    first, second = trained
+    before = last_checkpoint(tmp_path).progress
+    assert before.step == 10
+    assert len(set(second)) == 30
+    assert len(second) == 2 * 30
+    assert set(first) == {str(number) for number in range(50)}
+    assert before.num_admitted > 20  # some were under way

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 
+from penstock.errors import UserError
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
 
@@ -142,7 +143,7 @@ def test_a_saved_state_goes_on_exactly(states, dtype):
 
 def test_a_state_of_another_mode_is_refused():
     state = MasterAdamW(linear(), TrainerConfig(optimizer_states="8bit")).state_dict()
-    with pytest.raises(ValueError, match="optimizer_states must be 8bit, .* got float32"):
+    with pytest.raises(UserError, match="optimizer_states must be 8bit, .* got float32"):
         MasterAdamW(linear(), TrainerConfig()).load_state_dict(state)
 
 

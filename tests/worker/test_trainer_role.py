@@ -7,7 +7,8 @@ import torch
 
 from penstock.errors import UserError
 from penstock.observe.event_queue import EventQueue
-from penstock.trainer.trainer_client import SaveRequest, TrainerStart
+from penstock.trainer.state_files import load_state
+from penstock.trainer.trainer_client import CheckpointRequest, SaveRequest, TrainerStart
 from penstock.types import StepPlan, StepResult
 from penstock.worker import trainer_role as worker
 from penstock.worker.trainer_role import TrainerService, tell_parts
@@ -192,3 +193,29 @@ def test_a_model_is_saved_whole_or_not_at_all(tmp_path):
     save_with(Saving(), tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert not (tmp_path / "model" / "old").exists()
+
+
+def test_a_checkpoint_has_state_model_and_what_others_add(tmp_path):
+    trainer = Saving()
+    trainer.state_dict = lambda: {"num_updates": 3, "moment": torch.ones(2)}
+    service = TrainerService(trainer, Publisher(), Tokenizer(), EventQueue().of("trainer"))
+    folder = tmp_path / "checkpoints" / "step-3"
+    asyncio.run(service.checkpoint(CheckpointRequest(folder=str(folder), files={"progress.json": b"{}"})))
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert found == {
+        "progress.json",
+        "trainer/state.json",
+        "trainer/tensors-0.safetensors",
+        "model/model.safetensors",
+        "model/tokenizer.json",
+    }
+    assert load_state(folder / "trainer")["num_updates"] == 3
+
+
+def test_a_checkpoint_that_fails_leaves_nothing(tmp_path):
+    trainer = Saving(OSError(28, "full"))
+    trainer.state_dict = dict
+    service = TrainerService(trainer, Publisher(), Tokenizer(), EventQueue().of("trainer"))
+    with pytest.raises(OSError, match="full"):
+        asyncio.run(service.checkpoint(CheckpointRequest(folder=str(tmp_path / "step-3"), files={})))
+    assert list(tmp_path.iterdir()) == []

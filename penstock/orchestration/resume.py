@@ -1,0 +1,21 @@
+"""Where a controller stands, as data: enough for another one to go on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.buffer.admission import GateState, Ticket
+from penstock.buffer.history import HistoryState
+from penstock.types import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Where an earlier controller stopped. `running` are the tasks of the groups that were under way, by number."""
+
+    gate: GateState
+    history: HistoryState
+    running: Mapping[int, Task]
+
+    @property
+    def groups(self) -> tuple[tuple[Ticket, Task], ...]:
+        return tuple((ticket, self.running[ticket.number]) for ticket in self.gate.running)

@@ -1,0 +1,91 @@
+"""The folder of a run that is there already: who may write into it, and what a resumed run finds in it."""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.config.loader import load_config
+from penstock.errors import UserError
+from penstock.orchestration.checkpoints import Progress, checkpoints_of, read_progress
+from penstock.orchestration.config import PenstockConfig
+from penstock.safe_files import open_private, write_private
+
+LOCK = ".lock"
+METRICS = "metrics.jsonl"
+UNDONE = "metrics.undone.jsonl"
+"""Rows of steps that were trained after the checkpoint that a run went on from."""
+FIXED = ("model.name", "run.name", "run.folder", "run.seed")
+"""What a run can't change on its way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """A run that can go on: its folder and its last checkpoint."""
+
+    folder: Path
+    checkpoint: Path
+    progress: Progress
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """This process alone writes into the run folder. The lock goes with the process, however that ends."""
+    with open_private(folder / LOCK, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{folder} is in use by a run that is still going on; stop that one first"
+            ) from None
+        yield
+
+
+def load_saved_run(folder: Path, overrides: list[str]) -> tuple[PenstockConfig, SavedRun]:
+    """The config and the last checkpoint of a run that is to go on."""
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key in FIXED:
+            raise UserError(f"{key} can't be changed when a run is resumed; start another run for that")
+    config = load_config(PenstockConfig, folder / "config.yaml", overrides)
+    found = checkpoints_of(folder)
+    if not found:
+        raise UserError(
+            f"{folder} has no checkpoint to go on from; set run.checkpoint_every when a run is started (its model, "
+            f"if there is one, is in {folder / 'model'})"
+        )
+    step, checkpoint = list(found.items())[-1]
+    progress = read_progress(checkpoint)
+    if progress.only_in_python:
+        raise UserError(
+            f"{folder} was given its {' and '.join(progress.only_in_python)} as a Python object, which its config "
+            "can't name; only runs whose parts are files or import paths can be resumed"
+        )
+    if step >= config.run.steps:
+        raise UserError(f"{folder} has done its {step} steps; give more to go on: run.steps={step + 100}")
+    return config, SavedRun(folder=folder, checkpoint=checkpoint, progress=progress)
+
+
+def put_aside_rows_past(folder: Path, step: int) -> None:
+    """Steps after the checkpoint are trained again: their rows go to `metrics.undone.jsonl`, so `metrics.jsonl`
+    has every step once. A line that was cut off goes with them."""
+    path = folder / METRICS
+    if not path.is_file():
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    kept = [line for line in lines if _step_of(line) <= step]
+    undone = [line for line in lines if _step_of(line) > step]
+    if undone:
+        with open_private(folder / UNDONE, "a") as file:
+            file.writelines(line + "\n" for line in undone)
+        write_private(path, "".join(line + "\n" for line in kept))
+
+
+def _step_of(line: str) -> float:
+    """Of a row; infinite where there is none."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

@@ -1,0 +1,87 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.buffer.history import HistoryState
+from penstock.config.loader import build
+from penstock.errors import ConfigError, UserError
+from penstock.orchestration.checkpoints import Progress
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.preflight import new_run_folder
+from penstock.orchestration.run_folder import held, load_saved_run, put_aside_rows_past
+from penstock.tasks.stream import StreamState
+
+
+def make_run(folder: Path, *, checkpoints: tuple[int, ...] = (2, 4), **changes: Any) -> Path:
+    config = build(
+        PenstockConfig,
+        {"run": {"folder": str(folder), "steps": 6}, "tasks": {"arguments": {"token": "secret-1"}}},
+    )
+    run = new_run_folder(config)
+    for step in checkpoints:
+        path = run / "checkpoints" / f"step-{step}"
+        path.mkdir(parents=True)
+        progress = Progress(
+            step=step,
+            max_staleness=1,
+            num_admitted=8,
+            history=HistoryState(policy="policy", steps=(0,)),
+            tasks=StreamState(epoch=0, position=0, returned=(), checksum=0),
+            **changes,
+        )
+        (path / "progress.json").write_bytes(msgspec.json.encode(progress))
+    return run
+
+
+AGAIN = "tasks.arguments.token=again"
+
+
+def test_a_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    config, saved = load_saved_run(run, ["run.steps=8", AGAIN])
+    assert (config.run.steps, saved.progress.step, saved.checkpoint.name) == (8, 4, "step-4")
+    assert config.tasks.arguments == {"token": "again"}
+
+
+def test_hidden_secrets_must_be_given_again(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tasks.arguments.token is hidden .* give it again"):
+        load_saved_run(make_run(tmp_path), [])
+
+
+def test_what_a_run_can_not_change_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.name can't be changed"):
+        load_saved_run(make_run(tmp_path), ["model.name=other", AGAIN])
+
+
+@pytest.mark.parametrize(
+    ("made", "words", "sentence"),
+    [
+        ({"checkpoints": ()}, [], "has no checkpoint to go on from"),
+        ({}, ["run.steps=4"], "has done its 4 steps; give more to go on: run.steps=104"),
+        ({"only_in_python": ("reward",)}, [], "was given its reward as a Python object"),
+    ],
+)
+def test_a_run_that_can_not_go_on_says_why(
+    tmp_path: Path, made: dict[str, Any], words: list[str], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        load_saved_run(make_run(tmp_path, **made), [*words, AGAIN])
+
+
+def test_two_can_not_write_into_one_folder(tmp_path: Path) -> None:
+    with held(tmp_path), pytest.raises(UserError, match="still going on"), held(tmp_path):
+        pass
+    with held(tmp_path):
+        pass
+
+
+def test_rows_past_the_checkpoint_are_put_aside(tmp_path: Path) -> None:
+    rows = [json.dumps({"step": step, "loss": 0.5}) for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + '\n{"step": 4, "lo')
+    put_aside_rows_past(tmp_path, 2)
+    put_aside_rows_past(tmp_path, 2)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == rows[:2]
+    assert (tmp_path / "metrics.undone.jsonl").read_text().splitlines() == [rows[2], '{"step": 4, "lo']
