@@ -4,7 +4,7 @@
 must import without torch.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -78,9 +78,9 @@ class Trainer(Protocol):
 
     async def save(self, folder: str) -> None: ...
 
-    async def checkpoint(self, folder: str, files: dict[str, bytes]) -> None:
+    async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
         """Write all that another process needs to go on from here, and `files` (names and what is in them) beside
-        it. The folder is there when all of it is."""
+        it. The folder is there when all of it is; then the folders of older checkpoints are removed."""
 
 
 Verification = Callable[[], float]

@@ -51,6 +51,13 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(unnamed, ignore_errors=True)
 
 
+def remove_folder(folder: Path) -> None:
+    """It loses its name first: no half of it is ever found."""
+    unnamed = folder.with_name(f".{folder.name}.old")
+    folder.rename(unnamed)
+    shutil.rmtree(unnamed, ignore_errors=True)
+
+
 def _to_disk(path: Path) -> None:
     file = os.open(path, os.O_RDONLY)
     try:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.safe_files import whole_folder, write_private
+from penstock.safe_files import remove_folder, whole_folder, write_private
 
 
 def test_a_file_is_private_and_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -35,3 +35,9 @@ def test_a_folder_takes_its_place_only_when_it_is_whole(tmp_path: Path) -> None:
     assert [path.name for path in (target / "inner").iterdir()] == ["two"]
     assert list(target.parent.iterdir()) == [target]
     assert target.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_is_removed_whole(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    remove_folder(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,6 @@ of it is on the disk. So each one that is found is whole. Groups under way are n
 generated again.
 """
 
-import asyncio
 import math
 import re
 import shutil
@@ -109,7 +108,7 @@ def sweep_unfinished(run: Path) -> None:
 
 
 class CheckpointingTrainer(Protocol):
-    async def checkpoint(self, folder: str, files: dict[str, bytes]) -> None: ...
+    async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None: ...
 
 
 class Checkpoints:
@@ -153,11 +152,9 @@ class Checkpoints:
         progress = msgspec.json.encode(self._progress(stand))
         try:
             with self._events.measure("train", "checkpoint", step=step):
-                await self._trainer.checkpoint(str(folder), {PROGRESS: progress})
+                await self._trainer.checkpoint(str(folder), {PROGRESS: progress}, self._superfluous(step))
         except (RemoteError, UserError) as error:
             self._events.log(f"the checkpoint of step {step} could not be written: {error}; the run goes on")
-            return
-        await asyncio.to_thread(self._remove_old, step)
 
     def _progress(self, stand: Resume) -> Progress:
         gate = stand.gate
@@ -174,12 +171,10 @@ class Checkpoints:
             only_in_python=self._only_in_python,
         )
 
-    def _remove_old(self, step: int) -> None:
-        """Those of later steps are of a history that was given up, and go first."""
-        found = checkpoints_of(self._run)
-        kept = [one for one in found if one <= step][-self._keep :]
-        for number, path in found.items():
-            if number not in kept:
-                unnamed = path.with_name(f".{path.name}.old")
-                path.rename(unnamed)
-                shutil.rmtree(unnamed, ignore_errors=True)
+    def _superfluous(self, step: int) -> list[str]:
+        """Checkpoints that go when the one of `step` is there; those of later steps are of a history that was given
+        up."""
+        others = {number: path for number, path in checkpoints_of(self._run).items() if number != step}
+        older = [number for number in others if number < step]
+        kept = older[max(0, len(older) - self._keep + 1) :]
+        return [str(path) for number, path in others.items() if number not in kept]

@@ -7,12 +7,12 @@ was sampled; an update takes effect at one moment), so what holds for the contro
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from penstock.safe_files import whole_folder
+from penstock.safe_files import remove_folder, whole_folder
 from penstock.scoring.thread_scorer import MemoryScorer, refuse_if_group_is_needed
 from penstock.types import (
     Chunk,
@@ -104,11 +104,13 @@ class SimulatedTrainer:
     async def save(self, folder: str) -> None:
         pass
 
-    async def checkpoint(self, folder: str, files: dict[str, bytes]) -> None:
+    async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
         """Only the files: there is no model."""
         with whole_folder(Path(folder)) as unnamed:
             for name, data in files.items():
                 (unnamed / name).write_bytes(data)
+        for old in remove:
+            remove_folder(Path(old))
 
 
 class SimulatedScorer:

@@ -77,8 +77,8 @@ class LaunchedTrainer:
     async def save(self, folder: str) -> None:
         await self.place.client.save(folder)
 
-    async def checkpoint(self, folder: str, files: dict[str, bytes]) -> None:
-        await self.place.client.checkpoint(folder, files)
+    async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
+        await self.place.client.checkpoint(folder, files, remove)
 
 
 class LaunchedScorer:

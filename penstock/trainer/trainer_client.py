@@ -1,5 +1,6 @@
 """A trainer rank in another process, behind a channel. The worker's side is `penstock.worker.trainer_role`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -55,6 +56,8 @@ class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     files: dict[str, bytes]
     """What others have to add: names, and what is in them."""
+    remove: tuple[str, ...] = ()
+    """Folders that it makes superfluous."""
 
 
 START_TRAINER = Method("trainer.start", TrainerStart, TrainerReady)
@@ -89,5 +92,6 @@ class TrainerClient:
     async def save(self, folder: str) -> None:
         await self._channel.call(SAVE, SaveRequest(folder=folder))
 
-    async def checkpoint(self, folder: str, files: dict[str, bytes]) -> None:
-        await self._channel.call(CHECKPOINT, CheckpointRequest(folder=folder, files=files))
+    async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
+        request = CheckpointRequest(folder=folder, files=files, remove=tuple(remove))
+        await self._channel.call(CHECKPOINT, request)

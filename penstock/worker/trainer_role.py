@@ -18,7 +18,7 @@ from penstock.models.load import DTYPES, load_model, resolve_device
 from penstock.models.published import wire_dtypes
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 from penstock.observe.recorder import Recorder
-from penstock.safe_files import whole_folder
+from penstock.safe_files import remove_folder, whole_folder
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
 from penstock.trainer.config import TrainerConfig
@@ -133,6 +133,8 @@ class TrainerService:
             self._tokenizer.save(unnamed / MODEL)
             for name, data in request.files.items():
                 (unnamed / name).write_bytes(data)
+        for old in request.remove:
+            remove_folder(Path(old))
 
 
 def tell_parts(events: Recorder, step: int, begin: float, seconds: Mapping[str, float]) -> None:

@@ -137,7 +137,7 @@ def test_only_whole_ones_are_found_and_leftovers_are_swept(disk: Disk) -> None:
 def test_one_that_can_not_be_written_is_told_and_the_others_stay(disk: Disk) -> None:
     disk.write(stand(2))
 
-    async def full(folder: str, files: dict[str, bytes]) -> None:
+    async def full(*_: Any) -> None:
         raise RemoteError("No space left on device", "OSError")
 
     disk.trainer.checkpoint = full
