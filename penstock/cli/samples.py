@@ -1,5 +1,6 @@
 """`penstock samples`: what a model answered, and what it got for it."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def run_folder(run: str) -> Path:
 
 
 def sections(samples: Sequence[SampleEvent], choice: Choice) -> Iterator[tuple[str, Sequence[SampleEvent]]]:
-    """What to show, under titles. Of equal rewards the newest come first."""
+    """What to show, under titles. Of equals the newest come first."""
     where = ""
     if choice.step is not None:
         samples, where = _of_step(samples, choice.step), f" of step {choice.step}"
@@ -70,15 +71,25 @@ def sections(samples: Sequence[SampleEvent], choice: Choice) -> Iterator[tuple[s
     elif choice.names_nothing:
         choice = Choice(best=SHOWN_BY_DEFAULT, worst=SHOWN_BY_DEFAULT, latest=SHOWN_BY_DEFAULT)
     newest = list(reversed(samples))
-    scored = [(sample.reward, sample) for sample in newest if sample.reward is not None]
     if choice.best:
-        ordered = sorted(scored, key=lambda pair: -pair[0])
-        yield f"best{where}", [sample for _, sample in ordered[: choice.best]]
+        yield f"best{where}", _by_reward(newest, sign=-1)[: choice.best]
     if choice.worst:
-        ordered = sorted(scored, key=lambda pair: pair[0])
-        yield f"worst{where}", [sample for _, sample in ordered[: choice.worst]]
+        yield f"worst{where}", _by_reward(newest, sign=1)[: choice.worst]
     if choice.latest:
         yield f"latest{where}", newest[: choice.latest]
+
+
+def _by_reward(samples: Sequence[SampleEvent], *, sign: int) -> list[SampleEvent]:
+    """Those that were scored, lowest first for `sign` 1. Among equal ones every group has its turn: ten attempts at
+    one task say less than one at each of ten."""
+    seen: Counter[tuple[int, float]] = Counter()
+    ranked = []
+    for sample in samples:
+        if sample.reward is not None:
+            place = (sample.group, sample.reward)
+            ranked.append((sign * sample.reward, seen[place], sample))
+            seen[place] += 1
+    return [sample for *_, sample in sorted(ranked, key=lambda entry: entry[:2])]
 
 
 def _of_step(samples: Sequence[SampleEvent], step: int) -> list[SampleEvent]:

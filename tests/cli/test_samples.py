@@ -55,6 +55,12 @@ def test_best_and_worst_are_by_reward_and_latest_by_age() -> None:
     assert numbers(Choice()) == {"best": [3, 1], "worst": [2, 4], "latest": [5, 4]}
 
 
+def test_among_equal_rewards_every_group_has_its_turn() -> None:
+    several = [sample(number, 1.0, group=group) for number, group in enumerate((7, 8, 8, 8))]
+    ((_, some),) = sections([*several, sample(9, 0.5, group=9)], Choice(best=3))
+    assert [one.episode for one in some] == [3, 0, 2]
+
+
 def test_a_step_is_shown_whole_or_by_reward() -> None:
     assert numbers(Choice(step=1)) == {"3 of the 3 samples of step 1": [0, 1, 2]}
     assert numbers(Choice(step=2, worst=1)) == {"worst of step 2": [4]}
