@@ -162,6 +162,24 @@ def resume(
 
 
 @app.command()
+def export(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")],
+    step: Annotated[
+        int | None, typer.Option(help="The checkpoint of this step; without it, the newest.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Where to; without it, a folder named after the run.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a run's model as an ordinary Hugging Face folder."""
+    from penstock.cli.export import export_model
+    from penstock.cli.samples import run_folder
+
+    print(f"wrote {export_model(run_folder(name), step=step, to=to)}")
+
+
+@app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("penstock.yaml"),
     debug: Debug = False,
