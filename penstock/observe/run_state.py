@@ -61,7 +61,7 @@ class RunState:
         self.row: dict[str, float] = {}
         """The metrics of the last step, by the names of `metrics.jsonl`."""
         self._pace: deque[float] = deque(maxlen=PACE_STEPS + 1)
-        """When training began or went on, then when the last steps ended."""
+        """When training began, then when the last steps ended."""
         self._training_since: float | None = None
         self._stalls_told = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -192,7 +192,6 @@ class RunState:
         self.phase = event.phase
         if event.phase == "training":
             self._training_since = self.last_progress = event.time
-            self._pace.clear()
             self._pace.append(event.time)
             for process in self.processes.values():
                 process.begin_training(event.time)

@@ -3,11 +3,12 @@ alarm when nothing moves. What it learns goes into the stream of events."""
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from penstock.errors import ChannelClosed
 from penstock.interfaces import Engine
 from penstock.observe.event_stream import EventStream
+from penstock.observe.recorder import Recorder
 from penstock.observe.run_state import TRAINER, RunState
 from penstock.observe.status import RunStatus
 from penstock.orchestration.controller import Controller
@@ -106,6 +107,22 @@ class RunMonitor:
                     what += f", {activity.num_scoring} being scored"
             doings.append((engine.name, what))
         return doings
+
+
+@contextlib.asynccontextmanager
+async def heartbeat(events: Recorder) -> AsyncIterator[None]:
+    """An event now and then, so that the clock of a view goes on while models load and nothing else happens."""
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            events.count()
+
+    beating = asyncio.get_running_loop().create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
 
 
 def oldest_version(report: EngineReport) -> int:

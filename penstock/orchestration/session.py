@@ -24,7 +24,7 @@ from penstock.orchestration.ending import Ending, Hurried
 from penstock.orchestration.evaluation import EvaluationSchedule
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
-from penstock.orchestration.monitor import RunMonitor
+from penstock.orchestration.monitor import RunMonitor, heartbeat
 from penstock.orchestration.placement import Environments, scorer_environment, sharing
 from penstock.orchestration.preflight import Prepared, open_samples, open_writers, to_yaml
 from penstock.orchestration.rollout_workers import start_episodes
@@ -86,6 +86,7 @@ class Session:
         try:
             with sharing(self._config, self._prepared.gpus, os.environ, events.log) as environments:
                 async with (
+                    heartbeat(events),
                     EventCollector(stream) as collector,
                     LocalLauncher(self._prepared.folder / "logs", on_launch=collector.follow) as launcher,
                 ):

@@ -56,6 +56,7 @@ def test_no_line_wraps_however_large_the_figures_are(width: int) -> None:
     assert max(map(cell_len, shown)) <= width
     assert "\x1b" not in "".join(shown)
     assert shown[-2].strip() == "and 55 more"
+    assert shown[-1].rstrip().endswith("…")
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -6,10 +6,10 @@ from penstock.observe.event_stream import EventStream
 from penstock.observe.events import Counters, Doing, LogLine
 from penstock.observe.readers import MemoryReader
 from penstock.observe.run_state import RunState
-from penstock.orchestration.monitor import RunMonitor
+from penstock.orchestration.monitor import RunMonitor, heartbeat
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.types import EngineReport
-from tests.observe.examples import phase
+from tests.observe.examples import phase, run_event
 
 
 class Engine:
@@ -108,3 +108,22 @@ def test_a_poll_does_not_wait_for_a_frozen_engine() -> None:
         return loop.time()
 
     assert run_in_virtual_time(main()) == 5.0
+
+
+def test_a_heartbeat_lets_the_clock_go_on_and_ends_with_its_block() -> None:
+    memory, state = MemoryReader(), RunState()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        stream = EventStream(loop)
+        stream.subscribe("state", state)
+        stream.subscribe("memory", memory)
+        stream.emit(run_event(loop.time()))
+        async with heartbeat(stream.of("controller")):
+            await asyncio.sleep(1.75)
+        await asyncio.sleep(5)
+
+    run_in_virtual_time(main())
+    assert state.status().elapsed_s == 1.5
+    assert [event.values for event in memory.events[1:]] == [{}, {}, {}]
+    assert state.status().flow is None

@@ -5,6 +5,7 @@ begins. So the newest samples are always there, and the two files together keep 
 """
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ class SamplesWriter:
         self._limit = max_bytes // 2
         self._file = open_private(self._path, "ab")
         self._size = self._file.tell()
+        if self._size and not _ends_a_line(self._path):  # a crash cut it, and the run goes on
+            self._write(b"\n")
 
     def on(self, event: AnyEvent) -> None:
         if isinstance(event, SampleEvent):
@@ -42,6 +45,12 @@ class SamplesWriter:
             self._size = 0
         self._file.write(line)
         self._size += len(line)
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
 
 
 def encode_sample(event: SampleEvent) -> bytes:
