@@ -93,6 +93,14 @@ def _root(
     """Asynchronous reinforcement learning for language models."""
 
 
+def _file_and_words(config: str | None, overrides: list[str] | None) -> tuple[Path | None, list[str]]:
+    """A first argument that is no file but has a `=` is an override."""
+    words = list(overrides or [])
+    if config is not None and "=" in config and not Path(config).exists():
+        return None, [config, *words]
+    return (None if config is None else Path(config)), words
+
+
 @app.command()
 def train(
     config: Annotated[
@@ -109,13 +117,9 @@ def train(
     from penstock.observe.views import make_view
     from penstock.orchestration.config import PenstockConfig
 
-    words = list(overrides or [])
-    if config is not None and "=" in config and not Path(config).exists():
-        words.insert(0, config)
-        config = None
+    file, words = _file_and_words(config, overrides)
     own = any(word.partition("=")[0] in NOT_THE_DEMO for word in words)
-    file = Path(config) if config is not None else None if own else DEMO
-    root = load_config(PenstockConfig, file, words)
+    root = load_config(PenstockConfig, file or (None if own else DEMO), words)
     summary = run(root, make_view(root.observe))
     # `penstock train | head`: whoever read has left, which is no failure of the run. rich exits then.
     with contextlib.suppress(BrokenPipeError, SystemExit):
@@ -177,6 +181,30 @@ def export(
     from penstock.cli.samples import run_folder
 
     print(f"wrote {export_model(run_folder(name), step=step, to=to)}")
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A Hugging Face name or folder, a run folder, or `builtin`.")],
+    config: Annotated[str | None, typer.Argument(help="A YAML config; a run has its own.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …")] = None,
+    tasks: Annotated[str | None, typer.Option(help="A source of tasks, in the place of eval.tasks.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Answers per task.")] = None,
+    correct: Annotated[
+        float, typer.Option(help="For pass@k: from which reward on an answer is correct.")
+    ] = 1.0,
+    debug: Debug = False,
+) -> None:
+    """Mean reward and pass@k of a model over held-out tasks."""
+    from penstock.cli.evaluate import evaluate_model, evaluation_config, print_report
+
+    file, words = _file_and_words(config, overrides)
+    root = evaluation_config(model, file, words, tasks=tasks, samples=samples)
+    try:
+        report = evaluate_model(root, correct=correct)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    print_report(report, model, correct=correct)
 
 
 @app.command()

@@ -14,6 +14,8 @@ from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import Task
 
 MAX_IN_FLIGHT = 64
+Rewards = list[float] | None
+"""Of the good answers to one task; None when it could not be generated or scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +36,19 @@ class Evaluator:
         self._tasks = tasks
 
     async def run(self) -> Evaluation:
+        results = await self.rewards()
+        values = [value for result in results if result is not None for value in result]
+        return Evaluation(
+            reward=sum(values) / len(values) if values else float("nan"),
+            num_episodes=len(values),
+            num_failed=sum(result is None for result in results),
+        )
+
+    async def rewards(self) -> list[Rewards]:
+        """By task."""
         in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
 
-        async def one(number: int, task: Task) -> list[float] | None:
+        async def one(number: int, task: Task) -> Rewards:
             async with in_flight:
                 try:
                     async with GroupScoring(self._scorer, task) as scoring:
@@ -46,13 +58,7 @@ class Evaluator:
                     return None
 
         count = len(self._tasks)
-        results = await asyncio.gather(*(one(i - count, task) for i, task in enumerate(self._tasks)))
-        values = [value for result in results if result is not None for value in result]
-        return Evaluation(
-            reward=sum(values) / len(values) if values else float("nan"),
-            num_episodes=len(values),
-            num_failed=sum(result is None for result in results),
-        )
+        return await asyncio.gather(*(one(i - count, task) for i, task in enumerate(self._tasks)))
 
 
 class Progress(Protocol):

@@ -82,13 +82,7 @@ def prepare(
         workflow = load_workflow(config.rollout.workflow)
     is_single_turn = not Workflows().check([*train_tasks, *heldout]) and workflow is None
     warn_of_idle_penalty(config, log)
-    model, trusted = config.model.name, config.model.trust_remote_code
-    if model == BUILTIN:
-        model = str(ensure_builtin_model(cache, log=log))
-    max_context = min(
-        config.engine.max_context or sys.maxsize, model_context(model, trust_remote_code=trusted)
-    )
-    tokenizer = ChatTokenizer(model, pad_token=config.model.pad_token, trust_remote_code=trusted)
+    model, tokenizer, max_context = open_model(config, log=log, cache=cache)
     tokenizer.check_pad_token(log)
     new_tokens = config.rollout.max_new_tokens
     longest = max(
@@ -116,6 +110,20 @@ def prepare(
         saved=saved,
         only_in_python=tuple(part for part, is_given in given.items() if is_given),
     )
+
+
+def open_model(
+    config: PenstockConfig, *, log: Callable[[str], None], cache: Path
+) -> tuple[str, ChatTokenizer, int]:
+    """Where the model is, its tokenizer, and how long its sequences may be."""
+    model, trusted = config.model.name, config.model.trust_remote_code
+    if model == BUILTIN:
+        model = str(ensure_builtin_model(cache, log=log))
+    max_context = min(
+        config.engine.max_context or sys.maxsize, model_context(model, trust_remote_code=trusted)
+    )
+    tokenizer = ChatTokenizer(model, pad_token=config.model.pad_token, trust_remote_code=trusted)
+    return model, tokenizer, max_context
 
 
 def warn_of_idle_penalty(config: PenstockConfig, log: Callable[[str], None]) -> None:

@@ -25,17 +25,16 @@ from penstock.orchestration.evaluation import EvaluationSchedule
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.monitor import RunMonitor, heartbeat
-from penstock.orchestration.placement import Environments, scorer_environment, sharing
+from penstock.orchestration.placement import Environments, sharing
 from penstock.orchestration.preflight import Prepared, open_samples, open_writers, to_yaml
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.run_folder import held, put_aside_rows_past
 from penstock.orchestration.summary import Summary, summarise
 from penstock.orchestration.supervision import supervised, unwrapped
 from penstock.orchestration.worker_events import EventCollector
-from penstock.orchestration.workers import LaunchedScorer, Workers, scorer_place, start_workers
+from penstock.orchestration.workers import Workers, start_scorers, start_workers
 from penstock.rollout.episode_runner import EpisodeRunner
 from penstock.safe_files import write_private
-from penstock.scoring.scorer_pool import ScorerPool
 from penstock.tasks.stream import TaskStream
 
 
@@ -159,7 +158,7 @@ class Session:
     async def _with_scorers(
         self, launcher: Launcher, workers: Workers, stream: EventStream, state: RunState
     ) -> None:
-        scorer = self._scorer or await self._start_scorers(launcher)
+        scorer = self._scorer or await start_scorers(launcher, self._prepared)
         engine = EnginePool({one.name: one for one in workers.engines})
         episodes = await start_episodes(launcher, self._prepared, engine)
         work = self._work(workers, engine, scorer, episodes, stream, state)
@@ -168,15 +167,6 @@ class Session:
         finally:
             await episodes.close()
             await scorer.close()
-
-    async def _start_scorers(self, launcher: Launcher) -> ScorerPool:
-        reward = self._config.reward
-        environment = scorer_environment(reward.device, self._prepared.gpus, os.environ)
-        places = [
-            scorer_place(launcher, f"scorer{i}", self._config, environment) for i in range(reward.workers)
-        ]
-        await asyncio.gather(*(place.start() for place in places))
-        return ScorerPool([LaunchedScorer(place) for place in places], timeout_s=reward.timeout_s)
 
     async def _work(
         self,

@@ -16,9 +16,10 @@ from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.interfaces import BlobStore
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.launchers import Launcher
-from penstock.orchestration.placement import Environments, place_threads
+from penstock.orchestration.placement import Environments, place_threads, scorer_environment
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.replaceable import ReplaceableWorker
+from penstock.scoring.scorer_pool import ScorerPool
 from penstock.scoring.scoring_client import ScoringClient, ScoringRequest, ScoringStart, Verdict
 from penstock.trainer.trainer_client import TrainerClient, TrainerStart
 from penstock.types import (
@@ -147,6 +148,16 @@ async def start_workers(
         LaunchedTrainer(trainer),
         open_blobs(str(launcher.blobs)),
     )
+
+
+async def start_scorers(launcher: Launcher, prepared: Prepared) -> ScorerPool:
+    reward = prepared.config.reward
+    environment = scorer_environment(reward.device, prepared.gpus, os.environ)
+    places = [
+        scorer_place(launcher, f"scorer{i}", prepared.config, environment) for i in range(reward.workers)
+    ]
+    await asyncio.gather(*(place.start() for place in places))
+    return ScorerPool([LaunchedScorer(place) for place in places], timeout_s=reward.timeout_s)
 
 
 def engine_place(

@@ -1,0 +1,77 @@
+"""`penstock eval`: mean reward and pass@k of a model, or of a run's newest one, over held-out tasks."""
+
+import asyncio
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.api import DEMO, cache_folder
+from penstock.cli.export import model_of
+from penstock.config.loader import apply_override, build, read_yaml
+from penstock.observe.plain_text import plain_line
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.evaluation_report import EvaluationReport, report_of
+from penstock.orchestration.evaluation_session import evaluate, prepare_evaluation
+from penstock.orchestration.gpus import find_gpus
+from penstock.orchestration.preflight import BUILTIN
+
+
+def evaluation_config(
+    model: str, config: Path | None, overrides: Sequence[str], *, tasks: str | None, samples: int | None
+) -> PenstockConfig:
+    """A run is evaluated with its own config, the built-in model with the demo's, unless another one is named."""
+    run = Path(model)
+    is_run = (run / "config.yaml").is_file()
+    if config is None:
+        config = run / "config.yaml" if is_run else DEMO if model == BUILTIN else None
+    data: dict[str, Any] = read_yaml(config) if config is not None else {}
+    for override in overrides:
+        apply_override(data, override)
+    data["model"] = {**(data.get("model") or {}), "name": str(model_of(run)) if is_run else model}
+    section = data["eval"] = dict(data.get("eval") or {})
+    if tasks is not None:
+        section["tasks"] = {"source": tasks}
+    if samples is not None:
+        section["samples"] = samples
+    return build(PenstockConfig, data)
+
+
+def evaluate_model(config: PenstockConfig, *, correct: float) -> EvaluationReport:
+    with tempfile.TemporaryDirectory(prefix="penstock-eval-") as folder:
+        prepared = prepare_evaluation(
+            config,
+            folder=Path(folder),
+            log=_to_stderr,
+            cache=cache_folder(),
+            gpus=find_gpus(os.environ),
+        )
+        _to_stderr(f"evaluating {prepared.model} on {len(prepared.heldout)} tasks")
+        rewards = asyncio.run(evaluate(prepared))
+    return report_of(rewards, samples=config.eval.samples, correct=correct)
+
+
+def print_report(report: EvaluationReport, model: str, *, correct: float) -> None:
+    table = Table(
+        title=Text(f"penstock eval · {model}"), title_justify="left", show_header=False, min_width=60
+    )
+    error = "" if math.isnan(report.error) else f" ± {report.error:.3f}"
+    table.add_row("mean reward", f"{report.reward:.3f}{error}")
+    for k, share in report.pass_at.items():
+        table.add_row(f"pass@{k}", f"{share:.3f}")
+    table.add_row("correct is", f"a reward of at least {correct:g}")
+    table.add_row("tasks, answers", f"{report.num_tasks:,}, {report.num_answers:,}")
+    if report.num_failed:
+        table.add_row("tasks without a score", f"{report.num_failed:,}")
+    Console().print(table)
+
+
+def _to_stderr(line: str) -> None:
+    print(plain_line(line), file=sys.stderr)

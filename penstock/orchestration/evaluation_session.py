@@ -1,0 +1,95 @@
+"""An evaluation without training: engines and scorers, no trainer, and no run folder."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.engines.engine_pool import EnginePool
+from penstock.errors import UserError
+from penstock.models.tokenizer import check_prompts
+from penstock.orchestration.assembly import Parts, build_evaluator
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.evaluation import Rewards
+from penstock.orchestration.gpus import Gpu
+from penstock.orchestration.launchers import Launcher
+from penstock.orchestration.launchers.local import LocalLauncher
+from penstock.orchestration.placement import place_threads
+from penstock.orchestration.preflight import Prepared, open_model
+from penstock.orchestration.rollout_workers import start_episodes
+from penstock.orchestration.supervision import supervised, unwrapped
+from penstock.orchestration.workers import LaunchedEngine, engine_place, start_scorers
+from penstock.rollout.workflow import Workflows, load_workflow
+from penstock.scoring.functions import load_functions
+from penstock.tasks.sources import load_tasks
+from penstock.tasks.stream import TaskStream
+
+
+def prepare_evaluation(
+    config: PenstockConfig, *, folder: Path, log: Callable[[str], None], cache: Path, gpus: tuple[Gpu, ...]
+) -> Prepared:
+    """Load and check what an evaluation needs. The engines' output goes into `folder`."""
+    if config.eval.tasks is None:
+        raise UserError(
+            "there are no tasks to evaluate on; name them: --tasks FILE.jsonl, or eval.tasks in a config"
+        )
+    heldout = load_tasks(config.eval.tasks)
+    load_functions(config.reward)
+    named = config.rollout.workflow
+    Workflows().check(heldout)
+    model, tokenizer, max_context = open_model(config, log=log, cache=cache)
+    check_prompts(heldout, tokenizer, max_context=max_context, max_new_tokens=config.rollout.max_new_tokens)
+    return Prepared(
+        config=config,
+        model=model,
+        tokenizer=tokenizer,
+        tasks=[],
+        heldout=heldout,
+        folder=folder,
+        max_context=max_context,
+        gpus=gpus,
+        workflow=None if named is None else load_workflow(named),
+    )
+
+
+async def evaluate(prepared: Prepared) -> list[Rewards]:
+    """The rewards of every held-out task's answers."""
+    async with LocalLauncher(prepared.folder / "logs") as launcher:
+        engines = await unwrapped(_start_engines(launcher, prepared))
+        work = _evaluate(launcher, prepared, engines)
+        return await supervised(work, [engine.place for engine in engines])
+
+
+async def _start_engines(launcher: Launcher, prepared: Prepared) -> list[LaunchedEngine]:
+    section = prepared.config.engine
+    threads = place_threads(
+        cores=os.cpu_count() or 1, num_engines=section.count, max_staleness=0, engine=section.threads
+    ).engine
+    places = [
+        engine_place(launcher, prepared, f"engine{index}", threads, {}) for index in range(section.count)
+    ]
+    async with asyncio.TaskGroup() as starting:
+        for place in places:
+            starting.create_task(place.start())
+    return [LaunchedEngine(place) for place in places]
+
+
+async def _evaluate(launcher: Launcher, prepared: Prepared, engines: list[LaunchedEngine]) -> list[Rewards]:
+    scorer = await start_scorers(launcher, prepared)
+    engine = EnginePool({one.name: one for one in engines})
+    episodes = await start_episodes(launcher, prepared, engine)
+    parts = Parts(
+        engine=engine,
+        trainers=(),
+        scorer=scorer,
+        tokenizer=prepared.tokenizer,
+        tasks=TaskStream(prepared.heldout),
+        episodes=episodes,
+    )
+    try:
+        evaluator = build_evaluator(prepared.config, parts, prepared.heldout)
+        assert evaluator is not None
+        return await evaluator.rewards()
+    finally:
+        await episodes.close()
+        await scorer.close()

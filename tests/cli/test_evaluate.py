@@ -1,0 +1,79 @@
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock.cli.evaluate import evaluation_config, print_report
+from penstock.cli.main import main
+from penstock.errors import UserError
+from penstock.orchestration.evaluation_report import EvaluationReport
+from penstock.orchestration.evaluation_session import prepare_evaluation
+
+
+def config_of(
+    model: str, *words: str, config: Path | None = None, tasks: str | None = None, samples: int | None = None
+):
+    return evaluation_config(model, config, words, tasks=tasks, samples=samples)
+
+
+def test_the_built_in_model_is_evaluated_as_in_the_demo() -> None:
+    config = config_of("builtin", samples=4)
+    assert config.eval.tasks is not None
+    assert config.eval.tasks.source == "builtin:arithmetic"
+    assert config.eval.samples == 4
+    assert config.model.name == "builtin"
+
+
+def test_a_run_is_evaluated_with_its_config_and_its_newest_model(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"rollout": {"max_new_tokens": 7}, "model": {"name": "a"}})
+    )
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    config = config_of(str(tmp_path), tasks="other.jsonl")
+    assert config.model.name == str(tmp_path / "model")
+    assert config.rollout.max_new_tokens == 7
+    assert config.eval.tasks is not None
+    assert config.eval.tasks.source == "other.jsonl"
+
+
+def test_words_go_over_the_config() -> None:
+    config = config_of("builtin", "eval.temperature=0", "rollout.max_new_tokens=3")
+    assert (config.eval.temperature, config.rollout.max_new_tokens) == (0, 3)
+
+
+def test_without_tasks_there_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no tasks to evaluate on; name them: --tasks"):
+        prepare_evaluation(config_of("some/model"), folder=tmp_path, log=print, cache=tmp_path, gpus=())
+
+
+def test_a_report_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    report = EvaluationReport(
+        reward=0.25, error=0.05, pass_at={1: 0.2, 2: 0.4}, num_tasks=10, num_answers=20, num_failed=1
+    )
+    print_report(report, "m", correct=1.0)
+    out = capsys.readouterr().out
+    for words in ("0.250 ± 0.050", "pass@1", "0.200", "pass@2", "0.400", "10, 20", "tasks without a score"):
+        assert words in out
+
+
+def test_a_model_is_evaluated(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{a}+1=", "answer": "0"} for a in range(10, 14)]
+    Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("rewards.py").write_text("def always(task, completion):\n    return float(task.prompt != '10+1=')\n")
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                *("eval", str(tiny_model), "reward.functions=rewards.py:always", "rollout.max_new_tokens=4"),
+                *("--tasks", "tasks.jsonl", "--samples", "2"),
+            ]
+        )
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "0.750 ± 0.250" in out
+    assert "4, 8" in out
+    assert not Path("runs").exists()
