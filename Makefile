@@ -30,7 +30,8 @@ check: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	$(BIN)/python tools/make_docs.py
 
-# torch first and by its exact version, so that no range can pull a multi-gigabyte CUDA build.
+# torch first and by its exact version, so that no range chooses another. On Linux PyPI's is a CUDA build of several
+# gigabytes; TORCH_INDEX=… takes the CPU build.
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install $(INDEX) "$(TORCH)"
