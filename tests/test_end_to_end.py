@@ -17,6 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from penstock.cli.main import main
+from penstock.orchestration.checkpoints import checkpoints_of
 from penstock.trainer.state_files import load_state
 
 REWARDS = """
@@ -149,10 +150,11 @@ def test_synchronous_training_with_a_trl_reward_and_a_reference_is_on_policy(pro
     assert max(row["logprob_gap_max"] for row in rows) < 1e-4
 
 
-def start_endless(project: Path) -> subprocess.Popen[str]:
+def start_endless(project: Path, *words: str) -> subprocess.Popen[str]:
     code = "from penstock.cli import main; main()"
+    endless = ("train", "config.yaml", "run.steps=1000000", "observe.every_s=0.1")
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "train", "config.yaml", "run.steps=1000000", "observe.every_s=0.1"],
+        [sys.executable, "-c", code, *endless, *words],
         cwd=project,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -327,3 +329,28 @@ def test_a_run_goes_on_from_its_last_checkpoint(project: Path) -> None:
     weights = load_file(run / "model" / "model.safetensors")
     saved = load_file(run / "checkpoints" / "step-6" / "model" / "model.safetensors")
     assert all(torch.equal(weights[name], saved[name]) for name in weights)
+
+
+def test_a_run_that_was_killed_goes_on(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = start_endless(project, "run.checkpoint_every=1")
+    run = project / "runs" / "run"
+    try:
+        assert process.stdout is not None
+        for _ in process.stdout:
+            if len(checkpoints_of(run)) >= 2:
+                break
+        with pytest.raises(SystemExit) as ended:
+            main(["resume", "runs/run"])
+        assert ended.value.code == 2
+        assert "is in use by a run that is still going on" in capsys.readouterr().err
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+    last = max(checkpoints_of(run))
+    with pytest.raises(SystemExit) as ended:
+        main(["resume", "runs/run", f"run.steps={last + 2}"])
+    assert ended.value.code == 0
+    assert [row["step"] for row in rows_of(run / "metrics.jsonl")] == list(range(1, last + 3))
+    assert list(checkpoints_of(run)) == [last + 1, last + 2]
+    assert not list((run / "checkpoints").glob(".*"))
+    assert workers() == []

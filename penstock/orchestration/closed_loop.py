@@ -30,7 +30,7 @@ class ClosedLoop:
             ess_floor=config.ess_floor,
             idle_limit=config.idle_limit,
         )
-        return cls(buffer, AdaptiveBound.start(rules, config.max_staleness))
+        return cls(buffer, AdaptiveBound.start(rules, buffer.gate.max_staleness))
 
     def observe(self, step: TrainedStep) -> int:
         """Count one step and return the bound that is now in force."""
