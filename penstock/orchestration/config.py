@@ -31,8 +31,8 @@ class RunConfig(Section):
     """Seed of the task order and of every sampled token."""
     checkpoint_every: int = Field(default=0, ge=0)
     """Steps between two checkpoints, from which `penstock resume` goes on; one more is written at the end. 0 writes
-    none. Training waits while one is written (generation goes on), and it takes about 14 bytes per parameter on
-    the disk."""
+    none. Training waits while one is written (generation goes on), and it takes up to 16 bytes per parameter
+    on the disk."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """How many of the last checkpoints are kept."""
 
