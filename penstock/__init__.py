@@ -7,14 +7,15 @@ summary = penstock.train(model="my-model", tasks="tasks.jsonl", reward=my_reward
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.api import train
+    from penstock.api import train, train_async
     from penstock.types import Score, StepScore, Task, TokenColumn
 
 __version__ = "0.1.0"
-__all__ = ["train", "Score", "StepScore", "Task", "TokenColumn", "__version__"]
+__all__ = ["train", "train_async", "Score", "StepScore", "Task", "TokenColumn", "__version__"]
 
 _HOMES = {
     "train": "penstock.api",
+    "train_async": "penstock.api",
     "Score": "penstock.types",
     "StepScore": "penstock.types",
     "Task": "penstock.types",

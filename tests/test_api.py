@@ -27,7 +27,15 @@ SMALL = {
 
 
 def test_public_names_are_these() -> None:
-    assert penstock.__all__ == ["train", "Score", "StepScore", "Task", "TokenColumn", "__version__"]
+    assert penstock.__all__ == [
+        "train",
+        "train_async",
+        "Score",
+        "StepScore",
+        "Task",
+        "TokenColumn",
+        "__version__",
+    ]
     assert penstock.Task(id="a", prompt="p").is_chat is False
 
 
@@ -164,3 +172,39 @@ def test_a_run_shows_itself_before_anything_is_read_and_gives_the_terminal_back(
         run(config, view)
     assert view.lines == ["starting: reading tasks and tokenizer"]
     assert view.closed
+
+
+def test_all_that_can_be_said_in_python_beside_a_running_loop(tiny_model: Path, tmp_path: Path) -> None:
+    """The loop goes on while it trains; held-out rows and weighted rewards reach the run; limit holds for rows."""
+    prompts: set[str] = set()
+
+    def sevens(task: penstock.Task, completion: str) -> float:
+        prompts.add(str(task.prompt))
+        return float(completion.count("7"))
+
+    async def program() -> tuple[Summary, int]:
+        ticks, running = (
+            0,
+            asyncio.create_task(
+                penstock.train_async(
+                    model=str(tiny_model),
+                    tasks={"rows": ROWS, "limit": 2},
+                    eval_tasks=[{"prompt": "99+1=", "answer": "100"}],
+                    reward={"sevens": (sevens, 0.0), "one": (lambda task, completion: 1.0, 3.0)},
+                    steps=1,
+                    run={"folder": str(tmp_path)},
+                    algorithm={"advantage": "reinforce_pp"},
+                    **SMALL,
+                )
+            ),
+        )
+        while not running.done():
+            ticks += 1
+            await asyncio.wait({running}, timeout=0.05)
+        return running.result(), ticks
+
+    summary, ticks = asyncio.run(program())
+    assert summary.steps == 1
+    assert summary.heldout_reward_start == summary.heldout_reward_end == summary.train_reward_end == 3.0
+    assert prompts == {"0+1=", "1+1=", "99+1="}
+    assert ticks > 10

@@ -36,6 +36,8 @@ LAYERS = {
     "serve": 4,
     "planner": 4,
     "api": 5,
+    "arguments": 5,
+    "reward_arguments": 5,
     "cli": 5,
     "worker": 5,
     "bench": 5,

@@ -27,16 +27,7 @@ class Stoppable(Protocol):
 @contextmanager
 def asking(session: Stoppable, log: Callable[[str], None], *, end: Callable[[], object]) -> Iterator[None]:
     """While the block runs in the main thread's event loop, signals are requests to the session."""
-    count = 0
-
-    def answer(number: signal.Signals) -> None:
-        nonlocal count
-        asks = (session.stop, session.hurry, end)
-        ask, line = asks[min(count, 2)], LINES[min(count, 2)]
-        count += 1
-        ask()  # before the line: whatever becomes of that
-        log(line.format(name=_name(number)))
-
+    answer = _answers(session, log, end)
     loop = asyncio.get_running_loop()
     taken = _answerable()
     for number in taken:
@@ -49,18 +40,54 @@ def asking(session: Stoppable, log: Callable[[str], None], *, end: Callable[[], 
 
 
 @contextmanager
+def asking_from_a_thread(
+    session: Stoppable, log: Callable[[str], None], *, end: Callable[[], object]
+) -> Iterator[None]:
+    """The same where the session runs in another thread, and the main thread only waits for it."""
+    answer = _answers(session, log, end)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        answer(signal.Signals(number))
+
+    with _handled_by(handle):
+        yield
+
+
+def _answers(
+    session: Stoppable, log: Callable[[str], None], end: Callable[[], object]
+) -> Callable[[signal.Signals], None]:
+    count = 0
+
+    def answer(number: signal.Signals) -> None:
+        nonlocal count
+        asks = (session.stop, session.hurry, end)
+        ask, line = asks[min(count, 2)], LINES[min(count, 2)]
+        count += 1
+        ask()  # before the line: whatever becomes of that
+        log(line.format(name=_name(number)))
+
+    return answer
+
+
+@contextmanager
 def ending_at_once() -> Iterator[None]:
     """While there is nothing to save yet, every signal is a `KeyboardInterrupt`, which callers report."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in _answerable()}
+    with _handled_by(interrupt):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in _answerable()}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _answerable() -> list[signal.Signals]:

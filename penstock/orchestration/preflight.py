@@ -4,7 +4,7 @@ What is wrong here is a `UserError` in one sentence; no process has been started
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,9 @@ from penstock.orchestration.run_folder import SavedRun
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
 from penstock.safe_files import write_private
 from penstock.scoring.functions import load_functions
+from penstock.tasks.config import TasksConfig
 from penstock.tasks.sources import load_tasks
+from penstock.tasks.task_rows import Row, tasks_from_rows
 from penstock.types import Task
 
 BUILTIN = "builtin"
@@ -59,7 +61,8 @@ class Prepared:
 def prepare(
     config: PenstockConfig,
     *,
-    tasks: Sequence[Task] | None = None,
+    tasks: Iterable[Row] | None = None,
+    heldout: Iterable[Row] | None = None,
     log: Callable[[str], None],
     cache: Path,
     gpus: tuple[Gpu, ...] = (),
@@ -67,27 +70,27 @@ def prepare(
     saved: SavedRun | None = None,
 ) -> Prepared:
     """Load and check tasks, model name, tokenizer, prompts, rewards, workflows and extras; then make the run
-    folder, unless a `saved` run goes on in its own. A `workflow` that the caller has goes before the one that the
-    config names."""
+    folder, unless a `saved` run goes on in its own. Rows and a `workflow` that the caller has go before
+    those that the config names."""
     given: dict[Part, bool] = {
-        "tasks": tasks is not None,
+        "tasks": tasks is not None or heldout is not None,
         "workflow": workflow is not None and config.rollout.workflow is None,
     }
     check_writers(config.observe)
-    train_tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
-    heldout = load_tasks(config.eval.tasks) if config.eval.tasks is not None else []
-    _refuse_shared(train_tasks, heldout)
+    train_tasks = _tasks(config.tasks, tasks)
+    heldout_tasks = [] if config.eval.tasks is None else _tasks(config.eval.tasks, heldout)
+    _refuse_shared(train_tasks, heldout_tasks)
     load_functions(config.reward)
     if workflow is None and config.rollout.workflow is not None:
         workflow = load_workflow(config.rollout.workflow)
-    is_single_turn = not Workflows().check([*train_tasks, *heldout]) and workflow is None
+    is_single_turn = not Workflows().check([*train_tasks, *heldout_tasks]) and workflow is None
     warn_of_idle_penalty(config, log)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
     tokenizer.check_pad_token(log)
     new_tokens = config.rollout.max_new_tokens
     longest = max(
         check_prompts(some, tokenizer, max_context=max_context, max_new_tokens=new_tokens)
-        for some in (train_tasks, heldout)
+        for some in (train_tasks, heldout_tasks)
     )
     longest += new_tokens
     if not is_single_turn and config.engine.max_context:
@@ -101,7 +104,7 @@ def prepare(
         model=model,
         tokenizer=tokenizer,
         tasks=train_tasks,
-        heldout=heldout,
+        heldout=heldout_tasks,
         folder=folder,
         max_context=max_context,
         gpus=gpus,
@@ -124,6 +127,10 @@ def open_model(
     )
     tokenizer = ChatTokenizer(model, pad_token=config.model.pad_token, trust_remote_code=trusted)
     return model, tokenizer, max_context
+
+
+def _tasks(config: TasksConfig, rows: Iterable[Row] | None) -> list[Task]:
+    return load_tasks(config) if rows is None else tasks_from_rows(rows, config)
 
 
 def warn_of_idle_penalty(config: PenstockConfig, log: Callable[[str], None]) -> None:

@@ -1,8 +1,10 @@
 """What a run amounts to: `summary.json`."""
 
+import html
 import json
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,6 +42,44 @@ class Summary:
     """Episodes that failed, by reason."""
     stopped_early: bool
 
+    def rows(self) -> list[tuple[str, str]]:
+        """What a person wants to know, as names and values."""
+        rows: list[tuple[str, str]] = []
+        if self.heldout_reward_start is not None:
+            end = "–" if self.heldout_reward_end is None else f"{self.heldout_reward_end:.3f}"
+            rows.append(("held-out reward", f"{self.heldout_reward_start:.3f} → {end}"))
+        if self.train_reward_end is not None:
+            rows.append(("training reward, last 8 steps", f"{self.train_reward_end:.3f}"))
+        stall, longest = self.sync_stall_s * 1e3, self.sync_stall_max_s * 1e3
+        rows += [
+            ("steps, samples", f"{self.steps}, {self.samples:,}"),
+            ("time, of it training", f"{self.wall_s:.1f} s, {self.training_s:.1f} s"),
+            ("generation", f"{self.tokens_per_s:,.0f} tok/s ({self.tokens:,} tokens)"),
+            ("staleness per token", f"mean {self.staleness_mean:.2f}, max {self.staleness_max:.0f}"),
+            ("idle", f"trainer {self.trainer_idle:.0%}, engines {self.engine_idle:.0%}"),
+            ("stalled by a weight update", f"median {stall:.1f} ms, max {longest:.1f} ms"),
+            ("dropped groups", _counts(self.drops) or "none"),
+        ]
+        if self.failures:
+            rows.append(("failed episodes", _counts(self.failures)))
+        rows.append(("run folder", self.folder + (" (stopped early)" if self.stopped_early else "")))
+        return rows
+
+    def __repr__(self) -> str:
+        rows = self.rows()
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(
+            [f"penstock · {self.name}", *(f"  {name:<{width}}  {value}" for name, value in rows)]
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        cells = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
+            for name, value in self.rows()
+        )
+        return f"<table><caption>penstock · {html.escape(self.name)}</caption>{cells}</table>"
+
     def write(self, folder: Path) -> None:
         """Numbers that JSON has no word for (NaN, infinity) are written as null."""
         plain = {
@@ -47,6 +87,10 @@ class Summary:
             for name, value in asdict(self).items()
         }
         write_private(folder / "summary.json", json.dumps(plain, indent=2, allow_nan=False) + "\n")
+
+
+def _counts(by_reason: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(by_reason.items()))
 
 
 def summarise(state: RunState) -> Summary:

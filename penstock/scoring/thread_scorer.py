@@ -40,7 +40,9 @@ class ThreadScorer:
         self.num_abandoned = 0
 
     @classmethod
-    def of(cls, config: RewardConfig, functions: Sequence[str | Callable[..., Any]]) -> "ThreadScorer":
+    def of(
+        cls, config: RewardConfig, functions: Sequence[str | Callable[..., Any] | Reward]
+    ) -> "ThreadScorer":
         return cls(
             functions, timeout_s=config.timeout_s, concurrency=config.concurrency, device=config.device
         )

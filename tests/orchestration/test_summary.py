@@ -80,3 +80,18 @@ def test_numbers_that_json_has_no_word_for_are_written_as_null(tmp_path: Path) -
     read = json.loads((tmp_path / "summary.json").read_text())
     assert (read["train_reward_end"], read["tokens_per_s"]) == (None, None)
     assert (tmp_path / "summary.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_summary_can_be_read_by_a_person() -> None:
+    state = RunState()
+    for event in (run_event(100.0), *EVENTS[1:]):
+        state.on(event)
+    summary = dataclasses.replace(summarise(state), folder="runs/<b>")
+    lines = repr(summary).splitlines()
+    assert lines[0] == "penstock · demo"
+    assert "  held-out reward                0.250 → 0.750" in lines
+    assert "  dropped groups                 1 empty, 2 stale" in lines
+    assert lines[-1] == "  run folder                     runs/<b> (stopped early)"
+    shown = summary._repr_html_()
+    assert "<tr><td>held-out reward</td><td>0.250 → 0.750</td></tr>" in shown
+    assert "runs/&lt;b&gt; (stopped early)" in shown

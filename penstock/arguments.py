@@ -1,0 +1,144 @@
+"""What `penstock.train` was called with, as a config, rows of tasks and reward functions."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from penstock.config.loader import build, read_yaml
+from penstock.config.section import section_of
+from penstock.errors import UserError
+from penstock.orchestration.config import PenstockConfig
+from penstock.reward_arguments import GivenReward, Rewards, read_rewards
+from penstock.tasks.task_rows import Row
+from penstock.types import Task
+
+Config = str | Path | Mapping[str, Any] | PenstockConfig
+Tasks = str | Mapping[str, Any] | Iterable[Row]
+"""A source, rows, or the section with its settings: `{"rows": rows, "as_chat": True}`."""
+
+DEMO = Path(__file__).parent / "demo" / "demo.yaml"
+ROWS, HELDOUT_ROWS = "rows", "heldout_rows"
+"""What the config names as the source of rows that were given in Python."""
+OF_EVERY_ROW = ("prompt", "columns", "as_chat", "system")
+"""Settings of `tasks` that also hold for held-out rows, unless these have their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """A config, and what no config can hold."""
+
+    config: PenstockConfig
+    tasks: Iterable[Row] | None
+    heldout: Iterable[Row] | None
+    local_rewards: tuple[GivenReward, ...]
+    """All reward functions, if one of them has no name by which a worker process can load it."""
+
+
+def read_arguments(
+    config: Config | None,
+    *,
+    model: str | Mapping[str, Any] | None = None,
+    tasks: Tasks | None = None,
+    eval_tasks: Tasks | None = None,
+    reward: Rewards | None = None,
+    steps: int | None = None,
+    sections: Mapping[str, Mapping[str, Any]],
+) -> Arguments:
+    """One config from all that was said, later words over earlier ones."""
+    data = _sections(_start(config, model, tasks, reward))
+    own: dict[str, Any] = {**sections}
+    if model is not None:
+        own["model"] = {"name": model} if isinstance(model, str) else model
+    rewards: tuple[GivenReward, ...] = ()
+    if reward is not None:
+        rewards, settings = read_rewards(reward)
+        own["reward"] = settings
+    if tasks is not None:
+        own["tasks"] = tasks
+    if eval_tasks is not None:
+        own["eval"] = {**own.get("eval", {}), "tasks": eval_tasks}
+    if steps is not None:
+        own["run"] = {**own.get("run", {}), "steps": steps}
+    merged = _merged(PenstockConfig, data, _sections(own))
+    train_rows, heldout_rows = _take_rows(merged)
+    is_local = any(one.path is None for one in rewards)
+    if rewards and not is_local:
+        merged["reward"]["functions"] = [one.entry() for one in rewards]
+    return Arguments(
+        config=build(PenstockConfig, merged),
+        tasks=train_rows,
+        heldout=heldout_rows,
+        local_rewards=rewards if is_local else (),
+    )
+
+
+def _start(config: Config | None, model: object, tasks: object, reward: object) -> Mapping[str, Any]:
+    """What the other arguments are laid over."""
+    if isinstance(config, PenstockConfig):
+        return config.model_dump(mode="json", exclude_unset=True)
+    if isinstance(config, Mapping):
+        return config
+    if config is not None:
+        return read_yaml(Path(config))
+    return {} if any(given is not None for given in (model, tasks, reward)) else read_yaml(DEMO)
+
+
+def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with tasks in the one form that can be merged: a section, which may hold rows."""
+    data: dict[str, Any] = {}
+    for name, section in given.items():
+        if name == "tasks" and section is not None:
+            section = _tasks_section(section, "tasks", ROWS)
+        if section is not None and not isinstance(section, Mapping):
+            raise UserError(f"{name} must be a section such as {name}={{'key': value}}, got {section!r}")
+        data[name] = dict(section or {})
+    heldout = data.get("eval", {}).get("tasks")
+    if heldout is not None:
+        data["eval"]["tasks"] = _tasks_section(heldout, "eval.tasks", HELDOUT_ROWS)
+    return data
+
+
+def _tasks_section(given: Any, name: str, source: str) -> dict[str, Any]:
+    if isinstance(given, str):
+        return {"source": given, ROWS: None}
+    if isinstance(given, Mapping):
+        section = dict(given)
+        if section.get(ROWS) is not None:
+            section["source"] = source
+        elif "source" in section:
+            section[ROWS] = None
+        return section
+    if isinstance(given, Task) or not isinstance(given, Iterable):
+        raise UserError(f"{name} must be a source, a list of rows or a section, got {given!r}")
+    return {"source": source, ROWS: given}
+
+
+def _merged(model: type[BaseModel], below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections are merged key by key, at any depth; every other value replaces the one below it."""
+    merged = dict(below)
+    for key, value in above.items():
+        field = model.model_fields.get(key)
+        section = None if field is None else section_of(field.annotation)
+        if section is not None and isinstance(value, Mapping):
+            value = _merged(section, merged.get(key) or {}, value)
+        merged[key] = value
+    return merged
+
+
+def _take_rows(data: dict[str, Any]) -> tuple[Iterable[Row] | None, Iterable[Row] | None]:
+    """The training and the held-out rows, out of the sections, which are then as a config file has them."""
+    tasks: dict[str, Any] = dict(data.get("tasks", {}))
+    rows = tasks.pop(ROWS, None)
+    if "tasks" in data:
+        data["tasks"] = tasks
+    if data.get("eval", {}).get("tasks") is None:
+        return rows, None
+    heldout: dict[str, Any] = dict(data["eval"]["tasks"])
+    heldout_rows = heldout.pop(ROWS, None)
+    if heldout_rows is not None:
+        heldout = {key: tasks[key] for key in OF_EVERY_ROW if key in tasks} | heldout
+    data["eval"] = {**data["eval"], "tasks": heldout}
+    return rows, heldout_rows

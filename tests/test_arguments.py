@@ -1,0 +1,104 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.arguments import Arguments, read_arguments
+from penstock.errors import ConfigError, UserError
+from penstock.tasks.task_rows import tasks_from_rows
+from penstock.types import Message
+
+ROWS = [{"question": str(number), "answer": str(number)} for number in range(5)]
+MORE = [{"question": f"{number}!", "answer": str(number)} for number in range(5)]
+
+
+def read(config: Any = None, **given: Any) -> Arguments:
+    named = {
+        name: given.pop(name) for name in ("model", "tasks", "eval_tasks", "reward", "steps") if name in given
+    }
+    return read_arguments(config, sections=given, **named)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"config": {"tasks": {"prompt": "question", "limit": 2, "as_chat": True}}, "tasks": ROWS},
+        {"tasks": {"rows": ROWS, "prompt": "question", "limit": 2, "as_chat": True}},
+        {"config": {"tasks": {"rows": ROWS, "prompt": "question", "limit": 2, "as_chat": True}}},
+    ],
+)
+def test_rows_are_read_as_the_tasks_section_says(given: dict[str, Any]) -> None:
+    arguments = read(**given, model="m")
+    assert arguments.tasks is not None
+    tasks = tasks_from_rows(arguments.tasks, arguments.config.tasks)
+    assert [task.id for task in tasks] == ["rows#0", "rows#1"]
+    assert tasks[1].prompt == (Message(role="user", content="1"),)
+
+
+@pytest.mark.parametrize("given", [{"eval_tasks": MORE}, {"eval": {"tasks": MORE, "every": 7}}])
+def test_held_out_rows_are_read_as_the_others(given: dict[str, Any]) -> None:
+    arguments = read(tasks={"rows": ROWS, "prompt": "question", "limit": 2}, **given)
+    assert arguments.heldout is not None
+    assert arguments.config.eval.tasks is not None
+    tasks = tasks_from_rows(arguments.heldout, arguments.config.eval.tasks)
+    assert [(task.id, task.prompt) for task in tasks][3:] == [
+        ("heldout_rows#3", "3!"),
+        ("heldout_rows#4", "4!"),
+    ]
+    assert arguments.config.eval.every == given.get("eval", {}).get("every", 0)
+
+
+def test_a_source_named_later_goes_before_rows() -> None:
+    arguments = read({"tasks": ROWS}, tasks="file.jsonl", eval_tasks="other.jsonl")
+    assert (arguments.tasks, arguments.heldout) == (None, None)
+    assert arguments.config.tasks.source == "file.jsonl"
+    assert arguments.config.eval.tasks is not None
+    assert arguments.config.eval.tasks.source == "other.jsonl"
+
+
+def test_sections_are_laid_over_the_config_key_by_key(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("engine: {count: 2, embedded: {max_batch: 8, window: 4}}\ntrainer:\n")
+    config = read(
+        file, engine={"embedded": {"window": 2}}, trainer={"passes": 2}, steps=3, run={"name": "n"}
+    ).config
+    assert (config.engine.count, config.engine.embedded.max_batch, config.engine.embedded.window) == (2, 8, 2)
+    assert (config.trainer.passes, config.run.steps, config.run.name) == (2, 3, "n")
+
+
+def test_rewards_by_path_are_in_the_config_with_their_weights() -> None:
+    arguments = read(reward={"functions": {"a": ("auto", 0.5), "b": "exact_match"}, "workers": 3})
+    assert [(one.path, one.weight, one.name) for one in arguments.config.reward.functions] == [
+        ("auto", 0.5, "a"),
+        ("exact_match", 1.0, "b"),
+    ]
+    assert (arguments.config.reward.workers, arguments.local_rewards) == (3, ())
+
+
+def test_one_reward_without_a_path_keeps_all_of_them_here() -> None:
+    arguments = read(reward=[lambda task, completion: 1.0, ("auto", 0.5)])
+    assert [one.weight for one in arguments.local_rewards] == [1.0, 0.5]
+
+
+def test_the_demo_is_what_runs_when_nothing_is_named() -> None:
+    assert read(steps=3).config.run.name == "demo"
+    assert read(model="m").config.run.name == "run"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"rollout": 4}, "rollout must be a section such as"),
+        ({"config": {"rollout": 4}}, "rollout must be a section such as"),
+        ({"tasks": 4}, "tasks must be a source, a list of rows or a section, got 4"),
+        ({"eval": {"tasks": 4}}, "eval.tasks must be a source"),
+    ],
+)
+def test_what_fits_nowhere_is_one_sentence(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        read(**given)
+
+
+def test_an_unknown_key_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'limit'"):
+        read(tasks={"rows": ROWS, "limits": 3})
