@@ -7,7 +7,7 @@ imports without torch and, until a tokenizer is loaded, without transformers.
 
 import difflib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,22 @@ class ChatTokenizer:
 
     A string prompt is tokenised as the tokenizer does by itself, with a bos token if it adds one; an eos
     token that it appends is taken off, since nothing follows an end. Chat messages go through the chat
-    template, opened for the assistant's answer. `pad_token` only matters when it is saved."""
+    template, opened for the assistant's answer. `template_args` are the
+    template's own. `pad_token` only matters when it is saved."""
 
     def __init__(
-        self, name_or_path: str, *, pad_token: str | None = None, trust_remote_code: bool = False
+        self,
+        name_or_path: str,
+        *,
+        pad_token: str | None = None,
+        trust_remote_code: bool = False,
+        template_args: Mapping[str, Any] | None = None,
     ) -> None:
         from transformers import AutoTokenizer
 
         self.name = name_or_path
         self._pad_token = pad_token
+        self._template_args = dict(template_args or {})
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
                 name_or_path, trust_remote_code=trust_remote_code
@@ -48,6 +55,10 @@ class ChatTokenizer:
     def stop_token_ids(self) -> tuple[int, ...]:
         """The tokenizer's eos and every end token that the model's generation config names."""
         return self._stop_token_ids
+
+    @property
+    def has_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
 
     @property
     def num_tokens(self) -> int:
@@ -122,7 +133,7 @@ class ChatTokenizer:
 
     def _apply_template(self, messages: tuple[Message, ...], *, tokenize: bool) -> Any:
         """The messages as the template writes them, opened for the assistant's answer: text, or its ids."""
-        if not self._tokenizer.chat_template:
+        if not self.has_template:
             raise TaskError(
                 "the tasks' prompts are chat messages but the model's tokenizer has no chat template; "
                 "use plain string prompts, or a model made for chat"
@@ -130,7 +141,11 @@ class ChatTokenizer:
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return self._tokenizer.apply_chat_template(
-                plain, tokenize=tokenize, add_generation_prompt=True, return_dict=False
+                plain,
+                **self._template_args,
+                tokenize=tokenize,
+                add_generation_prompt=True,
+                return_dict=False,
             )
         except Exception as error:
             # A template is a program of the model's author: it may refuse roles or orders in its own words.

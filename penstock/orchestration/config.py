@@ -108,4 +108,7 @@ class PenstockConfig(Section):
                 "a step must have at least 2 episodes (rollout.group_size x rollout.groups_per_step), got 1: the "
                 "advantage 'reinforce_pp' compares the episodes of a step with each other"
             )
+        heldout = self.eval.tasks
+        if heldout is not None and heldout.template_args not in ({}, self.tasks.template_args):
+            raise ValueError("eval.tasks.template_args must be unset or equal tasks.template_args")
         return self

@@ -15,7 +15,7 @@ from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.placement import place_threads
-from penstock.orchestration.preflight import Prepared, open_model
+from penstock.orchestration.preflight import Prepared, open_model, resolve_prompts
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.supervision import supervised, unwrapped
 from penstock.orchestration.workers import LaunchedEngine, engine_place, start_scorers
@@ -38,6 +38,7 @@ def prepare_evaluation(
     named = config.rollout.workflow
     Workflows().check(heldout)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
+    config, _, heldout = resolve_prompts(config, (), heldout, has_template=tokenizer.has_template, log=log)
     check_prompts(heldout, tokenizer, max_context=max_context, max_new_tokens=config.rollout.max_new_tokens)
     return Prepared(
         config=config,

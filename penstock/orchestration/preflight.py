@@ -27,6 +27,7 @@ from penstock.orchestration.run_folder import SavedRun
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
 from penstock.safe_files import write_private
 from penstock.scoring.functions import load_functions
+from penstock.tasks.chat_prompts import resolve_chat
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.sources import load_tasks
 from penstock.tasks.task_rows import Row, tasks_from_rows
@@ -79,7 +80,6 @@ def prepare(
     check_writers(config.observe)
     train_tasks = _tasks(config.tasks, tasks)
     heldout_tasks = [] if config.eval.tasks is None else _tasks(config.eval.tasks, heldout)
-    _refuse_shared(train_tasks, heldout_tasks)
     load_functions(config.reward)
     if workflow is None and config.rollout.workflow is not None:
         workflow = load_workflow(config.rollout.workflow)
@@ -87,6 +87,10 @@ def prepare(
     warn_of_idle_penalty(config, log)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
     tokenizer.check_pad_token(log)
+    config, train_tasks, heldout_tasks = resolve_prompts(
+        config, train_tasks, heldout_tasks, has_template=tokenizer.has_template, log=log
+    )
+    _refuse_shared(train_tasks, heldout_tasks)
     new_tokens = config.rollout.max_new_tokens
     longest = max(
         check_prompts(some, tokenizer, max_context=max_context, max_new_tokens=new_tokens)
@@ -125,8 +129,40 @@ def open_model(
     max_context = min(
         config.engine.max_context or sys.maxsize, model_context(model, trust_remote_code=trusted)
     )
-    tokenizer = ChatTokenizer(model, pad_token=config.model.pad_token, trust_remote_code=trusted)
+    tokenizer = ChatTokenizer(
+        model,
+        pad_token=config.model.pad_token,
+        trust_remote_code=trusted,
+        template_args=config.tasks.template_args,
+    )
     return model, tokenizer, max_context
+
+
+def resolve_prompts(
+    config: PenstockConfig,
+    tasks: Sequence[Task],
+    heldout: Sequence[Task],
+    *,
+    has_template: bool,
+    log: Callable[[str], None],
+) -> tuple[PenstockConfig, list[Task], list[Task]]:
+    """Tasks as the model expects them, and the config that says so. A word where strings became chat messages."""
+    train_tasks, section = resolve_chat(tasks, config.tasks, has_template=has_template)
+    heldout_tasks, update = list(heldout), {}
+    if config.eval.tasks is not None:
+        heldout_tasks, of_heldout = resolve_chat(heldout, config.eval.tasks, has_template=has_template)
+        update = {"tasks": of_heldout}
+    count = sum(
+        after.is_chat and not before.is_chat
+        for before, after in zip((*tasks, *heldout), (*train_tasks, *heldout_tasks), strict=True)
+    )
+    if count:
+        log(
+            f"the model has a chat template: {count:,} string prompts became user messages "
+            "(tasks.as_chat=false leaves them as they are)"
+        )
+    resolved = config.model_copy(update={"tasks": section, "eval": config.eval.model_copy(update=update)})
+    return resolved, train_tasks, heldout_tasks
 
 
 def _tasks(config: TasksConfig, rows: Iterable[Row] | None) -> list[Task]:

@@ -64,6 +64,7 @@ def rollout_place(
     start = RolloutStart(
         model=prepared.model,
         trust_remote_code=prepared.config.model.trust_remote_code,
+        template_args=prepared.config.tasks.template_args,
         workflow=prepared.config.rollout.workflow,
         search_path=(str(Path.cwd()), *(entry for entry in sys.path if entry)),
     )

@@ -4,6 +4,8 @@ Calls go both ways over the one channel: the controller asks for episodes, and a
 engines for its turns.
 """
 
+from typing import Any
+
 import msgspec
 
 from penstock.channel import Channel, Method
@@ -18,6 +20,8 @@ class RolloutStart(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """Whose tokenizer it loads."""
     trust_remote_code: bool = False
+    template_args: dict[str, Any] = {}
+    """What its chat template gets beside the messages."""
     workflow: str | None
     search_path: tuple[str, ...]
     """Folders that user modules may be imported from, first of all."""

@@ -1,8 +1,8 @@
 """The `tasks` section: where prompts come from. `eval` holds one of its own for held-out tasks."""
 
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock.config import Section
 
@@ -20,11 +20,23 @@ class TasksConfig(Section):
     """The column that holds the prompt: a string, or a list of chat messages."""
     columns: tuple[str, ...] | None = None
     """The other columns to keep for the reward; unset keeps all."""
-    as_chat: bool = False
-    """Turn string prompts into one user message, so that the model's chat template is applied."""
+    as_chat: bool | Literal["auto"] = "auto"
+    """Turn string prompts into one user message, so that the model's chat template is applied. `auto`: where its
+    tokenizer has a template."""
     system: str | None = None
     """A system message put before chat prompts that have none; needs chat messages or `as_chat`."""
+    template_args: dict[str, Any] = Field(default_factory=dict)
+    """What the chat template gets beside the messages, for example `{enable_thinking: false}`; held-out prompts
+    too."""
     limit: int = Field(default=0, ge=0)
     """Take only the first so many tasks; 0 takes all."""
     shuffle: bool = True
     """Draw the order anew for every pass over the tasks."""
+
+    @field_validator("template_args")
+    @classmethod
+    def _leave_ours(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        ours = sorted({"tokenize", "add_generation_prompt", "return_dict", "conversation"} & arguments.keys())
+        if ours:
+            raise ValueError(f"tasks.template_args must not have {ours[0]!r}, which the run sets itself")
+        return arguments

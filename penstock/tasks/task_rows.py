@@ -105,8 +105,8 @@ def _columns(row: Mapping[str, Any], where: str, config: TasksConfig) -> dict[st
 
 
 def _prompt(value: Any, where: str, config: TasksConfig) -> str | tuple[Message, ...]:
-    if isinstance(value, str) and not config.as_chat:
-        if config.system is not None:
+    if isinstance(value, str) and config.as_chat is not True:
+        if config.system is not None and config.as_chat is False:
             raise TaskError(
                 f"tasks.system needs chat messages, but the prompt of {where} is a string; "
                 f"set tasks.as_chat=true"

@@ -26,7 +26,10 @@ async def start(
 ) -> None:
     sys.path[:0] = [folder for folder in request.search_path if folder not in sys.path]
     tokenizer = await asyncio.to_thread(
-        ChatTokenizer, request.model, trust_remote_code=request.trust_remote_code
+        ChatTokenizer,
+        request.model,
+        trust_remote_code=request.trust_remote_code,
+        template_args=request.template_args,
     )
     default = load_workflow(request.workflow) if request.workflow is not None else None
     workflows = Workflows(default)

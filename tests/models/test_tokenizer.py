@@ -120,6 +120,15 @@ def test_chat_messages_go_through_the_template(tmp_path: Path) -> None:
     assert len(ids) == 7, "the template decides about special tokens: no second bos"
 
 
+def test_the_template_gets_its_arguments(tmp_path: Path) -> None:
+    template = TEMPLATE + "{% if enable_thinking is false %};{% endif %}"
+    folder = save_tokenizer(tmp_path, chat_template=template)
+    asked = (Message(role="user", content="2"),)
+    for arguments, text in [({}, "u2;a"), ({"enable_thinking": False}, "u2;a;")]:
+        tokenizer = ChatTokenizer(str(folder), template_args=arguments)
+        assert tokenizer.decode(tokenizer.encode_prompt(asked)) == text
+
+
 def test_text_is_appended_without_special_tokens(tmp_path: Path) -> None:
     assert ChatTokenizer(str(save_tokenizer(tmp_path, bos=True, closes=True))).encode("12") == [4, 5]
 

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,29 @@ def test_a_gpu_that_is_too_small_stops_the_run_before_it_has_a_folder(
     with pytest.raises(UserError, match="an engine needs 1.5 GB"):
         prepare_on(gpu, tiny_model, tmp_path, [])
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_chat_model_is_prompted_through_its_template_with_a_word(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ end }}{% endfor %}")
+    config = build(
+        PenstockConfig,
+        {
+            "model": {"name": str(folder)},
+            "tasks": {"template_args": {"end": "="}},
+            "rollout": {"max_new_tokens": 8},
+            "run": {"folder": str(tmp_path / "runs")},
+        },
+    )
+    log: list[str] = []
+    rows = [{"prompt": "1+2"}]
+    prepared = prepare(config, tasks=rows, log=log.append, cache=tmp_path)
+    assert prepared.tokenizer.encode_prompt(prepared.tasks[0].prompt) == [2, 11, 3, 12]
+    assert log == [
+        "the model has a chat template: 1 string prompts became user messages "
+        "(tasks.as_chat=false leaves them as they are)"
+    ]
+    assert "as_chat: true" in (prepared.folder / "config.yaml").read_text()
 
 
 def test_a_run_folder_is_private_and_shows_no_secret(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_tasks_pass_through() -> None:
         ),
         (
             [{"prompt": "x"}],
-            {"system": "Be brief."},
+            {"system": "Be brief.", "as_chat": False},
             "tasks.system needs chat messages, but the prompt of task 0 of s is a string; "
             "set tasks.as_chat=true",
         ),
