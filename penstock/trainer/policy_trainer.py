@@ -21,6 +21,7 @@ from penstock.errors import Diverged
 from penstock.interfaces import BlobStore, Ranks
 from penstock.models.precision import guard_bfloat16
 from penstock.models.published import published_tensors
+from penstock.models.saving import save_model
 from penstock.models.tokenizer import max_positions
 from penstock.trainer.clock import StepClock
 from penstock.trainer.config import TrainerConfig
@@ -52,7 +53,9 @@ class PolicyTrainer:
         device: str = "cpu",
         blobs: BlobStore | None = None,
         ranks: Ranks | None = None,
+        saved_dtype: torch.dtype | None = None,
     ) -> None:
+        """`saved_dtype` is the number format of the checkpoint that the model came from; None: saved as it is."""
         if algorithm.kl_coef > 0 and reference is None:
             raise ValueError("kl_coef > 0 needs a reference model; pass reference= or set kl_coef to 0")
         if config.threads:
@@ -62,6 +65,7 @@ class PolicyTrainer:
         self._config, self._total_steps = config, total_steps
         self._ranks: Ranks = ranks or SingleRank()
         self._device = device
+        self._saved_dtype = saved_dtype
         self._model: Any = model.to(device)
         self._value_head = _value_head(self._model).to(device) if algorithm.needs_values else None
         extra = [] if self._value_head is None else list(self._value_head.parameters())
@@ -129,8 +133,8 @@ class PolicyTrainer:
         return {name: tensor.detach() for name, tensor in published_tensors(self._model).items()}
 
     def save(self, folder: str | Path) -> None:
-        """Write the model in Hugging Face format."""
-        self._model.save_pretrained(folder)
+        """Write the model in Hugging Face format, in the number format that it came in."""
+        save_model(self._model, Path(folder), self._saved_dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a later process needs to go on as if it were this one. Its tensors are the live ones."""

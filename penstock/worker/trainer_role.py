@@ -14,7 +14,7 @@ from penstock.blobs import open_blobs
 from penstock.channel import Channel
 from penstock.errors import UserError
 from penstock.interfaces import WeightPublisher
-from penstock.models.load import DTYPES, load_model, resolve_device
+from penstock.models.load import DTYPES, load_config, load_model, resolve_device
 from penstock.models.published import wire_dtypes
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 from penstock.observe.recorder import Recorder
@@ -194,6 +194,7 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
         reference=reference,
         device=device,
         blobs=open_blobs(request.blobs),
+        saved_dtype=load_config(request.model, trust_remote_code=request.trust_remote_code).dtype,
     )
     if request.checkpoint:
         trainer.load_state_dict(load_state(Path(request.checkpoint) / TRAINER_STATE))

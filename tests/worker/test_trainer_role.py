@@ -219,3 +219,21 @@ def test_a_checkpoint_that_fails_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match="full"):
         asyncio.run(service.checkpoint(CheckpointRequest(folder=str(tmp_path / "step-3"), files={})))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_of_16_bits_is_saved_in_16_bits(tiny_model, tmp_path):
+    """It is trained with float32 weights all the same."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "half")
+    start = msgspec.structs.replace(START, model=str(tmp_path / "half"), folder=str(tmp_path))
+    service = worker._build(start, EventQueue().of("trainer"))
+    try:
+        assert {weight.dtype for weight in service._trainer.weights().values()} == {torch.float32}
+        asyncio.run(service.save(SaveRequest(folder=str(tmp_path / "saved"))))
+    finally:
+        service._publisher.close()
+    stored = load_file(tmp_path / "saved" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
