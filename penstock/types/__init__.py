@@ -57,6 +57,7 @@ from penstock.types.steps import (
     TrainSequence,
 )
 from penstock.types.weights import (
+    AdapterSpec,
     Interrupt,
     TensorSpec,
     UpdateReceipt,
@@ -102,6 +103,7 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "Interrupt",
+    "AdapterSpec",
     "TensorSpec",
     "WeightUpdate",
     "UpdateReceipt",

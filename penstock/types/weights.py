@@ -27,6 +27,21 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of a slice: how far it reaches in each dimension."""
 
 
+class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How the matrices of an adapter act on the layers that they are named after: all that is needed beside them."""
+
+    rank: int
+    alpha: float
+    rslora: bool = False
+    """Scale by alpha over the root of the rank, not by alpha over the rank."""
+    dora: bool = False
+    """Each row of the weights has a magnitude of its own; such an adapter is served merged."""
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
 class WeightUpdate(Record, frozen=True, kw_only=True):
     """A published version, ready to be taken: what to read, where, and what it must add up to."""
 
@@ -40,8 +55,11 @@ class WeightUpdate(Record, frozen=True, kw_only=True):
     """One hash per tensor name, of the values as an engine must hold them; slices of a tensor add up to it."""
     selection: UpdateSelection = "full"
     base: int | None = None
-    """The version that an engine must serve to take this, since the rest of its weights stay as they are. None: the
-    update holds every tensor."""
+    """The version that an engine must serve to take this, since the rest of its weights stay as they are. Of a delta:
+    the one that it was taken against. Of an adapter: the one under which the weights below it were published.
+    None: the update holds every tensor."""
+    adapter: AdapterSpec | None = None
+    """Of selection `adapter`: its tensors are named as peft saves them, without `base_model.model.`."""
     sends: bool = False
     """Whether the trainer must `send` while engines stage, as for a broadcast. Otherwise engines read alone."""
 
