@@ -28,7 +28,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How the matrices of an adapter act on the layers that they are named after: all that is needed beside them."""
+    """How the matrices of an adapter act on the layers that they are named after."""
 
     rank: int
     alpha: float
@@ -55,9 +55,9 @@ class WeightUpdate(Record, frozen=True, kw_only=True):
     """One hash per tensor name, of the values as an engine must hold them; slices of a tensor add up to it."""
     selection: UpdateSelection = "full"
     base: int | None = None
-    """The version that an engine must serve to take this, since the rest of its weights stay as they are. Of a delta:
-    the one that it was taken against. Of an adapter: the one under which the weights below it were published.
-    None: the update holds every tensor."""
+    """The version that an engine must serve to take this, since the rest of its weights stay as they are. Of a
+    delta: the one that it was taken against. Of an adapter: the one under which the weights below it were
+    published. None: the update holds every tensor."""
     adapter: AdapterSpec | None = None
     """Of selection `adapter`: its tensors are named as peft saves them, without `base_model.model.`."""
     sends: bool = False
