@@ -42,6 +42,14 @@ def loop(
 
 
 @bench.command()
+def controller(json: Json = None) -> None:
+    """CPU time that the controller's process spends on an episode of four tokens."""
+    from penstock.bench.controller_cost import run
+
+    run(json)
+
+
+@bench.command()
 def engine(
     settings: Annotated[
         list[str] | None,

@@ -1,0 +1,88 @@
+"""`penstock bench controller`: CPU time that the controller's process spends on an episode.
+
+It is the demo (answers of about four tokens, real engines, trainer and scorers) without evaluations and without a
+terminal, because with short answers this cost sets the pace of a run. Time of all threads of this process counts,
+in the training phase alone; workers are other processes, so their time does not.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from penstock.api import cache_folder
+from penstock.arguments import DEMO
+from penstock.config.loader import load_config
+from penstock.observe.status import RunStatus
+from penstock.observe.views import SilentView
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.preflight import prepare
+from penstock.orchestration.session import Session
+from penstock.orchestration.summary import Summary
+
+STEPS = 60
+
+
+class CpuView(SilentView):
+    """Notes the CPU time that passes while the run is in its training phase."""
+
+    def __init__(self, cpu_s: Callable[[], float] = time.process_time) -> None:
+        super().__init__()
+        self.training_s = 0.0
+        self._cpu_s = cpu_s
+        self._since: float | None = None
+
+    def update(self, status: RunStatus) -> None:
+        is_training = status.phase == "training"
+        if is_training and self._since is None:
+            self._since = self._cpu_s()
+        elif not is_training and self._since is not None:
+            self.training_s += self._cpu_s() - self._since
+            self._since = None
+
+
+def run(
+    json_path: Path | None = None, *, steps: int = STEPS, overrides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Train the demo for some steps; `overrides` are settings as on the command line."""
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        own = ("eval.tasks=null", f"run.steps={steps}", f"run.folder={folder}", *overrides)
+        config = load_config(PenstockConfig, DEMO, own)
+        prepared = prepare(config, log=console.print, cache=cache_folder())
+        view = CpuView()
+        summary = asyncio.run(Session(prepared, view).run())
+    report = cost(summary, view.training_s)
+    console.print(sentence(report), highlight=False)
+    if json_path is not None:
+        json_path.write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def cost(summary: Summary, cpu_s: float) -> dict[str, Any]:
+    """`controller_busy` is the share of one core that the controller took."""
+    return {
+        "headline": {"controller_us_per_episode": cpu_s / summary.samples * 1e6},
+        "episodes": summary.samples,
+        "tokens_per_episode": summary.tokens / summary.samples,
+        "controller_cpu_s": cpu_s,
+        "controller_busy": cpu_s / summary.training_s,
+        "training_s": summary.training_s,
+        "episodes_per_s": summary.samples / summary.training_s,
+        "trainer_idle": summary.trainer_idle,
+        "engine_idle": summary.engine_idle,
+    }
+
+
+def sentence(report: dict[str, Any]) -> str:
+    return (
+        f"controller: {report['headline']['controller_us_per_episode']:.0f} µs of CPU an episode of "
+        f"{report['tokens_per_episode']:.1f} tokens, {report['controller_busy']:.0%} of a core; "
+        f"{report['episodes']:,} episodes, {report['episodes_per_s']:,.0f} a second; idle: trainer "
+        f"{report['trainer_idle']:.0%}, engines {report['engine_idle']:.0%}"
+    )
