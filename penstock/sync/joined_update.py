@@ -13,7 +13,7 @@ def join_updates(parts: Sequence[WeightUpdate]) -> WeightUpdate:
     """The tensors and buckets of all, and fingerprints that add up. Receivers check that together they are all of
     the model."""
     first = parts[0]
-    headers = {(p.policy, p.version, p.transport, p.selection, p.base) for p in parts}
+    headers = {(p.policy, p.version, p.transport, p.selection, p.base, p.adapter) for p in parts}
     if len(headers) > 1:
         raise ValueError(f"updates can be joined if they are of one version, got {sorted(map(str, headers))}")
     tensors: list[TensorSpec] = []

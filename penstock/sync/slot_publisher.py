@@ -12,7 +12,7 @@ import torch
 from penstock.sync.bucket_layout import Slice, lay_out, part, view
 from penstock.sync.fingerprint import Fingerprinter, Shard
 from penstock.sync.ring import SlotRing
-from penstock.types import DEFAULT_POLICY, TensorSpec, UpdateSelection, WeightUpdate
+from penstock.types import DEFAULT_POLICY, AdapterSpec, TensorSpec, UpdateSelection, WeightUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,9 @@ class Publishing:
     selection: UpdateSelection = "full"
     base: int | None = None
     """Where updates hold only some of the model's tensors: the version that engines have before the first of them.
-    From then on it is the version that was released last."""
+    Of an adapter it stays; of others it is from then on the version that was released last."""
+    adapter: AdapterSpec | None = None
+    """Of selection `adapter`: how its matrices act."""
 
 
 class SlotPublisher:
@@ -82,6 +84,7 @@ class SlotPublisher:
             fingerprint=self._fingerprint(slot),
             selection=self._publishing.selection,
             base=self._base,
+            adapter=self._publishing.adapter,
         )
 
     def send(self, version: int) -> None:
@@ -89,7 +92,7 @@ class SlotPublisher:
 
     def release(self, version: int) -> None:
         self._ring.release(version)
-        if self._base is not None:
+        if self._base is not None and self._publishing.selection != "adapter":
             self._base = version
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from penstock.sync.bucket_layout import Slice
 from penstock.sync.joined_update import join_updates
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher, transport_of
-from penstock.types import WeightUpdate
+from penstock.types import AdapterSpec, WeightUpdate
 
 Tensors = dict[str, torch.Tensor]
 
@@ -197,11 +197,13 @@ class TransportContract:
         source, live = self.tensors(0), self.tensors(1)
         rest = live["embed"].clone()
         some = {name: source[name] for name in ("norm", "counts")}
-        publisher, receiver = self.publisher(some, selection="adapter", base=4), self.receiver()
-        for version, base in ((7, 4), (8, 7)):
+        spec = AdapterSpec(rank=2, alpha=4.0)
+        publisher = self.publisher(some, selection="adapter", base=4, adapter=spec)
+        receiver = self.receiver()
+        for version in (7, 8):
             source["norm"] += 1
             update = over_the_wire(publish(publisher, version, some))
-            assert (update.selection, update.base) == ("adapter", base)
+            assert (update.selection, update.base, update.adapter) == ("adapter", 4, spec)
             load(receiver, update, live)()
             publisher.release(version)
             assert torch.equal(live["norm"], source["norm"])

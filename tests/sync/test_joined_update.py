@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.sync.joined_update import join_updates
-from penstock.types import TensorSpec, WeightUpdate
+from penstock.types import AdapterSpec, TensorSpec, WeightUpdate
 
 
 def update(name: str, version: int = 1, **options: object) -> WeightUpdate:
@@ -27,3 +27,11 @@ def test_buckets_are_numbered_anew_and_fingerprints_add_up() -> None:
 def test_parts_of_two_versions_are_refused() -> None:
     with pytest.raises(ValueError, match="of one version"):
         join_updates([update("a"), update("b", version=2)])
+
+
+def test_parts_of_two_adapters_are_refused() -> None:
+    ranks = [
+        update("a", selection="adapter", base=0, adapter=AdapterSpec(rank=rank, alpha=1.0)) for rank in (1, 2)
+    ]
+    with pytest.raises(ValueError, match="of one version"):
+        join_updates(ranks)
