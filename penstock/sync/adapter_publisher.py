@@ -1,4 +1,4 @@
-"""The trainer's side of a run that trains an adapter: the weights below it once, and from then on the adapter alone.
+"""The trainer's side of a run that trains an adapter: the weights below it once, then the adapter alone.
 
 version b      full       the base weights; when every engine has them, their buckets are freed
 version b+1 …  adapter    small, complete in itself, and on top of b
