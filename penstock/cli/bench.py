@@ -1,5 +1,6 @@
 """`penstock bench …`: each runs its comparison within one process tree, prints a table and writes JSON."""
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,14 @@ Shape = Annotated[
 class LoopPart(StrEnum):
     settings = "settings"
     colocated = "colocated"
+
+
+class LearningPart(StrEnum):
+    default = "default"
+    none = "none"
+    tis = "tis"
+    late = "late"
+    race = "race"
 
 
 class EngineJob(StrEnum):
@@ -78,11 +87,16 @@ def engine(
 
 
 @bench.command()
-def learning(json: Json = None) -> None:
+def learning(
+    json: Json = None,
+    only: Annotated[LearningPart | None, typer.Option(help="Run this part alone.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that train at once, a thread each.")] = 2,
+) -> None:
     """Learning at imposed staleness with and without correction, and time to a target reward."""
     from penstock.bench.learning import run
+    from penstock.bench.learning.experiment import FULL, PARTS
 
-    run(json)
+    run(json, plan=replace(FULL if only is None else PARTS[only.value], workers=workers))
 
 
 @bench.command()

@@ -17,8 +17,16 @@ NONE: Mapping[str, Any] = {
 """No correction: L = −A log π. The importance weight is 1 whatever the ratio, and nothing is clipped or
 masked. On-policy, its gradient is that of every other loss here."""
 
-METHODS: Mapping[str, Mapping[str, Any]] = {"default": {}, "none": NONE}
+TIS: Mapping[str, Any] = {"loss": "tis_reinforce", "loss_args": {"cap": 2.0}, "corrections": {}}
+"""Truncated importance sampling per token, and nothing else: L = −sg(min(π/π_behaviour, 2)) A log π."""
+
+METHODS: Mapping[str, Mapping[str, Any]] = {"default": {}, "none": NONE, "tis": TIS}
 """Method to `algorithm` section. `default` is the library's."""
+TITLES: Mapping[str, str] = {
+    "default": "default correction",
+    "none": "no correction",
+    "tis": "truncated importance sampling",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ processes the time to a target reward, asynchronous against synchronous.
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from penstock.api import cache_folder
 from penstock.bench.learning import plots
-from penstock.bench.learning.arms import LAGS, METHODS, Arm, Curve, Setup
+from penstock.bench.learning.arms import LAGS, METHODS, TITLES, Arm, Curve, Setup
 from penstock.bench.learning.processes import Race, time_to_target
 from penstock.bench.learning.statistics import Estimate, areas, first_crossing, gain, ratios
 from penstock.buffer.admission import Late
@@ -37,6 +37,7 @@ MAX_LOGPROB_GAP = 1e-4
 class Plan:
     """How much of the experiment runs: which arms, over how many seeds, in how many processes."""
 
+    methods: Sequence[str] = tuple(METHODS)
     lags: Sequence[int] = LAGS
     seeds: int = 6
     late: Sequence[Late] = LATE
@@ -45,18 +46,24 @@ class Plan:
     workers: int = 2
 
     def jobs(self) -> Iterator[tuple[Arm, int]]:
-        """Arms with their seeds. On-policy, every method has the same gradient: it runs once."""
+        """Arms with their seeds. On-policy, every method has the same gradient: it runs once, for all others are
+        compared with it."""
         for seed in range(self.seeds):
             for lag in self.lags:
-                for method, algorithm in METHODS.items():
-                    if lag or method == "default":
-                        yield Arm(name=f"{method}/{lag}", algorithm=algorithm, lag=lag), seed
+                for method in self.methods if lag else ("default",):
+                    yield Arm(name=f"{method}/{lag}", algorithm=METHODS[method], lag=lag), seed
         for seed in range(self.late_seeds):
             for late in self.late:
                 yield Arm(name=f"late/{late}", lag=LATE_BOUND, late=late), seed
 
 
 FULL = Plan()
+PARTS: Mapping[str, Plan] = {
+    **{method: Plan(methods=(method,), late=(), race=None) for method in METHODS},
+    "late": Plan(methods=(), lags=(0,), seeds=FULL.late_seeds, race=None),
+    "race": Plan(methods=(), lags=(), late=()),
+}
+"""What `--only` runs. With a method or with stragglers also the synchronous runs, which areas are relative to."""
 
 
 def run(
@@ -136,7 +143,7 @@ def assemble(
     gains = {
         lag: gain(of_arm(curves, f"default/{lag}"), of_arm(curves, f"none/{lag}"), synchronous, setup.target)
         for lag in plan.lags
-        if lag
+        if lag and {"default", "none"} <= set(plan.methods)
     }
     return {
         "headline": headline(arms, gains, race),
@@ -173,16 +180,17 @@ def draw(
         return json_path.with_name(f"{json_path.stem}-{what}.png")
 
     synchronous = of_arm(curves, "default/0")
-    by_method: dict[str, dict[int, list[Curve]]] = {}
-    for method in METHODS:
-        by_method[method] = {lag: of_arm(curves, f"{method}/{lag}") or synchronous for lag in plan.lags}
-    titles = {"default": "default correction", "none": "no correction"}
-    plots.plot_staleness(by_method, setup, place("staleness"), titles)
-    ratio_of = {
-        method: {lag: ratios(runs, synchronous, setup.target) for lag, runs in by_lag.items()}
-        for method, by_lag in by_method.items()
+    by_method = {
+        method: {lag: of_arm(curves, f"{method}/{lag}") or synchronous for lag in plan.lags}
+        for method in plan.methods
     }
-    plots.plot_ratios(ratio_of, place("ratios"))
+    if by_method:
+        plots.plot_staleness(by_method, setup, place("staleness"), TITLES)
+        ratio_of = {
+            method: {lag: ratios(runs, synchronous, setup.target) for lag, runs in by_lag.items()}
+            for method, by_lag in by_method.items()
+        }
+        plots.plot_ratios(ratio_of, place("ratios"))
     late = {str(name): of_arm(curves, f"late/{name}") for name in plan.late}
     if late:
         plots.plot_late(late, setup, place("late"))

@@ -63,7 +63,7 @@ def plot_ratios(ratios: Mapping[str, Mapping[int, Estimate]], path: Path) -> Non
     """Area ratio to synchronous by lag, a line per method, with standard errors."""
     pyplot = load_pyplot()
     figure, axis = pyplot.subplots(figsize=(5.2, 3.6))
-    for colour, (method, by_lag) in zip((COLOURS[1], COLOURS[4]), ratios.items(), strict=False):
+    for colour, (method, by_lag) in zip((COLOURS[1], COLOURS[4], COLOURS[2]), ratios.items(), strict=False):
         lags = list(by_lag)
         axis.errorbar(
             range(len(lags)),

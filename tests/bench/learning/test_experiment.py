@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 
@@ -17,10 +18,10 @@ def plan() -> Plan:
 def test_the_short_form(plan: Plan, setup: Setup, tmp_path: Path) -> None:
     report = run(tmp_path / "learning.json", plan=plan, setup=setup, console=Console(quiet=True))
     assert json.loads((tmp_path / "learning.json").read_text())["headline"] == report["headline"] == {}
-    assert set(report["arms"]) == {"default/0", "default/2", "none/2", "late/mask"}
+    assert set(report["arms"]) == {"default/0", "default/2", "none/2", "tis/2", "late/mask"}
     assert report["arms"]["default/0"]["area_ratio"]["values"] == [1.0, 1.0]
     assert report["arms"]["default/2"]["staleness_mean"] == pytest.approx((0 + 1 + 6 * 2) / 8)
-    assert len(report["curves"]) == 2 * 3 + 1
+    assert len(report["curves"]) == 2 * 4 + 1
     for picture in ("staleness", "ratios", "late"):
         assert (tmp_path / f"learning-{picture}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -42,8 +43,30 @@ def test_a_lag_that_was_not_imposed_is_an_error(setup: Setup) -> None:
 def test_the_full_plan_has_every_arm_once_a_seed() -> None:
     jobs = list(experiment.FULL.jobs())
     names = [arm.name for arm, seed in jobs if seed == 0]
-    assert names[:9] == [
-        "default/0", "default/1", "none/1", "default/4", "none/4", "default/8", "none/8", "default/16", "none/16",
+    assert names[:13] == [
+        "default/0", "default/1", "none/1", "tis/1", "default/4", "none/4", "tis/4", "default/8", "none/8", "tis/8",
+        "default/16", "none/16", "tis/16",
     ]  # fmt: skip
-    assert names[9:] == ["late/mask", "late/wait", "late/drop", "late/correct"]
-    assert len(jobs) == 9 * experiment.FULL.seeds + 4 * experiment.FULL.late_seeds
+    assert names[13:] == ["late/mask", "late/wait", "late/drop", "late/correct"]
+    assert len(jobs) == 13 * experiment.FULL.seeds + 4 * experiment.FULL.late_seeds
+
+
+def test_one_method_alone_runs_beside_the_synchronous_arm_only() -> None:
+    jobs = list(experiment.PARTS["tis"].jobs())
+    assert {arm.name for arm, _ in jobs} == {"default/0", "tis/1", "tis/4", "tis/8", "tis/16"}
+    assert {seed for _, seed in jobs} == set(range(6))
+    assert experiment.PARTS["tis"].race is None
+
+
+def test_truncated_importance_sampling_has_its_cap_and_no_other_correction() -> None:
+    arms = {arm.name: arm for arm, _ in experiment.FULL.jobs()}
+    config = arms["tis/4"].config()
+    assert (config.loss, config.loss_args, config.corrections) == ("tis_reinforce", {"cap": 2.0}, {})
+
+
+def test_one_method_alone_reports_and_draws(setup: Setup, tmp_path: Path) -> None:
+    plan = dataclasses.replace(experiment.PARTS["tis"], lags=(0, 2), seeds=1, workers=1)
+    report = run(tmp_path / "tis.json", plan=plan, setup=setup, console=Console(quiet=True))
+    assert set(report["arms"]) == {"default/0", "tis/2"}
+    assert report["correction_gain"] == report["headline"] == {}
+    assert (tmp_path / "tis-ratios.png").read_bytes().startswith(b"\x89PNG")
