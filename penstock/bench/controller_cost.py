@@ -58,7 +58,7 @@ def run(
         view = CpuView()
         summary = asyncio.run(Session(prepared, view).run())
     report = cost(summary, view.training_s)
-    console.print(sentence(report), highlight=False)
+    console.print(sentence(report), highlight=False, soft_wrap=True)
     if json_path is not None:
         json_path.write_text(json.dumps(report, indent=2) + "\n")
     return report

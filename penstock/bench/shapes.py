@@ -1,5 +1,6 @@
 """Model shapes with random weights, so that benchmarks need no download."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +51,25 @@ def make_shape(name: str, device: str, dtype: torch.dtype, attention: str = "sdp
             config, dtype=dtype, attn_implementation=attention
         )
     return model.eval()
+
+
+def save_shape(name: str, folder: Path, device: str) -> None:
+    """A random model of this shape as a folder that workers can load, in bfloat16 on a GPU. Its tokenizer knows
+    digits only; ids beyond them have no text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    end = "<end>"
+    words = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate((end, *"0123456789"))}, unk_token=end)
+    )
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    words.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=end, pad_token=end)
+    model: Any = make_shape(name, device, torch.bfloat16 if device != "cpu" else torch.float32)
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def num_matrix_parameters(model: Any) -> int:

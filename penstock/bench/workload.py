@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.types import Task
+from penstock.types import Episode, Task
 
 HEAD_DIM = 32
 
@@ -54,3 +54,9 @@ def make_tasks(count: int, prompt_tokens: int, seed: int = 0) -> list[Task]:
 
 def reward(task: Task, completion: str) -> float:
     return completion.count("7") / max(1, len(completion))
+
+
+def share_of_even_tokens(task: Task, episode: Episode) -> float:
+    """For random weights of a large vocabulary, most of which has no text: it differs within every group."""
+    ids = episode.turns[-1].output_ids
+    return float((ids % 2 == 0).mean())

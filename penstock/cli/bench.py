@@ -20,6 +20,7 @@ Shape = Annotated[
 
 class LoopPart(StrEnum):
     settings = "settings"
+    controller = "controller"
     colocated = "colocated"
 
 
@@ -42,12 +43,14 @@ def loop(
     json: Json = None,
     shape: Shape = None,
     only: Annotated[LoopPart | None, typer.Option(help="Run this part alone.")] = None,
-    compile: Annotated[bool, typer.Option(help="Engine and trainer on one GPU, both compiled.")] = False,
+    quick: Annotated[bool, typer.Option(help="Fewer steps: three minutes on two cores.")] = False,
+    compile: Annotated[bool, typer.Option(help="With --only colocated: both sides compiled.")] = False,
 ) -> None:
-    """Synchronous against asynchronous training; on a GPU also engine and trainer on one GPU."""
+    """Synchronous against asynchronous training. With --shape: a model of that shape on one GPU, with answers of
+    long-tailed length."""
     from penstock.bench.loop import run
 
-    run(json, only=None if only is None else only.value, shape=shape, compiled=compile)
+    run(json, only=None if only is None else only.value, quick=quick, shape=shape, compiled=compile)
 
 
 @bench.command()

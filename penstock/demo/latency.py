@@ -1,4 +1,4 @@
-"""A simulated environment's latency: long-tailed, and the same for the same seed."""
+"""Simulated latencies of an environment: long-tailed, and the same for the same seed."""
 
 import math
 import random
@@ -23,3 +23,22 @@ class LogNormalLatency:
     def draw(self) -> float:
         """The next latency in seconds."""
         return self.median_s * math.exp(self.sigma * self._random.gauss(0.0, 1.0))
+
+
+class SlowTenthLatency:
+    """`median_s` seconds, and in one draw of ten `slow_over_median` times that."""
+
+    def __init__(self, *, median_s: float, slow_over_median: float, seed: int) -> None:
+        if not median_s >= 0:
+            raise ValueError(f"median_s must be >= 0, got {median_s}")
+        if not slow_over_median >= 1:
+            raise ValueError(
+                f"slow_over_median must be >= 1, got {slow_over_median}; 1 is a constant latency"
+            )
+        self.median_s = median_s
+        self.slow_s = median_s * slow_over_median
+        self._random = random.Random(f"slow tenth/{seed}")
+
+    def draw(self) -> float:
+        """The next latency in seconds."""
+        return self.slow_s if self._random.random() < 0.1 else self.median_s

@@ -17,7 +17,8 @@ from typing import Any
 
 from penstock.bench.learning.arms import Setup
 from penstock.bench.learning.statistics import Estimate, first_crossing
-from penstock.bench.loop import MEDIAN_OF_STEP, P90_OVER_MEDIAN, STALENESS, SlowEnvironment, measured_step_s
+from penstock.bench.loop_settings import P90_OVER_MEDIAN, STALENESS
+from penstock.bench.slow_environment import MEDIAN_OF_STEP, SlowEnvironment, measured_step_s
 from penstock.config.loader import build
 from penstock.demo.arithmetic import make_tasks
 from penstock.demo.latency import LogNormalLatency

@@ -1,0 +1,183 @@
+"""The settings of `penstock bench loop` on a CPU: the same work synchronously and asynchronously.
+
+Both arms have the same engines, the same seed and the same number of steps; asynchronous is `max_staleness=4`. In
+two settings each rollout also waits on an environment, for 0.2 of the trainer's measured step in the median. In
+`long_tail` the wait is log-normal with p90 five times the median; in `slow_tenth` one in ten takes 25 times the
+median, and more than half of all groups have such an answer.
+"""
+
+import asyncio
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.api import cache_folder
+from penstock.bench.saved_report import SavedReport
+from penstock.bench.slow_environment import (
+    MEDIAN_OF_STEP,
+    Latency,
+    SlowEnvironment,
+    answer_times,
+    measured_step_s,
+)
+from penstock.bench.workload import EndlessTokenizer, make_model, make_tasks
+from penstock.config.loader import build
+from penstock.demo.latency import LogNormalLatency, SlowTenthLatency
+from penstock.demo.model import ensure_builtin_model
+from penstock.observe.views import SilentView
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.preflight import Prepared
+from penstock.orchestration.session import Session
+from penstock.orchestration.summary import Summary
+
+GROUPS, GROUP_SIZE, STALENESS = 8, 8, 4
+P90_OVER_MEDIAN, SLOW_OVER_MEDIAN = 5.0, 25.0
+ARMS = {"synchronous": 0, "asynchronous": STALENESS}
+PROBE_STEPS = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The model, how much is generated and trained a step, and what rollouts wait on."""
+
+    name: str
+    width: int
+    layers: int
+    prompt_tokens: int
+    new_tokens: int
+    steps: int
+    waits: Literal["log-normal", "slow tenth"] | None = None
+
+    def latency(self, median_s: float, *, seed: int = 0) -> Latency:
+        """What its rollouts wait for."""
+        if self.waits == "slow tenth":
+            return SlowTenthLatency(median_s=median_s, slow_over_median=SLOW_OVER_MEDIAN, seed=seed)
+        return LogNormalLatency(median_s=median_s, p90_over_median=P90_OVER_MEDIAN, seed=seed)
+
+
+# A narrow model: a decode step costs nearly what it does for a wide one, training far less.
+GENERATION_BOUND = Setting(
+    name="generation_bound", width=64, layers=2, prompt_tokens=16, new_tokens=96, steps=60
+)
+LONG_TAIL = Setting(
+    name="long_tail", width=192, layers=3, prompt_tokens=64, new_tokens=16, steps=40, waits="log-normal"
+)
+SLOW_TENTH = dataclasses.replace(LONG_TAIL, name="slow_tenth", steps=24, waits="slow tenth")
+SETTINGS = (GENERATION_BOUND, LONG_TAIL, SLOW_TENTH)
+QUICK = (
+    dataclasses.replace(GENERATION_BOUND, steps=16),
+    dataclasses.replace(LONG_TAIL, steps=12),
+    dataclasses.replace(SLOW_TENTH, steps=10),
+)
+"""At most three minutes on two quiet cores, with the controller's cost."""
+
+
+def run(settings: tuple[Setting, ...], report: SavedReport, console: Console) -> None:
+    """Both arms of every setting, each saved and printed as it ends."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
+        tokenizer = ensure_builtin_model(cache_folder(), log=console.print)
+        for setting in settings:
+            home = Path(scratch) / setting.name
+            model = make_model(home / "model", tokenizer, width=setting.width, layers=setting.layers)
+            compare(setting, model, home, report, console)
+    console.print(table({setting.name: report.data[setting.name] for setting in settings}))
+
+
+def compare(setting: Setting, model: Path, folder: Path, report: SavedReport, console: Console) -> None:
+    """Both arms of one setting, and the ratio of their speeds."""
+    median_s = 0.0
+    if setting.waits:
+        probe = dataclasses.replace(setting, steps=PROBE_STEPS, waits=None)
+        median_s = MEDIAN_OF_STEP * measured_step_s(train(probe, 0, model, folder, None))
+        report.put(setting.name, "environment_median_s", value=median_s)
+    for name, max_staleness in ARMS.items():
+        environment = SlowEnvironment(setting.latency(median_s)) if setting.waits else None
+        summary = train(setting, max_staleness, model, folder, environment)
+        arm = arm_of(summary) | answer_times(environment.answer_s if environment else ())
+        report.put(setting.name, name, value=arm)
+        console.print(f"{setting.name}, {name}: {sentence(arm)}", highlight=False, soft_wrap=True)
+    result = report.data[setting.name]
+    speedup = result["asynchronous"]["steps_per_s"] / result["synchronous"]["steps_per_s"]
+    report.put(setting.name, "speedup", value=speedup)
+    numbers = {f"{setting.name}_speedup": speedup}
+    if setting.waits:
+        numbers[f"{setting.name}_trainer_idle"] = result["asynchronous"]["trainer_idle"]
+    report.headline(numbers)
+
+
+def arm_of(summary: Summary) -> dict[str, Any]:
+    return {
+        "steps": summary.steps,
+        "steps_per_s": summary.steps / summary.training_s,
+        "tokens_per_s": summary.tokens_per_s,
+        "trainer_idle": summary.trainer_idle,
+        "engine_idle": summary.engine_idle,
+        "staleness_mean": summary.staleness_mean,
+        "staleness_max": summary.staleness_max,
+        "final_reward": summary.train_reward_end,
+        "drops": summary.drops,
+    }
+
+
+def sentence(arm: dict[str, Any]) -> str:
+    return (
+        f"{arm['steps']} steps, {arm['steps_per_s']:.2f} a second; {arm['tokens_per_s']:,.0f} tok/s; "
+        f"idle: trainer {arm['trainer_idle']:.0%}, engines {arm['engine_idle']:.0%}"
+    )
+
+
+def train(
+    setting: Setting, max_staleness: int, model: Path, folder: Path, workflow: SlowEnvironment | None
+) -> Summary:
+    config = build(
+        PenstockConfig,
+        {
+            "model": {"name": str(model)},
+            "reward": {"functions": ["penstock.bench.workload:reward"]},
+            "engine": {"count": 2, "embedded": {"max_batch": 128}},
+            "rollout": {
+                "group_size": GROUP_SIZE,
+                "groups_per_step": GROUPS,
+                "max_new_tokens": setting.new_tokens,
+                "chunk_tokens": setting.new_tokens,
+            },
+            "staleness": {"max_staleness": max_staleness},
+            "trainer": {"learning_rate": 5e-4, "micro_batch_tokens": 8192},
+            "run": {"name": f"{setting.name}-{max_staleness}", "steps": setting.steps},
+        },
+    )
+    prepared = Prepared(
+        config=config,
+        model=str(model),
+        tokenizer=EndlessTokenizer(str(model)),
+        tasks=make_tasks(256, setting.prompt_tokens),
+        heldout=[],
+        folder=Path(tempfile.mkdtemp(dir=folder)),
+        max_context=512,
+        workflow=workflow,
+    )
+    return asyncio.run(Session(prepared, SilentView()).run())
+
+
+def table(results: dict[str, Any]) -> Table:
+    shown = Table(
+        "setting", "arm", "steps/s", "trainer idle", "engine idle", "staleness", "reward", "speed-up"
+    )
+    for name, result in results.items():
+        for arm in ARMS:
+            row = result[arm]
+            shown.add_row(
+                name,
+                arm,
+                f"{row['steps_per_s']:.2f}",
+                f"{row['trainer_idle']:.0%}",
+                f"{row['engine_idle']:.0%}",
+                f"{row['staleness_mean']:.2f} (max {row['staleness_max']:.0f})",
+                f"{row['final_reward']:.3f}",
+                f"{result['speedup']:.2f}×" if arm == "asynchronous" else "",
+            )
+    return shown

@@ -1,0 +1,52 @@
+"""Rollouts that wait on a simulated environment: what makes answers long-tailed in benches on a CPU."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from penstock.orchestration.summary import Summary
+from penstock.rollout.episode_rollout import Rollout
+from penstock.types import Task, Turn
+
+MEDIAN_OF_STEP = 0.2
+"""The median wait, as a share of the trainer's own time for a step."""
+
+
+class Latency(Protocol):
+    def draw(self) -> float: ...
+
+
+class SlowEnvironment:
+    """A single turn whose episode ends only when its environment has answered; held-out ones do not wait.
+
+    `answer_s` has the seconds that each answer took, generation and wait together."""
+
+    def __init__(self, latency: Latency) -> None:
+        self.answer_s: list[float] = []
+        self._latency = latency
+
+    async def run(self, task: Task, rollout: Rollout) -> Turn:
+        begun = time.perf_counter()
+        turn = await rollout.generate(task.prompt)
+        if not rollout.spec.is_evaluation:
+            await asyncio.sleep(self._latency.draw())
+            self.answer_s.append(time.perf_counter() - begun)
+        return turn
+
+
+def measured_step_s(summary: Summary) -> float:
+    """The synchronous trainer's own time per step."""
+    return (1 - summary.trainer_idle) * summary.training_s / summary.steps
+
+
+def answer_times(answer_s: Sequence[float]) -> dict[str, float]:
+    """The median, and the mean of the slowest tenth."""
+    ordered = sorted(answer_s)
+    if not ordered:
+        return {}
+    slowest = ordered[-max(1, len(ordered) // 10) :]
+    return {
+        "answer_median_s": ordered[len(ordered) // 2],
+        "answer_slowest_tenth_s": sum(slowest) / len(slowest),
+    }

@@ -1,0 +1,28 @@
+"""A run's summary with the numbers that benches read."""
+
+from penstock.orchestration.summary import Summary
+
+
+def make_summary(*, steps: int = 10, training_s: float = 5.0, trainer_idle: float = 0.5) -> Summary:
+    return Summary(
+        name="run",
+        folder="run",
+        steps=steps,
+        samples=64 * steps,
+        wall_s=2 * training_s,
+        training_s=training_s,
+        heldout_reward_start=None,
+        heldout_reward_end=None,
+        train_reward_end=0.75,
+        trainer_idle=trainer_idle,
+        engine_idle=0.25,
+        tokens=1000 * steps,
+        tokens_per_s=1000 * steps / training_s,
+        staleness_mean=1.0,
+        staleness_max=4.0,
+        sync_stall_s=0.001,
+        sync_stall_max_s=0.002,
+        drops={},
+        failures={},
+        stopped_early=False,
+    )

@@ -1,0 +1,82 @@
+"""Arms of the loop bench: printed and saved as they end."""
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from penstock.bench import loop_settings
+from penstock.bench.loop_settings import GENERATION_BOUND, QUICK, SETTINGS, SLOW_TENTH, Setting, compare
+from penstock.bench.saved_report import SavedReport
+from penstock.bench.slow_environment import SlowEnvironment
+from penstock.demo.latency import SlowTenthLatency
+from penstock.orchestration.summary import Summary
+from tests.bench.summaries import make_summary
+
+
+class FakeTraining:
+    """Asynchronous runs take a third of the time; the one after `num_runs` is killed."""
+
+    def __init__(self, num_runs: int = 100) -> None:
+        self.calls: list[tuple[int, int, SlowEnvironment | None]] = []
+        self._num_runs = num_runs
+
+    def __call__(
+        self,
+        setting: Setting,
+        max_staleness: int,
+        model: Path,
+        folder: Path,
+        workflow: SlowEnvironment | None,
+    ) -> Summary:
+        if len(self.calls) == self._num_runs:
+            raise KeyboardInterrupt
+        self.calls.append((setting.steps, max_staleness, workflow))
+        return make_summary(steps=setting.steps, training_s=setting.steps / (3 if max_staleness else 1))
+
+
+def compared(
+    setting: Setting, training: FakeTraining, monkeypatch: pytest.MonkeyPatch, path: Path | None = None
+) -> tuple[SavedReport, str]:
+    monkeypatch.setattr(loop_settings, "train", training)
+    report, shown = SavedReport(path), StringIO()
+    compare(setting, Path("model"), Path("folder"), report, Console(file=shown, width=200))
+    return report, shown.getvalue()
+
+
+def test_the_speedup_is_the_ratio_of_steps_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, shown = compared(GENERATION_BOUND, FakeTraining(), monkeypatch)
+    assert report.data["headline"] == {"generation_bound_speedup": pytest.approx(3.0)}
+    assert report.data["generation_bound"]["asynchronous"]["steps_per_s"] == pytest.approx(3.0)
+    assert "generation_bound, synchronous: 60 steps, 1.00 a second" in shown
+    assert "generation_bound, asynchronous: 60 steps, 3.00 a second" in shown
+
+
+def test_the_slow_tenth_takes_25_times_the_median_which_follows_the_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = FakeTraining()
+    report, _ = compared(SLOW_TENTH, training, monkeypatch)
+    assert [(steps, bound) for steps, bound, _ in training.calls] == [(8, 0), (24, 0), (24, 4)]
+    assert report.data["slow_tenth"]["environment_median_s"] == pytest.approx(0.2 * 0.5)
+    latency = SLOW_TENTH.latency(0.1)
+    assert isinstance(latency, SlowTenthLatency)
+    assert (latency.median_s, latency.slow_s) == (0.1, 2.5)
+    assert report.data["headline"]["slow_tenth_trainer_idle"] == 0.5
+    assert [environment is not None for _, _, environment in training.calls] == [False, True, True]
+
+
+def test_a_killed_bench_keeps_the_arm_that_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "loop.json"
+    with pytest.raises(KeyboardInterrupt):
+        compared(GENERATION_BOUND, FakeTraining(num_runs=1), monkeypatch, path)
+    saved = json.loads(path.read_text())
+    assert saved["generation_bound"]["synchronous"]["steps_per_s"] == pytest.approx(1.0)
+    assert "asynchronous" not in saved["generation_bound"]
+
+
+def test_quick_has_the_same_settings_with_fewer_steps() -> None:
+    assert [setting.name for setting in QUICK] == [setting.name for setting in SETTINGS]
+    assert all(quick.steps < full.steps for quick, full in zip(QUICK, SETTINGS, strict=True))
