@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, one part after another: logs and JSON into a folder, the end of each on the screen.
 #
-#   tools/gpu_check.sh FOLDER [tests] [sync] [train] [engine] [engine7b] [colocated] [demo] [recipe]
+#   tools/gpu_check.sh FOLDER [tests] [sync] [train] [engine] [engine7b] [colocated] [loop] [demo] [recipe]
 #
-# Without parts: all of them, perhaps 25 minutes on one H200. `recipe` is examples/one_gpu with random weights, and needs
+# Without parts: all of them, perhaps 30 minutes on one H200. `recipe` is examples/one_gpu with random weights, and needs
 # reasoning-gym. A part that fails does not stop the others.
 # On a machine without internet, put the wheels of tools/gpu_wheels.sh on PYTHONPATH first; tests also need pytest,
 # pytest-timeout, hypothesis and psutil.
@@ -23,6 +23,7 @@ run_part() {
     engine) penstock bench engine --shape 1.5b --json "$out/engine.json" ;;
     engine7b) penstock bench engine --shape 7b --json "$out/engine7b.json" ;;
     colocated) penstock bench loop --only colocated --shape 1.5b --json "$out/colocated.json" ;;
+    loop) penstock bench loop --shape 1.5b --json "$out/loop.json" ;;
     demo) cd "$out" && penstock train engine.embedded.compile=on sync.transport=cuda_ipc ;;
     recipe)
         python tools/random_model.py "$out/random-1.5b" --shape 1.5b --config examples/one_gpu/config.yaml &&
@@ -34,7 +35,7 @@ run_part() {
 }
 
 failed=()
-for part in "${@:-tests sync train engine engine7b colocated demo recipe}"; do
+for part in "${@:-tests sync train engine engine7b colocated loop demo recipe}"; do
     for name in $part; do
         began=$SECONDS
         if (run_part "$name") >"$out/$name.log" 2>&1; then how=done; else how="FAILED"; failed+=("$name"); fi
