@@ -11,7 +11,8 @@ class ObserveConfig(Section):
     """What a person sees of a run, and where its numbers go besides `metrics.jsonl`."""
 
     view: Literal["auto", "live", "plain", "none"] = "auto"
-    """`live` draws in the terminal, `plain` prints log lines, `auto` takes `live` only in a terminal."""
+    """`live` draws in the terminal or in a notebook's cell, `plain` prints log lines, `auto` takes `live` only
+    there."""
     every_s: float = Field(default=5.0, gt=0)
     """Seconds between two progress lines of the plain view."""
     samples_mb: float = Field(default=64.0, ge=0, le=1e6)

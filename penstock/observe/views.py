@@ -1,4 +1,4 @@
-"""How a run shows itself: drawn live in a terminal, or as plain lines."""
+"""How a run shows itself: drawn live in a terminal or a notebook, or as plain lines."""
 
 import contextlib
 import sys
@@ -33,14 +33,25 @@ class Log:
 
 
 def make_view(config: ObserveConfig) -> View:
-    kind = config.view
+    kind, has_kernel = config.view, in_notebook()
     if kind == "auto":
-        kind = "live" if sys.stdout.isatty() else "plain"
+        kind = "live" if has_kernel or sys.stdout.isatty() else "plain"
+    if kind == "live" and has_kernel:
+        from penstock.observe.notebook import NotebookView
+
+        return NotebookView()
     if kind == "live":
         from penstock.observe.terminal import TerminalView
 
         return TerminalView()
     return PlainView(config.every_s) if kind == "plain" else SilentView()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook: IPython in a terminal has a shell, but no kernel."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
 
 
 def show_start(view: View, name: str, steps: int) -> None:
