@@ -1,8 +1,54 @@
-"""The `model` section: which model is trained."""
+"""The `model` section: which model is trained, and whether all of it or an adapter on top of it."""
 
-from pydantic import Field
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
 
 from penstock.config import Section
+from penstock.types import AdapterSpec
+
+ALL_LINEAR = "all-linear"
+Targets = tuple[Annotated[str, Field(min_length=1)], ...] | Literal["all-linear"]
+
+
+class LoraConfig(Section):
+    """An adapter that is trained while the model's own weights stay: two small matrices beside each chosen layer."""
+
+    rank: int = Field(default=16, ge=1, le=4096)
+    """The inner width of the matrices. Weights, gradients, AdamW's states and what is sent to engines grow with
+    it."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The matrices' product is scaled by alpha / rank (with `rslora`, by alpha / √rank)."""
+    targets: Targets = ALL_LINEAR
+    """Which layers: a list of names or ends of names (`[q_proj, v_proj]`), or `all-linear`: every linear layer but
+    the output embedding."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropped inputs of the matrices in passes that train. It makes the trainer's logprobs noisy, so leave it at 0
+    unless the adapter overfits."""
+    rslora: bool = False
+    """Scale by alpha / √rank, so that large ranks learn as fast as small ones."""
+    dora: bool = False
+    """Train a magnitude per row of the weights too (DoRA). Slower, and engines serve it merged."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _are_a_list(cls, targets: object) -> object:
+        if isinstance(targets, str) and targets != ALL_LINEAR:
+            raise ValueError(f"targets must be a list of names or {ALL_LINEAR!r}, got {targets!r}")
+        if isinstance(targets, list | tuple) and not targets:
+            raise ValueError(f"targets must name at least one layer, got none; {ALL_LINEAR!r} is all of them")
+        return targets
+
+    @model_validator(mode="after")
+    def _dora_draws_nothing(self) -> "LoraConfig":
+        if self.dora and self.dropout:
+            raise ValueError(f"dropout must be 0 with dora, got {self.dropout:g}")
+        return self
+
+    @property
+    def spec(self) -> AdapterSpec:
+        """What an engine must know of it."""
+        return AdapterSpec(rank=self.rank, alpha=self.alpha, rslora=self.rslora, dora=self.dora)
 
 
 class ModelConfig(Section):
@@ -10,6 +56,10 @@ class ModelConfig(Section):
 
     name: str = "builtin"
     """A Hugging Face causal LM by name or folder, or `builtin`: a tiny model made on the spot."""
+    lora: LoraConfig | None = None
+    """Train a LoRA adapter instead of all weights; needs `penstock[lora]`. See docs/lora.md."""
+    adapter: str | None = None
+    """A folder with a LoRA adapter in peft's format to go on from. Its own settings hold, so `lora` is not needed."""
     pad_token: str | None = None
     """The pad token that is saved with the trained model, where its tokenizer has none or another one is wanted: a
     token of the vocabulary, best a special one, since decoders leave it out. Nothing in training pads; it is for
@@ -19,3 +69,8 @@ class ModelConfig(Section):
     Without it, a model that needs such code is refused."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`cpu`, `cuda`, or `auto`: cuda when there is one."""
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether the model's own weights stay as they are."""
+        return self.lora is not None or self.adapter is not None

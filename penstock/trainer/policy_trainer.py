@@ -23,10 +23,12 @@ from penstock.models.precision import guard_bfloat16
 from penstock.models.published import published_tensors
 from penstock.models.saving import save_model
 from penstock.models.tokenizer import max_positions
+from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.clock import StepClock
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.dummy_batch import dummy_batch
 from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.forward.reference import AdapterOff, Reference
 from penstock.trainer.forward.value_head import ValueHead
 from penstock.trainer.objective import Objective
 from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
@@ -50,13 +52,15 @@ class PolicyTrainer:
         algorithm: AlgorithmConfig,
         total_steps: int,
         reference: nn.Module | None = None,
+        adapter: TrainedAdapter | None = None,
         device: str = "cpu",
         blobs: BlobStore | None = None,
         ranks: Ranks | None = None,
         saved_dtype: torch.dtype | None = None,
     ) -> None:
-        """`saved_dtype` is the number format of the checkpoint that the model came from; None: saved as it is."""
-        if algorithm.kl_coef > 0 and reference is None:
+        """`saved_dtype` is the number format of the checkpoint that the model came from; None: saved as it is. With
+        an `adapter` in the model it alone is trained, and the model without it is the reference."""
+        if algorithm.kl_coef > 0 and reference is None and adapter is None:
             raise ValueError("kl_coef > 0 needs a reference model; pass reference= or set kl_coef to 0")
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -66,6 +70,7 @@ class PolicyTrainer:
         self._ranks: Ranks = ranks or SingleRank()
         self._device = device
         self._saved_dtype = saved_dtype
+        self._adapter = adapter
         self._model: Any = model.to(device)
         self._value_head = _value_head(self._model).to(device) if algorithm.needs_values else None
         extra = [] if self._value_head is None else list(self._value_head.parameters())
@@ -77,10 +82,12 @@ class PolicyTrainer:
             compiled=config.compile,
             value_head=self._value_head,
         )
-        frozen = None
+        frozen: Reference | None = None
         if reference is not None:
             reference.to(device=device).requires_grad_(False)
             frozen = PackedModel(reference, chunk_tokens=config.logprob_chunk_tokens)
+        elif adapter is not None and algorithm.needs_reference:
+            frozen = AdapterOff(policy, adapter)
         self._prepare = Preparation(
             policy, frozen, algorithm, config=config, device=device, blobs=blobs, ranks=self._ranks
         )
@@ -128,12 +135,22 @@ class PolicyTrainer:
             metrics |= update
         return StepResult(step=plan.step, metrics=metrics, seconds=clock.seconds())
 
+    def starting_weights(self) -> list[Mapping[str, torch.Tensor]]:
+        """What engines need before the first step, in order: of an adapter, the weights below it first."""
+        below = [] if self._adapter is None else [self._adapter.base_tensors()]
+        return [*below, self.weights()]
+
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The live parameters and persistent buffers, as engines name them."""
+        """What a step changes, as engines name it: live parameters and persistent buffers, or the adapter's."""
+        if self._adapter is not None:
+            return self._adapter.tensors()
         return {name: tensor.detach() for name, tensor in published_tensors(self._model).items()}
 
     def save(self, folder: str | Path) -> None:
-        """Write the model in Hugging Face format, in the number format that it came in."""
+        """Write the model in Hugging Face format, in the number format that it came in; an adapter in peft's."""
+        if self._adapter is not None:
+            self._adapter.save(Path(folder))
+            return
         save_model(self._model, Path(folder), self._saved_dtype)
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from penstock.trainer.forward.gradient_dropout import draws_dropout
+
 Checkpointing = Literal["off", "selective", "full"]
 
 RECOMPILE_LIMIT = 32
@@ -34,8 +36,10 @@ def enable_checkpointing(model: nn.Module, mode: Checkpointing) -> None:
     if mode == "full":
         _enable_full(model)
     elif mode == "selective":
+        draws = draws_dropout(model)
         for layer in layers_of(model):
             layer.__class__ = _selective_class(type(layer))
+            layer._penstock_draws = draws  # type: ignore[assignment]
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
@@ -67,7 +71,8 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 def _enable_full(model: Any) -> None:
     """transformers recomputes only layers that are `training`, so that flag alone is set on them; what they
     hold stays in eval mode, without dropout."""
-    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    draws = draws_dropout(model)
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": draws})
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing"):
             module.training = True
@@ -76,12 +81,15 @@ def _enable_full(model: Any) -> None:
 class _Selective:
     """Mixed into a layer's class: its forward, under selective recomputation. Names of parameters stay."""
 
+    _penstock_draws: bool
+    """Whether it has dropout, so that its random numbers must be the same again."""
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(
             super().forward,  # type: ignore[misc]
             *args,
             use_reentrant=False,
-            preserve_rng_state=False,
+            preserve_rng_state=self._penstock_draws,
             context_fn=_contexts,
             **kwargs,
         )

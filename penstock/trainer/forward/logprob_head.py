@@ -177,8 +177,10 @@ class _Logprobs(torch.autograd.Function):
             grad_logprobs = torch.zeros_like(lse)
         rows = states.shape[0]
         grad_states = torch.empty_like(states)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if weight is not None else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
+        # An embedding that is not trained (under an adapter) gets no gradient, which would be its largest.
+        _, trains_weight, trains_bias, *_ = ctx.needs_input_grad
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if trains_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if trains_bias else None
         for start in range(0, rows, ctx.chunk):
             part = slice(start, min(start + ctx.chunk, rows))
             logits = saved
@@ -208,9 +210,9 @@ class _Logprobs(torch.autograd.Function):
             if weight is None:
                 grad_states[part] = grad
                 continue
-            assert grad_weight is not None
             torch.mm(grad, weight, out=grad_states[part])
-            _add_product(grad_weight, grad.T, states[part])
+            if grad_weight is not None:
+                _add_product(grad_weight, grad.T, states[part])
             if grad_bias is not None:
                 grad_bias += grad.sum(dim=0, dtype=torch.float32)
             del grad

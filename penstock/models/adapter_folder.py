@@ -1,0 +1,103 @@
+"""LoRA adapters as peft saves them: read without peft, and refused where they hold more than LoRA matrices.
+
+adapter_config.json           what kind of adapter, on which layers, of which model
+adapter_model.safetensors     its tensors, named base_model.model.LAYER.lora_A.weight and so on
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock.errors import UserError
+from penstock.models.config import LoraConfig
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+PLAIN: dict[str, Any] = {
+    "bias": "none",
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "modules_to_save": None,
+    "target_parameters": None,
+    "layer_replication": None,
+    "trainable_token_indices": None,
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+    "use_bdlora": None,
+    "kasa_config": None,
+    "lora_bias": False,
+    "use_qalora": False,
+    "fan_in_fan_out": False,
+}
+"""What peft can do besides, and its value when it is not done."""
+
+NARROWED_BY = ("layers_to_transform", "exclude_modules")
+"""Settings that leave out some of the layers that `target_modules` names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedAdapter:
+    """An adapter in a folder."""
+
+    folder: Path
+    lora: LoraConfig
+    base: str | None
+    """The model that it was trained on, as it was named then."""
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
+
+
+def read_adapter(folder: Path) -> SavedAdapter:
+    """What the folder says of itself. Its tensors are only listed."""
+    if not is_adapter(folder) or not (folder / TENSORS).is_file():
+        raise UserError(f"{folder} is no adapter: it must be a folder with {CONFIG} and {TENSORS}, as peft saves it")
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if config.get("peft_type") != "LORA":
+            raise UserError(f"the adapter in {folder} must be a LoRA adapter, got {config.get('peft_type')!r}")
+        _refuse_others(folder, config)
+        lora = LoraConfig(
+            rank=config["r"],
+            alpha=config["lora_alpha"],
+            targets=_targets(folder, config),
+            dropout=config.get("lora_dropout") or 0.0,
+            rslora=bool(config.get("use_rslora")),
+            dora=bool(config.get("use_dora")),
+        )
+    except (OSError, ValueError, KeyError, AttributeError, ValidationError) as error:
+        raise UserError(f"{folder / CONFIG} can't be read ({type(error).__name__}: {error})") from error
+    return SavedAdapter(folder=folder, lora=lora, base=config.get("base_model_name_or_path"))
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Of the saved tensors, by the names under which they are sent."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / TENSORS, framework="np") as file:
+            return {
+                name.removeprefix(PREFIX): tuple(file.get_slice(name).get_shape()) for name in file.keys()  # noqa: SIM118
+            }
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder / TENSORS} can't be read ({error})") from error
+
+
+def _refuse_others(folder: Path, config: dict[str, Any]) -> None:
+    for key, plain in PLAIN.items():
+        if config.get(key, plain) not in (plain, None, [], {}):
+            raise UserError(
+                f"the adapter in {folder} has {key}={config[key]!r}, and only plain LoRA matrices are supported"
+            )
+
+
+def _targets(folder: Path, config: dict[str, Any]) -> tuple[str, ...]:
+    """Names as they are; of a pattern or a choice among layers, those whose tensors were saved."""
+    given = config.get("target_modules")
+    if isinstance(given, list) and not any(config.get(key) for key in NARROWED_BY):
+        return tuple(sorted(given))
+    return tuple(sorted({name.partition(".lora_")[0] for name in tensor_shapes(folder)}))

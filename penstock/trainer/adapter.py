@@ -1,0 +1,112 @@
+"""The adapter that is trained: peft's LoRA layers inside the model's own, while the model keeps its class.
+
+    model.layers.0.self_attn.q_proj    a LoRA layer: base_layer (frozen), lora_A, lora_B, for DoRA a magnitude
+
+What runs the model (packing, checkpointing, compilation, the head) need not know of it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from penstock.errors import MissingExtraError
+from penstock.models.adapter_folder import PREFIX, TENSORS
+from penstock.models.config import LoraConfig
+from penstock.models.lora_targets import all_linear, target_layers
+from penstock.models.published import published_tensors
+from penstock.trainer.forward.gradient_dropout import GradientDropout
+from penstock.types import AdapterSpec
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+NAME = "default"
+"""peft's name for an adapter that nobody named."""
+BASE, OWN = ".base_layer.", ".lora_"
+
+
+class TrainedAdapter:
+    """Puts the adapter into a model, in place, and says which tensors are whose."""
+
+    def __init__(self, model: nn.Module, lora: LoraConfig, *, base: str, folder: Path | None = None) -> None:
+        """`base` is what the saved adapter says it was trained on; `folder` has the adapter to go on from."""
+        self.lora = lora
+        self._model = model
+        self._peft = _inject(model, lora, base)
+        if folder is not None:
+            self._load(folder)
+        if lora.dropout:
+            for layer in self._layers():
+                layer.lora_dropout[NAME] = GradientDropout(lora.dropout)
+
+    @property
+    def spec(self) -> AdapterSpec:
+        return self.lora.spec
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The live tensors of the adapter, by the names under which they are sent and saved."""
+        return {
+            _own_name(name): tensor.detach()
+            for name, tensor in self._model.named_parameters()
+            if OWN in name
+        }
+
+    def base_tensors(self) -> dict[str, torch.Tensor]:
+        """The weights below the adapter, named as in a model without one."""
+        return {
+            name.replace(BASE, "."): tensor.detach()
+            for name, tensor in published_tensors(self._model).items()
+            if OWN not in name
+        }
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """In this block the model is what it was before it was trained."""
+        with self._peft.disable_adapter():
+            yield
+
+    def save(self, folder: Path) -> None:
+        """In peft's format."""
+        self._peft.save_pretrained(str(folder), save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)  # an empty form
+
+    def _load(self, folder: Path) -> None:
+        from peft import set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        tensors = load_file(folder / TENSORS)
+        set_peft_model_state_dict(self._peft, tensors)
+
+    def _layers(self) -> list[Any]:
+        return [module for module in self._model.modules() if hasattr(module, "lora_dropout")]
+
+
+def _inject(model: Any, lora: LoraConfig, base: str) -> "PeftModel":
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingExtraError("model.lora needs peft: pip install 'penstock[lora]'") from error
+    target_layers(model, lora)
+    targets = all_linear(model) if isinstance(lora.targets, str) else lora.targets
+    model.name_or_path = base
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=list(targets),
+        lora_dropout=lora.dropout,
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
+    )
+    return peft.get_peft_model(model, config)
+
+
+def _own_name(name: str) -> str:
+    """Without peft's name of the adapter: `….lora_A.default.weight` is sent as `….lora_A.weight`."""
+    name = name.removeprefix(PREFIX).replace(f".{NAME}.", ".")
+    return name.removesuffix(".weight") if "lora_magnitude_vector" in name else name
