@@ -20,8 +20,8 @@ class CheckedAdapter:
 
 
 def check_adapter(section: ModelConfig, model: str, *, saved: bool = False) -> CheckedAdapter:
-    """`model` is the folder or name that `section.name` stands for. `saved`: the adapter is that of a checkpoint, so
-    the folder that it began with is not needed."""
+    """`model` is the folder or name that `section.name` stands for. `saved`: the adapter is that of a checkpoint,
+    so the folder that it began with is not needed."""
     if importlib.util.find_spec("peft") is None:
         raise MissingExtraError("model.lora needs peft: pip install 'penstock[lora]'")
     outline = weightless_model(model, trust_remote_code=section.trust_remote_code)
@@ -42,13 +42,13 @@ def _refuse_other_settings(asked: LoraConfig, adapter: SavedAdapter, its: Shapes
         mine, theirs = getattr(asked, name), getattr(adapter.lora, name)
         if mine != theirs:
             raise UserError(
-                f"model.lora.{name} must be {theirs}, as in the adapter {adapter.folder}, got {mine}; leave model.lora "
-                "out, since the adapter's own settings hold"
+                f"model.lora.{name} must be {theirs}, as in the adapter {adapter.folder}, got {mine}; leave "
+                "model.lora out, since the adapter's own settings hold"
             )
     if "targets" in asked.model_fields_set and its.keys() != wanted.keys():
         raise UserError(
-            f"model.lora.targets must be the layers of the adapter {adapter.folder} ({', '.join(adapter.lora.targets)}); "
-            "leave model.lora out, since the adapter's own settings hold"
+            f"model.lora.targets must be the layers of the adapter {adapter.folder} "
+            f"({', '.join(adapter.lora.targets)}); leave model.lora out, since the adapter's own settings hold"
         )
 
 
@@ -65,4 +65,3 @@ def _refuse_other_model(adapter: SavedAdapter, expected: Shapes, model: str) -> 
 
 def _shown(shape: tuple[int, ...] | None) -> str:
     return "absent" if shape is None else "×".join(map(str, shape))
-

@@ -55,11 +55,15 @@ def is_adapter(folder: Path) -> bool:
 def read_adapter(folder: Path) -> SavedAdapter:
     """What the folder says of itself. Its tensors are only listed."""
     if not is_adapter(folder) or not (folder / TENSORS).is_file():
-        raise UserError(f"{folder} is no adapter: it must be a folder with {CONFIG} and {TENSORS}, as peft saves it")
+        raise UserError(
+            f"{folder} is no adapter: it must be a folder with {CONFIG} and {TENSORS}, as peft saves it"
+        )
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if config.get("peft_type") != "LORA":
-            raise UserError(f"the adapter in {folder} must be a LoRA adapter, got {config.get('peft_type')!r}")
+            raise UserError(
+                f"the adapter in {folder} must be a LoRA adapter, got {config.get('peft_type')!r}"
+            )
         _refuse_others(folder, config)
         lora = LoraConfig(
             rank=config["r"],
@@ -81,7 +85,8 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     try:
         with safe_open(folder / TENSORS, framework="np") as file:
             return {
-                name.removeprefix(PREFIX): tuple(file.get_slice(name).get_shape()) for name in file.keys()  # noqa: SIM118
+                name.removeprefix(PREFIX): tuple(file.get_slice(name).get_shape())
+                for name in file.keys()  # noqa: SIM118
             }
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / TENSORS} can't be read ({error})") from error

@@ -1,18 +1,18 @@
 """The `model` section: which model is trained, and whether all of it or an adapter on top of it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config import Section
 from penstock.types import AdapterSpec
 
-ALL_LINEAR = "all-linear"
+ALL_LINEAR: Final = "all-linear"
 Targets = tuple[Annotated[str, Field(min_length=1)], ...] | Literal["all-linear"]
 
 
 class LoraConfig(Section):
-    """An adapter that is trained while the model's own weights stay: two small matrices beside each chosen layer."""
+    """An adapter that is trained while the model's own weights stay: two small matrices beside chosen layers."""
 
     rank: int = Field(default=16, ge=1, le=4096)
     """The inner width of the matrices. Weights, gradients, AdamW's states and what is sent to engines grow with
@@ -59,7 +59,7 @@ class ModelConfig(Section):
     lora: LoraConfig | None = None
     """Train a LoRA adapter instead of all weights; needs `penstock[lora]`. See docs/lora.md."""
     adapter: str | None = None
-    """A folder with a LoRA adapter in peft's format to go on from. Its own settings hold, so `lora` is not needed."""
+    """A folder with a LoRA adapter in peft's format to go on from; its own settings hold, so leave `lora` out."""
     pad_token: str | None = None
     """The pad token that is saved with the trained model, where its tokenizer has none or another one is wanted: a
     token of the vocabulary, best a special one, since decoders leave it out. Nothing in training pads; it is for

@@ -1,4 +1,4 @@
-"""Which layers of a model a LoRA adapter is on, and what its tensors are: from the model's outline, without weights.
+"""Which layers of a model a LoRA adapter is on, and what its tensors are: from its outline, without weights.
 
 Both the preflight check and the trainer ask here, so a run that can't have its adapter ends before it starts.
 """
@@ -53,14 +53,14 @@ def all_linear(model: Any) -> tuple[str, ...]:
     """The ends of the names of all linear layers but the output embedding."""
     if _has_experts(model):
         raise UserError(
-            f"model.lora.targets={ALL_LINEAR} can't be used with {type(model).__name__}: adapters on the experts of a "
-            "mixture are not supported; name its other layers, such as [q_proj, k_proj, v_proj, o_proj]"
+            f"model.lora.targets={ALL_LINEAR} can't be used with {type(model).__name__}: adapters on the "
+            "experts of a mixture are not supported; name its other layers, such as [q_proj, v_proj, o_proj]"
         )
     ends = sorted({name.rpartition(".")[2] for name in _linear_layers(model)})
     if not ends:
         raise UserError(
-            f"{type(model).__name__} has no linear layers (torch.nn.Linear) that an adapter could be on; train all of "
-            "it, without model.lora"
+            f"{type(model).__name__} has no linear layers (torch.nn.Linear) that an adapter could be on; train "
+            "all of it, without model.lora"
         )
     return tuple(ends)
 
@@ -72,8 +72,8 @@ def _layers_of_target(model: nn.Module, target: str) -> dict[str, nn.Linear]:
     kind = type(model).__name__
     if any("experts" in name.split(".") for name in (*matches, *parameters)):
         raise UserError(
-            f"model.lora.targets names {target!r}, which are experts of {kind}: adapters on experts are not supported; "
-            "name other layers, such as those of the attention"
+            f"model.lora.targets names {target!r}, which are experts of {kind}: adapters on experts are not "
+            "supported; name other layers, such as those of the attention"
         )
     if not matches:
         known = sorted({name.rpartition(".")[2] for name in _linear_layers(model)})
@@ -96,19 +96,22 @@ def _refuse_embeddings(model: Any, target: str, matches: Mapping[str, nn.Module]
     embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
     if any(module is one for module in matches.values() for one in embeddings):
         tied = model.config.get_text_config().tie_word_embeddings
-        why = "its two embeddings are one tensor, and an adapter on one would change both" if tied else (
-            "the output embedding is computed in chunks, without an adapter"
+        why = (
+            "its two embeddings are one tensor, and an adapter on one would change both"
+            if tied
+            else ("the output embedding is computed in chunks, without an adapter")
         )
         raise UserError(
-            f"model.lora.targets must not name embeddings, got {target!r} of {type(model).__name__}: {why}; leave it out"
+            f"model.lora.targets must not name embeddings, got {target!r} of {type(model).__name__}: {why}; leave "
+            "it out"
         )
 
 
 def _refuse_quantised(model: Any) -> None:
     if getattr(model.config, "quantization_config", None) is not None:
         raise UserError(
-            f"the weights of {type(model).__name__} are quantised, and adapters are trained on weights that are not; "
-            "name the model that they were made from"
+            f"the weights of {type(model).__name__} are quantised, and adapters are trained on weights that are "
+            "not; name the model that they were made from"
         )
 
 

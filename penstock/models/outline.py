@@ -23,6 +23,12 @@ class Outline:
     intermediate: int
     """Width of the MLP that a token goes through; of all its experts together where there are several."""
     vocabulary: int
+    num_adapter_parameters: int = 0
+    """Of the adapter that is trained in the place of the model's own weights; 0: those are trained."""
+
+    @property
+    def num_trained(self) -> int:
+        return self.num_adapter_parameters or self.num_parameters
 
     @property
     def kv_per_token(self) -> int:
@@ -30,12 +36,14 @@ class Outline:
         return 2 * self.num_layers * self.keys
 
 
-def outline_of(name_or_path: str, *, trust_remote_code: bool = False) -> Outline:
+def outline_of(
+    name_or_path: str, *, trust_remote_code: bool = False, num_adapter_parameters: int = 0
+) -> Outline:
     config = load_config(name_or_path, trust_remote_code=trust_remote_code)
-    return outline(config, trust_remote_code=trust_remote_code)
+    return outline(config, trust_remote_code=trust_remote_code, num_adapter_parameters=num_adapter_parameters)
 
 
-def outline(config: Any, *, trust_remote_code: bool = False) -> Outline:
+def outline(config: Any, *, trust_remote_code: bool = False, num_adapter_parameters: int = 0) -> Outline:
     """The sizes of a Hugging Face causal LM. Its tensors are made without memory and thrown away."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
@@ -51,6 +59,7 @@ def outline(config: Any, *, trust_remote_code: bool = False) -> Outline:
         keys=kv_heads * head_dim,
         intermediate=_intermediate(text),
         vocabulary=int(text.vocab_size),
+        num_adapter_parameters=num_adapter_parameters,
     )
 
 

@@ -94,6 +94,7 @@ def build_controller(
         ),
         steps=config.run.steps,
         blobs=blobs,
+        starting_updates=2 if config.model.trains_adapter else 1,
         resumed=resume.groups if resume is not None else (),
         interrupt=config.sync.interrupt,
         events=ControllerEvents(events or EventStream(asyncio.get_running_loop()), gate),

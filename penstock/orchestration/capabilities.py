@@ -16,6 +16,8 @@ def needed_capabilities(config: PenstockConfig) -> dict[str, str]:
         "seed": f"run.seed={config.run.seed}",
         f"interrupt:{interrupt}": f"sync.interrupt={interrupt}",
     }
+    if config.model.trains_adapter:
+        needed["adapters"] = "model.lora"
     cuts = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     for name, off in cuts.items():
         if getattr(rollout, name) != off:

@@ -77,12 +77,15 @@ class Controller:
         planner: StepPlanner,
         steps: int,
         blobs: BlobStore,
+        starting_updates: int = 1,
         resumed: Sequence[tuple[Ticket, Task]] = (),
         interrupt: Interrupt = "inflight",
         events: ControllerEvents,
         after_step: Callable[[TrainedStep], int],
         checkpoints: Checkpoints | None = None,
     ) -> None:
+        """`starting_updates` is how many updates bring an engine to the weights of the start: an adapter comes
+        after the weights below it."""
         self._engine = engine
         self._trainers = trainers
         self._scorer = scorer
@@ -93,6 +96,7 @@ class Controller:
         self._planner = planner
         self._steps = steps
         self._blobs = blobs
+        self._starting_updates = starting_updates
         self._resumed = resumed
         self._interrupt: Interrupt = interrupt
         self._events = events
@@ -116,7 +120,8 @@ class Controller:
 
     async def start(self) -> None:
         """Bring every engine to the trainer's starting weights, verified."""
-        await self._sync(self._issue(self.buffer.gate.step))
+        for _ in range(self._starting_updates):
+            await self._sync(self._issue(self.buffer.gate.step))
 
     async def run(self) -> None:
         """The whole training. Returns when engines serve the last version."""

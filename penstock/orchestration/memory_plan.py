@@ -94,10 +94,12 @@ def estimate_trainer(
 
 
 def published_bytes(config: PenstockConfig, outline: "Outline") -> int:
-    """Snapshots of the weights that lie on the GPU between trainer and engines."""
+    """Snapshots of the weights that lie on the GPU between trainer and engines. Below an adapter there is one of
+    the weights that stay, which engines take at the start."""
     if not transport_of(config.sync.transport).snapshots_on_gpu:
         return 0
-    return config.sync.slots * outline.num_parameters * BYTES[config.engine.dtype]
+    once = outline.num_parameters if outline.num_adapter_parameters else 0
+    return (once + config.sync.slots * outline.num_trained) * BYTES[config.engine.dtype]
 
 
 def _check_trainer(
@@ -133,7 +135,7 @@ def _share_out(
     section, count = config.engine.embedded, config.engine.count
     item = BYTES[config.engine.dtype]
     per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item)
-    weights = outline.num_parameters * item
+    weights = (outline.num_parameters + outline.num_adapter_parameters) * item
     staged = transport_of(config.sync.transport).staged_bytes(weights)
     fixed = weights + staged + workspace_bytes(section.max_batch, outline.vocabulary)
     if section.kv_tokens:

@@ -87,6 +87,7 @@ def prepare(
     warn_of_idle_penalty(config, log)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
     tokenizer.check_pad_token(log)
+    config, adapter_size = _resolve_adapter(config, model, saved)
     config, train_tasks, heldout_tasks = resolve_prompts(
         config, train_tasks, heldout_tasks, has_template=tokenizer.has_template, log=log
     )
@@ -99,7 +100,7 @@ def prepare(
     longest += new_tokens
     if not is_single_turn and config.engine.max_context:
         longest = max_context  # what a workflow appends between turns is not known before it runs
-    memory = _plan_memory(config, model, gpus, longest)
+    memory = _plan_memory(config, model, gpus, longest, adapter_size)
     if memory is not None:
         log(str(memory))
     folder = new_run_folder(config) if saved is None else saved.folder
@@ -183,17 +184,32 @@ def warn_of_idle_penalty(config: PenstockConfig, log: Callable[[str], None]) -> 
         )
 
 
+def _resolve_adapter(
+    config: PenstockConfig, model: str, saved: SavedRun | None
+) -> tuple[PenstockConfig, int]:
+    """The config with the settings of the adapter that is trained, and its number of parameters; 0 without one.
+    Only for adapters: the layers of a model need torch, which takes seconds to import."""
+    if not config.model.trains_adapter:
+        return config, 0
+    from penstock.models.adapter_check import check_adapter
+
+    checked = check_adapter(config.model, model, saved=saved is not None)
+    section = config.model.model_copy(update={"lora": checked.lora})
+    return config.model_copy(update={"model": section}), checked.num_parameters
+
+
 def _plan_memory(
-    config: PenstockConfig, model: str, gpus: tuple[Gpu, ...], longest: int
+    config: PenstockConfig, model: str, gpus: tuple[Gpu, ...], longest: int, adapter_size: int
 ) -> MemoryPlan | None:
     """Only where there is a GPU: the sizes of a model need torch, which takes seconds to import."""
     if engine_gpu(config, gpus) is None and trainer_gpu(config, gpus) is None:
         return None
     from penstock.models.outline import outline_of
 
-    return plan_memory(
-        config, outline_of(model, trust_remote_code=config.model.trust_remote_code), gpus, longest=longest
+    outline = outline_of(
+        model, trust_remote_code=config.model.trust_remote_code, num_adapter_parameters=adapter_size
     )
+    return plan_memory(config, outline, gpus, longest=longest)
 
 
 def new_run_folder(config: PenstockConfig) -> Path:

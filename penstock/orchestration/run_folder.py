@@ -17,7 +17,7 @@ LOCK = ".lock"
 METRICS = "metrics.jsonl"
 UNDONE = "metrics.undone.jsonl"
 """Rows of steps that were trained after the checkpoint that a run went on from."""
-FIXED = ("model.name", "run.name", "run.folder", "run.seed")
+FIXED = ("model.name", "model.lora", "model.adapter", "run.name", "run.folder", "run.seed")
 """What a run can't change on its way."""
 
 
@@ -47,7 +47,7 @@ def load_saved_run(folder: Path, overrides: list[str]) -> tuple[PenstockConfig, 
     """The config and the last checkpoint of a run that is to go on."""
     for override in overrides:
         key = override.partition("=")[0]
-        if key in FIXED:
+        if key in FIXED or key.startswith("model.lora."):
             raise UserError(f"{key} can't be changed when a run is resumed; start another run for that")
     config = load_config(PenstockConfig, folder / "config.yaml", overrides)
     found = checkpoints_of(folder)

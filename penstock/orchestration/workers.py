@@ -198,6 +198,8 @@ def trainer_place(
         model=prepared.model,
         pad_token=config.model.pad_token,
         trust_remote_code=config.model.trust_remote_code,
+        lora=None if config.model.lora is None else config.model.lora.model_dump(mode="json"),
+        adapter=config.model.adapter or "",
         device=config.model.device,
         threads=threads,
         total_steps=config.run.steps,

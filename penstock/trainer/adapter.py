@@ -50,9 +50,7 @@ class TrainedAdapter:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The live tensors of the adapter, by the names under which they are sent and saved."""
         return {
-            _own_name(name): tensor.detach()
-            for name, tensor in self._model.named_parameters()
-            if OWN in name
+            _own_name(name): tensor.detach() for name, tensor in self._model.named_parameters() if OWN in name
         }
 
     def base_tensors(self) -> dict[str, torch.Tensor]:

@@ -26,17 +26,18 @@ class MemoryEstimate:
     masters: int
     moments: int
     reference: int
-    """A frozen model beside the policy, for a KL penalty."""
+    """A frozen model beside the policy, for a KL penalty; under an adapter the model itself serves."""
     activations: int
     """What forward keeps for backward, of one micro-batch."""
     head: int
-    """A chunk of logits with its gradient, and the gradient of the output embedding."""
+    """A chunk of logits with its gradient, and the gradient of the output embedding where that is trained."""
     layer: int
     """What one layer's backward needs for itself."""
     update: int
     """What an optimizer update needs for itself."""
     loading: int
-    """The peak before the first step: float32 weights, from which masters are made."""
+    """The peak before the first step: float32 weights, from which masters are made. Weights that stay (under an
+    adapter) are loaded as they compute."""
     host: int
     """In the host's memory."""
 
@@ -65,25 +66,29 @@ def estimate_bytes(
     tokens = config.micro_batch_tokens if tokens is None else tokens
     width = 2 if config.dtype == "bfloat16" else FLOAT_BYTES
     on_host = config.optimizer_states == "cpu" and on_gpu
-    num_floats = FLOAT_BYTES * outline.num_parameters
-    masters = 0 if config.dtype == "float32" else num_floats
-    moments = 2 * num_floats
+    is_adapter = outline.num_adapter_parameters > 0
+    num_weights = outline.num_parameters + outline.num_adapter_parameters
+    trained = FLOAT_BYTES * outline.num_trained
+    masters = 0 if config.dtype == "float32" else trained
+    moments = 2 * trained
     if config.optimizer_states == "8bit":
-        moments = round(CODED_BYTES * outline.num_parameters)
+        moments = round(CODED_BYTES * outline.num_trained)
+    frozen = FLOAT_BYTES * outline.num_parameters if reference and not is_adapter else 0
+    loaded = (width if is_adapter else FLOAT_BYTES) * num_weights
     # Staging on the host: two buckets of gradients and two of weights.
     staging = 2 * BUCKET_VALUES * (FLOAT_BYTES + width)
     return MemoryEstimate(
-        weights=width * outline.num_parameters,
-        gradients=num_floats,
+        weights=width * num_weights,
+        gradients=trained,
         masters=0 if on_host else masters,
         moments=0 if on_host else moments,
-        reference=num_floats if reference else 0,
+        reference=frozen,
         activations=tokens * outline.num_layers * width * _kept_values(outline, config.checkpointing),
         head=_head_bytes(outline, min(tokens, config.logprob_chunk_tokens), tokens, width, on_gpu),
         layer=0 if config.checkpointing == "off" else tokens * width * _layer_values(outline),
         update=10 * FLOAT_BYTES * CHUNK_VALUES if config.optimizer_states == "8bit" else 0,
-        loading=num_floats + (0 if on_host else masters) + (num_floats if reference else 0),
-        host=num_floats + moments + staging if on_host else 0,
+        loading=loaded + (0 if on_host else masters) + frozen,
+        host=trained + moments + staging if on_host else 0,
     )
 
 
@@ -108,4 +113,6 @@ def _head_bytes(outline: Outline, chunk: int, tokens: int, width: int, on_gpu: b
     # A GPU's kernels read float32 logits and write their gradient; elsewhere each operation makes a copy.
     of_logit = FLOAT_BYTES + width if on_gpu else 6 * FLOAT_BYTES
     embedding = outline.vocabulary * outline.hidden * (FLOAT_BYTES + (width if width != FLOAT_BYTES else 0))
+    if outline.num_adapter_parameters:
+        embedding = 0
     return chunk * outline.vocabulary * of_logit + embedding + 3 * tokens * outline.hidden * width

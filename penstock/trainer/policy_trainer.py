@@ -28,7 +28,7 @@ from penstock.trainer.clock import StepClock
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.dummy_batch import dummy_batch
 from penstock.trainer.forward.packed_model import PackedModel
-from penstock.trainer.forward.reference import AdapterOff, Reference
+from penstock.trainer.forward.reference_policy import AdapterOff, Reference
 from penstock.trainer.forward.value_head import ValueHead
 from penstock.trainer.objective import Objective
 from penstock.trainer.optimizer import MasterAdamW, learning_rate_at

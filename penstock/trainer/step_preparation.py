@@ -19,7 +19,7 @@ from penstock.interfaces import BlobStore, Ranks
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
 from penstock.trainer.forward.packed_row import PackedRow
-from penstock.trainer.forward.reference import Reference
+from penstock.trainer.forward.reference_policy import Reference
 from penstock.trainer.packing import pack
 from penstock.trainer.ranks import SingleRank
 from penstock.trainer.sharing import forward_length

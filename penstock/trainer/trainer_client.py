@@ -20,6 +20,10 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     pad_token: str | None = None
     """What the saved tokenizer pads with; None: its own."""
     trust_remote_code: bool = False
+    lora: dict[str, Any] | None = None
+    """The adapter that is trained (`models.config.LoraConfig`); None: all weights are."""
+    adapter: str = ""
+    """The folder of the adapter that it goes on from; "" begins with one that changes nothing."""
     device: str
     threads: int
     total_steps: int
@@ -37,7 +41,7 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = DEFAULT_POLICY
     """Whose weights it trains and publishes."""
     version: int = 0
-    """The number under which the weights that it starts with are published."""
+    """The number under which the weights that it starts with are published; an adapter follows under the next."""
     checkpoint: str = ""
     """The folder of the checkpoint that it goes on from; "" starts with the model as it is."""
     trainer: dict[str, Any]

@@ -2,25 +2,30 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.blobs import open_blobs
 from penstock.channel import Channel
 from penstock.errors import UserError
 from penstock.interfaces import WeightPublisher
+from penstock.models.config import LoraConfig
 from penstock.models.load import DTYPES, load_config, load_model, resolve_device
 from penstock.models.published import wire_dtypes
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 from penstock.observe.recorder import Recorder
 from penstock.safe_files import remove_folder, whole_folder
+from penstock.sync.adapter_publisher import AdapterPublisher
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
+from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_attention_check import check_packed_attention
 from penstock.trainer.plan_transfer import serve_steps
@@ -64,7 +69,8 @@ class TrainerService:
         self._events = events
         self._stepping = ThreadPoolExecutor(1, thread_name_prefix="step")
         self._publishing = ThreadPoolExecutor(1, thread_name_prefix="publish")
-        publisher.snapshot(version, trainer.weights())
+        for number, weights in enumerate(trainer.starting_weights(), start=version):
+            publisher.snapshot(number, weights)
 
         # Beside the start of engines. What follows in the same thread waits for it.
         self.warmed_up = self._stepping.submit(self._warm_up)
@@ -177,12 +183,13 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
     device = resolve_device(request.device)
     config = TrainerConfig.model_validate(request.trainer)
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
-    model = load_model(
-        request.model, dtype="float32", device=device, trust_remote_code=request.trust_remote_code
-    )
+    # Masters are made from float32 weights. Weights that stay need none, and are only ever read as they compute.
+    dtype = "float32" if request.lora is None else config.dtype
+    model = load_model(request.model, dtype=dtype, device=device, trust_remote_code=request.trust_remote_code)
     check_packed_attention(model.config, request.max_context or max_positions(model.config))
+    adapter = _add_adapter(request, model)
     reference = None
-    if algorithm.needs_reference:
+    if algorithm.needs_reference and adapter is None:
         reference = load_model(
             request.model, dtype="float32", device=device, trust_remote_code=request.trust_remote_code
         )
@@ -192,25 +199,50 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
         algorithm=algorithm,
         total_steps=request.total_steps,
         reference=reference,
+        adapter=adapter,
         device=device,
         blobs=open_blobs(request.blobs),
         saved_dtype=load_config(request.model, trust_remote_code=request.trust_remote_code).dtype,
     )
     if request.checkpoint:
         trainer.load_state_dict(load_state(Path(request.checkpoint) / TRAINER_STATE))
-    publisher = make_publisher(
-        request.transport,
-        trainer.weights(),
-        Publishing(
-            policy=request.policy,
-            slots=request.slots,
-            dtypes=wire_dtypes(model, DTYPES[request.engine_dtype]),
-        ),
-        Rendezvous(Path(request.folder)),
-    )
+    publisher = _open_publisher(request, model, trainer.starting_weights(), adapter)
     tokenizer = ChatTokenizer(
         request.model, pad_token=request.pad_token, trust_remote_code=request.trust_remote_code
     )
     return TrainerService(
         trainer, publisher, tokenizer, events, policy=request.policy, version=request.version
+    )
+
+
+def _add_adapter(request: TrainerStart, model: nn.Module) -> TrainedAdapter | None:
+    """None where all weights are trained. A checkpoint brings its own, so the one that the run began with need not
+    be there any more."""
+    if request.lora is None:
+        return None
+    folder = Path(request.adapter) if request.adapter and not request.checkpoint else None
+    return TrainedAdapter(model, LoraConfig.model_validate(request.lora), base=request.model, folder=folder)
+
+
+def _open_publisher(
+    request: TrainerStart,
+    model: nn.Module,
+    starting: Sequence[Mapping[str, torch.Tensor]],
+    adapter: TrainedAdapter | None,
+) -> WeightPublisher:
+    """`starting` is all that is published, or the weights below an adapter and then the adapter."""
+    at = Rendezvous(Path(request.folder))
+
+    def publisher(tensors: Mapping[str, torch.Tensor], **options: Any) -> WeightPublisher:
+        dtypes = wire_dtypes(model, DTYPES[request.engine_dtype], tensors)
+        publishing = Publishing(policy=request.policy, dtypes=dtypes, **options)
+        return make_publisher(request.transport, tensors, publishing, at)
+
+    if adapter is None:
+        return publisher(starting[0], slots=request.slots)
+    below, own = starting
+    return AdapterPublisher(
+        publisher(below, slots=1),
+        publisher(own, slots=request.slots, selection="adapter", base=request.version, adapter=adapter.spec),
+        base_version=request.version,
     )

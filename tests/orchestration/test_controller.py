@@ -99,6 +99,7 @@ def build(
     seed: int = 0,
     resume: Resume | None = None,
     workflow: Any = None,
+    model: dict[str, Any] | None = None,
 ) -> World:
     rng = np.random.default_rng(seed)
 
@@ -124,6 +125,7 @@ def build(
             "algorithm": {"selection": {"zero_variance": {}} if filter_zero_variance else {}},
             "trainer": {"micro_batch_tokens": 64},
             "run": {"steps": steps},
+            "model": model or {},
         }
     )
     log = MemoryGroupLog()
@@ -234,6 +236,14 @@ def test_mask_takes_late_tokens_out_of_the_loss_and_correct_keeps_them() -> None
 def test_nothing_is_generated_only_to_be_thrown_away() -> None:
     world = build(late="mask", straggler=0.0, steps=6)
     assert len(world.tasks.issued) == 6 * 2
+
+
+def test_an_adapter_follows_the_weights_below_it_before_anything_is_generated() -> None:
+    world = build(steps=2, model={"lora": {"rank": 4}})
+    first, second = world.trainer.plans
+    assert (first.publishes, second.publishes) == (2, 3)
+    assert dict(first.version_steps) == {1: 0}
+    assert world.engine.version == 3
 
 
 def test_training_overlaps_generation() -> None:

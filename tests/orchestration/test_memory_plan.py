@@ -1,5 +1,6 @@
 """The GPU shared out from injected numbers: what fits, what is left, and what an error says."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,22 @@ def test_optimizer_states_take_what_is_asked_for() -> None:
 def test_snapshots_lie_on_the_gpu_only_over_cuda_ipc() -> None:
     assert published_bytes(config_of(), QWEN) == 2 * 2 * QWEN.num_parameters
     assert published_bytes(config_of(sync={"transport": "shared_memory"}), QWEN) == 0
+
+
+def test_an_adapter_needs_states_for_itself_alone() -> None:
+    """Gradients, masters and moments are the adapter's; the model's weights are held once, and never in float32."""
+    size = 18_464_768
+    adapted = replace(QWEN, num_adapter_parameters=size)
+    found = estimate_trainer(config_of(algorithm={"kl_coef": 0.1}), adapted, longest=1000)
+    assert found.weights == 2 * (QWEN.num_parameters + size)
+    assert found.gradients == found.masters == 4 * size
+    assert (found.moments, found.reference) == (8 * size, 0)
+    assert found.loading == found.weights + found.masters
+    logits = 1024 * QWEN.vocabulary * 6
+    assert found.head == logits + 3 * 8192 * QWEN.hidden * 2
+    on_host = config_of(trainer={"dtype": "bfloat16", "optimizer_states": "cpu"})
+    assert estimate_trainer(on_host, adapted, longest=1000).moments == 0
+    assert published_bytes(config_of(), adapted) == 2 * QWEN.num_parameters + 2 * 2 * size
 
 
 def test_beside_the_trainer_the_engine_gets_what_is_left() -> None:

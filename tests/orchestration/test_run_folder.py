@@ -54,6 +54,8 @@ def test_hidden_secrets_must_be_given_again(tmp_path: Path) -> None:
 def test_what_a_run_can_not_change_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.name can't be changed"):
         load_saved_run(make_run(tmp_path), ["model.name=other", AGAIN])
+    with pytest.raises(UserError, match=r"model\.lora\.rank can't be changed"):
+        load_saved_run(tmp_path / "run", ["model.lora.rank=4", AGAIN])
 
 
 @pytest.mark.parametrize(

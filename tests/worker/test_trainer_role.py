@@ -9,7 +9,7 @@ from penstock.errors import UserError
 from penstock.observe.event_queue import EventQueue
 from penstock.trainer.state_files import load_state
 from penstock.trainer.trainer_client import CheckpointRequest, SaveRequest, TrainerStart
-from penstock.types import StepPlan, StepResult
+from penstock.types import AdapterSpec, StepPlan, StepResult
 from penstock.worker import trainer_role as worker
 from penstock.worker.trainer_role import TrainerService, tell_parts
 
@@ -35,6 +35,9 @@ class Trainer:
 
     def weights(self):
         return {}
+
+    def starting_weights(self):
+        return [self.weights()]
 
     def warm_up(self):
         if self._error is not None:
@@ -237,3 +240,77 @@ def test_a_checkpoint_of_16_bits_is_saved_in_16_bits(tiny_model, tmp_path):
         service._publisher.close()
     stored = load_file(tmp_path / "saved" / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+
+
+LORA = {"rank": 2, "targets": ["q_proj"]}
+
+
+@pytest.fixture
+def adapted(tiny_model, tmp_path):
+    """Opens services that train an adapter of the tiny model."""
+    opened = []
+
+    def build(**changes):
+        start = msgspec.structs.replace(
+            START, model=str(tiny_model), folder=str(tmp_path), version=4, lora=LORA, **changes
+        )
+        opened.append(worker._build(start, EventQueue().of("trainer")))
+        return opened[-1]
+
+    yield build
+    for service in opened:
+        service._publisher.close()
+
+
+def test_the_base_is_published_first_and_then_only_the_adapter(adapted, tiny_model):
+    from penstock.models.load import load_model
+    from penstock.models.published import published_tensors
+
+    service = adapted(engine_dtype="bfloat16")
+    full, first = (asyncio.run(service.publish(version)) for version in (4, 5))
+    assert (full.selection, full.base, full.adapter) == ("full", None, None)
+    assert {spec.name for spec in full.tensors} == set(published_tensors(load_model(str(tiny_model))))
+    assert (first.selection, first.base) == ("adapter", 4)
+    assert first.adapter == AdapterSpec(rank=2, alpha=32.0)
+    names = {spec.name for spec in first.tensors}
+    assert names == set(service._trainer.weights())
+    assert all(".q_proj.lora_" in name for name in names)
+    assert {spec.dtype for spec in (*full.tensors, *first.tensors)} == {"bfloat16"}
+    assert first.fingerprint.keys() == names
+    asyncio.run(service.release(4))
+    service._publisher.snapshot(6, service._trainer.weights())
+    assert asyncio.run(service.publish(6)).base == 4
+
+
+def test_weights_that_stay_are_loaded_as_they_compute(adapted):
+    service = adapted(trainer={"dtype": "bfloat16"})
+    below, own = service._trainer.starting_weights()
+    assert {tensor.dtype for tensor in (*below.values(), *own.values())} == {torch.bfloat16}
+    assert {master.dtype for master in service._trainer._optimizer._masters} == {torch.float32}
+
+
+def test_an_adapter_is_saved_and_a_checkpoint_of_it_goes_on(adapted, tmp_path):
+    service = adapted()
+    with torch.no_grad():
+        for tensor in service._trainer.weights().values():
+            tensor += 0.25
+    folder = tmp_path / "step-3"
+    asyncio.run(service.checkpoint(CheckpointRequest(folder=str(folder), files={})))
+    saved = {path.name for path in (folder / "model").iterdir()}
+    assert saved >= {"adapter_config.json", "adapter_model.safetensors", "tokenizer_config.json"}
+    assert not saved & {"config.json", "model.safetensors"}
+    continued = adapted(adapter=str(folder / "model"))
+    resumed = adapted(adapter="/gone", checkpoint=str(folder))
+    for name, tensor in service._trainer.weights().items():
+        assert torch.equal(continued._trainer.weights()[name], tensor)
+        assert torch.equal(resumed._trainer.weights()[name], tensor)
+
+
+def test_a_penalty_on_an_adapter_loads_no_second_model(adapted, monkeypatch):
+    loaded = []
+    load = worker.load_model
+    monkeypatch.setattr(
+        worker, "load_model", lambda *args, **kwargs: loaded.append(args) or load(*args, **kwargs)
+    )
+    adapted(algorithm={"kl_coef": 0.1})
+    assert len(loaded) == 1
