@@ -7,6 +7,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel
 
+from penstock.config.section import section_of
 from penstock.orchestration.config import PenstockConfig
 
 
@@ -55,9 +56,18 @@ def _reference_section(name: str, section: BaseModel) -> list[str]:
         if isinstance(value, BaseModel):
             inner += _reference_section(f"{name}.{key}", value)
             continue
+        if (own := _own_section(field.annotation)) is not None:
+            inner += _reference_section(f"{name}.{key}", own())
         meaning = _one_line(field.description).replace("|", "\\|")
         lines.append(f"| `{key}` | {_type_name(field.annotation)} | `{_yaml(value)}` | {meaning} |")
     return [*lines, "", *inner]
+
+
+def _own_section(annotation: Any) -> type[BaseModel] | None:
+    """The section that a key may hold and usually does not, unless it is described elsewhere."""
+    section = section_of(annotation)
+    described = {type(field.default) for field in PenstockConfig.model_fields.values()}
+    return None if section in described else section
 
 
 def _yaml(value: Any) -> str:

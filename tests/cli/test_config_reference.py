@@ -18,3 +18,10 @@ def test_the_reference_has_a_table_for_inner_sections() -> None:
     before, _, after = configuration_reference().partition("## `engine.embedded`")
     assert "| `max_batch` | int | `64` |" in after
     assert "`max_batch`" not in before
+
+
+def test_a_section_that_is_off_by_default_is_described_once() -> None:
+    reference = configuration_reference()
+    assert reference.count("## `model.lora`") == 1
+    assert "| `rank` | int | `16` |" in reference
+    assert "## `eval.tasks`" not in reference
