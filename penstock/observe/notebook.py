@@ -1,5 +1,5 @@
-"""The live view in a notebook: one output of the cell, drawn anew in place. IPython is no dependency: where this view
-is used, its kernel runs already."""
+"""The live view in a notebook: one output of the cell, drawn anew in place. IPython is no dependency: where this
+view is used, its kernel runs already."""
 
 import io
 from typing import Any
