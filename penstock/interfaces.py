@@ -34,16 +34,19 @@ class Engine(Protocol):
     `generate` is an async generator: closing it (or cancelling the task that iterates it) cancels the
     request and frees what it held. A request that can never be served raises `RequestRefused`."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]: ...
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Chunks as they are sampled; the last one says why it is the last."""
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         """Take new weights: stage them while generating, then load them between two forward passes. When staging
         fails, the engine goes on with the weights that it has. Updates are taken one after another, in the order
         of the calls. An interrupt that the engine lacks (`interrupt:…` in its capabilities) is refused."""
 
-    async def report(self) -> EngineReport: ...
+    async def report(self) -> EngineReport:
+        """What it serves, what it can do, and what it has done so far."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End running requests and free what it holds. Idempotent."""
 
 
 class Scorer(Protocol):
@@ -53,13 +56,17 @@ class Scorer(Protocol):
     score per episode in their order. Both give an episode the same score where both are allowed."""
 
     @property
-    def needs_group(self) -> bool: ...
+    def needs_group(self) -> bool:
+        """Whether a score depends on the other episodes of the group."""
 
-    async def score_episode(self, task: Task, episode: Episode) -> Score: ...
+    async def score_episode(self, task: Task, episode: Episode) -> Score:
+        """One good episode."""
 
-    async def score(self, group: Group) -> tuple[Score, ...]: ...
+    async def score(self, group: Group) -> tuple[Score, ...]:
+        """Every good episode of a group."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Free what it holds. Idempotent."""
 
 
 class Trainer(Protocol):
@@ -68,15 +75,20 @@ class Trainer(Protocol):
     engines' `update` where `WeightUpdate.sends` says that both sides must act; `release` says that every
     engine has read a version. The snapshot of the starting weights, version 0, is there from the start."""
 
-    async def step(self, plan: StepPlan) -> StepResult: ...
+    async def step(self, plan: StepPlan) -> StepResult:
+        """Make one optimizer step."""
 
-    async def publish(self, version: int) -> WeightUpdate: ...
+    async def publish(self, version: int) -> WeightUpdate:
+        """Describe the snapshot of a version, so that engines can take it."""
 
-    async def send(self, version: int) -> None: ...
+    async def send(self, version: int) -> None:
+        """Act while engines stage the version, where the transport needs both sides."""
 
-    async def release(self, version: int) -> None: ...
+    async def release(self, version: int) -> None:
+        """Every engine has read the version: its snapshot may be overwritten."""
 
-    async def save(self, folder: str) -> None: ...
+    async def save(self, folder: str) -> None:
+        """Write the model as a folder that transformers can load."""
 
     async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
         """Write all that another process needs to go on from here, and `files` (names and what is in them) beside
@@ -114,27 +126,34 @@ class WeightReceiver(Protocol):
         """Whether `load` would now only queue what this device has done before: no memory is taken, nothing
         is opened, loaded or waited for. Then an engine may make its device stand still until that is done."""
 
-    def load(self, staged: Staged, tensors: Mapping[str, Any]) -> Verification: ...
+    def load(self, staged: Staged, tensors: Mapping[str, Any]) -> Verification:
+        """Copy a staged update into the live tensors."""
 
     def drop(self, staged: Staged) -> None:
         """Free what staging held: after a load, or instead of one."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what it holds. Idempotent."""
 
 
 class WeightPublisher(Protocol):
     """The trainer's side of a transport. `snapshot` is all that the trainer's step waits for; `describe`, which
     hashes, and `send`, which does nothing where engines read by themselves, run beside the next step."""
 
-    def snapshot(self, version: int, tensors: Mapping[str, Any]) -> None: ...
+    def snapshot(self, version: int, tensors: Mapping[str, Any]) -> None:
+        """Copy the weights as they are now."""
 
-    def describe(self, version: int) -> WeightUpdate: ...
+    def describe(self, version: int) -> WeightUpdate:
+        """Where the snapshot is, and its fingerprint."""
 
-    def send(self, version: int) -> None: ...
+    def send(self, version: int) -> None:
+        """Move the snapshot, where engines do not read it by themselves."""
 
-    def release(self, version: int) -> None: ...
+    def release(self, version: int) -> None:
+        """Every engine has read the version."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what it holds. Idempotent."""
 
 
 class Ranks(Protocol):
@@ -158,9 +177,11 @@ class BlobStore(Protocol):
     A key is `scope/name`. Putting under a key again replaces the blob, so a request may be served twice. What can't
     be written or is not what was put raises `BlobLost`."""
 
-    def put(self, key: str, data: bytes) -> BlobRef: ...
+    def put(self, key: str, data: bytes) -> BlobRef:
+        """Keep the bytes under the key."""
 
-    def get(self, ref: BlobRef) -> bytes: ...
+    def get(self, ref: BlobRef) -> bytes:
+        """The bytes, checked."""
 
     def holds(self, ref: BlobRef) -> bool:
         """Whether it is there with its size. Cheap: nothing is read."""
@@ -181,10 +202,12 @@ class Tokenizer(Protocol):
     def encode_reply(self, messages: tuple[Message, ...], *, after: int | None) -> list[int]:
         """What the chat template puts between an answer, whose last token is `after`, and the next answer."""
 
-    def decode(self, token_ids: list[int]) -> str: ...
+    def decode(self, token_ids: list[int]) -> str:
+        """Tokens as text, without special ones."""
 
     @property
-    def stop_token_ids(self) -> tuple[int, ...]: ...
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
 
 
 class Clock(Protocol):

@@ -3,9 +3,14 @@
 import sys
 from pathlib import Path
 
+from api_reference import api_reference
+
 from penstock.cli.config_reference import configuration_reference
 
-PAGES = {Path("docs/configuration.md"): configuration_reference}
+PAGES = {
+    Path("docs/configuration.md"): configuration_reference,
+    Path("docs/api.md"): api_reference,
+}
 
 
 def main() -> int:

@@ -14,33 +14,50 @@ from penstock.safe_files import write_private
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Idle is the share of the training phase in which a process was not busy (`penstock.observe.usage`); of the
-    engines, their mean."""
+    """What a run amounts to: what `train` returns, and `summary.json` in the run folder. Idle is the share of the
+    training phase in which a process was not busy (`penstock.observe.usage`); of the engines, their mean."""
 
     name: str
+    """The run's."""
     folder: str
+    """The run folder; the model is in `model` below it."""
     steps: int
+    """Optimizer steps that were made."""
     samples: int
+    """Episodes that were trained on."""
     wall_s: float
+    """Seconds from start to end."""
     training_s: float
+    """Of these, the training phase."""
     heldout_reward_start: float | None
+    """Mean held-out reward before the first step; None without held-out tasks."""
     heldout_reward_end: float | None
+    """The same after the last step."""
     train_reward_end: float | None
+    """Mean training reward of the last steps."""
     trainer_idle: float
+    """Share of the training phase."""
     engine_idle: float
+    """Share of the training phase."""
     tokens: int
+    """Generated in the training phase."""
     tokens_per_s: float
+    """Generated a second in the training phase."""
     staleness_mean: float
+    """Updates between sampling and training a token, mean of all steps."""
     staleness_max: float
+    """The largest of the run."""
     sync_stall_s: float
     """Of an update, as its median: the time in which no forward pass could run. The first versions may take
     longer, since an engine then opens what it will read from."""
     sync_stall_max_s: float
+    """The longest."""
     drops: dict[str, int]
     """Groups that were not trained, by reason."""
     failures: dict[str, int]
     """Episodes that failed, by reason."""
     stopped_early: bool
+    """Whether it ended before `run.steps`."""
 
     def rows(self) -> list[tuple[str, str]]:
         """What a person wants to know, as names and values."""

@@ -43,8 +43,9 @@ class TokenSource(Protocol):
 
 
 class Rollout:
-    """One episode's access to the run. Turns may be asked for one after the other or at once; they are numbered in
-    the order in which they were asked for."""
+    """One episode's access to the run: `tokenizer` is the model's, `spec` says which attempt of which group it is.
+    Turns may be asked for one after the other or at once; they are numbered in the order in which they were asked
+    for."""
 
     def __init__(self, spec: EpisodeSpec, engine: TokenSource, tokenizer: Tokenizer) -> None:
         self.spec = spec
@@ -59,6 +60,7 @@ class Rollout:
 
     @property
     def task(self) -> Task:
+        """What is attempted."""
         return self.spec.task
 
     @property

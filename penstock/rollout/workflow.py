@@ -24,7 +24,8 @@ Result = Episode | Turn | None
 class Workflow(Protocol):
     """One attempt at a task. One object runs many episodes at once, so it keeps nothing of theirs."""
 
-    def run(self, task: Task, rollout: Rollout) -> Awaitable[Result]: ...
+    def run(self, task: Task, rollout: Rollout) -> Awaitable[Result]:
+        """Attempt the task with turns that `rollout` generates. An exception makes the episode a failed one."""
 
 
 class SingleTurn:

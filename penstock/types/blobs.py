@@ -7,7 +7,9 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes in a `penstock.interfaces.BlobStore`. `key` is `scope/name`; blobs are deleted by their scope."""
 
     key: str
+    """`scope/name`."""
     num_bytes: int
+    """Its size."""
     checksum: int
     """CRC-32 of the bytes."""
 
@@ -18,12 +20,17 @@ class MaskRef(msgspec.Struct, frozen=True, kw_only=True):
     In a chunk or a turn `start` counts output tokens, in a sample all of its tokens."""
 
     start: int
+    """The first token."""
     num_tokens: int
+    """How many."""
     vocab_size: int
+    """Of the model."""
     blob: BlobRef
+    """Where the mask is."""
 
     @property
     def end(self) -> int:
+        """One past the last token."""
         return self.start + self.num_tokens
 
     def shifted(self, by: int) -> "MaskRef":

@@ -23,20 +23,26 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One chat message."""
 
     role: str
+    """Who speaks: `system`, `user`, `assistant`, or what else the chat template knows."""
     content: str
+    """What is said."""
 
 
 class Task(Record, frozen=True, kw_only=True):
     """One dataset item: a prompt, and the columns its environment or reward needs."""
 
     id: str
+    """Unique among the tasks of a run."""
     prompt: str | tuple[Message, ...]
+    """Text, or chat messages."""
     columns: dict[str, Any] = {}
+    """The other columns of its row, for the reward and the workflow."""
     workflow: str | None = None
     """The path of the task's own workflow; None takes the run's."""
 
     @property
     def is_chat(self) -> bool:
+        """Whether the prompt is chat messages."""
         return not isinstance(self.prompt, str)
 
 
@@ -48,14 +54,23 @@ class Turn(Record, frozen=True, kw_only=True):
     parent: str | None = None
     """The id of the turn that it continues or forks from."""
     prompt_ids: IntArray
+    """The context that it saw."""
     output_ids: IntArray
+    """What was sampled after it."""
     logprobs: FloatArray
+    """Of each sampled token, under the distribution that it was drawn from."""
     versions: IntArray
+    """The version of the policy that sampled each token."""
     finish_reason: FinishReason
+    """`stop` (a stop token or string), `length` (at the token limit) or `cancelled`."""
     sampling: SamplingParams
+    """How its tokens were drawn."""
     text: str
+    """What was sampled, decoded."""
     policy: str = DEFAULT_POLICY
+    """Whose weights sampled it."""
     agent: str = "agent"
+    """Who speaks, where a workflow has several."""
     sampling_masks: tuple[MaskRef, ...] = ()
     """In order, of output tokens; a token that none covers was drawn from the whole vocabulary."""
 
@@ -73,8 +88,11 @@ class TurnSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Where in a sample the output of a turn lies. `turn` counts the turns of its episode from 0."""
 
     turn: int
+    """Which turn."""
     start: int
+    """Its first token in the sample."""
     end: int
+    """One past its last."""
 
 
 class Sample(Record, frozen=True, kw_only=True):
@@ -82,11 +100,17 @@ class Sample(Record, frozen=True, kw_only=True):
     distribution actually sampled from, and 0 where the policy did not sample."""
 
     token_ids: IntArray
+    """Context and sampled tokens, in order."""
     loss_mask: BoolArray
+    """Which tokens are trained on."""
     logprobs: FloatArray
+    """Recorded when a token was sampled."""
     versions: IntArray
+    """The version that sampled each token; -1 where none did."""
     sampling: SamplingParams
+    """How its tokens were drawn."""
     policy: str = DEFAULT_POLICY
+    """Whose weights are trained on it."""
     sampling_masks: tuple[MaskRef, ...] = ()
     """In order, those of all its turns; `start` counts the sample's tokens."""
     turns: tuple[TurnSpan, ...] = ()
@@ -103,6 +127,7 @@ class Sample(Record, frozen=True, kw_only=True):
 
     @property
     def num_loss_tokens(self) -> int:
+        """Tokens that are trained on."""
         return int(self.loss_mask.sum())
 
     def in_loss_where(self, keep: BoolArray) -> "Sample":
@@ -114,7 +139,9 @@ class Episode(Record, frozen=True, kw_only=True):
     """One attempt at a task: the turns it made, oldest first. A failed attempt is data too."""
 
     task_id: str
+    """The task that was attempted."""
     turns: tuple[Turn, ...]
+    """Oldest first."""
     index: int = 0
     """Its place among the attempts of its group."""
     failure: str | None = None
@@ -129,6 +156,7 @@ class Episode(Record, frozen=True, kw_only=True):
 
     @property
     def num_output_tokens(self) -> int:
+        """Sampled tokens of all turns."""
         return sum(len(turn.output_ids) for turn in self.turns)
 
     def samples(self) -> tuple[Sample, ...]:
@@ -143,9 +171,13 @@ class Group(Record, frozen=True, kw_only=True):
     nothing that is computed over `episodes` counts them."""
 
     number: int
+    """Counted in the order of admission, from 0."""
     task: Task
+    """What was attempted."""
     episodes: tuple[Episode, ...]
+    """The good ones."""
     failures: tuple[Episode, ...] = ()
+    """Those that failed."""
 
     @classmethod
     def of(cls, number: int, task: Task, episodes: Iterable[Episode]) -> "Group":

@@ -16,17 +16,29 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drawn. Zero or one switches a filter off, as the defaults do."""
 
     max_tokens: int = 256
+    """Longest output."""
     min_tokens: int = 0
+    """Shortest output: before that no stop token is drawn."""
     temperature: float = 1.0
+    """0 takes the most likely token."""
     top_k: int = 0
+    """Draw from so many most likely tokens; 0 is off."""
     top_p: float = 1.0
+    """Draw from the most likely tokens that have this probability together; 1 is off."""
     min_p: float = 0.0
+    """Leave out tokens below this share of the most likely one; 0 is off."""
     repetition_penalty: float = 1.0
+    """Above 1, tokens that are there already become less likely; 1 is off."""
     presence_penalty: float = 0.0
+    """Taken off the logits of tokens that were sampled already; 0 is off."""
     stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the output, and are part of it."""
     stop: tuple[str, ...] = ()
+    """Texts that end the output."""
     logit_bias: dict[int, float] = {}
+    """Added to the logits of tokens, by id."""
     seed: int | None = None
+    """Makes the draws repeatable; None does not."""
 
     def __post_init__(self) -> None:
         rules = (
@@ -70,22 +82,32 @@ class Parent(msgspec.Struct, frozen=True, kw_only=True):
     """Fork: the request continues request `id` after the first `keep` of its tokens (prompt and output)."""
 
     id: str
+    """The earlier request."""
     keep: int
+    """So many of its tokens are the same."""
 
 
 class GenerateRequest(Record, frozen=True, kw_only=True):
     """Token ids in. `priority`: smaller is sooner (the runner gives the group's admission number)."""
 
     id: str
+    """Unique among requests that are running."""
     token_ids: IntArray
+    """The context."""
     sampling: SamplingParams
+    """How to draw."""
     policy: str = DEFAULT_POLICY
+    """Whose weights to use."""
     parent: Parent | None = None
+    """An earlier request whose cache can be continued."""
     priority: int = 0
+    """Smaller is sooner."""
     chunk_tokens: int = 1
     """A chunk is sent once this many tokens are there, and at the end."""
     record_sampling_mask: bool = False
+    """Whether to record which tokens truncation left."""
     record_routing: bool = False
+    """Whether to record the experts of a mixture; no engine does so yet."""
     blob_scope: str = "requests"
     """Where in the blob store its recorded data goes. Whoever asked deletes the scope."""
 
@@ -99,7 +121,9 @@ class SamplingMask(Record, frozen=True, kw_only=True):
     counts: IntArray
     """Kept ids of each token; 0 means that nothing was cut."""
     words: IntArray
+    """Ids or bitmasks, token after token."""
     vocab_size: int
+    """Of the model."""
 
     def __post_init__(self) -> None:
         if len(self.words) != int(self.sizes.sum()):
@@ -122,9 +146,13 @@ class Chunk(Record, frozen=True, kw_only=True):
     """Token ids out: aligned pieces of one generation. The last one carries `finish_reason`."""
 
     token_ids: IntArray
+    """The next sampled tokens."""
     logprobs: FloatArray
+    """Of each, under the distribution that it was drawn from."""
     versions: IntArray
+    """The version that sampled each."""
     finish_reason: FinishReason | None = None
+    """Why the generation ended; None while it goes on."""
     sampling_mask: MaskRef | None = None
     """Of tokens up to the end of this chunk, those of earlier chunks among them."""
 
@@ -138,9 +166,16 @@ class EngineReport(Record, frozen=True, kw_only=True):
     `counters` holds at least `busy_s`, `tokens`, `requests`, `steps`."""
 
     name: str
+    """Of the engine."""
     versions: dict[str, int]
+    """The version that it serves, by policy."""
     capabilities: tuple[str, ...]
+    """What it can do beyond generating, such as `interrupt:drain`."""
     num_running: int
+    """Requests in its batch."""
     num_waiting: int
+    """Requests before it."""
     max_context: int
+    """Longest sequence that it serves."""
     counters: dict[str, float] = {}
+    """What has been done since it started."""

@@ -31,6 +31,8 @@ class Shared(Record, frozen=True, kw_only=True, tag="shared"):
 
 
 class Sum(Record, frozen=True, kw_only=True, tag="sum"):
+    """Adds up over ranks."""
+
     value: float
 
     def plus(self, other: Self) -> Self:
@@ -38,6 +40,8 @@ class Sum(Record, frozen=True, kw_only=True, tag="sum"):
 
 
 class Max(Record, frozen=True, kw_only=True, tag="max"):
+    """The largest of all ranks."""
+
     value: float
 
     def plus(self, other: Self) -> Self:
@@ -192,6 +196,7 @@ class Quantile(Record, frozen=True, kw_only=True, tag="quantile"):
 
 
 Metric = Shared | Sum | Max | Mean | Share | Spread | Deviation | SampleSize | Quantile
+"""A metric by the way it is reduced over micro-batches and ranks. Each has a `value`, and `plus` merges two."""
 
 
 def merge_metrics(ranks: Sequence[dict[str, Metric]]) -> dict[str, Metric]:

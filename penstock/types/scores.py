@@ -11,17 +11,24 @@ class StepScore(Record, frozen=True, kw_only=True):
     """The value of a part of an episode: tokens start..end of a turn's output."""
 
     turn: int
+    """Which turn of the episode, from 0."""
     start: int
+    """First token of the step in the output of the turn."""
     end: int
+    """One past its last."""
     value: float
+    """What the step is worth."""
 
 
 class TokenColumn(Record, frozen=True, kw_only=True):
     """A named value for each token of a turn's output, for a loss that reads it (`LossTokens.columns`)."""
 
     turn: int
+    """Which turn of the episode, from 0."""
     name: str
+    """By which a loss finds it."""
     values: FloatArray
+    """One per token of the turn's output."""
 
 
 class Score(Record, frozen=True, kw_only=True):
@@ -29,9 +36,13 @@ class Score(Record, frozen=True, kw_only=True):
     the scorer knows of single tokens."""
 
     value: float
+    """The reward."""
     parts: dict[str, float] = {}
+    """What it is made of, by name: `reward_NAME` in the metrics."""
     steps: tuple[StepScore, ...] = ()
+    """Values of parts of the episode, for token advantages."""
     columns: tuple[TokenColumn, ...] = ()
+    """Values of single tokens, for the loss."""
 
     def misfit(self, episode: Episode) -> str | None:
         """What its steps or columns name that the episode does not have; None when all is there."""
@@ -59,7 +70,9 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     """A group with one score per episode."""
 
     group: Group
+    """The episodes."""
     scores: tuple[Score, ...]
+    """One per good episode, in their order."""
 
     def __post_init__(self) -> None:
         check_aligned("ScoredGroup", self.group.episodes, self.scores)
@@ -74,6 +87,7 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
 
     @property
     def values(self) -> FloatArray:
+        """The scores' values, without their parts."""
         return np.array([score.value for score in self.scores], dtype=np.float32)
 
 

@@ -10,8 +10,11 @@ class TrainSequence(Record, frozen=True, kw_only=True):
     """A sample and where it comes from: `group` and `episode` index into the plan's `scores`."""
 
     sample: Sample
+    """What is trained on."""
     group: int
+    """Which group of the plan."""
     episode: int
+    """Which episode of that group."""
 
 
 class StepPlan(Record, frozen=True, kw_only=True):
@@ -27,8 +30,11 @@ class StepPlan(Record, frozen=True, kw_only=True):
     version_steps: dict[int, int] = {}
     """The step of every version that sampled one of its tokens."""
     scores: tuple[tuple[Score, ...], ...]
+    """Of every episode of the step, by group, on every rank."""
     micro_batches: tuple[tuple[TrainSequence, ...], ...]
+    """What this rank trains on, packed into forward and backward passes."""
     num_loss_tokens: int
+    """Over all ranks."""
     num_sequences: int
     """Sequences with at least one loss token, over all ranks."""
     num_tokens: tuple[tuple[int, ...], ...] = ()
@@ -42,8 +48,11 @@ class StepResult(Record, frozen=True, kw_only=True):
     time went."""
 
     step: int
+    """The one that was made."""
     metrics: dict[str, Metric]
+    """By name."""
     seconds: dict[str, float]
+    """Where its time went, by part."""
 
     def values(self) -> dict[str, float]:
         """Its metrics as numbers, of this rank alone."""

@@ -16,11 +16,17 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor's place in a publication: its global shape, its dtype and its bytes in one bucket."""
 
     name: str
+    """As the model's own parameters are named."""
     shape: tuple[int, ...]
+    """Of the whole tensor."""
     dtype: str
+    """Of the values on the wire."""
     bucket: int
+    """Which bucket holds it."""
     offset: int
+    """Its first byte there."""
     num_bytes: int
+    """How many bytes."""
     start: tuple[int, ...] = ()
     """Of a slice: the index of its first element in the whole tensor. Empty: this is the whole tensor."""
     sizes: tuple[int, ...] = ()
@@ -31,7 +37,9 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How the matrices of an adapter act on the layers that they are named after."""
 
     rank: int
+    """Of the product of its two matrices."""
     alpha: float
+    """What the scale is made from."""
     rslora: bool = False
     """Scale by alpha over the root of the rank, not by alpha over the rank."""
     dora: bool = False
@@ -39,6 +47,7 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scale(self) -> float:
+        """What the two matrices together are multiplied with."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
 
@@ -46,14 +55,19 @@ class WeightUpdate(Record, frozen=True, kw_only=True):
     """A published version, ready to be taken: what to read, where, and what it must add up to."""
 
     policy: str = DEFAULT_POLICY
+    """Whose weights these are."""
     version: int
+    """Under which they are served."""
     transport: str
+    """How they travel: an entry of `penstock.sync.transports`."""
     tensors: tuple[TensorSpec, ...]
+    """What is in the buckets."""
     buckets: tuple[str, ...]
     """Names by which the transport finds each bucket (a shared-memory name, a file, …)."""
     fingerprint: dict[str, int]
     """One hash per tensor name, of the values as an engine must hold them; slices of a tensor add up to it."""
     selection: UpdateSelection = "full"
+    """What of the weights it holds."""
     base: int | None = None
     """The version that an engine must serve to take this, since the rest of its weights stay as they are. Of a
     delta: the one that it was taken against. Of an adapter: the one under which the weights below it were
@@ -74,7 +88,9 @@ class UpdateReceipt(Record, frozen=True, kw_only=True):
     """What an engine says after an update: verified, and what it cost."""
 
     policy: str
+    """Whose weights were taken."""
     version: int
+    """The one that is served now."""
     stage_s: float = 0.0
     """How long the update was fetched and prepared while the engine went on generating."""
     stall_s: float

@@ -1,0 +1,192 @@
+"""`docs/api.md`: what a program can use of Penstock, in the order in which one comes to need it."""
+
+import textwrap
+from dataclasses import dataclass, field
+
+from source_docs import WIDTH, Documented, Method, read
+
+import penstock
+from penstock.orchestration.config import PenstockConfig
+
+INTRO = """\
+# API reference
+
+Generated from docstrings by `make docs`; do not edit. [Tasks and rewards](tasks-and-rewards.md) explains the same
+by example; the [configuration reference](configuration.md) has every setting. Records are frozen and take keyword
+arguments only. `IntArray`, `FloatArray` and `BoolArray` are numpy arrays of int32, float32 and bool.
+"""
+
+REWARD = """\
+A reward is a function; there is nothing to inherit from. Two forms are understood, and either may be `async`:
+
+```python
+def reward(task: Task, completion: str) -> float | Score          # once per answer, as soon as it has ended
+def reward(task: Task, episode: Episode) -> float | Score         # the same, with all turns and tokens
+def reward(prompts, completions, **columns) -> list[float]        # TRL's form: once per group
+```
+
+The second parameter of the plain form is the episode if it is named `episode`, and its text otherwise. In TRL's
+form `columns` are the task's columns, repeated to the group's length. A parameter `device` gets `reward.device`.
+What a function raises costs its group and nothing else.
+"""
+
+WORKFLOW = """\
+Without a workflow an attempt is one turn. A workflow is `async def workflow(task, rollout)`, or an object with such
+a method `run`. It returns an `Episode`; a `Turn`, which stands for itself and the turns that it continues; or
+nothing, which stands for all turns that were made.
+"""
+
+PARTS = """\
+To replace a part, write a class with these methods; nothing is inherited. Each interface has an implementation in
+memory that your tests can use: `penstock.engines.scripted.ScriptedEngine`,
+`penstock.scoring.thread_scorer.MemoryScorer`, `penstock.blobs.MemoryBlobs`, and
+`penstock.orchestration.simulation` for the rest, which runs a whole controller without a model.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A heading, words before its entries, and the entries as `module:name`."""
+
+    title: str
+    text: str = ""
+    entries: tuple[str, ...]
+    without: frozenset[str] = field(default_factory=frozenset)
+    """Methods that only Penstock itself calls."""
+    is_list: bool = False
+    """Whether a line for each entry is enough."""
+
+
+def _types(*names: str) -> tuple[str, ...]:
+    """Those that `penstock` itself has are imported from there."""
+    return tuple(f"penstock{'' if name in penstock.__all__ else '.types'}:{name}" for name in names)
+
+
+def _interfaces(*names: str) -> tuple[str, ...]:
+    return tuple(f"penstock.interfaces:{name}" for name in names)
+
+
+ERRORS = (
+    "PenstockError",
+    "UserError",
+    "ConfigError",
+    "TaskError",
+    "MissingExtraError",
+    "Diverged",
+    "WorkerDied",
+)
+
+BOOK = (
+    Part(
+        title="Training",
+        entries=("penstock:train", "penstock:train_async", "penstock.orchestration.summary:Summary"),
+        without=frozenset({"rows", "write"}),
+    ),
+    Part(title="Tasks", entries=_types("Task", "Message")),
+    Part(
+        title="Rewards",
+        text=REWARD,
+        entries=_types("Score", "StepScore", "TokenColumn"),
+        without=frozenset({"misfit"}),
+    ),
+    Part(
+        title="Workflows",
+        text=WORKFLOW,
+        entries=(
+            "penstock.rollout.workflow:Workflow",
+            "penstock.rollout.episode_rollout:Rollout",
+            *_types("Turn", "Episode", "SamplingParams"),
+        ),
+        without=frozenset({"close", "draws_like", "not_replayed"}),
+    ),
+    Part(
+        title="From episodes to a step",
+        text="What lies between an answer and an optimizer step. Writers of losses and selections meet these.",
+        entries=(
+            *_types("Group", "ScoredGroup", "Sample", "TurnSpan", "TrainSequence", "StepPlan", "StepResult"),
+            "penstock.types.metrics:Metric",
+        ),
+    ),
+    Part(
+        title="Parts of your own",
+        text=PARTS,
+        entries=_interfaces(
+            "Engine", "Scorer", "Trainer", "Tokenizer", "WeightPublisher", "WeightReceiver", "BlobStore"
+        ),
+    ),
+    Part(
+        title="What engines read and write",
+        entries=_types(
+            "GenerateRequest", "Parent", "Chunk", "EngineReport", "SamplingMask", "MaskRef", "BlobRef"
+        ),
+        without=frozenset({"bitmask_words"}),
+    ),
+    Part(
+        title="Published weights",
+        entries=(
+            *_types("WeightUpdate", "TensorSpec", "AdapterSpec", "UpdateReceipt"),
+            "penstock.types.weights:Interrupt",
+            "penstock.types.weights:UpdateSelection",
+        ),
+    ),
+    Part(
+        title="Errors",
+        text="All are in `penstock.errors`. The command line prints a `UserError` as one sentence.",
+        entries=tuple(f"penstock.errors:{name}" for name in ERRORS),
+        is_list=True,
+    ),
+)
+
+
+def api_reference() -> str:
+    """The page."""
+    contents = [f"- [{part.title}](#{_anchor(part.title)})" for part in BOOK]
+    lines = [INTRO, *contents, "- [Settings](#settings)", ""]
+    for part in BOOK:
+        lines += [f"## {part.title}", ""]
+        lines += [part.text.strip(), ""] if part.text else []
+        for entry in part.entries:
+            found = read(entry)
+            if part.is_list:
+                lines.append(f"- `{found.name}`: {_cell(found.text)}")
+            else:
+                lines += _entry(found, entry, part.without)
+        lines += [""] if part.is_list else []
+    return "\n".join([*lines, *_settings()])
+
+
+def _entry(found: Documented, path: str, without: frozenset[str]) -> list[str]:
+    lines = [f"### `{path.replace(':', '.')}`", ""]
+    if found.signature is not None:
+        lines += ["```python", found.signature, "```", ""]
+    lines += [found.text, ""] if found.text else []
+    if found.fields:
+        lines += ["| field | meaning |", "|---|---|"]
+        lines += [f"| `{_cell(str(one))}` | {_cell(one.text)} |" for one in found.fields]
+        lines.append("")
+    shown = [method for method in found.methods if method.name not in without]
+    if shown:
+        lines += ["```python", "\n\n".join(map(_stub, shown)), "```", ""]
+    return lines
+
+
+def _stub(method: Method) -> str:
+    """A method without its body, and what it is for as a comment."""
+    comment = textwrap.wrap(" ".join(method.text.split()), WIDTH - 4)
+    return "\n".join([method.signature, *(f"    # {line}" for line in comment)])
+
+
+def _settings() -> list[str]:
+    lines = ["## Settings", "", "Each section of the config is a keyword argument of `train`.", ""]
+    for name, section in PenstockConfig.model_fields.items():
+        meaning = " ".join((type(section.default).__doc__ or "").split())
+        lines.append(f"- [`{name}`](configuration.md#{_anchor(name)}): {meaning}")
+    return [*lines, ""]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
