@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from rich.text import Text
 from penstock.api import DEMO, cache_folder
 from penstock.cli.export import model_of
 from penstock.config.loader import apply_override, build, read_yaml
+from penstock.errors import UserError
+from penstock.models.adapter_folder import is_adapter, read_adapter
 from penstock.observe.plain_text import plain_line
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.evaluation_report import EvaluationReport, report_of
@@ -27,7 +29,8 @@ from penstock.orchestration.preflight import BUILTIN
 def evaluation_config(
     model: str, config: Path | None, overrides: Sequence[str], *, tasks: str | None, samples: int | None
 ) -> PenstockConfig:
-    """A run is evaluated with its own config, the built-in model with the demo's, unless another one is named."""
+    """A run is evaluated with its own config, the built-in model with the demo's, unless another one is named.
+    Of an adapter, a run's or any that peft has saved, the model below it is named and the adapter beside it."""
     run = Path(model)
     is_run = (run / "config.yaml").is_file()
     if config is None:
@@ -35,13 +38,22 @@ def evaluation_config(
     data: dict[str, Any] = read_yaml(config) if config is not None else {}
     for override in overrides:
         apply_override(data, override)
-    data["model"] = {**(data.get("model") or {}), "name": str(model_of(run)) if is_run else model}
+    data["model"] = _model_section(data.get("model") or {}, model_of(run) if is_run else Path(model))
     section = data["eval"] = dict(data.get("eval") or {})
     if tasks is not None:
         section["tasks"] = {"source": tasks}
     if samples is not None:
         section["samples"] = samples
     return build(PenstockConfig, data)
+
+
+def _model_section(section: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    if not is_adapter(model):
+        return {**section, "name": str(model), "lora": None, "adapter": None}
+    base = read_adapter(model).base or section.get("name")
+    if base is None:
+        raise UserError(f"{model} does not say which model it is an adapter of; give one: model.name=NAME")
+    return {**section, "name": base, "lora": None, "adapter": str(model)}
 
 
 def evaluate_model(config: PenstockConfig, *, correct: float) -> EvaluationReport:

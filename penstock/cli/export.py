@@ -1,22 +1,32 @@
-"""`penstock export`: a model of a run as an ordinary Hugging Face folder, from its end or from a checkpoint."""
+"""`penstock export`: a run's model as an ordinary Hugging Face folder; an adapter as peft reads it, or merged."""
 
 import shutil
 from pathlib import Path
 
+from penstock.config.loader import read_yaml
 from penstock.errors import UserError
+from penstock.models.adapter_folder import CONFIG, TENSORS, is_adapter, read_adapter
 from penstock.orchestration.checkpoints import checkpoints_of
 from penstock.safe_files import whole_folder
 from penstock.trainer.trainer_client import MODEL
 
 
-def export_model(run: Path, *, step: int | None, to: Path | None) -> Path:
-    """Copy a model out of a run; returns the folder where it is now."""
+def export_model(run: Path, *, step: int | None, to: Path | None, merge: bool = False) -> Path:
+    """Copy a model out of a run; returns the folder where it is now. `merge` makes an ordinary model of an adapter
+    and the one below it."""
     source = model_of(run, step)
+    if merge and not is_adapter(source):
+        raise UserError(f"{run} has trained a whole model, so there is nothing to merge; leave --merge out")
     target = to or Path(run.resolve().name if step is None else f"{run.resolve().name}-step-{step}")
     if target.exists():
         raise UserError(f"{target} exists already; name another folder with --to")
     with whole_folder(target) as unnamed:
-        shutil.copytree(source, unnamed, dirs_exist_ok=True)
+        if merge:
+            _write_merged(source, unnamed, trust_remote_code=_trusts(run))
+        left_out = (CONFIG, TENSORS) if merge else ()
+        shutil.copytree(
+            source, unnamed, dirs_exist_ok=True, ignore=lambda _, names: set(left_out) & set(names)
+        )
         unnamed.chmod(0o755)  # a run folder is private, and this one is to be passed on
     return target
 
@@ -30,7 +40,7 @@ def model_of(run: Path, step: int | None = None) -> Path:
             raise UserError(f"{run} has no checkpoint of step {step}; it has checkpoints of steps: {known}")
         return found[step] / MODEL
     models = [path / MODEL for path in found.values()][-1:]
-    if (run / MODEL / "config.json").is_file():
+    if _config_of(run / MODEL).is_file():
         models.append(run / MODEL)
     if not models:
         raise UserError(
@@ -39,6 +49,31 @@ def model_of(run: Path, step: int | None = None) -> Path:
     return max(models, key=_age)
 
 
+def _write_merged(adapter: Path, folder: Path, *, trust_remote_code: bool) -> None:
+    """In the number format of the model below the adapter, which is loaded for it."""
+    from penstock.models.adapter_merge import merge_adapter
+    from penstock.models.load import load_config, load_model
+    from penstock.models.saving import save_model
+
+    base = read_adapter(adapter).base
+    if base is None:
+        raise UserError(f"{adapter / CONFIG} does not name the model below it (base_model_name_or_path)")
+    stored = load_config(base, trust_remote_code=trust_remote_code).dtype
+    dtype = "float32" if stored is None else str(stored).removeprefix("torch.")
+    model = load_model(base, dtype=dtype, trust_remote_code=trust_remote_code)
+    merge_adapter(model, adapter)
+    save_model(model, folder, None)
+
+
+def _trusts(run: Path) -> bool:
+    section = read_yaml(run / "config.yaml").get("model") or {}
+    return bool(section.get("trust_remote_code"))
+
+
+def _config_of(model: Path) -> Path:
+    return model / (CONFIG if is_adapter(model) else "config.json")
+
+
 def _age(model: Path) -> tuple[int, bool]:
     """When it was written; of two that are equally old, the one of the end of the run is newer."""
-    return (model / "config.json").stat().st_mtime_ns, not model.parent.name.startswith("step-")
+    return _config_of(model).stat().st_mtime_ns, not model.parent.name.startswith("step-")

@@ -174,13 +174,16 @@ def export(
     to: Annotated[
         Path | None, typer.Option(help="Where to; without it, a folder named after the run.")
     ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of a LoRA run: the adapter merged into its model.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Write a run's model as an ordinary Hugging Face folder."""
+    """Write a run's model as an ordinary Hugging Face folder; of a LoRA run, the adapter in peft's format."""
     from penstock.cli.export import export_model
     from penstock.cli.samples import run_folder
 
-    print(f"wrote {export_model(run_folder(name), step=step, to=to)}")
+    print(f"wrote {export_model(run_folder(name), step=step, to=to, merge=merge)}")
 
 
 @app.command(name="eval")

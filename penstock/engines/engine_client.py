@@ -20,6 +20,8 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     blobs: str = ""
     """The folder of the run's blob store; "" keeps blobs in the process."""
     trust_remote_code: bool = False
+    adapter: str = ""
+    """The folder of an adapter that is merged into the model for good; "" takes the model as it is."""
 
 
 class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):

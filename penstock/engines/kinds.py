@@ -30,6 +30,8 @@ class EngineParts:
     """The policies that it serves, each with the version that it begins with."""
     trust_remote_code: bool = False
     """`model.trust_remote_code`."""
+    adapter: str = ""
+    """The folder of an adapter that is merged into the model for good; "" takes the model as it is."""
 
 
 class ServedEngine(Engine, Protocol):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import UserError
+from penstock.models.adapter_folder import read_adapter
 from penstock.models.tokenizer import check_prompts
 from penstock.orchestration.assembly import Parts, build_evaluator
 from penstock.orchestration.config import PenstockConfig
@@ -33,6 +34,8 @@ def prepare_evaluation(
         raise UserError(
             "there are no tasks to evaluate on; name them: --tasks FILE.jsonl, or eval.tasks in a config"
         )
+    if config.model.adapter is not None:
+        read_adapter(Path(config.model.adapter))
     heldout = load_tasks(config.eval.tasks)
     load_functions(config.reward)
     named = config.rollout.workflow
@@ -50,6 +53,7 @@ def prepare_evaluation(
         max_context=max_context,
         gpus=gpus,
         workflow=None if named is None else load_workflow(named),
+        merged_adapter=config.model.adapter or "",
     )
 
 

@@ -51,6 +51,8 @@ class Prepared:
     """The GPUs of this machine, as they were before the run."""
     workflow: Workflow | None = None
     """What `rollout.workflow` names, or what only this process has; None is a single turn."""
+    merged_adapter: str = ""
+    """The adapter that engines merge into the model when they load it; "" where a trainer publishes one."""
     memory: MemoryPlan | None = None
     """How the engines' GPU is shared out; None on a CPU."""
     saved: SavedRun | None = None

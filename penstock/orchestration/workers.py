@@ -172,6 +172,7 @@ def engine_place(
         model=prepared.model,
         device=prepared.config.model.device,
         trust_remote_code=prepared.config.model.trust_remote_code,
+        adapter=prepared.merged_adapter,
         threads=threads,
         config=section.model_dump(mode="json"),
         blobs=str(launcher.blobs),

@@ -32,6 +32,7 @@ async def start(
         model=request.model,
         device=request.device,
         trust_remote_code=request.trust_remote_code,
+        adapter=request.adapter,
         config=config,
         receiver=AnyReceiver(),
         blobs=open_blobs(request.blobs),

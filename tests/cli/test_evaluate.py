@@ -2,13 +2,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.cli.evaluate import evaluation_config, print_report
 from penstock.cli.main import main
 from penstock.errors import UserError
+from penstock.models.config import LoraConfig
 from penstock.orchestration.evaluation_report import EvaluationReport
 from penstock.orchestration.evaluation_session import prepare_evaluation
+from penstock.trainer.adapter import TrainedAdapter
+from tests.models.test_adapter_folder import make as make_adapter
 
 
 def config_of(
@@ -38,6 +43,24 @@ def test_a_run_is_evaluated_with_its_config_and_its_newest_model(tmp_path: Path)
     assert config.eval.tasks.source == "other.jsonl"
 
 
+@pytest.mark.parametrize("of_run", [True, False])
+def test_an_adapter_is_evaluated_with_the_model_below_it(tmp_path: Path, of_run: bool) -> None:
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"rollout": {"max_new_tokens": 7}, "model": {"name": "a", "lora": {"rank": 4}}})
+    )
+    make_adapter(tmp_path / "model", base_model_name_or_path="the/base")
+    config = config_of(str(tmp_path if of_run else tmp_path / "model"))
+    assert config.model.name == "the/base"
+    assert config.model.adapter == str(tmp_path / "model")
+    assert config.model.lora is None
+    make_adapter(tmp_path / "model")
+    if of_run:
+        assert config_of(str(tmp_path)).model.name == "a"
+    else:
+        with pytest.raises(UserError, match="does not say which model"):
+            config_of(str(tmp_path / "model"))
+
+
 def test_words_go_over_the_config() -> None:
     config = config_of("builtin", "eval.temperature=0", "rollout.max_new_tokens=3")
     assert (config.eval.temperature, config.rollout.max_new_tokens) == (0, 3)
@@ -56,6 +79,28 @@ def test_a_report_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for words in ("0.250 ± 0.050", "pass@1", "0.200", "pass@2", "0.400", "10, 20", "tasks without a score"):
         assert words in out
+
+
+def test_the_adapter_is_what_answers(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that makes the model say the same letter for ever, whatever it is asked."""
+    monkeypatch.chdir(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    adapter = TrainedAdapter(model, LoraConfig(rank=1, targets=("down_proj",)), base=str(tiny_model))
+    with torch.no_grad():
+        for tensor in adapter.tensors().values():
+            tensor += 3.0
+    adapter.save(tmp_path / "adapter")
+    said = model.generate(torch.tensor([[5]]), max_new_tokens=4, do_sample=False)[0, 1:]
+    text = AutoTokenizer.from_pretrained(tiny_model).decode(said)
+    Path("tasks.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": text}) + "\n")
+    for name in ("adapter", str(tiny_model)):
+        with pytest.raises(SystemExit):
+            main(["eval", name, "eval.temperature=0", "rollout.max_new_tokens=4", "--tasks", "tasks.jsonl"])
+    adapted, plain = [line for line in capsys.readouterr().out.splitlines() if "mean reward" in line]
+    assert "1.000" in adapted
+    assert "0.000" in plain
 
 
 def test_a_model_is_evaluated(

@@ -2,10 +2,15 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.cli.export import export_model, model_of
 from penstock.cli.main import main
 from penstock.errors import UserError
+from penstock.models.config import LoraConfig
+from penstock.trainer.adapter import TrainedAdapter
 
 
 def make_model(folder: Path, written: int) -> Path:
@@ -57,3 +62,52 @@ def test_nothing_is_overwritten(run: Path) -> None:
     Path("run").mkdir()
     with pytest.raises(UserError, match="run exists already; name another folder with --to"):
         export_model(run, step=None, to=None)
+
+
+@pytest.fixture
+def lora_run(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that trained an adapter of a model that is stored in 16 bits."""
+    monkeypatch.chdir(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    model.save_pretrained("base")
+    adapter = TrainedAdapter(model.float(), LoraConfig(rank=2), base=str(tmp_path / "base"))
+    with torch.no_grad():
+        for tensor in adapter.tensors().values():
+            tensor += 0.05
+    run = Path("runs") / "lora"
+    (run / "model").mkdir(parents=True)
+    adapter.save(run / "model")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(run / "model")
+    (run / "config.yaml").write_text("model: {name: base}")
+    return run
+
+
+def test_an_adapter_is_exported_for_peft(lora_run: Path) -> None:
+    assert model_of(lora_run) == lora_run / "model"
+    export_model(lora_run, step=None, to=Path("out"))
+    base = AutoModelForCausalLM.from_pretrained("base")
+    assert PeftModel.from_pretrained(base, "out").peft_config["default"].r == 2
+
+
+def test_merged_it_is_an_ordinary_model_in_the_format_that_it_came_in(lora_run: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["export", "lora", "--merge", "--to", "merged"])
+    assert ended.value.code == 0
+    names = {path.name for path in Path("merged").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer_config.json"} <= names
+    assert not any(name.startswith("adapter") for name in names)
+    merged = AutoModelForCausalLM.from_pretrained("merged", dtype="auto")
+    assert {parameter.dtype for parameter in merged.parameters()} == {torch.bfloat16}
+    base = AutoModelForCausalLM.from_pretrained("base", dtype=torch.float32)
+    adapted = PeftModel.from_pretrained(base, str(lora_run / "model"))
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        close = (merged.float()(ids).logits - adapted(ids).logits).abs().max()
+        far = (merged(ids).logits - AutoModelForCausalLM.from_pretrained("base")(ids).logits).abs().max()
+    assert close < 0.1 < far
+    AutoTokenizer.from_pretrained("merged")
+
+
+def test_a_whole_model_has_nothing_to_merge(run: Path) -> None:
+    with pytest.raises(UserError, match="nothing to merge; leave --merge out"):
+        export_model(run, step=None, to=None, merge=True)

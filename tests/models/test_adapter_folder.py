@@ -15,6 +15,7 @@ LAYER = "model.layers.0.self_attn.q_proj"
 
 
 def make(folder: Path, **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
     (folder / CONFIG).write_text(json.dumps({**PLAIN, **config}))
     tensors = {f"base_model.model.{LAYER}.lora_A.weight": torch.zeros(4, 6)}
     tensors[f"base_model.model.{LAYER}.lora_B.weight"] = torch.zeros(3, 4, dtype=torch.bfloat16)

@@ -1,10 +1,12 @@
 """How a worker opens the embedded engine: load the model, then make the GPU ready. Named in `engines/kinds.py`."""
 
 import asyncio
+from pathlib import Path
 
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.paged_attention_check import check_paged_attention
 from penstock.engines.kinds import EngineParts
+from penstock.models.adapter_merge import merge_adapter
 from penstock.models.load import load_model, resolve_device
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 
@@ -20,6 +22,8 @@ async def open_embedded(parts: EngineParts) -> EmbeddedEngine:
         device=device,
         trust_remote_code=parts.trust_remote_code,
     )
+    if parts.adapter:
+        await asyncio.to_thread(merge_adapter, model, Path(parts.adapter))
     limit = config.max_context or max_positions(model.config)
     await asyncio.to_thread(check_paged_attention, model.config, limit)
     engine = EmbeddedEngine(
