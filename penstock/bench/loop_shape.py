@@ -66,7 +66,7 @@ def work_of(shape: str, *, on_gpu: bool, quick: bool = False) -> ShapeWork:
         return ShapeWork(
             shape=shape,
             device="cuda",
-            steps=5 if quick else 10,
+            steps=4 if quick else 8,
             groups=32,
             group_size=8,
             prompt_tokens=64,
