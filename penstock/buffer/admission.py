@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from penstock.buffer.history import VersionHistory
 from penstock.types import DEFAULT_POLICY, Record, Sample, ScoredGroup
@@ -241,7 +242,8 @@ class StalenessGate:
     def _oldest_step(self, samples: Iterable[Sample]) -> int | None:
         """Of the tokens in the loss; None when there are none."""
         versions = [sample.versions[sample.loss_mask] for sample in samples]
-        return min((int(self.history.steps_of(one).min()) for one in versions if one.size), default=None)
+        joined = np.concatenate(versions) if versions else np.empty(0, dtype=np.int32)
+        return int(self.history.steps_of(joined).min()) if joined.size else None
 
     def _leaves_room(self, chosen: list[ReadyGroup]) -> bool:
         """Whether, with `chosen` trained now, every other outstanding group can still train in time."""

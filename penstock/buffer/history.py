@@ -58,13 +58,10 @@ class VersionHistory:
 
     def steps_of(self, versions: IntArray) -> IntArray:
         """The step of every token's version; `NOT_SAMPLED` stays as it is."""
-        sampled = versions != NOT_SAMPLED
-        steps = np.full(versions.shape, NOT_SAMPLED, dtype=np.int32)
-        if sampled.any():
-            newest = int(versions[sampled].max())
+        if versions.size and (newest := int(versions.max())) != NOT_SAMPLED:
             self.step_of(newest)
-            steps[sampled] = np.array(self._steps, dtype=np.int32)[versions[sampled]]
-        return steps
+        # NOT_SAMPLED is -1, so it finds the last entry, which is itself.
+        return np.array([*self._steps, NOT_SAMPLED], dtype=np.int32)[versions]
 
     def roll_back(self, step: int) -> None:
         """The history after `step` is given up. What was sampled with its weights counts from `step`, the last

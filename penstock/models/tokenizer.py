@@ -7,7 +7,9 @@ imports without torch and, until a tokenizer is loaded, without transformers.
 
 import difflib
 import json
+from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from penstock.types import Message, Task
 
 ANSWER = "\u2402answer\u2403"
 """Stands for an answer in a conversation that only serves to see what a template writes after one."""
+KEPT_PROMPTS = 64
+"""The episodes of a group begin with one prompt, at about the same time."""
 
 
 class ChatTokenizer:
@@ -49,6 +53,7 @@ class ChatTokenizer:
             raise UserError(
                 f"the tokenizer of {name_or_path!r} could not be loaded: {_first_line(error)}"
             ) from error
+        self._encode_once = lru_cache(KEPT_PROMPTS)(self._encode)
         self._stop_token_ids = _stop_token_ids(name_or_path, self._tokenizer.eos_token_id)
 
     @property
@@ -65,9 +70,7 @@ class ChatTokenizer:
         return len(self._tokenizer)
 
     def encode_prompt(self, prompt: str | tuple[Message, ...]) -> list[int]:
-        if isinstance(prompt, str):
-            return self._encode_text(prompt)
-        return self._encode_chat(prompt)
+        return self._encode_once(prompt).tolist()
 
     def encode(self, text: str) -> list[int]:
         token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -119,6 +122,10 @@ class ChatTokenizer:
         named = [end for end in _model_ends(self.name) if 0 <= end < self.num_tokens]
         end: str | None = self._tokenizer.eos_token
         return self._tokenizer.convert_ids_to_tokens(named[0]) if named else end
+
+    def _encode(self, prompt: str | tuple[Message, ...]) -> "array[int]":
+        """Four bytes a token, since long prompts are kept too."""
+        return array("i", self._encode_text(prompt) if isinstance(prompt, str) else self._encode_chat(prompt))
 
     def _encode_text(self, text: str) -> list[int]:
         token_ids: list[int] = self._tokenizer(text, return_attention_mask=False)["input_ids"]

@@ -113,10 +113,9 @@ def _sequences(groups: Sequence[Samples], policy: str) -> list[TrainSequence]:
 
 def _versions(sequences: Sequence[TrainSequence]) -> list[int]:
     """Those that sampled a token of the loss."""
-    found: set[int] = set()
-    for sequence in sequences:
-        found.update(np.unique(sequence.sample.versions[sequence.sample.loss_mask]).tolist())
-    return sorted(found)
+    versions = [sequence.sample.versions[sequence.sample.loss_mask] for sequence in sequences]
+    found: list[int] = np.unique(np.concatenate(versions)).tolist() if versions else []
+    return found
 
 
 def _without_columns(score: Score) -> Score:

@@ -1,6 +1,7 @@
-"""A step plan on its way to a trainer process: a header, then pieces of a bounded size, then the word to run it.
+"""A step plan on its way to a trainer process, in pieces of a bounded size.
 
-The sender awaits each piece, so that no more than one is on its way and no message holds a whole step.
+The first message has the plan's header too, and the last one runs it, so a small step is a single message. The
+sender awaits each, so that no more than one is on its way and no message holds a large step.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -41,37 +42,49 @@ class PlanPiece(Record, frozen=True, kw_only=True):
     sequences: tuple[PlacedSequence, ...] = ()
 
 
-BEGIN_STEP = Method("trainer.step.begin", PlanHeader, type(None))
-ADD_TO_STEP = Method("trainer.step.add", PlanPiece, type(None))
-RUN_STEP = Method("trainer.step.run", int, StepResult)
+class PlanMessage(Record, frozen=True, kw_only=True):
+    """What is sent at once: the next piece, after the header where it is the first."""
+
+    header: PlanHeader | None = None
+    piece: PlanPiece
+    is_last: bool = False
+
+
+SEND_STEP = Method("trainer.step", PlanMessage, StepResult | None)
 
 
 async def send_step(channel: Channel, plan: StepPlan) -> StepResult:
     """The caller's side: send a plan and wait for its result."""
-    await channel.call(BEGIN_STEP, header_of(plan))
-    for piece in pieces_of(plan):
-        await channel.call(ADD_TO_STEP, piece)
-    return await channel.call(RUN_STEP, plan.step)
+    *earlier, last = messages_of(plan)
+    for message in earlier:
+        await channel.call(SEND_STEP, message)
+    result = await channel.call(SEND_STEP, last)
+    assert result is not None
+    return result
 
 
 def serve_steps(channel: Channel, step: Callable[[StepPlan], Awaitable[StepResult]]) -> None:
     """The trainer's side: put plans together and run each with `step`."""
     arriving: list[PlanAssembly] = []
 
-    async def begin(header: PlanHeader) -> None:
-        arriving[:] = [PlanAssembly(header)]  # what a cancelled sender left unfinished goes
+    async def take(message: PlanMessage) -> StepResult | None:
+        if message.header is not None:
+            arriving[:] = [PlanAssembly(message.header)]  # what a cancelled sender left unfinished goes
+        arriving[0].add(message.piece)
+        return await step(arriving.pop().plan()) if message.is_last else None
 
-    async def add(piece: PlanPiece) -> None:
-        arriving[0].add(piece)
+    channel.serve(SEND_STEP, take)
 
-    async def run(number: int) -> StepResult:
-        plan = arriving.pop().plan()
-        assert plan.step == number
-        return await step(plan)
 
-    channel.serve(BEGIN_STEP, begin)
-    channel.serve(ADD_TO_STEP, add)
-    channel.serve(RUN_STEP, run)
+def messages_of(plan: StepPlan, max_bytes: int = PIECE_BYTES) -> list[PlanMessage]:
+    """One for each piece; a plan without anything in it is a message too."""
+    pieces = list(pieces_of(plan, max_bytes)) or [PlanPiece()]
+    return [
+        PlanMessage(
+            header=header_of(plan) if index == 0 else None, piece=piece, is_last=index == len(pieces) - 1
+        )
+        for index, piece in enumerate(pieces)
+    ]
 
 
 def header_of(plan: StepPlan) -> PlanHeader:
@@ -86,16 +99,19 @@ def header_of(plan: StepPlan) -> PlanHeader:
 def pieces_of(plan: StepPlan, max_bytes: int = PIECE_BYTES) -> Iterator[PlanPiece]:
     """Scores first, then sequences; each piece as full as `max_bytes` allows."""
     groups = [(index, _score_bytes(scores)) for index, scores in enumerate(plan.scores)]
-    for chosen in _filled(groups, max_bytes):
-        part = slice(chosen[0], chosen[-1] + 1)
-        yield PlanPiece(scores=plan.scores[part], num_tokens=plan.num_tokens[part])
     sequences = [
         (PlacedSequence(micro_batch=index, sequence=sequence), _sequence_bytes(sequence))
         for index, batch in enumerate(plan.micro_batches)
         for sequence in batch
     ]
-    for placed in _filled(sequences, max_bytes):
-        yield PlanPiece(sequences=tuple(placed))
+    for items in _filled([*groups, *sequences], max_bytes):
+        chosen = [item for item in items if isinstance(item, int)]
+        part = slice(chosen[0], chosen[-1] + 1) if chosen else slice(0)
+        yield PlanPiece(
+            scores=plan.scores[part],
+            num_tokens=plan.num_tokens[part],
+            sequences=tuple(item for item in items if not isinstance(item, int)),
+        )
 
 
 class PlanAssembly:

@@ -12,13 +12,13 @@ from penstock.channel import codec
 from penstock.channel.connection import MAX_FRAME_BYTES
 from penstock.trainer.packing import plan_step
 from penstock.trainer.plan_transfer import (
-    ADD_TO_STEP,
-    BEGIN_STEP,
     PIECE_BYTES,
+    SEND_STEP,
     PlanAssembly,
     PlanHeader,
     PlanPiece,
     header_of,
+    messages_of,
     pieces_of,
     serve_steps,
 )
@@ -119,10 +119,18 @@ def test_what_a_cancelled_sender_left_is_forgotten() -> None:
     async def main() -> None:
         async with pair() as (left, right):
             serve_steps(right, step)
-            await left.call(BEGIN_STEP, header_of(old))
-            await left.call(ADD_TO_STEP, next(pieces_of(old, 1)))
+            first, *_ = messages_of(old, 1)
+            assert await left.call(SEND_STEP, first) is None
             await TrainerClient(left).step(new)
 
     asyncio.run(main())
     assert [plain(plan) for plan in arrived] == [plain(new)]
     assert msgspec.structs.astuple(header_of(new))[1:] == (1, len(new.micro_batches), 2)
+
+
+def test_a_small_plan_is_one_message() -> None:
+    (plan,) = plan_step(4, make_groups(0, shape=(3, 2)), micro_batch_tokens=60)
+    (message,) = messages_of(plan)
+    assert message.is_last
+    assert message.header is not None and message.header.plan.step == 4
+    assert (len(message.piece.scores), len(message.piece.sequences)) == (2, 5)

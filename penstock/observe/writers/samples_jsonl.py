@@ -55,8 +55,11 @@ def _ends_a_line(path: Path) -> bool:
 
 def encode_sample(event: SampleEvent) -> bytes:
     """A line. Half of a surrogate pair, which UTF-8 has no bytes for, is escaped as JSON does."""
-    text = json.dumps(msgspec.to_builtins(event), ensure_ascii=False)
-    return text.encode("utf-8", "backslashreplace") + b"\n"
+    try:
+        return msgspec.json.encode(event) + b"\n"
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(event), ensure_ascii=False)
+        return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def read_samples(folder: Path) -> Iterator[SampleEvent]:
