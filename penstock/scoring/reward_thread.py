@@ -7,6 +7,8 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from penstock.errors import ScoringFailed
 from penstock.scoring.functions import Reward
 from penstock.scoring.reward_calls import failing, score_episodes
@@ -47,10 +49,12 @@ class RewardThread:
     async def _verdicts(self, requests: Sequence[ScoringRequest]) -> tuple[Verdict, ...]:
         verdicts = []
         for request in requests:
+            start = self._loop.time()
             try:
-                verdicts.append(Verdict(scores=await self._score(request.task, request.episodes)))
+                verdict = Verdict(scores=await self._score(request.task, request.episodes))
             except ScoringFailed as error:
-                verdicts.append(Verdict(reason=error.reason, message=str(error), detail=error.detail))
+                verdict = Verdict(reason=error.reason, message=str(error), detail=error.detail)
+            verdicts.append(msgspec.structs.replace(verdict, seconds=self._loop.time() - start))
         return tuple(verdicts)
 
     async def _score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:

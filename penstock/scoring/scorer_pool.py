@@ -23,7 +23,8 @@ WORKER_DIED = "score_worker_died"
 """The worker's process ended while it was scoring."""
 MAX_DEATHS_IN_A_ROW = 3
 MESSAGE_S = 0.02
-"""What the calls of one message may take together."""
+"""What the calls of one message may take together in the worker. The way there and back does not count: on a busy
+machine it is longer than this, and messages of single calls would make it busier."""
 MAX_CALLS_IN_A_MESSAGE = 64
 
 Scores = tuple[Score, ...]
@@ -142,7 +143,6 @@ class ScorerPool:
         requests = [call.request for call in calls]
         while True:
             process = await self._ready(place)
-            start = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(self._timeout_s):
                     verdicts = await place.worker.score(requests)
@@ -166,7 +166,7 @@ class ScorerPool:
                 if len(calls) > 1:
                     raise _TryAlone from None
                 raise failure from error
-            place.answered(calls, asyncio.get_running_loop().time() - start)
+            place.answered(verdicts)
             return verdicts
 
     async def _ready(self, place: "_Place") -> int:
@@ -251,9 +251,10 @@ class _Place:
         """Calls that it should answer in a moment."""
         return max(1, min(MAX_CALLS_IN_A_MESSAGE, int(MESSAGE_S / max(self._call_s, 1e-9))))
 
-    def answered(self, calls: Sequence[_Call], seconds: float) -> None:
+    def answered(self, verdicts: Sequence[Verdict]) -> None:
         self.num_deaths = 0
-        self._call_s = max(seconds / len(calls), self._call_s / 2)
+        mean_s = sum(verdict.seconds for verdict in verdicts) / len(verdicts)
+        self._call_s = max(mean_s, self._call_s / 2)
 
 
 def _as_failure(error: Exception) -> ScoringFailed:

@@ -39,6 +39,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     message: str = ""
     detail: str = ""
+    seconds: float = 0.0
+    """What the call took in the worker, without the way to it and back."""
 
 
 class ScoringMessage(msgspec.Struct, frozen=True, kw_only=True):

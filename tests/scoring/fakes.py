@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+import msgspec
+
 from penstock.errors import RemoteError, ScoringFailed
 from penstock.scoring.scoring_client import ScoringRequest, Verdict
 from penstock.types import Episode, Score
@@ -34,7 +36,7 @@ class ScriptedWorker:
     """Does the next thing of its script with each request, then goes on being good.
 
     Every process has a number: a call is lost when its process is replaced under it, as in a real one. `busy` counts
-    messages that the process has not answered, also those that were left."""
+    messages that the process has not answered, also those that were left. `way_s` is how long a message travels."""
 
     def __init__(
         self,
@@ -42,10 +44,12 @@ class ScriptedWorker:
         restarts: tuple[Exception | None, ...] = (),
         needs_group: bool = False,
         concurrency: int = 1,
+        way_s: float = 0.0,
     ) -> None:
         self._script = list(script)
         self._restarts = list(restarts)
         self._ended = asyncio.Event()
+        self._way_s = way_s
         self.needs_group = needs_group
         self.concurrency = concurrency
         self.messages: list[list[int]] = []
@@ -74,15 +78,19 @@ class ScriptedWorker:
         return verdicts
 
     async def _answer(self, requests: Sequence[ScoringRequest]) -> list[Verdict]:
+        await asyncio.sleep(self._way_s)
         verdicts = []
+        loop = asyncio.get_running_loop()
         for request in requests:
+            start = loop.time()
             behave = self._script.pop(0) if self._script else good
             try:
-                verdicts.append(Verdict(scores=await behave(request.episodes)))
+                verdict = Verdict(scores=await behave(request.episodes))
             except ScoringFailed as error:
                 if error.reason == "score_worker_died":
                     raise
-                verdicts.append(Verdict(reason=error.reason, message=str(error), detail=error.detail))
+                verdict = Verdict(reason=error.reason, message=str(error), detail=error.detail)
+            verdicts.append(msgspec.structs.replace(verdict, seconds=loop.time() - start))
         return verdicts
 
     @property

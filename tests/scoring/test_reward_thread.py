@@ -48,6 +48,7 @@ def test_a_message_has_a_verdict_for_each_request() -> None:
         assert (second.reason, second.scores) == ("score_error", ())
         assert second.message.startswith("reward 'r' on task 't' raised ValueError")
         assert [score.value for score in third.scores] == [3.0]
+        assert 0 < first.seconds < 5
         thread.leave()
 
     asyncio.run(main())

@@ -287,6 +287,17 @@ def test_quick_calls_that_wait_go_out_together_and_slow_ones_alone() -> None:
     assert [len(message) for message in slow_one.messages] == [1] * 20
 
 
+def test_quick_calls_go_out_together_however_long_their_way_is() -> None:
+    worker = ScriptedWorker(way_s=1.0)
+
+    async def main() -> None:
+        pool = ScorerPool([worker], timeout_s=10)
+        await asyncio.gather(*(outcome(pool, number) for number in range(20)))
+
+    run_in_virtual_time(main())
+    assert [len(message) for message in worker.messages] == [1, 2, 4, 8, 5]
+
+
 def test_waiting_calls_are_shared_between_free_workers() -> None:
     workers = [ScriptedWorker(), ScriptedWorker()]
 
