@@ -36,9 +36,9 @@ from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
 
 WARMUP = 3
-PAUSES_S = (0.025, 0.0265, 0.0256, 0.0274)
-"""Between updates the engine runs a few steps, as in a real run. Pauses differ, so that updates meet a step at
-different points."""
+PAUSE_S, WINDOW_S, GOLDEN = 0.025, 0.05, 0.618034
+"""Between updates the engine runs a few steps, as in a real run. Pauses are spread over more than a window of decode
+steps, evenly, so that updates meet a window at every point."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ UNDER_MPS = [
 ]
 
 
-def run(json_path: Path | None = None, *, shape: str | None = None, updates: int = 20) -> dict[str, Any]:
+def run(json_path: Path | None = None, *, shape: str | None = None, updates: int = 40) -> dict[str, Any]:
     """On a GPU in time slices and under MPS, which is how a run shares a GPU; on a CPU in this process."""
     device = resolve_device("auto")
     shape = shape or ("tiny" if device == "cpu" else "1.5b")
@@ -176,7 +176,7 @@ def measure(
     for version in versions:
         next(iter(weights.values())).view(-1)[version] = float(version)
         records.append(publish(publisher, engine, version, weights))
-        time.sleep(PAUSES_S[version % len(PAUSES_S)])
+        time.sleep(PAUSE_S + WINDOW_S * (version * GOLDEN % 1))
     kept = records[WARMUP:]
     return {key: statistics.median(record[key] for record in kept) for key in kept[0]} | {
         "stall_ms_max": max(record["stall_ms"] for record in kept)
