@@ -50,7 +50,12 @@ class PlanMessage(Record, frozen=True, kw_only=True):
     is_last: bool = False
 
 
-SEND_STEP = Method("trainer.step", PlanMessage, StepResult | None)
+class PlanAnswer(Record, frozen=True, kw_only=True):
+    result: StepResult | None = None
+    """Of the whole step, after the last message."""
+
+
+SEND_STEP = Method("trainer.step", PlanMessage, PlanAnswer)
 
 
 async def send_step(channel: Channel, plan: StepPlan) -> StepResult:
@@ -58,20 +63,20 @@ async def send_step(channel: Channel, plan: StepPlan) -> StepResult:
     *earlier, last = messages_of(plan)
     for message in earlier:
         await channel.call(SEND_STEP, message)
-    result = await channel.call(SEND_STEP, last)
-    assert result is not None
-    return result
+    answer = await channel.call(SEND_STEP, last)
+    assert answer.result is not None
+    return answer.result
 
 
 def serve_steps(channel: Channel, step: Callable[[StepPlan], Awaitable[StepResult]]) -> None:
     """The trainer's side: put plans together and run each with `step`."""
     arriving: list[PlanAssembly] = []
 
-    async def take(message: PlanMessage) -> StepResult | None:
+    async def take(message: PlanMessage) -> PlanAnswer:
         if message.header is not None:
             arriving[:] = [PlanAssembly(message.header)]  # what a cancelled sender left unfinished goes
         arriving[0].add(message.piece)
-        return await step(arriving.pop().plan()) if message.is_last else None
+        return PlanAnswer(result=await step(arriving.pop().plan()) if message.is_last else None)
 
     channel.serve(SEND_STEP, take)
 
@@ -98,8 +103,10 @@ def header_of(plan: StepPlan) -> PlanHeader:
 
 def pieces_of(plan: StepPlan, max_bytes: int = PIECE_BYTES) -> Iterator[PlanPiece]:
     """Scores first, then sequences; each piece as full as `max_bytes` allows."""
-    groups = [(index, _score_bytes(scores)) for index, scores in enumerate(plan.scores)]
-    sequences = [
+    groups: list[tuple[int | PlacedSequence, int]] = [
+        (index, _score_bytes(scores)) for index, scores in enumerate(plan.scores)
+    ]
+    sequences: list[tuple[int | PlacedSequence, int]] = [
         (PlacedSequence(micro_batch=index, sequence=sequence), _sequence_bytes(sequence))
         for index, batch in enumerate(plan.micro_batches)
         for sequence in batch

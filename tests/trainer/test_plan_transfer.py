@@ -120,7 +120,7 @@ def test_what_a_cancelled_sender_left_is_forgotten() -> None:
         async with pair() as (left, right):
             serve_steps(right, step)
             first, *_ = messages_of(old, 1)
-            assert await left.call(SEND_STEP, first) is None
+            assert (await left.call(SEND_STEP, first)).result is None
             await TrainerClient(left).step(new)
 
     asyncio.run(main())
