@@ -37,8 +37,8 @@ from penstock.sync.transports import Rendezvous, make_publisher
 
 WARMUP = 3
 PAUSE_S, WINDOW_S, GOLDEN = 0.025, 0.05, 0.618034
-"""Between updates the engine runs a few steps, as in a real run. Pauses are spread evenly over more than a window of
-decode steps, so that updates meet a window at every point."""
+"""Between updates the engine runs a few steps, as in a real run. Pauses are spread evenly over more than a window
+of decode steps, so that updates meet a window at every point."""
 
 
 class Setting(msgspec.Struct, frozen=True):
