@@ -58,6 +58,19 @@ class FingerprintMismatch(PenstockError):
     """An engine's live parameters are not the weights that the trainer published."""
 
 
+class DamagedBucket(PenstockError):
+    """Published weights did not arrive as they were sent. The engine goes on with those that it has."""
+
+
+class BaseMissing(PenstockError):
+    """An update holds only what has changed, and the engine does not serve the version that it builds on. It needs
+    a full one."""
+
+
+class UpdateAbandoned(PenstockError):
+    """Somebody else failed to take an update that all take together. Nothing has changed here."""
+
+
 class BlobLost(PenstockError):
     """Bulk data that a record refers to can't be written or read back: its group is dropped with this as reason."""
 

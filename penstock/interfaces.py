@@ -71,21 +71,23 @@ class Scorer(Protocol):
 
 class Trainer(Protocol):
     """Executes planned steps. A step ends with a snapshot of the weights that it made, so that `publish`
-    (which hashes and describes that snapshot) may run beside the next step. `send` is awaited together with the
-    engines' `update` where `WeightUpdate.sends` says that both sides must act; `release` says that every
-    engine has read a version. The snapshot of the starting weights, version 0, is there from the start."""
+    (which hashes and describes that snapshot) may run beside the next step. With `full` it is an update that any
+    engine can take, whatever it serves. `send` is awaited together with the engines' `update` where
+    `WeightUpdate.sends` says that both sides must act; cancelling it tells them. `release` gives a snapshot back,
+    and `delivered` says that every engine serves it. The snapshot of the starting weights, version 0, is there from
+    the start."""
 
     async def step(self, plan: StepPlan) -> StepResult:
         """Make one optimizer step."""
 
-    async def publish(self, version: int) -> WeightUpdate:
+    async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
         """Describe the snapshot of a version, so that engines can take it."""
 
     async def send(self, version: int) -> None:
         """Act while engines stage the version, where the transport needs both sides."""
 
-    async def release(self, version: int) -> None:
-        """Every engine has read the version: its snapshot may be overwritten."""
+    async def release(self, version: int, *, delivered: bool = True) -> None:
+        """The snapshot of a version may be overwritten."""
 
     async def save(self, folder: str) -> None:
         """Write the model as a folder that transformers can load."""
@@ -120,7 +122,11 @@ class WeightReceiver(Protocol):
         """Whether `stage` takes long enough to need a thread of its own."""
 
     def stage(self, update: WeightUpdate) -> Staged:
-        """Fetch the update. Live tensors stay as they are, whatever happens."""
+        """Fetch the update. Live tensors stay as they are, whatever happens. What did not arrive as it was sent
+        raises `DamagedBucket`."""
+
+    def cancel(self) -> None:
+        """From another thread: a `stage` that is under way raises soon, whatever it waits for."""
 
     def is_prepared(self, staged: Staged) -> bool:
         """Whether `load` would now only queue what this device has done before: no memory is taken, nothing
@@ -143,14 +149,18 @@ class WeightPublisher(Protocol):
     def snapshot(self, version: int, tensors: Mapping[str, Any]) -> None:
         """Copy the weights as they are now."""
 
-    def describe(self, version: int) -> WeightUpdate:
-        """Where the snapshot is, and its fingerprint."""
+    def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
+        """What engines are sent. With `full` it builds on no version that they would have to serve."""
 
     def send(self, version: int) -> None:
-        """Move the snapshot, where engines do not read it by themselves."""
+        """Send it to the engines that stage it now, where `WeightUpdate.sends` says so."""
 
-    def release(self, version: int) -> None:
-        """Every engine has read the version."""
+    def cancel(self) -> None:
+        """From another thread: a `send` that is under way raises soon, and its receivers are told."""
+
+    def release(self, version: int, *, delivered: bool = True) -> None:
+        """Its snapshot is not needed any more. `delivered`: every engine serves it, and later ones may build on
+        it."""
 
     def close(self) -> None:
         """Free what it holds. Idempotent."""

@@ -20,13 +20,16 @@ import msgspec
 
 from penstock.channel import codec
 from penstock.errors import (
+    BaseMissing,
     BlobLost,
     ChannelClosed,
+    DamagedBucket,
     Diverged,
     FingerprintMismatch,
     NonFiniteLogits,
     RemoteError,
     RequestRefused,
+    UpdateAbandoned,
     UserError,
 )
 
@@ -41,6 +44,9 @@ _RAISED_AS_THEMSELVES = {
         RequestRefused,
         NonFiniteLogits,
         FingerprintMismatch,
+        DamagedBucket,
+        BaseMissing,
+        UpdateAbandoned,
         BlobLost,
         Diverged,
         UserError,

@@ -4,7 +4,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 from penstock.errors import PenstockError
 from penstock.interfaces import Engine
@@ -16,11 +18,21 @@ REMEMBERED = 4096
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """An engine of the pool, and how many requests it works on."""
+    """An engine of the pool, how many requests it works on, and what it has acknowledged last of each policy."""
 
     name: str
     engine: Engine
     load: int = 0
+    acknowledged: dict[str, UpdateReceipt] = field(default_factory=dict)
+
+    async def update(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
+        self.acknowledged.pop(update.policy, None)
+        receipt = self.acknowledged[update.policy] = await self.engine.update(update, interrupt)
+        return receipt
+
+    def has(self, update: WeightUpdate) -> bool:
+        receipt = self.acknowledged.get(update.policy)
+        return receipt is not None and receipt.version == update.version
 
 
 class EnginePool:
@@ -68,16 +80,18 @@ class EnginePool:
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         """Every engine takes the update; the receipt tells of the slowest. When some fail, the first error
-        leaves once all have answered."""
+        leaves once all have answered. Where it is sent to all at once, the others are told as soon as one fails,
+        and stay as they are. When it is tried again, those that have it are not asked again."""
         async with self._updating:
-            members = self._present()
-            answers = await asyncio.gather(
-                *(member.engine.update(update, interrupt) for member in members), return_exceptions=True
-            )
+            members = [member for member in self._present() if not member.has(update)] or self._present()
+            take = _take_together if update.sends else _take_each
+            answers = await take(members, update, interrupt)
         receipts = []
         for member, answer in zip(members, answers, strict=True):
             if not isinstance(answer, BaseException):
                 receipts.append(answer)
+            elif isinstance(answer, asyncio.CancelledError):
+                continue  # it was told that another one failed
             elif self._members.get(member.name) is member:  # one that has left may fail
                 raise answer
         if not receipts:
@@ -128,3 +142,24 @@ class EnginePool:
         while len(self._homes) > 2 * REMEMBERED:
             self._homes.popitem(last=False)
         return home
+
+
+async def _take_each(
+    members: list[Member], update: WeightUpdate, interrupt: Interrupt
+) -> list[UpdateReceipt | BaseException]:
+    updates = (member.update(update, interrupt) for member in members)
+    return await asyncio.gather(*updates, return_exceptions=True)
+
+
+async def _take_together(
+    members: list[Member], update: WeightUpdate, interrupt: Interrupt
+) -> list[UpdateReceipt | BaseException]:
+    """At one moment: the first that fails cancels the others, which tells them."""
+    update = msgspec.structs.replace(update, receivers=len(members))
+    tasks = [asyncio.ensure_future(member.update(update, interrupt)) for member in members]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return await asyncio.gather(*tasks, return_exceptions=True)

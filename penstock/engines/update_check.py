@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from penstock.errors import PenstockError
+from penstock.errors import BaseMissing, PenstockError
 from penstock.types import Interrupt, WeightUpdate
 
 
@@ -15,7 +15,8 @@ def check_update(
     interrupts: Collection[Interrupt],
     is_intact: bool = True,
 ) -> None:
-    """Raise `PenstockError` unless the engine `name`, which serves `versions` (one per policy), can take this.
+    """Raise `PenstockError` unless the engine `name`, which serves `versions` (one per policy), can take this;
+    `BaseMissing` where a full update would do.
     `is_intact` is False when an earlier update failed half-way: then there is nothing to build on."""
     if interrupt not in interrupts:
         raise PenstockError(
@@ -29,7 +30,7 @@ def check_update(
         raise PenstockError(f"{name} serves version {served}, got an update to {update.version}")
     if update.base is not None and not (is_intact and update.base == served):
         has = f"serves version {served}" if is_intact else "has weights of no version"
-        raise PenstockError(
+        raise BaseMissing(
             f"{name} {has}, got an update to {update.version} that holds only what has changed since version "
             f"{update.base}; send it a full one"
         )

@@ -108,6 +108,12 @@ class PenstockConfig(Section):
                 "a step must have at least 2 episodes (rollout.group_size x rollout.groups_per_step), got 1: the "
                 "advantage 'reinforce_pp' compares the episodes of a step with each other"
             )
+        sent, held = self.sync.dtype, self.engine.dtype
+        if sent not in ("engine", held) and held != "float32":
+            raise ValueError(
+                f"sync.dtype must be engine, or what engines of {held} hold without loss, got {sent}: every engine "
+                "must hold the bits that were sent; set engine.dtype=float32, or leave sync.dtype"
+            )
         heldout = self.eval.tasks
         if heldout is not None and heldout.template_args not in ({}, self.tasks.template_args):
             raise ValueError("eval.tasks.template_args must be unset or equal tasks.template_args")

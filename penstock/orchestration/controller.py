@@ -17,8 +17,9 @@ from typing import Protocol
 from penstock.blobs.verification import check_group
 from penstock.buffer.admission import Dropped, StepGroups, Ticket
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
-from penstock.errors import BlobLost, PenstockError, RolloutFailed, ScoringFailed
+from penstock.errors import BaseMissing, BlobLost, PenstockError, RolloutFailed, ScoringFailed
 from penstock.interfaces import BlobStore, Engine, Scorer, Trainer
+from penstock.orchestration.broadcast import send_and_take
 from penstock.orchestration.checkpoints import Checkpoints
 from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.failure_streak import FailureStreak
@@ -35,7 +36,6 @@ from penstock.types import (
     StepResult,
     Task,
     UpdateReceipt,
-    WeightUpdate,
 )
 
 LOST_BLOB = "lost_blob"
@@ -139,7 +139,7 @@ class Controller:
         to save."""
         for version in sorted(self._unreleased):
             with contextlib.suppress(PenstockError):  # it has no snapshot yet
-                await self._trainers[0].release(version)
+                await self._trainers[0].release(version, delivered=False)
 
     def stand(self) -> Resume:
         """Where it stands now, between two steps."""
@@ -316,24 +316,25 @@ class Controller:
         """Publish one version and bring every engine to it, in order, beside the next step."""
         async with self._sync_order:
             self.activity.syncing_version = version
-            with self._events.recorder.measure("sync", "publish", version=version):
-                update = await self._trainers[0].publish(version)
-            with self._events.recorder.measure("sync", "update", version=version):
-                receipt = await self._deliver(update)
+            try:
+                receipt = await self._deliver(version)
+            except BaseMissing:  # an engine is new, or lost what it had
+                receipt = await self._deliver(version, full=True)
             self._events.updated(receipt)
             self.buffer.served(version)
             await self._trainers[0].release(version)
             self._unreleased.discard(version)
             self.activity.syncing_version = None
 
-    async def _deliver(self, update: WeightUpdate) -> UpdateReceipt:
-        """Bring every engine to an update. Where it is sent, trainer and engines act together."""
-        if not update.sends:
-            return await self._engine.update(update, self._interrupt)
-        async with asyncio.TaskGroup() as both:
-            taking = both.create_task(self._engine.update(update, self._interrupt))
-            both.create_task(self._trainers[0].send(update.version))
-        return taking.result()
+    async def _deliver(self, version: int, *, full: bool = False) -> UpdateReceipt:
+        """Bring every engine to a version. Where it is sent, trainer and engines act together."""
+        with self._events.recorder.measure("sync", "publish", version=version):
+            update = await self._trainers[0].publish(version, full=full)
+        with self._events.recorder.measure("sync", "update", version=version):
+            taking = self._engine.update(update, self._interrupt)
+            if not update.sends:
+                return await taking
+            return await send_and_take(self._trainers[0].send(version), taking)
 
     def _now(self) -> float:
         return self._events.now()

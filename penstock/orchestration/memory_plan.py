@@ -99,7 +99,8 @@ def published_bytes(config: PenstockConfig, outline: "Outline") -> int:
     if not transport_of(config.sync.transport).snapshots_on_gpu:
         return 0
     once = outline.num_parameters if outline.num_adapter_parameters else 0
-    return (once + config.sync.slots * outline.num_trained) * BYTES[config.engine.dtype]
+    item = BYTES[config.sync.wire_dtype(config.engine.dtype)]
+    return (once + config.sync.num_snapshots * outline.num_trained) * item
 
 
 def _check_trainer(

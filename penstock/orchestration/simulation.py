@@ -91,14 +91,14 @@ class SimulatedTrainer:
         self.plans.append(plan)
         return StepResult(step=plan.step, metrics={}, seconds={"forward": took})
 
-    async def publish(self, version: int) -> WeightUpdate:
+    async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
         await asyncio.sleep(self._publish_s())
         return WeightUpdate(version=version, transport="none", tensors=(), buckets=(), fingerprint={})
 
     async def send(self, version: int) -> None:
         pass
 
-    async def release(self, version: int) -> None:
+    async def release(self, version: int, *, delivered: bool = True) -> None:
         pass
 
     async def save(self, folder: str) -> None:

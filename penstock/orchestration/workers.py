@@ -66,14 +66,14 @@ class LaunchedTrainer:
     async def step(self, plan: StepPlan) -> StepResult:
         return await self.place.client.step(plan)
 
-    async def publish(self, version: int) -> WeightUpdate:
-        return await self.place.client.publish(version)
+    async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
+        return await self.place.client.publish(version, full=full)
 
     async def send(self, version: int) -> None:
         await self.place.client.send(version)
 
-    async def release(self, version: int) -> None:
-        await self.place.client.release(version)
+    async def release(self, version: int, *, delivered: bool = True) -> None:
+        await self.place.client.release(version, delivered=delivered)
 
     async def save(self, folder: str) -> None:
         await self.place.client.save(folder)
@@ -208,11 +208,11 @@ def trainer_place(
         folder=str(launcher.folder),
         blobs=str(launcher.blobs),
         max_context=prepared.max_context,
-        slots=config.sync.slots,
         transport=config.sync.transport,
+        sync=config.sync.model_dump(mode="json"),
+        wire_dtype=config.sync.wire_dtype(config.engine.dtype),
         version=0 if saved is None else len(saved.progress.history.steps),
         checkpoint="" if saved is None else str(saved.checkpoint),
-        engine_dtype=config.engine.dtype,
         trainer=config.trainer.model_dump(mode="json"),
         algorithm=config.algorithm.model_dump(mode="json"),
     )

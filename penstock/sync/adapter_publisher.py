@@ -22,14 +22,18 @@ class AdapterPublisher:
         """Of the base weights under their version, of the adapter under every other."""
         self._of(version).snapshot(version, tensors)
 
-    def describe(self, version: int) -> WeightUpdate:
-        return self._of(version).describe(version)
+    def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
+        return self._of(version).describe(version, full=full)
 
     def send(self, version: int) -> None:
         self._of(version).send(version)
 
-    def release(self, version: int) -> None:
-        self._of(version).release(version)
+    def cancel(self) -> None:
+        self._base.cancel()
+        self._adapter.cancel()
+
+    def release(self, version: int, *, delivered: bool = True) -> None:
+        self._of(version).release(version, delivered=delivered)
         if version == self._base_version:
             self._base.close()
 

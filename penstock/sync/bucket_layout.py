@@ -4,7 +4,7 @@ A header says everything (`TensorSpec`): where the bytes are in a bucket, and wh
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -66,6 +66,25 @@ def _pieces(tensor: torch.Tensor, bucket_bytes: int) -> Iterator[tuple[tuple[int
     rows = max(1, bucket_bytes // (tensor.nbytes // shape[0]))
     for first in range(0, shape[0], rows):
         yield (first, *(0 for _ in shape[1:])), (min(rows, shape[0] - first), *shape[1:])
+
+
+def specs_by_bucket(update: WeightUpdate) -> list[list[TensorSpec]]:
+    """What lies in each bucket of an update."""
+    specs: list[list[TensorSpec]] = [[] for _ in update.buckets]
+    for spec in update.tensors:
+        specs[spec.bucket].append(spec)
+    return specs
+
+
+def bucket_size(specs: Iterable[TensorSpec]) -> int:
+    """In bytes, of the bucket that these lie in."""
+    return max(spec.offset + -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT for spec in specs)
+
+
+def unit_width(specs: Iterable[TensorSpec]) -> int:
+    """Bytes of the smallest elements in a bucket. Larger ones are several of them."""
+    widths: set[int] = {getattr(torch, spec.dtype).itemsize for spec in specs}
+    return min(widths)
 
 
 def view(bucket: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

@@ -6,34 +6,51 @@ from collections.abc import Callable, Mapping
 import torch
 
 from penstock.interfaces import Staged, Verification
-from penstock.sync.bucket_layout import check_same_model, covered, part, view
+from penstock.sync.bucket_layout import check_same_model, covered, part, specs_by_bucket
 from penstock.sync.fingerprint import Fingerprinter, Shard, compare
+from penstock.sync.staged_bucket import StagedBucket, Values, check_payload, open_payload
 from penstock.transfer import mark
 from penstock.types import WeightUpdate
 
 
 class BucketReceiver:
-    """Stages nothing: buckets are found, and read when they are loaded. A transport says where they are."""
+    """Buckets are found, and read when they are loaded: nothing is staged but what has to be unpacked. A transport
+    says where they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        """`device` is where the engine's weights are."""
+        self._device = torch.device(device)
         self._fingerprints = Fingerprinter()
 
     def stages(self, update: WeightUpdate) -> bool:
-        return False
+        return bool(update.payloads)
 
     def stage(self, update: WeightUpdate) -> Staged:
-        return Staged(update, [self._bucket(name) for name in update.buckets])
+        buckets = [self._bucket(name) for name in update.buckets]
+        specs = specs_by_bucket(update)
+        if not update.payloads:
+            return Staged(update, [Values(mine, each) for mine, each in zip(specs, buckets, strict=True)])
+        staged: list[StagedBucket] = []
+        for number, (payload, bucket) in enumerate(zip(update.payloads, buckets, strict=True)):
+            check_payload(payload, bucket, what=f"version {update.version}: bucket {number}")
+            is_read_in_place = payload.encoding == "dense"
+            device = bucket.device if is_read_in_place else self._device
+            staged.append(open_payload(payload, bucket, specs[number], device))
+        return Staged(update, staged)
+
+    def cancel(self) -> None:
+        """Nothing here waits for anybody."""
 
     def is_prepared(self, staged: Staged) -> bool:
         """Copies from the host wait for it."""
         return False
 
     def load(self, staged: Staged, tensors: Mapping[str, torch.Tensor]) -> Verification:
-        update, buckets = staged.update, staged.held
+        update = staged.update
         check_same_model(update, tensors)
         with torch.no_grad():
-            for spec in update.tensors:
-                self._copy(spec.name, part(tensors[spec.name], spec), view(buckets[spec.bucket], spec))
+            for bucket in staged.held:
+                bucket.load(tensors, self._copy)
         copied = mark(next(iter(tensors.values())).device)
         return verification(update, copied, self._fingerprints.start(live_shards(update, tensors)))
 

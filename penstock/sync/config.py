@@ -1,5 +1,7 @@
 """The `sync` section: how new weights reach the engines."""
 
+from typing import Literal
+
 from pydantic import Field, field_validator
 
 from penstock.config import Section
@@ -12,6 +14,19 @@ class SyncConfig(Section):
 
     transport: str = "shared_memory"
     """How buckets travel from trainer to engines: `shared_memory` on one machine, `cuda_ipc` on one GPU."""
+    selection: Literal["full", "delta"] = "full"
+    """What is sent: `full`: all weights, each time. `delta`: only the values whose bits have changed since the last
+    version that every engine has, without loss. Deltas are small (a few percent at the learning rates of
+    post-training) and take the trainer one more copy of the weights; they pay off where the network or the disk is
+    slow."""
+    anchor_every: int = Field(default=20, ge=1)
+    """Under `delta`, one in so many versions is sent in full. An engine that joins or has lost its weights gets a
+    full one at any time."""
+    dtype: Literal["engine", "float32", "bfloat16", "float16"] = "engine"
+    """The number format in which weights travel: that of the engines, or one that theirs holds without loss."""
+    bucket_mb: int = Field(default=0, ge=0)
+    """Megabytes that travel as one piece. Tensors are packed together up to this, and larger ones are split. 0
+    takes what suits the transport."""
     interrupt: Interrupt = "inflight"
     """What happens to a generation in flight when weights arrive: `inflight` swaps between two forward
     passes and keeps its KV, `inflight_recompute` also rebuilds the KV under the new weights. The others need an
@@ -25,3 +40,12 @@ class SyncConfig(Section):
     def _can_be_used_by_a_run(cls, name: str) -> str:
         check_for_run(name)
         return name
+
+    @property
+    def num_snapshots(self) -> int:
+        """With the one that deltas are taken against."""
+        return self.slots + (self.selection == "delta")
+
+    def wire_dtype(self, engine: str) -> str:
+        """In which weights travel to engines of this number format."""
+        return engine if self.dtype == "engine" else self.dtype

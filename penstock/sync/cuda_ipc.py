@@ -6,7 +6,7 @@ waits for that copy on a stream of its own; what `describe` returns therefore na
 the engine needs no event of the trainer's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,18 @@ import torch
 
 from penstock.interfaces import Staged, Verification
 from penstock.sync.bucket_layout import check_same_model, part, view
-from penstock.sync.bucket_receiver import live_shards, verification
+from penstock.sync.bucket_receiver import BucketReceiver, live_shards, verification
 from penstock.sync.fingerprint import Fingerprinter, Shard
 from penstock.sync.fused_copy import FusedCopy, make_copy
 from penstock.sync.ipc_handle import Handle
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
 from penstock.transfer import mark
-from penstock.types import WeightUpdate
+from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "cuda_ipc"
 BUCKET_BYTES = 1 << 30
+NOTHING = ""
+"""The name of what has no bytes, and so no place in memory."""
 
 
 class CudaIpcPublisher(SlotPublisher):
@@ -43,10 +45,11 @@ class CudaIpcPublisher(SlotPublisher):
         super().__init__(tensors, publishing, bucket_bytes=BUCKET_BYTES)
         self._handles = [tuple(Handle.of(bucket).encode() for bucket in slot) for slot in self._buckets]
         self._copied: list[Any] = [torch.cuda.Event() for _ in self._buckets]  # type: ignore[no-untyped-call]
-        self._sums: list[torch.Tensor | None] = [None] * publishing.slots
+        self._sums: list[torch.Tensor | None] = [None] * publishing.num_slots
         self._hashing: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._copies: dict[int, tuple[list[object], FusedCopy]] = {}
         """Into each slot, and from where."""
+        self._offered: dict[str, torch.Tensor] = {}
         torch.cuda.synchronize(self._device)
 
     def _make_bucket(self, slot: int, number: int, size: int) -> torch.Tensor:
@@ -54,6 +57,18 @@ class CudaIpcPublisher(SlotPublisher):
 
     def _names(self, slot: int) -> tuple[str, ...]:
         return self._handles[slot]
+
+    def _offer(self, number: int, payload: Payload, data: torch.Tensor) -> str:
+        if not data.numel():
+            return NOTHING
+        there = data.to(self._device)
+        torch.cuda.synchronize(self._device)
+        name = Handle.of(there).encode()
+        self._offered[name] = there
+        return name
+
+    def _withdraw(self, name: str) -> None:
+        self._offered.pop(name, None)
 
     def _fill(self, slot: int, tensors: Mapping[str, torch.Tensor]) -> None:
         self._sums[slot] = self._copy(slot, tensors).run()
@@ -79,6 +94,7 @@ class CudaIpcPublisher(SlotPublisher):
     def _free(self) -> None:
         """An engine that still has the buckets open keeps their memory until it closes."""
         self._copies.clear()
+        self._offered.clear()
 
 
 @dataclass(slots=True)
@@ -90,30 +106,55 @@ class Route:
     is_verified: bool = False
 
 
+class OpenedBuckets(BucketReceiver):
+    """Takes updates that have to be unpacked. `find` opens a bucket by its name."""
+
+    def __init__(self, find: Callable[[str], torch.Tensor], device: str) -> None:
+        super().__init__(device)
+        self._find = find
+
+    def _bucket(self, name: str) -> torch.Tensor:
+        return self._find(name)
+
+
 class CudaIpcReceiver:
     """The engine's side. Buckets are opened once; later updates are one pass that copies and adds up.
 
     The first good update from a bucket is verified by reading the live parameters again, so that copies that end
     up elsewhere, or on top of each other, can't go unseen; after that what was written is what was added up."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cuda") -> None:
+        self._device = torch.device(device)
         self._opened: dict[str, torch.Tensor] = {}
         self._routes: dict[tuple[bool, tuple[str, ...]], Route] = {}
         """By whether it is all of the model, and by buckets."""
         self._fingerprints = Fingerprinter()
+        self._packed = OpenedBuckets(lambda name: self._bucket(name, self._device), device)
 
     def stages(self, update: WeightUpdate) -> bool:
-        return False
+        return bool(update.payloads)
 
     def stage(self, update: WeightUpdate) -> Staged:
-        return Staged(update)
+        if not update.payloads:
+            return Staged(update)
+        try:
+            return self._packed.stage(update)
+        finally:
+            for name, payload in zip(update.buckets, update.payloads, strict=True):
+                if payload.encoding != "dense":  # laid out for this update alone
+                    self._opened.pop(name, None)
+
+    def cancel(self) -> None:
+        pass
 
     def is_prepared(self, staged: Staged) -> bool:
         route = self._routes.get(_key(staged.update))
-        return route is not None and route.is_verified
+        return not staged.update.payloads and route is not None and route.is_verified
 
     def load(self, staged: Staged, tensors: Mapping[str, torch.Tensor]) -> Verification:
         update = staged.update
+        if update.payloads:
+            return self._packed.load(staged, tensors)
         route = self._routes.get(_key(update))
         if route is None or route.tensors is not tensors:
             # Kept: the device may stand still, and even to look at every address takes longer than to launch.
@@ -153,6 +194,8 @@ class CudaIpcReceiver:
         return Route(tensors, make_copy(targets, sources))
 
     def _bucket(self, name: str, device: torch.device) -> torch.Tensor:
+        if name == NOTHING:
+            return torch.empty(0, dtype=torch.uint8)
         if name not in self._opened:
             self._opened[name] = Handle.decode(name).open(device)
         return self._opened[name]

@@ -6,17 +6,16 @@ from far away.
 """
 
 import secrets
+import threading
 from collections.abc import Mapping
 
 import torch
 
 from penstock.errors import PenstockError
-from penstock.interfaces import Staged
-from penstock.sync.bucket_layout import view
 from penstock.sync.bucket_receiver import BucketReceiver
-from penstock.sync.fingerprint import Shard, compare
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
-from penstock.types import WeightUpdate
+from penstock.sync.staging_receiver import StagingReceiver
+from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "in_process"
 STAGED_TRANSPORT = "in_process_staged"
@@ -37,6 +36,7 @@ class InProcessPublisher(SlotPublisher):
         transport: str = TRANSPORT,
     ) -> None:
         self.transport = transport
+        self.moves = transport == STAGED_TRANSPORT
         self._exchange = exchange
         self._stem = secrets.token_hex(4)
         self._device = next(iter(tensors.values())).device
@@ -53,8 +53,16 @@ class InProcessPublisher(SlotPublisher):
     def _name(self, slot: int, number: int) -> str:
         return f"{self._stem}-{slot}-{number}"
 
+    def _offer(self, number: int, payload: Payload, data: torch.Tensor) -> str:
+        name = f"{self._stem}-{secrets.token_hex(4)}"
+        self._exchange[name] = data
+        return name
+
+    def _withdraw(self, name: str) -> None:
+        self._exchange.pop(name, None)
+
     def _free(self) -> None:
-        for slot in range(self._publishing.slots):
+        for slot in range(self._publishing.num_slots):
             for name in self._names(slot):
                 self._exchange.pop(name, None)
 
@@ -62,8 +70,8 @@ class InProcessPublisher(SlotPublisher):
 class InProcessReceiver(BucketReceiver):
     """The engine's side, by reference."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        super().__init__()
+    def __init__(self, exchange: Exchange, device: str = "cpu") -> None:
+        super().__init__(device)
         self._exchange = exchange
 
     def _bucket(self, name: str) -> torch.Tensor:
@@ -72,21 +80,15 @@ class InProcessReceiver(BucketReceiver):
         return self._exchange[name]
 
 
-class StagingReceiver(InProcessReceiver):
-    """The engine's side, by a copy that is verified before it touches anything: a bucket that arrives damaged
-    leaves the engine as it was."""
+class InProcessStagingReceiver(StagingReceiver):
+    """The engine's side, by a copy that is checked before it touches anything."""
 
-    def stages(self, update: WeightUpdate) -> bool:
-        return True
+    def __init__(self, exchange: Exchange, device: str = "cpu") -> None:
+        super().__init__(device)
+        self._exchange = exchange
 
-    def stage(self, update: WeightUpdate) -> Staged:
-        buckets = [self._bucket(name).clone() for name in update.buckets]
-        shards = [
-            Shard(spec.name, view(buckets[spec.bucket], spec), spec.shape, spec.start)
-            for spec in update.tensors
-        ]
-        compare(update.fingerprint, self._fingerprints.start(shards)(), update.version)
-        return Staged(update, buckets)
-
-    def drop(self, staged: Staged) -> None:
-        staged.held.clear()
+    def _fetch(self, update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+        name = update.buckets[number]
+        if name not in self._exchange:
+            raise PenstockError(f"the published bucket {name} is gone")
+        return self._exchange[name].clone()

@@ -28,6 +28,7 @@ def join_updates(parts: Sequence[WeightUpdate]) -> WeightUpdate:
         first,
         tensors=tuple(tensors),
         buckets=tuple(buckets),
+        payloads=tuple(payload for each in parts for payload in each.payloads),
         fingerprint=fingerprint,
         sends=any(each.sends for each in parts),
     )

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 
-from penstock.errors import PenstockError, UserError
+from penstock.errors import DamagedBucket, PenstockError, UserError
 from penstock.sync.bucket_receiver import BucketReceiver
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
+from penstock.types import Payload
 
 TRANSPORT = "shared_memory"
 BUCKET_BYTES = 256 << 20
@@ -54,10 +55,13 @@ class SharedMemoryPublisher(SlotPublisher):
             self._free()
             if error.errno != errno.ENOSPC:
                 raise
-            slots, needed = self._publishing.slots, sum(self._sizes) * self._publishing.slots
+            slots, needed = self._publishing.num_slots, sum(self._sizes) * self._publishing.num_slots
+            counted = f"sync.slots={self._publishing.slots}"
+            if self._publishing.selection == "delta":
+                counted += " + 1 for deltas, each"
             free = shutil.disk_usage(self._folder).free
             raise UserError(
-                f"the published weights need {needed / 1e6:.1f} MB in {self._folder} (sync.slots={slots} times "
+                f"the published weights need {needed / 1e6:.1f} MB in {self._folder} ({counted} times "
                 f"{needed / slots / 1e6:.1f} MB), and {free / 1e6:.1f} MB are free there: make it larger (in a "
                 "container: --shm-size), or lower sync.slots"
             ) from error
@@ -67,6 +71,15 @@ class SharedMemoryPublisher(SlotPublisher):
 
     def _path(self, slot: int, number: int) -> Path:
         return self._folder / f"{self._stem}-{slot}-{number}.weights"
+
+    def _offer(self, number: int, payload: Payload, data: torch.Tensor) -> str:
+        path = self._folder / f"{self._stem}-{secrets.token_hex(4)}.weights"
+        path.touch(mode=0o600)
+        path.write_bytes(data.cpu().numpy().data)
+        return f"{data.numel()}:{path}"
+
+    def _withdraw(self, name: str) -> None:
+        Path(name.partition(":")[2]).unlink(missing_ok=True)
 
     def _fill(self, slot: int, tensors: Mapping[str, torch.Tensor]) -> None:
         super()._fill(slot, tensors)
@@ -82,16 +95,16 @@ class SharedMemoryPublisher(SlotPublisher):
         return self._hashed[slot] if self._on_gpu else super()._fingerprint(slot)
 
     def _free(self) -> None:
-        for slot in range(self._publishing.slots):
+        for slot in range(self._publishing.num_slots):
             for number in range(len(self._sizes)):
                 self._path(slot, number).unlink(missing_ok=True)
 
 
 class SharedMemoryReceiver(BucketReceiver):
-    """The engine's side. Buckets are mapped once and stay mapped: later updates are copies alone."""
+    """The engine's side. The slots' buckets are mapped once and stay mapped: later updates are copies alone."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
         self._mapped: dict[str, torch.Tensor] = {}
 
     def close(self) -> None:
@@ -102,16 +115,20 @@ class SharedMemoryReceiver(BucketReceiver):
             size, _, path = name.partition(":")
             if not Path(path).is_file():
                 raise PenstockError(f"the published bucket {path} is gone")
+            if Path(path).stat().st_size < int(size):
+                raise DamagedBucket(f"the published bucket {path} was cut: it must have {size} bytes")
             self._forget_removed()
             self._mapped[name] = _map(Path(path), int(size))
         return self._mapped[name]
 
     def _forget_removed(self) -> None:
-        """A file whose publisher has closed lives in memory until nobody maps it."""
+        """A file that its publisher has removed lives in memory until nobody maps it."""
         for name in [name for name in self._mapped if not Path(name.partition(":")[2]).is_file()]:
             del self._mapped[name]
 
 
 def _map(path: Path, size: int) -> torch.Tensor:
     """`size` bytes of a file, shared with every other process that maps it; made if it is not there."""
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
     return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)

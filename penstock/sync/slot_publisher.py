@@ -9,10 +9,22 @@ from dataclasses import dataclass, field
 
 import torch
 
-from penstock.sync.bucket_layout import Slice, lay_out, part, view
+from penstock.sync.bases import Bases
+from penstock.sync.bucket_layout import Slice, lay_out, part, unit_width, view
+from penstock.sync.delta import encode
 from penstock.sync.fingerprint import Fingerprinter, Shard
+from penstock.sync.look_ahead import one_ahead
 from penstock.sync.ring import SlotRing
-from penstock.types import DEFAULT_POLICY, AdapterSpec, TensorSpec, UpdateSelection, WeightUpdate
+from penstock.sync.staged_bucket import checksum
+from penstock.types import (
+    DEFAULT_POLICY,
+    AdapterSpec,
+    Encoding,
+    Payload,
+    TensorSpec,
+    UpdateSelection,
+    WeightUpdate,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,21 +42,33 @@ class Publishing:
     selection: UpdateSelection = "full"
     base: int | None = None
     """Where updates hold only some of the model's tensors: the version that engines have before the first of them.
-    Of an adapter it stays; of others it is from then on the version that was released last."""
+    Of an adapter it stays; of others it is from then on the version that was released last. Deltas need none."""
+    anchor_every: int = 20
+    """Of selection `delta`: one in so many versions is sent in full."""
     adapter: AdapterSpec | None = None
     """Of selection `adapter`: how its matrices act."""
+
+    @property
+    def num_slots(self) -> int:
+        """With the one that holds what deltas are taken against."""
+        return self.slots + (self.selection == "delta")
 
 
 class SlotPublisher:
     """Takes snapshots, describes them and gives slots back. Transports say what a bucket is and how to fill it."""
 
     transport: str
+    moves = False
+    """Whether the bytes of each bucket are offered anew for each version; otherwise engines can read slots."""
+    sends = False
 
     def __init__(
         self, tensors: Mapping[str, torch.Tensor], publishing: Publishing, *, bucket_bytes: int
     ) -> None:
         self._publishing = publishing
-        self._base = publishing.base
+        self._bases = Bases(publishing.selection, publishing.base, publishing.anchor_every)
+        self._offers: dict[int, list[str]] = {}
+        """What was laid out for engines besides slots, by version."""
         as_sent = {
             name: torch.empty(tensor.shape, dtype=publishing.dtypes.get(name, tensor.dtype), device="meta")
             for name, tensor in tensors.items()
@@ -54,12 +78,12 @@ class SlotPublisher:
         )
         self._buckets = [
             [self._make_bucket(slot, number, size) for number, size in enumerate(self._sizes)]
-            for slot in range(publishing.slots)
+            for slot in range(publishing.num_slots)
         ]
         self._views = [
             [view(buckets[spec.bucket], spec) for spec in self._specs] for buckets in self._buckets
         ]
-        self._ring = SlotRing(publishing.slots)
+        self._ring = SlotRing(publishing.num_slots)
         self._fingerprints = Fingerprinter()
 
     def snapshot(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -72,32 +96,48 @@ class SlotPublisher:
             self._ring.release(version)
             raise
 
-    def describe(self, version: int) -> WeightUpdate:
+    def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
         """The update that engines are sent, with the fingerprint of the snapshot."""
         slot = self._ring.slot_of(version)
+        base = self._bases.of(version, full=full)
+        is_delta = self._publishing.selection == "delta"
+        payloads: tuple[Payload, ...] = ()
+        names = self._names(slot)
+        if self.moves or (is_delta and base is not None):
+            names, payloads = self._pack(version, slot, base if is_delta else None)
         return WeightUpdate(
             policy=self._publishing.policy,
             version=version,
             transport=self.transport,
             tensors=self._specs,
-            buckets=self._names(slot),
+            buckets=names,
+            payloads=payloads,
             fingerprint=self._fingerprint(slot),
-            selection=self._publishing.selection,
-            base=self._base,
+            selection="full" if is_delta and base is None else self._publishing.selection,
+            base=base,
             adapter=self._publishing.adapter,
+            sends=self.sends,
         )
 
     def send(self, version: int) -> None:
         """Engines read by themselves."""
 
-    def release(self, version: int) -> None:
-        self._ring.release(version)
-        if self._base is not None and self._publishing.selection != "adapter":
-            self._base = version
+    def cancel(self) -> None:
+        pass
+
+    def release(self, version: int, *, delivered: bool = True) -> None:
+        self._ring.slot_of(version)
+        for name in self._offers.pop(version, []):
+            self._withdraw(name)
+        for done in self._bases.released(version, delivered=delivered):
+            self._ring.release(done)
 
     def close(self) -> None:
         """Wake who waits for a slot, and give the buckets back. Idempotent."""
         if self._ring.close():
+            for offers in self._offers.values():
+                for name in offers:
+                    self._withdraw(name)
             self._views.clear()
             self._buckets.clear()
             self._free()
@@ -108,6 +148,41 @@ class SlotPublisher:
     def _names(self, slot: int) -> tuple[str, ...]:
         """By which receivers find the slot's buckets. A name stands for one layout, for good."""
         raise NotImplementedError
+
+    def _offer(self, number: int, payload: Payload, data: torch.Tensor) -> str:
+        """Lay out what travels for a bucket, and say by which name receivers find it."""
+        raise NotImplementedError
+
+    def _withdraw(self, name: str) -> None:
+        """Every engine has read it."""
+        raise NotImplementedError
+
+    def _pack(self, version: int, slot: int, base: int | None) -> tuple[tuple[str, ...], tuple[Payload, ...]]:
+        """Names and payloads of the buckets of a slot. The next one is packed while one is offered."""
+        before = None if base is None else self._buckets[self._ring.slot_of(base)]
+        widths = [
+            unit_width(spec for spec in self._specs if spec.bucket == number)
+            for number in range(len(self._sizes))
+        ]
+
+        def pack(number: int) -> tuple[int, Payload, torch.Tensor]:
+            bucket, packed = self._buckets[slot][number], None
+            encoding: Encoding = "dense"
+            if before is not None:
+                encoding, packed = encode(bucket, before[number], width=widths[number])
+            data = bucket if packed is None else torch.from_numpy(packed.copy())
+            checked = checksum(data) if self.moves or packed is not None else None
+            return number, Payload(encoding=encoding, num_bytes=data.numel(), checksum=checked), data
+
+        names, payloads = [], []
+        for number, payload, data in one_ahead(pack, range(len(self._sizes))):
+            if payload.encoding == "dense" and not self.moves:
+                names.append(self._names(slot)[number])
+            else:
+                names.append(self._offer(number, payload, data))
+                self._offers.setdefault(version, []).append(names[-1])
+            payloads.append(payload)
+        return tuple(names), tuple(payloads)
 
     def _fill(self, slot: int, tensors: Mapping[str, torch.Tensor]) -> None:
         for target, source in zip(self._views[slot], self._parts(tensors), strict=True):

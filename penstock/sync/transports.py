@@ -24,6 +24,8 @@ class Rendezvous:
     """For buckets that are files."""
     exchange: dict[str, Any] = field(default_factory=dict)
     """For buckets of this process."""
+    device: str = "cpu"
+    """Where a receiver's engine has its weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ def _shared_memory_publisher(
 def _shared_memory_receiver(at: Rendezvous) -> WeightReceiver:
     from penstock.sync.shared_memory import SharedMemoryReceiver
 
-    return SharedMemoryReceiver()
+    return SharedMemoryReceiver(at.device)
 
 
 def _cuda_ipc_publisher(
@@ -69,7 +71,7 @@ def _cuda_ipc_publisher(
 def _cuda_ipc_receiver(at: Rendezvous) -> WeightReceiver:
     from penstock.sync.cuda_ipc import CudaIpcReceiver
 
-    return CudaIpcReceiver()
+    return CudaIpcReceiver(at.device)
 
 
 def _in_process_publisher(
@@ -83,7 +85,7 @@ def _in_process_publisher(
 def _in_process_receiver(at: Rendezvous) -> WeightReceiver:
     from penstock.sync.in_process import InProcessReceiver
 
-    return InProcessReceiver(at.exchange)
+    return InProcessReceiver(at.exchange, at.device)
 
 
 def _staged_publisher(
@@ -95,9 +97,9 @@ def _staged_publisher(
 
 
 def _staging_receiver(at: Rendezvous) -> WeightReceiver:
-    from penstock.sync.in_process import StagingReceiver
+    from penstock.sync.in_process import InProcessStagingReceiver
 
-    return StagingReceiver(at.exchange)
+    return InProcessStagingReceiver(at.exchange, at.device)
 
 
 TRANSPORTS: dict[str, Transport] = {
@@ -162,6 +164,10 @@ class AnyReceiver:
 
     def stage(self, update: WeightUpdate) -> Staged:
         return self._of(update).stage(update)
+
+    def cancel(self) -> None:
+        for receiver in self._receivers.values():
+            receiver.cancel()
 
     def is_prepared(self, staged: Staged) -> bool:
         return self._of(staged.update).is_prepared(staged)

@@ -34,10 +34,12 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of the run's blob store; "" is an empty store."""
     max_context: int = 0
     """The longest sequence that it will train on; 0: as long as the model's own limit."""
-    slots: int
-    engine_dtype: str
     transport: str = "shared_memory"
     """How weights are published."""
+    sync: dict[str, Any]
+    """The section: in which form they are."""
+    wire_dtype: str
+    """The number format that they travel in."""
     policy: str = DEFAULT_POLICY
     """Whose weights it trains and publishes."""
     version: int = 0
@@ -50,6 +52,16 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
 
 class TrainerReady(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
+
+
+class PublishRequest(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    full: bool
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    delivered: bool
 
 
 class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,9 +77,9 @@ class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 START_TRAINER = Method("trainer.start", TrainerStart, TrainerReady)
-PUBLISH = Method("trainer.publish", int, WeightUpdate)
+PUBLISH = Method("trainer.publish", PublishRequest, WeightUpdate)
 SEND = Method("trainer.send", int, type(None))
-RELEASE = Method("trainer.release", int, type(None))
+RELEASE = Method("trainer.release", ReleaseRequest, type(None))
 SAVE = Method("trainer.save", SaveRequest, type(None))
 CHECKPOINT = Method("trainer.checkpoint", CheckpointRequest, type(None))
 
@@ -84,14 +96,14 @@ class TrainerClient:
     async def step(self, plan: StepPlan) -> StepResult:
         return await send_step(self._channel, plan)
 
-    async def publish(self, version: int) -> WeightUpdate:
-        return await self._channel.call(PUBLISH, version)
+    async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
+        return await self._channel.call(PUBLISH, PublishRequest(version=version, full=full))
 
     async def send(self, version: int) -> None:
         await self._channel.call(SEND, version)
 
-    async def release(self, version: int) -> None:
-        await self._channel.call(RELEASE, version)
+    async def release(self, version: int, *, delivered: bool = True) -> None:
+        await self._channel.call(RELEASE, ReleaseRequest(version=version, delivered=delivered))
 
     async def save(self, folder: str) -> None:
         await self._channel.call(SAVE, SaveRequest(folder=folder))

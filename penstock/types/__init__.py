@@ -58,7 +58,9 @@ from penstock.types.steps import (
 )
 from penstock.types.weights import (
     AdapterSpec,
+    Encoding,
     Interrupt,
+    Payload,
     TensorSpec,
     UpdateReceipt,
     UpdateSelection,
@@ -104,6 +106,8 @@ __all__ = [
     "StepResult",
     "Interrupt",
     "AdapterSpec",
+    "Encoding",
+    "Payload",
     "TensorSpec",
     "WeightUpdate",
     "UpdateReceipt",

@@ -11,6 +11,9 @@ Interrupt = Literal["inflight", "inflight_recompute", "drain", "abort_resume", "
 UpdateSelection = Literal["full", "adapter", "delta"]
 """What an update holds: the weights themselves, those of an adapter, or what has changed since `base`."""
 
+Encoding = Literal["dense", "sparse", "xor"]
+"""How the bytes of a bucket travel: as they are, or as what has changed since the base (`penstock.sync.delta`)."""
+
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor's place in a publication: its global shape, its dtype and its bytes in one bucket."""
@@ -31,6 +34,15 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of a slice: the index of its first element in the whole tensor. Empty: this is the whole tensor."""
     sizes: tuple[int, ...] = ()
     """Of a slice: how far it reaches in each dimension."""
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """What travels for a bucket."""
+
+    encoding: Encoding = "dense"
+    num_bytes: int
+    checksum: int | None = None
+    """The CRC-32 of its bytes. None where engines read the trainer's own memory: what they then hold is checked."""
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +76,8 @@ class WeightUpdate(Record, frozen=True, kw_only=True):
     """What is in the buckets."""
     buckets: tuple[str, ...]
     """Names by which the transport finds each bucket (a shared-memory name, a file, …)."""
+    payloads: tuple[Payload, ...] = ()
+    """What travels for each bucket. Empty: buckets as they are, with nothing to check before they are loaded."""
     fingerprint: dict[str, int]
     """One hash per tensor name, of the values as an engine must hold them; slices of a tensor add up to it."""
     selection: UpdateSelection = "full"
@@ -76,6 +90,8 @@ class WeightUpdate(Record, frozen=True, kw_only=True):
     """Of selection `adapter`: its tensors are named as peft saves them, without `base_model.model.`."""
     sends: bool = False
     """Whether the trainer must `send` while engines stage, as for a broadcast. Otherwise engines read alone."""
+    receivers: int = 1
+    """How many engines stage it together, where it is sent: the pool says so to each of them."""
 
     def __post_init__(self) -> None:
         if self.selection != "full" and self.base is None:

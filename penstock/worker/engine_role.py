@@ -11,8 +11,9 @@ from penstock.channel import Channel
 from penstock.engines.config import EngineConfig
 from penstock.engines.engine_client import GENERATE, REPORT, UPDATE, EngineStart, UpdateRequest
 from penstock.engines.kinds import EngineParts, open_engine
+from penstock.models.load import resolve_device
 from penstock.observe.recorder import Recorder
-from penstock.sync.transports import AnyReceiver
+from penstock.sync.transports import AnyReceiver, Rendezvous
 from penstock.types import DEFAULT_POLICY, Chunk, EngineReport, GenerateRequest, UpdateReceipt
 from penstock.worker.out_of_memory import ENGINE, is_out_of_memory, naming_settings
 from penstock.worker.quiet import quieten
@@ -27,6 +28,7 @@ async def start(
     quieten()
     torch.set_num_threads(request.threads)
     config = EngineConfig.model_validate(request.config)
+    device = resolve_device(request.device if config.device == "auto" else config.device)
     parts = EngineParts(
         name=request.name,
         model=request.model,
@@ -34,7 +36,7 @@ async def start(
         trust_remote_code=request.trust_remote_code,
         adapter=request.adapter,
         config=config,
-        receiver=AnyReceiver(),
+        receiver=AnyReceiver(Rendezvous(device=device)),
         blobs=open_blobs(request.blobs),
         versions={DEFAULT_POLICY: BEFORE_FIRST_VERSION},
     )

@@ -23,8 +23,9 @@ from penstock.models.tokenizer import ChatTokenizer, max_positions
 from penstock.observe.recorder import Recorder
 from penstock.safe_files import remove_folder, whole_folder
 from penstock.sync.adapter_publisher import AdapterPublisher
-from penstock.sync.slot_publisher import Publishing
-from penstock.sync.transports import Rendezvous, make_publisher
+from penstock.sync.config import SyncConfig
+from penstock.sync.configured_publisher import open_publisher
+from penstock.sync.transports import Rendezvous
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_attention_check import check_packed_attention
@@ -40,6 +41,8 @@ from penstock.trainer.trainer_client import (
     SEND,
     TRAINER_STATE,
     CheckpointRequest,
+    PublishRequest,
+    ReleaseRequest,
     SaveRequest,
     TrainerReady,
     TrainerStart,
@@ -82,14 +85,21 @@ class TrainerService:
     async def step(self, plan: StepPlan) -> StepResult:
         return await asyncio.get_running_loop().run_in_executor(self._stepping, self._step, plan)
 
-    async def publish(self, version: int) -> WeightUpdate:
-        return await asyncio.get_running_loop().run_in_executor(self._publishing, self._describe, version)
+    async def publish(self, request: PublishRequest) -> WeightUpdate:
+        return await asyncio.get_running_loop().run_in_executor(self._publishing, self._describe, request)
 
     async def send(self, version: int) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._publishing, self._send, version)
+        """Cancelled, it ends soon all the same: the engines that it was sent to are told."""
+        sending = asyncio.get_running_loop().run_in_executor(self._publishing, self._send, version)
+        try:
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            self._publisher.cancel()
+            await asyncio.wait([sending])
+            raise
 
-    async def release(self, version: int) -> None:
-        self._publisher.release(version)
+    async def release(self, request: ReleaseRequest) -> None:
+        self._publisher.release(request.version, delivered=request.delivered)
 
     async def save(self, request: SaveRequest) -> None:
         await asyncio.get_running_loop().run_in_executor(self._stepping, self._save, Path(request.folder))
@@ -101,9 +111,9 @@ class TrainerService:
         with naming_settings("the trainer", TRAINER), self._events.measure("step", "warm up"):
             self._trainer.warm_up()
 
-    def _describe(self, version: int) -> WeightUpdate:
-        with self._events.measure("publish", "hash", version=version):
-            return self._publisher.describe(version)
+    def _describe(self, request: PublishRequest) -> WeightUpdate:
+        with self._events.measure("publish", "hash", version=request.version):
+            return self._publisher.describe(request.version, full=request.full)
 
     def _send(self, version: int) -> None:
         with self._events.measure("publish", "send", version=version):
@@ -231,18 +241,19 @@ def _open_publisher(
     adapter: TrainedAdapter | None,
 ) -> WeightPublisher:
     """`starting` is all that is published, or the weights below an adapter and then the adapter."""
+    section = SyncConfig.model_validate(request.sync)
     at = Rendezvous(Path(request.folder))
 
     def publisher(tensors: Mapping[str, torch.Tensor], **options: Any) -> WeightPublisher:
-        dtypes = wire_dtypes(model, DTYPES[request.engine_dtype], tensors)
-        publishing = Publishing(policy=request.policy, dtypes=dtypes, **options)
-        return make_publisher(request.transport, tensors, publishing, at)
+        options["dtypes"] = wire_dtypes(model, DTYPES[request.wire_dtype], tensors)
+        options["policy"] = request.policy
+        return open_publisher(section, tensors, at, transport=request.transport, **options)
 
     if adapter is None:
-        return publisher(starting[0], slots=request.slots)
+        return publisher(starting[0])
     below, own = starting
     return AdapterPublisher(
-        publisher(below, slots=1),
-        publisher(own, slots=request.slots, selection="adapter", base=request.version, adapter=adapter.spec),
+        publisher(below, slots=1, selection="full"),
+        publisher(own, selection="adapter", base=request.version, adapter=adapter.spec),
         base_version=request.version,
     )

@@ -172,3 +172,45 @@ def test_one_that_left_gets_nothing_more() -> None:
             await collect(pool.generate(ask("w", [1])))
 
     asyncio.run(main())
+
+
+class Meeting(ScriptedEngine):
+    """Takes updates when it may, and notes what it was told."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(lambda request: range(100), name=name)
+        self.may_go = asyncio.Event()
+        self.error: Exception | None = None
+        self.seen: list[int] = []
+        self.was_cancelled = False
+
+    async def update(self, update: WeightUpdate, interrupt: Any = "inflight") -> UpdateReceipt:
+        self.seen.append(update.receivers)
+        try:
+            await self.may_go.wait()
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+        if self.error is not None:
+            raise self.error
+        return await super().update(update, interrupt)
+
+
+def test_one_that_fails_cancels_the_others_of_a_broadcast_and_the_rest_can_try_again() -> None:
+    async def main() -> None:
+        engines = [Meeting("a"), Meeting("b"), Meeting("c")]
+        pool = pool_of(engines)
+        update = update_to(2, sends=True)
+        engines[0].may_go.set()
+        engines[1].may_go.set()
+        engines[1].error = PenstockError("b died")
+        with pytest.raises(PenstockError, match="b died"):
+            await pool.update(update)
+        assert [engine.version for engine in engines] == [2, 0, 0]
+        assert engines[2].was_cancelled
+        pool.leave("b")
+        engines[2].may_go.set()
+        assert (await pool.update(update)).version == 2
+        assert [engine.seen for engine in engines] == [[3], [3], [3, 1]]
+
+    asyncio.run(main())

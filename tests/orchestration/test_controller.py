@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.buffer.admission import GateState, Ticket
 from penstock.buffer.group_log import MemoryGroupLog
 from penstock.buffer.history import HistoryState
-from penstock.errors import ScoringFailed, UserError
+from penstock.errors import BaseMissing, ScoringFailed, UserError
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, Drop, SampleEvent, Span
 from penstock.observe.readers import MemoryReader
@@ -403,7 +403,7 @@ def test_a_broadcast_has_a_moment_at_which_both_sides_act(monkeypatch: pytest.Mo
         await moments[other, version].wait()
 
     class Broadcasting(SimulatedTrainer):
-        async def publish(self, version: int) -> WeightUpdate:
+        async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
             return msgspec.structs.replace(await super().publish(version), sends=True)
 
         async def send(self, version: int) -> None:
@@ -419,4 +419,27 @@ def test_a_broadcast_has_a_moment_at_which_both_sides_act(monkeypatch: pytest.Mo
     monkeypatch.setitem(globals(), "SimulatedEngine", Listening)
     world = build(steps=3)
     assert sent == [0, 1, 2, 3]
+    assert world.engine.version == 3
+
+
+def test_an_engine_without_the_base_is_sent_a_full_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    class Partial(SimulatedTrainer):
+        async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
+            asked.append((version, full))
+            update = await super().publish(version)
+            base = None if full or version == 0 else version - 1
+            return msgspec.structs.replace(update, base=base)
+
+    class Forgetful(SimulatedEngine):
+        async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+            if update.version == 2 and update.base is not None:
+                raise BaseMissing("engine0 has weights of no version")
+            return await super().update(update, interrupt)
+
+    monkeypatch.setitem(globals(), "SimulatedTrainer", Partial)
+    monkeypatch.setitem(globals(), "SimulatedEngine", Forgetful)
+    world = build(steps=3)
+    assert asked == [(0, False), (1, False), (2, False), (2, True), (3, False)]
     assert world.engine.version == 3

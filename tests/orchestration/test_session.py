@@ -88,7 +88,7 @@ class Trainer(SimulatedTrainer):
             await self._free.acquire()
             return result
 
-    async def release(self, version: int) -> None:
+    async def release(self, version: int, *, delivered: bool = True) -> None:
         if version:
             self._free.release()
 

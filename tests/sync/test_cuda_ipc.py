@@ -15,7 +15,7 @@ class Nearby(CudaIpcReceiver):
     """Finds its buckets in this process: a process can't open handles of its own."""
 
     def __init__(self, exchange: dict[str, torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__(DEVICE)
         self._exchange = exchange
 
     def _bucket(self, name: str, device: torch.device) -> torch.Tensor:

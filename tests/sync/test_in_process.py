@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from penstock.errors import FingerprintMismatch, PenstockError
-from penstock.sync.in_process import InProcessPublisher, StagingReceiver
+from penstock.errors import DamagedBucket, PenstockError
+from penstock.sync.in_process import STAGED_TRANSPORT, InProcessPublisher, InProcessStagingReceiver
 from tests.sync.contract import TransportContract, make_tensors, publish
 
 
@@ -17,7 +17,10 @@ class TestInProcessStaged(TransportContract):
 def test_staging_takes_a_copy_that_outlives_the_slot() -> None:
     source, live = make_tensors(0), make_tensors(1)
     exchange: dict[str, torch.Tensor] = {}
-    publisher, receiver = InProcessPublisher(source, exchange=exchange), StagingReceiver(exchange)
+    publisher, receiver = (
+        InProcessPublisher(source, exchange=exchange, transport=STAGED_TRANSPORT),
+        InProcessStagingReceiver(exchange),
+    )
     expected = source["embed"].clone()
     update = publish(publisher, 1, source)
     assert receiver.stages(update)
@@ -35,10 +38,13 @@ def test_staging_takes_a_copy_that_outlives_the_slot() -> None:
 def test_a_damaged_bucket_is_seen_before_anything_is_loaded() -> None:
     source = make_tensors(0)
     exchange: dict[str, torch.Tensor] = {}
-    publisher, receiver = InProcessPublisher(source, exchange=exchange), StagingReceiver(exchange)
+    publisher, receiver = (
+        InProcessPublisher(source, exchange=exchange, transport=STAGED_TRANSPORT),
+        InProcessStagingReceiver(exchange),
+    )
     update = publish(publisher, 1, source)
     exchange[update.buckets[0]][0] ^= 1
-    with pytest.raises(FingerprintMismatch, match=r"\(embed\)"):
+    with pytest.raises(DamagedBucket, match="version 1: bucket 0 arrived damaged"):
         receiver.stage(update)
     publisher.close()
     with pytest.raises(PenstockError, match="is gone"):

@@ -61,8 +61,8 @@ START = TrainerStart(
     total_steps=1,
     seed=0,
     folder="",
-    slots=2,
-    engine_dtype="float32",
+    sync={},
+    wire_dtype="float32",
     trainer={},
     algorithm={},
 )

@@ -210,6 +210,7 @@ class EmbeddedEngine:
         self._wake.set()
         for seq in self._scheduler.live():
             self._outbox.end(seq, "cancelled")
+        self._receiver.cancel()
         self._receiver.close()
 
     async def run(self) -> None:
@@ -277,7 +278,7 @@ class EmbeddedEngine:
         return DeviceStepper(self._scheduler, device, self._outbox)
 
     async def _stage(self, update: WeightUpdate) -> Staged:
-        """In a thread, if it takes long. A thread can't be cancelled: what it stages for nobody is dropped."""
+        """In a thread, if it takes long. Cancelled, it is told so; what it stages for nobody is dropped."""
         receiver = self._receiver
         if not receiver.stages(update):
             return receiver.stage(update)
@@ -286,6 +287,7 @@ class EmbeddedEngine:
             return await asyncio.shield(staging)
         except asyncio.CancelledError:
             staging.add_done_callback(self._drop_staged)
+            receiver.cancel()
             raise
 
     def _drop_staged(self, staging: "asyncio.Future[Staged]") -> None:

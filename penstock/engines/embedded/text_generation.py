@@ -94,6 +94,9 @@ class FixedWeights:
     def stage(self, update: WeightUpdate) -> Staged:
         raise PenstockError("this engine serves fixed weights and takes no updates")
 
+    def cancel(self) -> None:
+        pass
+
     def is_prepared(self, staged: Staged) -> bool:
         return False
 

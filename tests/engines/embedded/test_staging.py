@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.errors import FingerprintMismatch, PenstockError
+from penstock.errors import DamagedBucket, PenstockError
 from penstock.interfaces import Staged, Verification
 from penstock.models.published import published_tensors
-from penstock.sync.in_process import Exchange, InProcessPublisher, StagingReceiver
+from penstock.sync.in_process import Exchange, InProcessPublisher, InProcessStagingReceiver
 from penstock.types import WeightUpdate
 from tests.engines.contract import ask
 from tests.engines.embedded.tiny import Driver, make_engine, make_model
 
 
-class Held(StagingReceiver):
+class Held(InProcessStagingReceiver):
     """Stages when it is told to, and keeps a diary."""
 
     def __init__(self, exchange: Exchange) -> None:
@@ -103,7 +103,7 @@ def test_a_failed_stage_leaves_the_engine_serving_what_it_had() -> None:
         await world.driver.step()
         update = world.publish(1)
         world.exchange[update.buckets[0]][5] ^= 1
-        with pytest.raises(FingerprintMismatch):
+        with pytest.raises(DamagedBucket, match="version 1: bucket 0 arrived damaged"):
             await world.engine.update(update)
         assert all(torch.equal(world.served[name], tensor) for name, tensor in before.items())
         await world.driver.drain()

@@ -1,0 +1,54 @@
+"""The engine's side of transports that move bytes: fetched, checked and unpacked while the engine generates.
+
+The next bucket is fetched while one is checked and unpacked. Until all of them are there and good, nothing is
+loaded: what is lost or damaged on its way leaves the engine on the version that it serves.
+"""
+
+import threading
+
+import torch
+
+from penstock.errors import UpdateAbandoned
+from penstock.interfaces import Staged
+from penstock.sync.bucket_layout import specs_by_bucket
+from penstock.sync.bucket_receiver import BucketReceiver
+from penstock.sync.look_ahead import one_ahead
+from penstock.sync.staged_bucket import StagedBucket, check_payload, open_payload
+from penstock.types import WeightUpdate
+
+
+class StagingReceiver(BucketReceiver):
+    """Stages a copy. A transport says how to fetch the bytes of one bucket."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self._told = threading.Event()
+
+    def stages(self, update: WeightUpdate) -> bool:
+        return True
+
+    def stage(self, update: WeightUpdate) -> Staged:
+        told = self._told = threading.Event()
+        specs = specs_by_bucket(update)
+        staged: list[StagedBucket] = []
+
+        def fetch(number: int) -> torch.Tensor:
+            if told.is_set():
+                raise UpdateAbandoned(f"version {update.version}: the update was cancelled")
+            return self._fetch(update, number, told)
+
+        for number, data in enumerate(one_ahead(fetch, range(len(update.buckets)))):
+            payload = update.payloads[number]
+            check_payload(payload, data, what=f"version {update.version}: bucket {number}")
+            staged.append(open_payload(payload, data, specs[number], self._device))
+        return Staged(update, staged)
+
+    def cancel(self) -> None:
+        self._told.set()
+
+    def drop(self, staged: Staged) -> None:
+        staged.held.clear()
+
+    def _fetch(self, update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+        """The bytes that came for a bucket. Once it is `told`, this may raise anything."""
+        raise NotImplementedError
