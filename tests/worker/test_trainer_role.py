@@ -8,7 +8,13 @@ import torch
 from penstock.errors import UserError
 from penstock.observe.event_queue import EventQueue
 from penstock.trainer.state_files import load_state
-from penstock.trainer.trainer_client import CheckpointRequest, SaveRequest, TrainerStart
+from penstock.trainer.trainer_client import (
+    CheckpointRequest,
+    PublishRequest,
+    ReleaseRequest,
+    SaveRequest,
+    TrainerStart,
+)
 from penstock.types import AdapterSpec, StepPlan, StepResult
 from penstock.worker import trainer_role as worker
 from penstock.worker.trainer_role import TrainerService, tell_parts
@@ -266,8 +272,10 @@ def test_the_base_is_published_first_and_then_only_the_adapter(adapted, tiny_mod
     from penstock.models.load import load_model
     from penstock.models.published import published_tensors
 
-    service = adapted(engine_dtype="bfloat16")
-    full, first = (asyncio.run(service.publish(version)) for version in (4, 5))
+    service = adapted(wire_dtype="bfloat16")
+    full, first = (
+        asyncio.run(service.publish(PublishRequest(version=version, full=False))) for version in (4, 5)
+    )
     assert (full.selection, full.base, full.adapter) == ("full", None, None)
     assert {spec.name for spec in full.tensors} == set(published_tensors(load_model(str(tiny_model))))
     assert (first.selection, first.base) == ("adapter", 4)
@@ -277,9 +285,9 @@ def test_the_base_is_published_first_and_then_only_the_adapter(adapted, tiny_mod
     assert all(".q_proj.lora_" in name for name in names)
     assert {spec.dtype for spec in (*full.tensors, *first.tensors)} == {"bfloat16"}
     assert first.fingerprint.keys() == names
-    asyncio.run(service.release(4))
+    asyncio.run(service.release(ReleaseRequest(version=4, delivered=True)))
     service._publisher.snapshot(6, service._trainer.weights())
-    assert asyncio.run(service.publish(6)).base == 4
+    assert asyncio.run(service.publish(PublishRequest(version=6, full=False))).base == 4
 
 
 def test_weights_that_stay_are_loaded_as_they_compute(adapted):
