@@ -11,6 +11,7 @@ from penstock.config.loader import load_config
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.outline import outline
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import plan_memory
@@ -72,11 +73,6 @@ def test_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     train = {task.prompt for task in load_tasks(config.tasks)}
     assert len(train) > 3900
     assert train.isdisjoint(heldout_prompts(config))
-    for gib in (139.8, 79.6):
-        gpu = Gpu(name="a GPU", total_bytes=int(gib * 2**30), free_bytes=int((gib - 0.5) * 2**30))
-        plan = plan_memory(config, outline(Qwen2Config(**SHAPES["1.5b"])), (gpu,), longest=1024)
-        assert plan is not None
-        assert plan.cache // plan.kv_bytes_per_token > 512 * 1024
     small = [
         "engine.embedded.max_batch=256",
         "trainer.checkpointing=full",
@@ -86,10 +82,18 @@ def test_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "sync.slots=1",
     ]
     smaller = [*small, "engine.embedded.max_batch=128", "trainer.optimizer_states=cpu"]
-    for gib, settings, sequences in ((39.5, small, 256), (23.6, smaller, 64)):
-        config = load_config(PenstockConfig, Path("config.yaml"), settings)
+    sizes = outline(Qwen2Config(**SHAPES["1.5b"]))
+    for gib, settings, sequences in (
+        (139.8, [], 512),
+        (79.6, [], 512),
+        (39.5, small, 256),
+        (23.6, smaller, 64),
+    ):
         gpu = Gpu(name="a GPU", total_bytes=int(gib * 2**30), free_bytes=int((gib - 0.5) * 2**30))
-        plan = plan_memory(config, outline(Qwen2Config(**SHAPES["1.5b"])), (gpu,), longest=1024)
+        asked = load_config(PenstockConfig, Path("config.yaml"), settings)
+        config = resolve_auto(asked, (gpu,), num_parameters=sizes.num_parameters).config
+        assert (config.engine.dtype, config.trainer.compile) == ("bfloat16", "on")
+        plan = plan_memory(config, sizes, (gpu,), longest=1024)
         assert plan is not None
         assert plan.cache // plan.kv_bytes_per_token > sequences * 1024
 

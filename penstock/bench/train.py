@@ -130,7 +130,7 @@ def states_arm(shape: str, device: str, length: int, states: OptimizerStates) ->
     clean(device)
     on_gpu = device != "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16" if on_gpu else "float32"
-    config = TrainerConfig(dtype=dtype, optimizer_states=states, compile=on_gpu)
+    config = TrainerConfig(dtype=dtype, optimizer_states=states, compile="on" if on_gpu else "off")
     model: Any = make_shape(shape, device, torch.float32)
     optimizer = MasterAdamW(model, config)
     policy = PackedModel(model, chunk_tokens=length, checkpointing="selective")

@@ -56,7 +56,7 @@ def steps_arm(shape: str, device: str, *, compiled: bool, steps: int, load: Load
     config = TrainerConfig(
         dtype="bfloat16" if device != "cpu" else "float32",
         checkpointing="selective",
-        compile=compiled,
+        compile="on" if compiled else "off",
         micro_batch_tokens=load.micro_batch_tokens,
         logprob_chunk_tokens=load.chunk_tokens,
     )

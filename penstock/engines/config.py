@@ -19,8 +19,9 @@ class EngineConfig(Section):
     """Torch threads of each engine process; 0 lets the launcher share out the cores."""
     device: str = "auto"
     """Torch device that the engine runs on; `auto` takes `model.device`."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of the weights, and of the cache where nothing else is said."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of the weights, and of the cache where nothing else is said. `auto`: bfloat16 on a GPU that
+    computes in it, else float32."""
     max_context: int = Field(default=0, ge=0)
     """Longest sequence, prompt and output together; 0 takes the model's own limit."""
     embedded: EmbeddedConfig = EmbeddedConfig()

@@ -48,6 +48,15 @@ def resolve_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def resolve_dtype(dtype: str, device: str) -> str:
+    """For one process on its own: `auto` is bfloat16 on a GPU that has it, else float32. A run has one answer for
+    all of its processes (`orchestration/automatic.py`)."""
+    if dtype != "auto":
+        return dtype
+    on_gpu = torch.device(device).type == "cuda"
+    return "bfloat16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+
+
 def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     """The model's config alone: cheap, and enough to refuse a bad name before anything heavy starts."""
     try:

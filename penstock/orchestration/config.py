@@ -8,7 +8,9 @@ from pydantic import Field, field_validator, model_validator
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.buffer.config import StalenessConfig
 from penstock.config import Section
+from penstock.config.unresolved import AUTO
 from penstock.engines.config import EngineConfig
+from penstock.errors import ConfigError
 from penstock.models.config import ModelConfig
 from penstock.observe.config import ObserveConfig
 from penstock.rollout.config import RolloutConfig
@@ -108,13 +110,18 @@ class PenstockConfig(Section):
                 "a step must have at least 2 episodes (rollout.group_size x rollout.groups_per_step), got 1: the "
                 "advantage 'reinforce_pp' compares the episodes of a step with each other"
             )
-        sent, held = self.sync.dtype, self.engine.dtype
-        if sent not in ("engine", held) and held != "float32":
-            raise ValueError(
-                f"sync.dtype must be engine, or what engines of {held} hold without loss, got {sent}: every engine "
-                "must hold the bits that were sent; set engine.dtype=float32, or leave sync.dtype"
-            )
+        if self.engine.dtype != AUTO:
+            self.check_wire_dtype()
         heldout = self.eval.tasks
         if heldout is not None and heldout.template_args not in ({}, self.tasks.template_args):
             raise ValueError("eval.tasks.template_args must be unset or equal tasks.template_args")
         return self
+
+    def check_wire_dtype(self) -> None:
+        """Of a config whose `engine.dtype` is known."""
+        sent, held = self.sync.dtype, self.engine.dtype
+        if sent not in ("engine", held) and held != "float32":
+            raise ConfigError(
+                f"sync.dtype must be engine, or what engines of {held} hold without loss, got {sent}: every engine "
+                "must hold the bits that were sent; set engine.dtype=float32, or leave sync.dtype"
+            )

@@ -10,13 +10,14 @@ from penstock.errors import UserError
 from penstock.models.adapter_folder import read_adapter
 from penstock.models.tokenizer import check_prompts
 from penstock.orchestration.assembly import Parts, build_evaluator
+from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.evaluation import Rewards
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.placement import place_threads
-from penstock.orchestration.preflight import Prepared, open_model, resolve_prompts
+from penstock.orchestration.preflight import Prepared, open_model, outline_on_gpu, resolve_prompts
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.supervision import supervised, unwrapped
 from penstock.orchestration.workers import LaunchedEngine, engine_place, start_scorers
@@ -43,8 +44,11 @@ def prepare_evaluation(
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
     config, _, heldout = resolve_prompts(config, (), heldout, has_template=tokenizer.has_template, log=log)
     check_prompts(heldout, tokenizer, max_context=max_context, max_new_tokens=config.rollout.max_new_tokens)
+    outline = outline_on_gpu(config, model, gpus)
+    resolved = resolve_auto(config, gpus, num_parameters=outline.num_parameters if outline else 0)
+    log(resolved.of_engine)
     return Prepared(
-        config=config,
+        config=resolved.config,
         model=model,
         tokenizer=tokenizer,
         tasks=[],

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 COMMAND = "nvidia-smi"
-QUERY = ("--query-gpu=index,uuid,memory.total,memory.free,name", "--format=csv,noheader,nounits")
+QUERY = ("--query-gpu=index,uuid,memory.total,memory.free,compute_cap,name", "--format=csv,noheader,nounits")
 MIB = 1 << 20
+WITH_BFLOAT16 = 8.0
+"""The first compute capability whose matmuls take bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,8 @@ class Gpu:
     name: str
     total_bytes: int
     free_bytes: int
+    has_bfloat16: bool = True
+    """Whether it multiplies bfloat16 matrices itself; older ones emulate that, slowly."""
 
 
 def find_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
@@ -39,10 +43,15 @@ def parse_gpus(told: str, visible: str | None) -> tuple[Gpu, ...]:
     """GPUs from the tool's lines. As CUDA does, `visible` is followed up to its first unknown entry."""
     known: list[tuple[str, str, Gpu]] = []
     for line in told.splitlines():
-        words = [word.strip() for word in line.split(",", 4)]
-        if len(words) == 5 and words[2].isdigit() and words[3].isdigit():
-            index, uuid, total, free, name = words
-            gpu = Gpu(name=name, total_bytes=int(total) * MIB, free_bytes=int(free) * MIB)
+        words = [word.strip() for word in line.split(",", 5)]
+        if len(words) == 6 and words[2].isdigit() and words[3].isdigit():
+            index, uuid, total, free, capability, name = words
+            gpu = Gpu(
+                name=name,
+                total_bytes=int(total) * MIB,
+                free_bytes=int(free) * MIB,
+                has_bfloat16=_has_bfloat16(capability),
+            )
             known.append((index, uuid, gpu))
     if visible is None:
         return tuple(gpu for _, _, gpu in known)
@@ -53,6 +62,14 @@ def parse_gpus(told: str, visible: str | None) -> tuple[Gpu, ...]:
             break
         chosen.append(found[0])
     return tuple(chosen)
+
+
+def _has_bfloat16(capability: str) -> bool:
+    """From a number such as 8.6; a GPU that does not tell is taken for a recent one."""
+    try:
+        return float(capability) >= WITH_BFLOAT16
+    except ValueError:
+        return True
 
 
 def _is(wanted: str, index: str, uuid: str) -> bool:

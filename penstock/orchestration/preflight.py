@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -18,11 +18,11 @@ from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
 from penstock.observe.writers import MetricsWriter, check_writers, make_writers
 from penstock.observe.writers.samples_jsonl import SamplesWriter
+from penstock.orchestration.automatic import resolve_auto, sites_of
 from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import MemoryPlan, plan_memory
-from penstock.orchestration.placement import engine_gpu, trainer_gpu
 from penstock.orchestration.run_folder import SavedRun
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
 from penstock.safe_files import write_private
@@ -32,6 +32,9 @@ from penstock.tasks.config import TasksConfig
 from penstock.tasks.sources import load_tasks
 from penstock.tasks.task_rows import Row, tasks_from_rows
 from penstock.types import Task
+
+if TYPE_CHECKING:
+    from penstock.models.outline import Outline
 
 BUILTIN = "builtin"
 
@@ -102,7 +105,12 @@ def prepare(
     longest += new_tokens
     if not is_single_turn and config.engine.max_context:
         longest = max_context  # what a workflow appends between turns is not known before it runs
-    memory = _plan_memory(config, model, gpus, longest, adapter_size)
+    outline = outline_on_gpu(config, model, gpus, adapter_size)
+    resolved = resolve_auto(config, gpus, num_parameters=outline.num_parameters if outline else 0)
+    config = resolved.config
+    if resolved.choices:
+        log(str(resolved))
+    memory = plan_memory(config, outline, gpus, longest=longest) if outline else None
     if memory is not None:
         log(str(memory))
     folder = new_run_folder(config) if saved is None else saved.folder
@@ -200,18 +208,19 @@ def _resolve_adapter(
     return config.model_copy(update={"model": section}), checked.num_parameters
 
 
-def _plan_memory(
-    config: PenstockConfig, model: str, gpus: tuple[Gpu, ...], longest: int, adapter_size: int
-) -> MemoryPlan | None:
-    """Only where there is a GPU: the sizes of a model need torch, which takes seconds to import."""
-    if engine_gpu(config, gpus) is None and trainer_gpu(config, gpus) is None:
+def outline_on_gpu(
+    config: PenstockConfig, model: str, gpus: Sequence[Gpu], adapter_size: int = 0
+) -> "Outline | None":
+    """The model's sizes; None where the run is on a CPU, and they do not matter: they need torch, which takes
+    seconds to import."""
+    sites = sites_of(config, gpus)
+    if not (sites.trainer.is_gpu or sites.engine.is_gpu):
         return None
     from penstock.models.outline import outline_of
 
-    outline = outline_of(
+    return outline_of(
         model, trust_remote_code=config.model.trust_remote_code, num_adapter_parameters=adapter_size
     )
-    return plan_memory(config, outline, gpus, longest=longest)
 
 
 def new_run_folder(config: PenstockConfig) -> Path:

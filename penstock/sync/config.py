@@ -12,8 +12,9 @@ from penstock.types import Interrupt
 class SyncConfig(Section):
     """How new weights reach the engines."""
 
-    transport: str = "shared_memory"
-    """How buckets travel from trainer to engines: `shared_memory` on one machine, `cuda_ipc` on one GPU."""
+    transport: str = "auto"
+    """How buckets travel from trainer to engines: `shared_memory` on one machine, `cuda_ipc` on one GPU. `auto`:
+    the fastest of these that the run's devices allow."""
     selection: Literal["full", "delta"] = "full"
     """What is sent: `full`: all weights, each time. `delta`: only the values whose bits have changed since the last
     version that every engine has, without loss. Deltas are small (a few percent at the learning rates of
@@ -38,7 +39,8 @@ class SyncConfig(Section):
     @field_validator("transport")
     @classmethod
     def _can_be_used_by_a_run(cls, name: str) -> str:
-        check_for_run(name)
+        if name != "auto":
+            check_for_run(name)
         return name
 
     @property

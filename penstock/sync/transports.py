@@ -143,7 +143,7 @@ def check_for_run(name: str) -> None:
     usable = [each for each, transport in TRANSPORTS.items() if transport.between_processes]
     if name not in usable:
         why = f", which needs {TRANSPORTS[name].needs}" if name in TRANSPORTS else ""
-        raise ConfigError(f"sync.transport must be one of {', '.join(usable)}, got {name!r}{why}")
+        raise ConfigError(f"sync.transport must be auto or one of {', '.join(usable)}, got {name!r}{why}")
 
 
 def make_publisher(

@@ -32,8 +32,9 @@ class TrainerConfig(Section):
     max_skipped_updates: int = Field(default=10, ge=1)
     """The run ends when this many updates in a row were skipped because loss or gradient was not finite: the
     weights can't recover from that."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the model computes in; bfloat16 keeps float32 master weights."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the model computes in; bfloat16 keeps float32 master weights. `auto`: bfloat16 on a GPU that computes
+    in it, else float32."""
     optimizer_states: OptimizerStates = "float32"
     """AdamW's two averages: 8 bytes a parameter, 2 bytes, or in host memory together with the master weights, which
     costs time in every update."""
@@ -48,9 +49,9 @@ class TrainerConfig(Section):
     checkpointing: Literal["off", "selective", "full"] = "off"
     """What the backward pass computes again instead of keeping it: nothing, what is cheap or wide, or whole
     layers."""
-    compile: bool = False
+    compile: Literal["auto", "off", "on"] = "auto"
     """Fuse each layer, and 8-bit updates, with `torch.compile`: faster on a GPU, after about a minute at the
-    start."""
+    start. `auto`: on for models of 100 million parameters and more on a GPU."""
     logprob_gap_warning: float = Field(default=0.05, gt=0)
     """Warn when the engine's and the trainer's logprobs of the same weights differ by more on average."""
     threads: int = Field(default=0, ge=0)

@@ -28,7 +28,7 @@ class EightBitAdamW:
         self._rest = Float32AdamW(rest, config) if rest else None
         devices = {moments.master.device for moments in self._coded}
         # Compiled, dozens of operations over every value become one kernel.
-        self._move = torch.compile(_move, dynamic=True) if config.compile else _move
+        self._move = torch.compile(_move, dynamic=True) if config.compile == "on" else _move
         self._noise = {device: torch.Generator(device).manual_seed(0) for device in devices}
 
     @torch.no_grad()

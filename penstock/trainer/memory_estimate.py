@@ -69,7 +69,7 @@ def estimate_bytes(
     is_adapter = outline.num_adapter_parameters > 0
     num_weights = outline.num_parameters + outline.num_adapter_parameters
     trained = FLOAT_BYTES * outline.num_trained
-    masters = 0 if config.dtype == "float32" else trained
+    masters = trained if config.dtype == "bfloat16" else 0
     moments = 2 * trained
     if config.optimizer_states == "8bit":
         moments = round(CODED_BYTES * outline.num_trained)

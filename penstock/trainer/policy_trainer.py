@@ -79,7 +79,7 @@ class PolicyTrainer:
             model,
             chunk_tokens=config.logprob_chunk_tokens,
             checkpointing=config.checkpointing,
-            compiled=config.compile,
+            compiled=config.compile == "on",
             value_head=self._value_head,
         )
         frozen: Reference | None = None
@@ -100,7 +100,7 @@ class PolicyTrainer:
     def warm_up(self) -> None:
         """Compile with a dummy batch what the usual row will run, if compilation is on. Weights do not change. Rows
         without a shared prompt and 8-bit updates are compiled when the first one comes."""
-        if not self._config.compile:
+        if self._config.compile != "on":
             return
         row = dummy_batch(
             self._model.get_input_embeddings().num_embeddings,

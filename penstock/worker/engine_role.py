@@ -8,6 +8,7 @@ import torch
 
 from penstock.blobs import open_blobs
 from penstock.channel import Channel
+from penstock.config.unresolved import refuse_auto
 from penstock.engines.config import EngineConfig
 from penstock.engines.engine_client import GENERATE, REPORT, UPDATE, EngineStart, UpdateRequest
 from penstock.engines.kinds import EngineParts, open_engine
@@ -28,6 +29,7 @@ async def start(
     quieten()
     torch.set_num_threads(request.threads)
     config = EngineConfig.model_validate(request.config)
+    refuse_auto({"engine.dtype": config.dtype, "engine.embedded.compile": config.embedded.compile})
     device = resolve_device(request.device if config.device == "auto" else config.device)
     parts = EngineParts(
         name=request.name,

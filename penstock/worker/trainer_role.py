@@ -14,6 +14,7 @@ from torch import nn
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.blobs import open_blobs
 from penstock.channel import Channel
+from penstock.config.unresolved import refuse_auto
 from penstock.errors import UserError
 from penstock.interfaces import WeightPublisher
 from penstock.models.config import LoraConfig
@@ -192,6 +193,14 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
     torch.set_num_threads(request.threads)
     device = resolve_device(request.device)
     config = TrainerConfig.model_validate(request.trainer)
+    refuse_auto(
+        {
+            "trainer.dtype": config.dtype,
+            "trainer.compile": config.compile,
+            "engine.dtype": request.wire_dtype,
+            "sync.transport": request.transport,
+        }
+    )
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
     # Masters are made from float32 weights. Weights that stay need none, and are only ever read as they compute.
     dtype = "float32" if request.lora is None else config.dtype

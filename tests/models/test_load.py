@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import UserError
 from penstock.models import load, tokenizer
-from penstock.models.load import load_model
+from penstock.models.load import load_model, resolve_dtype
 
 
 def test_a_broken_weights_file_is_named(tiny_model: Path, tmp_path: Path) -> None:
@@ -16,6 +16,14 @@ def test_a_broken_weights_file_is_named(tiny_model: Path, tmp_path: Path) -> Non
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(UserError, match=r"model\.safetensors is broken"):
         load_model(str(folder))
+
+
+def test_auto_is_float32_on_a_cpu_and_bfloat16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_dtype("auto", "cpu") == "float32"
+    assert resolve_dtype("float16", "cuda") == "float16"
+    for has_it, dtype in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation, has=has_it: has)
+        assert resolve_dtype("auto", "cuda:1") == dtype
 
 
 @pytest.mark.parametrize("trusted", [False, True])

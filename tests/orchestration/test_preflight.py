@@ -31,7 +31,11 @@ def test_the_memory_of_a_gpu_is_shared_out_before_anything_starts(tiny_model: Pa
     gpu = Gpu(name="a GPU", total_bytes=10**10, free_bytes=10**10)
     prepared = prepare_on(gpu, tiny_model, tmp_path, log)
     assert 0.8 < prepared.memory.memory_share < 0.91
-    assert log == [str(prepared.memory)]
+    assert log[0].startswith("auto, on a GPU: engine.dtype=bfloat16, ")
+    assert log[1:] == [str(prepared.memory)]
+    assert prepared.config.engine.dtype == "bfloat16"
+    assert prepared.memory.kv_bytes_per_token == 2 * 2 * 2 * 32
+    assert "transport: cuda_ipc" in (prepared.folder / "config.yaml").read_text()
 
 
 def test_a_gpu_that_is_too_small_stops_the_run_before_it_has_a_folder(
@@ -59,7 +63,7 @@ def test_a_chat_model_is_prompted_through_its_template_with_a_word(tiny_model: P
     rows = [{"prompt": "1+2"}]
     prepared = prepare(config, tasks=rows, log=log.append, cache=tmp_path)
     assert prepared.tokenizer.encode_prompt(prepared.tasks[0].prompt) == [2, 11, 3, 12]
-    assert log == [
+    assert log[:1] == [
         "the model has a chat template: 1 string prompts became user messages "
         "(tasks.as_chat=false leaves them as they are)"
     ]

@@ -11,10 +11,12 @@ import torch
 
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.engine_client import EngineStart
-from penstock.errors import UserError
+from penstock.errors import ConfigError, UserError
 from penstock.observe.event_queue import EventQueue
 from penstock.types import GenerateRequest, SamplingParams
 from penstock.worker.engine_role import start
+
+RESOLVED = {"dtype": "float32", "embedded": {"compile": "off"}}
 
 
 class Served:
@@ -42,7 +44,7 @@ def test_an_engine_out_of_memory_tells_every_request_what_to_do(
     )
 
     async def main() -> None:
-        begin = EngineStart(name="engine0", model=str(tiny_model), device="cpu", threads=1, config={})
+        begin = EngineStart(name="engine0", model=str(tiny_model), device="cpu", threads=1, config=RESOLVED)
         await start(served, begin, failures.append, EventQueue().of("engine0"))  # type: ignore[arg-type]
         async for _ in served.handlers["engine.generate"](request):
             pass
@@ -52,3 +54,9 @@ def test_an_engine_out_of_memory_tells_every_request_what_to_do(
     ):
         asyncio.run(main())
     assert failures == []  # the process stays, so that the sentence can leave
+
+
+def test_a_config_that_nobody_resolved_is_refused() -> None:
+    begin = EngineStart(name="engine0", model="", device="cpu", threads=1, config={})
+    with pytest.raises(ConfigError, match=r"engine\.dtype and engine\.embedded\.compile, got 'auto'"):
+        asyncio.run(start(Served(), begin, [].append, EventQueue().of("engine0")))  # type: ignore[arg-type]

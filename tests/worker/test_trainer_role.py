@@ -5,7 +5,7 @@ import msgspec
 import pytest
 import torch
 
-from penstock.errors import UserError
+from penstock.errors import ConfigError, UserError
 from penstock.observe.event_queue import EventQueue
 from penstock.trainer.state_files import load_state
 from penstock.trainer.trainer_client import (
@@ -69,7 +69,7 @@ START = TrainerStart(
     folder="",
     sync={},
     wire_dtype="float32",
-    trainer={},
+    trainer={"dtype": "float32", "compile": "off"},
     algorithm={},
 )
 
@@ -89,6 +89,12 @@ def start(monkeypatch):
         return service, failures
 
     return begin
+
+
+def test_a_config_that_nobody_resolved_is_refused():
+    unresolved = msgspec.structs.replace(START, wire_dtype="auto", trainer={"compile": "off"})
+    with pytest.raises(ConfigError, match=r"trainer\.dtype and engine\.dtype, got 'auto'"):
+        asyncio.run(worker.start(Channel(), unresolved, [].append, EventQueue().of("trainer")))
 
 
 def test_steps_come_after_the_warm_up_and_each_ends_with_a_snapshot(start):
@@ -291,7 +297,7 @@ def test_the_base_is_published_first_and_then_only_the_adapter(adapted, tiny_mod
 
 
 def test_weights_that_stay_are_loaded_as_they_compute(adapted):
-    service = adapted(trainer={"dtype": "bfloat16"})
+    service = adapted(trainer={"dtype": "bfloat16", "compile": "off"})
     below, own = service._trainer.starting_weights()
     assert {tensor.dtype for tensor in (*below.values(), *own.values())} == {torch.bfloat16}
     assert {master.dtype for master in service._trainer._optimizer._masters} == {torch.float32}

@@ -37,8 +37,9 @@ class EmbeddedConfig(Section):
     """Reuse the cache of equal prompt prefixes that were computed under the same weights."""
     keep_finished: int = Field(default=256, ge=0)
     """Finished requests whose cache is kept for forks and later turns while there is room."""
-    compile: Literal["off", "on"] = "off"
-    """On a GPU: fuse the decode step with torch.compile. Slower to start, faster to run."""
+    compile: Literal["auto", "off", "on"] = "auto"
+    """On a GPU: fuse the decode step with torch.compile. Slower to start, faster to run. `auto`: on for models of
+    100 million parameters and more."""
     window: int = Field(default=8, ge=1, le=256)
     """On a GPU: decode steps replayed between two looks of the scheduler. Longer windows cost less host
     time; new requests and ended sequences wait for the end of a window, and tokens are seen then."""

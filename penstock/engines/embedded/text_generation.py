@@ -13,7 +13,7 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.errors import PenstockError
 from penstock.interfaces import Engine, Staged, Tokenizer, Verification
-from penstock.models.load import load_model, resolve_device
+from penstock.models.load import load_model, resolve_device, resolve_dtype
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.types import GenerateRequest, Message, SamplingParams, WeightUpdate
 
@@ -35,7 +35,7 @@ def generate_text(
     config = config or EngineConfig()
     device = resolve_device(config.device)
     tokenizer = ChatTokenizer(model)
-    loaded = load_model(model, dtype=config.dtype, device=device)
+    loaded = load_model(model, dtype=resolve_dtype(config.dtype, device), device=device)
     if config.threads:
         torch.set_num_threads(config.threads)
     sampling = sampling or SamplingParams()

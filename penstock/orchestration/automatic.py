@@ -1,0 +1,164 @@
+"""What `auto` means for a run: settings chosen from where trainer and engines compute, and how large the model is.
+
+    config, GPUs ─► resolve_auto ─► memory plan ─► config.yaml, workers
+
+Nothing after this sees `auto` in these settings. A setting that names its value is left as it is.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.config.unresolved import AUTO
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpus import Gpu
+
+COMPILED_FROM = 100_000_000
+"""Parameters from which `torch.compile` is worth its start: the layers of smaller models are quick without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where one side of a run computes."""
+
+    device: str
+    """`cpu` or `cuda:N`."""
+    gpu: Gpu | None = None
+    """None on a CPU, and for a GPU that `nvidia-smi` does not tell of."""
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    @property
+    def name(self) -> str:
+        return self.gpu.name if self.gpu is not None else self.device
+
+    @property
+    def has_bfloat16(self) -> bool:
+        return self.is_gpu and (self.gpu is None or self.gpu.has_bfloat16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sites:
+    """Where a run computes. Its engines are all on one device."""
+
+    trainer: Site
+    engine: Site
+
+    @property
+    def share_a_gpu(self) -> bool:
+        return self.trainer.is_gpu and self.trainer.device == self.engine.device
+
+    def __str__(self) -> str:
+        if self.trainer.device == self.engine.device:
+            return f"on {self.trainer.name}"
+        return f"trainer on {self.trainer.name}, engine on {self.engine.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting, what was chosen for it, and why where that is not plain."""
+
+    setting: str
+    value: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A config without `auto`, and what was chosen for it."""
+
+    config: PenstockConfig
+    sites: Sites
+    choices: tuple[Choice, ...]
+
+    def __str__(self) -> str:
+        return f"auto, {self.sites}: {_words(self.choices)}"
+
+    @property
+    def of_engine(self) -> str:
+        """The same where there is no trainer."""
+        own = [choice for choice in self.choices if choice.setting.startswith("engine.")]
+        return f"auto, on {self.sites.engine.name}: {_words(own)}"
+
+
+def sites_of(config: PenstockConfig, gpus: Sequence[Gpu]) -> Sites:
+    trainer = _site(config.model.device, gpus)
+    wanted = config.engine.device
+    return Sites(trainer=trainer, engine=trainer if wanted == AUTO else _site(wanted, gpus))
+
+
+def resolve_auto(config: PenstockConfig, gpus: Sequence[Gpu], *, num_parameters: int) -> Resolved:
+    """`num_parameters` matters only where a side is on a GPU."""
+    sites = sites_of(config, gpus)
+    choices = tuple(
+        choice
+        for choice in _choose(sites, num_parameters)
+        if _value(config, choice.setting.split(".")) == AUTO
+    )
+    for choice in choices:
+        config = _with(config, choice.setting.split("."), choice.value)
+    config.check_wire_dtype()
+    return Resolved(config, sites, choices)
+
+
+def choose_transport(sites: Sites) -> Choice:
+    """The fastest transport of `sync/transports.py` that works between these devices."""
+    if sites.share_a_gpu:
+        return Choice("sync.transport", "cuda_ipc", "one GPU")
+    return Choice("sync.transport", "shared_memory")
+
+
+def _choose(sites: Sites, num_parameters: int) -> Iterator[Choice]:
+    yield _dtype("engine.dtype", sites.engine)
+    yield _dtype("trainer.dtype", sites.trainer, bfloat16="float32 master weights")
+    yield _compile("engine.embedded.compile", sites.engine, num_parameters)
+    yield _compile("trainer.compile", sites.trainer, num_parameters)
+    yield choose_transport(sites)
+
+
+def _dtype(setting: str, site: Site, bfloat16: str = "") -> Choice:
+    if site.has_bfloat16:
+        return Choice(setting, "bfloat16", bfloat16)
+    return Choice(setting, "float32", "this GPU has no bfloat16" if site.is_gpu else "")
+
+
+def _compile(setting: str, site: Site, num_parameters: int) -> Choice:
+    if not site.is_gpu:
+        return Choice(setting, "off")
+    millions = num_parameters / 1e6
+    size = f"{millions:.1f}M parameters, on from {COMPILED_FROM // 10**6}M"
+    return Choice(setting, "on" if num_parameters >= COMPILED_FROM else "off", size)
+
+
+def _site(device: str, gpus: Sequence[Gpu]) -> Site:
+    if device == AUTO:
+        device = "cuda" if gpus else "cpu"
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return Site(device="cpu")
+    index = int(number) if number.isdigit() else 0
+    return Site(device=f"cuda:{index}", gpu=gpus[index] if index < len(gpus) else None)
+
+
+def _words(choices: Sequence[Choice]) -> str:
+    """`setting=value (why)`; a reason that several share follows the last of them."""
+    words = []
+    for choice, after in zip(choices, (*choices[1:], None), strict=True):
+        why = "" if after is not None and after.why == choice.why else choice.why
+        words.append(f"{choice.setting}={choice.value}" + (f" ({why})" if why else ""))
+    return ", ".join(words)
+
+
+def _value(section: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        section = getattr(section, name)
+    return section
+
+
+def _with(section: Any, path: Sequence[str], value: str) -> Any:
+    """A copy of the section in which the setting at this path has this value."""
+    name, *rest = path
+    inner = _with(getattr(section, name), rest, value) if rest else value
+    return section.model_copy(update={name: inner})
