@@ -29,6 +29,7 @@ from penstock.config.loader import build
 from penstock.demo.latency import LogNormalLatency, SlowTenthLatency
 from penstock.demo.model import ensure_builtin_model
 from penstock.observe.views import SilentView
+from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.session import Session
@@ -151,7 +152,7 @@ def train(
         },
     )
     prepared = Prepared(
-        config=config,
+        config=resolve_auto(config).config,
         model=str(model),
         tokenizer=EndlessTokenizer(str(model)),
         tasks=make_tasks(256, setting.prompt_tokens),

@@ -89,8 +89,8 @@ def sites_of(config: PenstockConfig, gpus: Sequence[Gpu]) -> Sites:
     return Sites(trainer=trainer, engine=trainer if wanted == AUTO else _site(wanted, gpus))
 
 
-def resolve_auto(config: PenstockConfig, gpus: Sequence[Gpu], *, num_parameters: int) -> Resolved:
-    """`num_parameters` matters only where a side is on a GPU."""
+def resolve_auto(config: PenstockConfig, gpus: Sequence[Gpu] = (), *, num_parameters: int = 0) -> Resolved:
+    """`gpus` are those of the machine; `num_parameters` matters only where a side is on one of them."""
     sites = sites_of(config, gpus)
     choices = tuple(
         choice

@@ -13,6 +13,7 @@ from penstock.errors import UserError, WorkerDied
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.status import RunStatus
 from penstock.observe.views import SilentView
+from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.launchers.local import LocalLauncher
@@ -113,7 +114,7 @@ def prepared(tmp_path: Path, tiny_model: Path) -> Prepared:
         run={"steps": 1},
     )
     return Prepared(
-        config=config,
+        config=resolve_auto(config).config,
         model=str(tiny_model),
         tokenizer=ChatTokenizer(str(tiny_model)),
         tasks=[Task(id=str(number), prompt=f"{number}+1=") for number in range(4)],

@@ -24,6 +24,7 @@ from penstock.demo.arithmetic import make_tasks
 from penstock.demo.latency import LogNormalLatency
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.views import SilentView
+from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.session import Session
@@ -133,7 +134,7 @@ def train(
     )
     run_folder = Path(tempfile.mkdtemp(dir=folder))
     prepared = Prepared(
-        config=config,
+        config=resolve_auto(config).config,
         model=setup.model,
         tokenizer=ChatTokenizer(setup.model),
         tasks=make_tasks("train", size=setup.num_tasks, seed=0),
