@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from penstock import __version__
 from penstock.cli.bench import bench
@@ -71,7 +69,16 @@ def _leave_closed_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+def _say_that_it_starts() -> None:
+    """Before the imports, the config and the tasks, which together take a second and more."""
+    with contextlib.suppress(OSError, ValueError):  # a closed stdout ends no run
+        print(f"penstock {__version__}: starting", flush=True)
+
+
 def _complain(sentence: str, debug: bool) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
     if debug:
         traceback.print_exc()
     shown = Text.assemble(("error:", "bold red"), f" {plain_line(sentence)}")
@@ -111,6 +118,7 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a model. Without arguments: a tiny built-in model on a built-in task, offline."""
+    _say_that_it_starts()
     from penstock.api import DEMO, run
     from penstock.cli.report import print_summary
     from penstock.config.loader import load_config
@@ -151,6 +159,7 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Go on with a run from its last checkpoint, in its folder; run.steps=N makes it longer."""
+    _say_that_it_starts()
     from penstock.api import run
     from penstock.cli.report import print_summary
     from penstock.cli.samples import run_folder

@@ -27,7 +27,7 @@ def test_init_writes_a_config_that_loads_and_says_every_default(
     text = Path("penstock.yaml").read_text()
     overridden = load_config(PenstockConfig, Path("penstock.yaml"), ["rollout.group_size=16"])
     assert overridden.rollout.group_size == 16
-    for key in ("max_staleness: 4", "group_size: 8", "learning_rate: ", "transport: shared_memory"):
+    for key in ("max_staleness: 4", "group_size: 8", "learning_rate: ", "transport: auto"):
         assert f"  # {key}" in text
 
 
@@ -39,6 +39,44 @@ def test_init_never_overwrites(
     assert call("init") == 2
     assert capsys.readouterr().err == "error: penstock.yaml exists already; name another file or remove it\n"
     assert Path("penstock.yaml").read_text() == "mine"
+
+
+HEAVY = ("torch", "transformers", "numpy", "penstock.api", "penstock.orchestration")
+LOADED_AT_FIRST = f"""
+import os, sys
+
+class Screen:
+    def write(self, text):
+        if text.strip():
+            loaded = [name for name in {HEAVY} if name in sys.modules]
+            os.write(1, (text.splitlines()[0] + "|" + ",".join(loaded)).encode())
+            os._exit(0)
+    def flush(self): pass
+    def isatty(self): return False
+    encoding = "utf-8"
+
+sys.stdout = Screen()
+from penstock.cli.main import main
+main()
+"""
+"""A program that ends with its first line, followed by what it had imported until then."""
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("train",), f"penstock {penstock.__version__}: starting"),
+        (("train", "no-such.yaml"), f"penstock {penstock.__version__}: starting"),
+        (("resume", "no-such-run"), f"penstock {penstock.__version__}: starting"),
+        (("--version",), f"penstock {penstock.__version__}"),
+        (("--help",), ""),
+    ],
+)
+def test_the_first_line_comes_before_anything_heavy_is_imported(words: tuple[str, ...], line: str) -> None:
+    program = [sys.executable, "-c", LOADED_AT_FIRST, *words]
+    first = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True).stdout
+    shown, _, loaded = first.rpartition("|")
+    assert (line in shown, loaded) == (True, "")
 
 
 def test_list_algorithms_prints_a_line_for_each(
@@ -107,13 +145,17 @@ main(["train"])
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run(
-        ["/bin/bash", "-c", '"$0" -c "$1" | head -1; exit ${PIPESTATUS[0]}', sys.executable, READER_LEAVES],
+        ["/bin/bash", "-c", '"$0" -c "$1" | head -2; exit ${PIPESTATUS[0]}', sys.executable, READER_LEAVES],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         timeout=100,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "a line\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        f"penstock {penstock.__version__}: starting\na line\n",
+        "",
+    )
 
 
 @pytest.mark.parametrize(
