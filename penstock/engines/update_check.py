@@ -13,24 +13,27 @@ def check_update(
     name: str,
     versions: Mapping[str, int],
     interrupts: Collection[Interrupt],
+    base: int | None = None,
     is_intact: bool = True,
 ) -> None:
     """Raise `PenstockError` unless the engine `name`, which serves `versions` (one per policy), can take this;
-    `BaseMissing` where a full update would do.
-    `is_intact` is False when an earlier update failed half-way: then there is nothing to build on."""
+    `BaseMissing` where a full update would do. `base` is the version under which its full weights came; None: that
+    of the policy. `is_intact` is False when an earlier update failed half-way: then there is nothing to build on."""
     if interrupt not in interrupts:
         raise PenstockError(
             f"{name} can't update with interrupt {interrupt!r}; set sync.interrupt={' or '.join(interrupts)}"
         )
     served = versions.get(update.policy)
-    if served is None:
+    if served is None and update.selection != "adapter":
         policies = ", ".join(map(repr, versions))
         raise PenstockError(f"{name} serves policy {policies}, got an update of {update.policy!r}")
-    if update.version <= served:
+    if served is not None and update.version <= served:
         raise PenstockError(f"{name} serves version {served}, got an update to {update.version}")
-    if update.base is not None and not (is_intact and update.base == served):
-        has = f"serves version {served}" if is_intact else "has weights of no version"
+    below = served if base is None else base
+    if update.base is not None and not (is_intact and update.base == below):
+        has = f"serves version {below}" if is_intact else "has weights of no version"
+        kind = "an adapter for" if update.selection == "adapter" else "what has changed since"
         raise BaseMissing(
-            f"{name} {has}, got an update to {update.version} that holds only what has changed since version "
-            f"{update.base}; send it a full one"
+            f"{name} {has}, got an update to {update.version} that holds only {kind} version {update.base}; "
+            "send it a full one"
         )

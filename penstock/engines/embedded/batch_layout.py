@@ -66,6 +66,8 @@ class Layout:
     rectangles: list[Rectangle]
     last: Longs
     """For each span, the token whose logits continue it."""
+    owners: Longs
+    """For each token, the number of its span."""
 
 
 def lay_out(spans: list[Span], block_size: int, device: torch.device) -> Layout:
@@ -74,9 +76,11 @@ def lay_out(spans: list[Span], block_size: int, device: torch.device) -> Layout:
     positions: list[Longs] = []
     slots: list[Longs] = []
     last = np.empty(len(spans), dtype=np.int64)
+    order: list[int] = []
     rectangles: list[Rectangle] = []
     for members in _group(spans, block_size):
         start = len(ids)
+        order += members
         for number in members:
             seq, first, count = spans[number]
             if count == 1:
@@ -96,6 +100,7 @@ def lay_out(spans: list[Span], block_size: int, device: torch.device) -> Layout:
         slots=_join(slots, device),
         rectangles=rectangles,
         last=last,
+        owners=np.repeat(order, [spans[number][2] for number in order]),
     )
 
 

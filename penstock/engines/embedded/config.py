@@ -43,5 +43,13 @@ class EmbeddedConfig(Section):
     window: int = Field(default=8, ge=1, le=256)
     """On a GPU: decode steps replayed between two looks of the scheduler. Longer windows cost less host
     time; new requests and ended sequences wait for the end of a window, and tokens are seen then."""
+    adapters: Literal["auto", "unmerged", "merged"] = "auto"
+    """How LoRA adapters are served: `unmerged`, beside the weights, several policies in one batch; `merged` into
+    the weights, one policy, as fast as the weights alone, with a copy of them kept. `auto` merges DoRA, which is
+    always served so, and nothing else."""
+    max_adapters: int = Field(default=1, ge=1)
+    """Policies that have an adapter of their own, unmerged; the memory plan leaves room for them."""
+    max_adapter_rank: int = Field(default=32, ge=1)
+    """Largest rank of an adapter that is served unmerged."""
     seed: int | None = Field(default=None, ge=0)
     """Seed of the requests that bring none; unset draws a fresh one at every start."""

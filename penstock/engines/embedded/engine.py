@@ -13,7 +13,6 @@ passes of what is in flight (`cuda.weight_swap`).
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
 from types import MappingProxyType
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch import nn
 
 from penstock.blobs import MemoryBlobs
 from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.adapters.policy_adapters import PolicyAdapters
 from penstock.engines.embedded.blocks import BlockPool
 from penstock.engines.embedded.delivery import Stream
 from penstock.engines.embedded.model_runner import ModelRunner
@@ -28,11 +28,11 @@ from penstock.engines.embedded.outbox import Outbox
 from penstock.engines.embedded.prefix_cache import PrefixCache
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
-from penstock.engines.embedded.stepper import HostStepper, Stepper, Swapped
+from penstock.engines.embedded.stepper import HostStepper, Stepper
 from penstock.engines.embedded.validation import check_request
-from penstock.engines.update_check import check_update
+from penstock.engines.embedded.weight_updates import INTERRUPTS, Health, WeightUpdates
 from penstock.errors import PenstockError
-from penstock.interfaces import BlobStore, Staged, Tokenizer, WeightReceiver
+from penstock.interfaces import BlobStore, Tokenizer, WeightReceiver
 from penstock.models.published import published_tensors
 from penstock.types import (
     DEFAULT_POLICY,
@@ -44,7 +44,6 @@ from penstock.types import (
     WeightUpdate,
 )
 
-INTERRUPTS: tuple[Interrupt, ...] = ("inflight", "inflight_recompute")
 CAPABILITIES = (
     "logprobs",
     "versions",
@@ -58,6 +57,7 @@ CAPABILITIES = (
     "forks",
     "prefix_cache",
     "sampling_mask",
+    "adapters",
     *(f"interrupt:{each}" for each in INTERRUPTS),
 )
 
@@ -72,8 +72,8 @@ LOOK_AGAIN_S = 0.0005
 class EmbeddedEngine:
     """Its owner runs `run()` in a task group; requests wait until it does.
 
-    `versions` names the policies that the model's weights serve, each with its version. An update of all weights is
-    one of all policies, so only an engine of a single policy takes it."""
+    `versions` names the policies that the model's weights serve, each with its version. An adapter that arrives
+    later is what its policy is served with from then on, be that one of these or a new one."""
 
     def __init__(
         self,
@@ -90,7 +90,6 @@ class EmbeddedEngine:
         self.config = config.embedded
         self.versions = dict(versions)
         self._runner = ModelRunner(model, self.config, max_context=config.max_context)
-        self._tensors = published_tensors(model)
         self._receiver = receiver
         self._tokenizer = tokenizer
         pool = BlockPool(self._runner.num_blocks, self.config.block_size)
@@ -108,18 +107,26 @@ class EmbeddedEngine:
         self.blobs: BlobStore = MemoryBlobs() if blobs is None else blobs
         self._outbox = Outbox(self._scheduler, tokenizer, self._runner.vocab_size, self.blobs)
         self._stepper = self._open_stepper()
+        self._health = Health(name)
+        self._updates = WeightUpdates(
+            self._health,
+            self.versions,
+            published_tensors(model),
+            receiver,
+            PolicyAdapters(model, self._stepper.slots, self.config),
+            scheduler=self._scheduler,
+            stepper=self._stepper,
+            outbox=self._outbox,
+        )
         self._seeds = np.random.default_rng(self.config.seed)
         self._arrivals = 0
         self._wake = asyncio.Event()
-        self._updating = asyncio.Lock()
-        self._closed = False
-        self._failure: BaseException | None = None
         self._busy_s = 0.0
         self._num_requests = 0
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Chunks of the request's output. Closing the iterator cancels the request."""
-        self._refuse_if_down()
+        self._health.check()
         check_request(
             request,
             policies=self.versions,
@@ -151,36 +158,10 @@ class EmbeddedEngine:
         """Take new weights: stage them while generating, then load them between two forward passes.
 
         Sequences go on with the keys and values they have, or compute them again (`inflight_recompute`). When
-        staging fails, nothing has changed. When loading does, live parameters may be half old and half new:
-        requests fail with that error until a later update succeeds."""
-        async with self._updating:
-            check_update(
-                update,
-                interrupt,
-                name=self.name,
-                versions=self.versions,
-                interrupts=INTERRUPTS,
-                is_intact=self._failure is None,
-            )
-            if len(self.versions) > 1:
-                raise PenstockError(
-                    f"{self.name} serves {len(self.versions)} policies with one set of weights, got new ones for "
-                    f"{update.policy!r}; serve each policy that is trained by an engine of its own"
-                )
-            started = time.perf_counter()
-            staged = await self._stage(update)
-            stage_s = time.perf_counter() - started
-            try:
-                swapped = self._load(staged, recompute_kv=interrupt == "inflight_recompute")
-            finally:
-                self._receiver.drop(staged)
-            return UpdateReceipt(
-                policy=update.policy,
-                version=update.version,
-                stage_s=stage_s,
-                stall_s=swapped.stall_s,
-                verify_s=swapped.verify_s,
-            )
+        staging fails, nothing has changed, nor when an adapter is not what was published. When loading full weights
+        fails, live parameters may be half old and half new: requests fail with that error until a later full update
+        succeeds."""
+        return await self._updates.take(update, interrupt)
 
     async def report(self) -> EngineReport:
         scheduler = self._scheduler
@@ -204,9 +185,9 @@ class EmbeddedEngine:
 
     async def close(self) -> None:
         """Stop serving: every request ends as cancelled, with the tokens that it has. Idempotent."""
-        if self._closed:
+        if self._health.is_closed:
             return
-        self._closed = True
+        self._health.is_closed = True
         self._wake.set()
         for seq in self._scheduler.live():
             self._outbox.end(seq, "cancelled")
@@ -216,7 +197,7 @@ class EmbeddedEngine:
     async def run(self) -> None:
         """The step loop: until `close`. An error in a step fails every request and leaves from here."""
         try:
-            while not self._closed:
+            while not self._health.is_closed:
                 if not self._scheduler.has_work:
                     self._stepper.drain()
                     self._wake.clear()
@@ -227,10 +208,10 @@ class EmbeddedEngine:
                 self.step()
                 await self._let_others_run(time.perf_counter() - started)
         except asyncio.CancelledError:
-            self._fail(PenstockError(f"{self.name} was stopped"))
+            self._updates.fail(PenstockError(f"{self.name} was stopped"))
             raise
         except BaseException as error:
-            self._fail(error)
+            self._updates.fail(error)
             raise
 
     async def _let_others_run(self, step_s: float) -> None:
@@ -248,7 +229,7 @@ class EmbeddedEngine:
     async def _until_due(self) -> None:
         """Let others run until the next step need not wait; a device is busy meanwhile."""
         started = time.perf_counter()
-        while not (self._stepper.is_due or self._closed):  # noqa: ASYNC110  (nothing wakes us when a GPU is done)
+        while not (self._stepper.is_due or self._health.is_closed):  # noqa: ASYNC110  (nothing wakes us when a GPU is done)
             await asyncio.sleep(LOOK_AGAIN_S)
         self._busy_s += time.perf_counter() - started
 
@@ -266,8 +247,7 @@ class EmbeddedEngine:
 
     def forget_cache(self) -> None:
         """Drop everything that is only kept for reuse. What running sequences hold stays."""
-        self._scheduler.cache.clear_kept()
-        self._scheduler.cache.pool.clear_index()
+        self._updates.forget_cache()
 
     def _open_stepper(self) -> Stepper:
         device = self._runner.open_device(self.config, self.versions)
@@ -277,48 +257,6 @@ class EmbeddedEngine:
 
         return DeviceStepper(self._scheduler, device, self._outbox)
 
-    async def _stage(self, update: WeightUpdate) -> Staged:
-        """In a thread, if it takes long. Cancelled, it is told so; what it stages for nobody is dropped."""
-        receiver = self._receiver
-        if not receiver.stages(update):
-            return receiver.stage(update)
-        staging = asyncio.get_running_loop().run_in_executor(None, receiver.stage, update)
-        try:
-            return await asyncio.shield(staging)
-        except asyncio.CancelledError:
-            staging.add_done_callback(self._drop_staged)
-            receiver.cancel()
-            raise
-
-    def _drop_staged(self, staging: "asyncio.Future[Staged]") -> None:
-        if not staging.cancelled() and staging.exception() is None:
-            self._receiver.drop(staging.result())
-
-    def _load(self, staged: Staged, *, recompute_kv: bool) -> Swapped:
-        """Between two forward passes, here and now."""
-        if self._closed:
-            raise PenstockError(f"{self.name} is closed")
-        policy, version = staged.update.policy, staged.update.version
-        if recompute_kv:
-            self._stepper.drain()
-        self._scheduler.new_version(policy, version, recompute_kv=recompute_kv)
-        try:
-            swapped = self._stepper.swap(
-                lambda: self._receiver.load(staged, self._tensors),
-                policy,
-                version,
-                is_prepared=self._receiver.is_prepared(staged),
-            )
-        except BaseException as error:
-            self._fail(error)
-            with suppress(Exception):  # on a device that has failed there is nothing to finish
-                self._stepper.drain()
-            self.forget_cache()
-            raise
-        self._failure = None
-        self.versions[policy] = version
-        return swapped
-
     def _sequence(self, request: GenerateRequest) -> Sequence:
         self._arrivals += 1
         seed = request.sampling.seed
@@ -327,15 +265,3 @@ class EmbeddedEngine:
         return sequence_of(
             request, arrival=self._arrivals, max_context=self._runner.max_context, seed=seed % 2**64
         )
-
-    def _fail(self, error: BaseException) -> None:
-        self._failure = error
-        for seq in self._scheduler.live():
-            self._scheduler.cancel(seq)
-        self._outbox.fail(error)
-
-    def _refuse_if_down(self) -> None:
-        if self._closed:
-            raise PenstockError(f"{self.name} is closed")
-        if self._failure is not None:
-            raise PenstockError(f"{self.name} has failed: {self._failure}") from self._failure

@@ -6,11 +6,14 @@ joined matrix. The first projection of a family multiplies for all, the others t
 known by name: a family is joined where all its members are plain linear layers of one module.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from penstock.engines.embedded.adapters.adapter_stack import AdapterStack
 
 FAMILIES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -19,6 +22,9 @@ class Family:
     """One matrix for several projections. `parts` are the outputs that have not been asked for yet."""
 
     def __init__(self, members: list[nn.Linear]) -> None:
+        self.members = members
+        self.stack: AdapterStack | None = None
+        """The adapters beside it, once there are any."""
         self.sizes = [member.out_features for member in members]
         self.weight = torch.cat([member.weight.data for member in members])
         self.bias: torch.Tensor | None = None
@@ -39,15 +45,22 @@ class JoinedLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         family = self.family
         if self.number == 0:
-            joined = functional.linear(input, family.weight, family.bias)
+            joined = _multiply(input, family.weight, family.bias, family.stack)
             family.parts = torch.split(joined, family.sizes, dim=-1)
         parts = family.parts
         if parts is None:  # somebody asks for one projection alone
-            return functional.linear(input, self.weight, self.bias)
+            stack = family.stack.part(self.number) if family.stack is not None else None
+            return _multiply(input, self.weight, self.bias, stack)
         if self.number == len(family.sizes) - 1:
             family.parts = None
         part: torch.Tensor = parts[self.number]
         return part
+
+
+def _multiply(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stack: "AdapterStack | None"
+) -> torch.Tensor:
+    return functional.linear(input, weight, bias) if stack is None else stack.linear(input, weight, bias)
 
 
 def join_projections(model: nn.Module) -> int:

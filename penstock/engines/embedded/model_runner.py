@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from penstock.engines.embedded.adapters.row_slots import HostSlots
 from penstock.engines.embedded.batch_layout import lay_out
 from penstock.engines.embedded.cache_sizing import count_blocks, device_memory
 from penstock.engines.embedded.config import EmbeddedConfig
@@ -38,6 +39,7 @@ class ModelRunner:
         self.vocab_size = int(text_config.vocab_size)
         self.max_context = _max_context(text_config, max_context)
         self.block_size = config.block_size
+        self.slots = HostSlots(self.device)
         self.prefill_chunk = PREFILL_CHUNK.get(self.device.type, PREFILL_CHUNK["cpu"])
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         if config.logits == "float32":
@@ -91,6 +93,7 @@ class ModelRunner:
             block_size=self.block_size,
             window=config.window,
             versions=versions,
+            max_adapters=config.max_adapters,
         )
 
     @torch.inference_mode()
@@ -99,6 +102,7 @@ class ModelRunner:
         sequence. Rows of other spans are left out, and the rest keeps the order of the spans."""
         layout = lay_out(batch.spans, self.block_size, self.device)
         self.cache.begin(layout, batch.copies)
+        self.slots.begin([seq.policy for seq, _, _ in batch.spans], layout.owners)
         ends = [
             number
             for number, (seq, start, count) in enumerate(batch.spans)

@@ -68,6 +68,11 @@ class Outbox:
         else:
             self._scheduler.finish(seq)
 
+    def refuse(self, seq: Sequence, error: BaseException) -> None:
+        """This request can't go on."""
+        self.streams[seq.request.id].fail(error)
+        self._scheduler.cancel(seq)
+
     def fail(self, error: BaseException) -> None:
         for stream in self.streams.values():
             stream.fail(error)

@@ -95,13 +95,18 @@ class PrefixCache:
         seq.kv_version = None
 
     def new_version(self, policy: str, version: int, *, forget_kept: bool) -> None:
-        """New weights of a policy: its equal prefixes no longer have equal keys. Its kept requests go only when
-        caches are rebuilt."""
-        self.pool.forget_weights((policy, self.versions[policy]))
+        """New weights of a policy, or those of a new one: its equal prefixes no longer have equal keys. Its kept
+        requests go only when caches are rebuilt."""
+        if policy in self.versions:
+            self.pool.forget_weights((policy, self.versions[policy]))
         self.versions[policy] = version
         if forget_kept:
-            for key in [key for key in self._kept if key[0] == policy]:
-                self._drop(key)
+            self._drop_kept(policy)
+
+    def forget_policy(self, policy: str) -> None:
+        """It is no longer served, and none of its sequences is left."""
+        self.pool.forget_weights((policy, self.versions.pop(policy)))
+        self._drop_kept(policy)
 
     def is_current(self, seq: Sequence) -> bool:
         """Whether all its keys and values come from the weights that are served."""
@@ -109,6 +114,10 @@ class PrefixCache:
 
     def clear_kept(self) -> None:
         for key in list(self._kept):
+            self._drop(key)
+
+    def _drop_kept(self, policy: str) -> None:
+        for key in [key for key in self._kept if key[0] == policy]:
             self._drop(key)
 
     def _weights(self, seq: Sequence) -> Weights:

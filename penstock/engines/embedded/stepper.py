@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from penstock.engines.embedded.adapters.row_slots import RowSlots
 from penstock.engines.embedded.model_runner import ModelRunner
 from penstock.engines.embedded.outbox import Outbox
 from penstock.engines.embedded.sampler import draw
@@ -15,6 +17,8 @@ from penstock.engines.embedded.sequence import Sequence
 from penstock.interfaces import Verification
 from penstock.sampling_masks import NO_WORDS, pack_token
 
+NOTHING_DRAWN = -1
+"""Instead of the version of a policy's newest tokens."""
 COUNTED = ("steps", "prefill_tokens", "cached_tokens", "preemptions")
 
 
@@ -32,6 +36,17 @@ class Stepper(Protocol):
     counters: dict[str, float]
 
     @property
+    def slots(self) -> RowSlots:
+        """Which adapter each policy is computed with."""
+
+    @property
+    def runs_beside(self) -> bool:
+        """Whether what is queued within `beside` runs beside the passes. Otherwise it takes a thread."""
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Within it, copies into tensors that no pass uses need not wait for the passes that are queued."""
+
+    @property
     def is_due(self) -> bool:
         """Whether the next step would not have to wait for a device."""
 
@@ -46,6 +61,12 @@ class Stepper(Protocol):
 
     def step(self, versions: Mapping[str, int]) -> None:
         """Serve the sequences once, with weights of these versions."""
+
+    def renew(self) -> None:
+        """Layers of the model have changed, and nothing is under way."""
+
+    def forget(self, policy: str) -> None:
+        """A policy is no longer served, and nothing is under way."""
 
     def drain(self) -> None:
         """Finish what is under way: afterwards the sequences have all tokens that were drawn."""
@@ -63,6 +84,7 @@ class HostStepper:
     """One forward pass, and one token for every sequence that it brought up to date."""
 
     is_due = True
+    runs_beside = False
 
     def __init__(
         self, scheduler: Scheduler, runner: ModelRunner, outbox: Outbox, versions: Mapping[str, int]
@@ -74,7 +96,20 @@ class HostStepper:
         self.counters = dict.fromkeys(COUNTED, 0.0)
 
     def newest_version(self, policy: str) -> int:
-        return self._newest[policy]
+        return self._newest.get(policy, NOTHING_DRAWN)
+
+    @property
+    def slots(self) -> RowSlots:
+        return self._runner.slots
+
+    def beside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def renew(self) -> None:
+        pass
+
+    def forget(self, policy: str) -> None:
+        pass
 
     def joins(self, seq: Sequence) -> None:
         pass

@@ -217,6 +217,7 @@ def open_device_on_cpu(runner: Any, config: EmbeddedConfig, versions: Mapping[st
         block_size=runner.block_size,
         window=config.window,
         versions=versions,
+        max_adapters=config.max_adapters,
     )
 
 

@@ -39,10 +39,10 @@ class Rows:
         scratch: int,
         block_size: int,
         vocab: int,
-        slots: Mapping[str, int],
+        numbers: Mapping[str, int],
     ) -> None:
-        """`slots` says by which number the device knows each policy."""
-        self._slots = slots
+        """`numbers` says by which number the device knows each policy."""
+        self._numbers = numbers
         self._scratch = scratch
         self._block_size = block_size
         self._vocab = vocab
@@ -63,7 +63,7 @@ class Rows:
     def take(self, seq: Sequence, token: int) -> int:
         """A row for a sequence whose newest token is `token`, or `ON_DEVICE`."""
         row = self.of[seq] = heapq.heappop(self._free)
-        self.ints[:, row], self.floats[:, row] = settings_of(seq, self._vocab, self._slots)
+        self.ints[:, row], self.floats[:, row] = settings_of(seq, self._vocab, self._numbers)
         self.tables[row, : len(seq.blocks)] = seq.blocks
         self.tokens[row] = token
         self.begins[row] = 1
@@ -126,13 +126,13 @@ class Rows:
         self.begins[row] = 0
 
 
-def settings_of(seq: Sequence, vocab: int, slots: Mapping[str, int]) -> tuple[list[int], list[float]]:
+def settings_of(seq: Sequence, vocab: int, numbers: Mapping[str, int]) -> tuple[list[int], list[float]]:
     """The columns of a sequence: integers and floats. Greedy draws are never truncated, nor a row by a top-k
     that holds the whole vocabulary."""
     sampling = seq.request.sampling
     ints = [0] * NUM_INTS
     ints[POSITION] = seq.num_tokens + seq.num_pending - 1
-    ints[POLICY] = slots[seq.policy]
+    ints[POLICY] = numbers[seq.policy]
     ints[SEED] = seq.seed - 2**64 if seq.seed >= 2**63 else seq.seed
     stops = sampling.stop_token_ids if len(sampling.stop_token_ids) <= STOPS else ()
     ints[FIRST_STOP:] = [*stops, *[-1] * (STOPS - len(stops))]

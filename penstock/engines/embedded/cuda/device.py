@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from penstock.engines.embedded.adapters.unmerged import SPARE
 from penstock.engines.embedded.cuda.decode_buffers import (
     MIN_P,
     POLICY,
@@ -30,6 +31,7 @@ from penstock.engines.embedded.cuda.decode_buffers import (
 )
 from penstock.engines.embedded.cuda.decode_rows import ON_DEVICE, Rows, settings_of
 from penstock.engines.embedded.cuda.device_attention import CurrentPass, DeviceAttention, hang_pools
+from penstock.engines.embedded.cuda.device_slots import DeviceSlots
 from penstock.engines.embedded.cuda.graphs import Kind, StepGraphs
 from penstock.engines.embedded.cuda.kernels.attention_splits import SPLIT_COUNTS, choose_splits
 from penstock.engines.embedded.cuda.kernels.sampling import Cuts, Sampled, sample
@@ -59,8 +61,10 @@ class Device:
         block_size: int,
         window: int,
         versions: Mapping[str, int],
+        max_adapters: int = 0,
     ) -> None:
-        """`versions` are those of the policies that the weights which are there serve."""
+        """`versions` are those of the policies that the weights which are there serve. Of others, with adapters, as
+        many as `max_adapters` may come."""
         self._model = model
         self._cache = cache
         self._vocab = vocab
@@ -74,12 +78,21 @@ class Device:
         self._kv_heads = pool.shape[2]
         blocks = -(-(max_context + 2 * window) // block_size) + 1
         self._buffers = DecodeBuffers.make(max_batch, blocks, window, cache.scratch, self._device)
-        self.gate = Gate(self._device, versions)
-        self._rows = Rows(max_batch, blocks, cache.scratch, block_size, vocab, self.gate.slots)
+        self.gate = Gate(self._device, versions, spare=max_adapters)
+        self.slots = DeviceSlots(
+            self.gate, max_rows=max_batch, num_slots=max_adapters + SPARE, device=self._device
+        )
+        self._rows = Rows(max_batch, blocks, cache.scratch, block_size, vocab, self.gate.numbers)
         self._rows.clear()
         self._pass = CurrentPass()
         self.graphs = StepGraphs(
-            self._decode, self._buffers, self.gate, self._pass, scratch=cache.scratch, vocab=vocab
+            self._decode,
+            self._buffers,
+            self.gate,
+            self.slots,
+            self._pass,
+            scratch=cache.scratch,
+            vocab=vocab,
         )
         self._in_flight: deque[Launch] = deque()
         hang_pools(model, cache.pools, self._pass)
@@ -100,6 +113,7 @@ class Device:
         self._cache.copy_blocks(batch.copies)
         laid = lay_out_prompts(batch.spans, self._block_size, self._heads_of_key(), self._device)
         self._pass.plan = laid.plan
+        self.slots.begin_prompts([seq.policy for seq, _, _ in batch.spans], laid.owners)
         self._attach()
         keep: dict[str, Any] = {"logits_to_keep": laid.ends} if self._selects_rows else {}
         output = self._model(input_ids=laid.input_ids, position_ids=laid.positions, use_cache=False, **keep)
@@ -194,6 +208,14 @@ class Device:
         assert not self._in_flight
         self._rows.clear()
 
+    def renew(self) -> None:
+        """The model has other layers now: graphs are captured again."""
+        was_used = self.graphs.forget()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        if was_used:
+            self.warm_up()
+
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Capture the graphs of a full batch, for contexts of every length."""
@@ -209,7 +231,7 @@ class Device:
         self, logits: torch.Tensor, sequences: list[Sequence], sources: Many[int]
     ) -> tuple[Sampled, Launch]:
         """One draw of each sequence, and the same on its way to the host."""
-        columns = [settings_of(seq, self._vocab, self.gate.slots) for seq in sequences]
+        columns = [settings_of(seq, self._vocab, self.gate.numbers) for seq in sequences]
         ints = upload(np.array([ints for ints, _ in columns], dtype=np.int64).T, self._device)
         floats = upload(np.array([floats for _, floats in columns], dtype=np.float32).T, self._device)
         arena, segment, cuts = None, 0, None

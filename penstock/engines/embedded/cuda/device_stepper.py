@@ -5,7 +5,9 @@ it is there; all others are drawn by the device even then, so that a seed gives 
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
+from penstock.engines.embedded.adapters.row_slots import RowSlots
 from penstock.engines.embedded.cuda.device import Device
 from penstock.engines.embedded.outbox import Outbox
 from penstock.engines.embedded.sampler import draws_on_device
@@ -23,6 +25,8 @@ MAX_PROMPTS_IN_A_ROW = 4
 class DeviceStepper:
     """Keeps the device's queue filled, one launch ahead of what is read."""
 
+    runs_beside = True
+
     def __init__(self, scheduler: Scheduler, device: Device, outbox: Outbox) -> None:
         self._scheduler = scheduler
         self.device = device
@@ -31,6 +35,19 @@ class DeviceStepper:
         self._prompts_in_a_row = 0
         self._has_launched = False
         self.counters = dict.fromkeys(COUNTED, 0.0)
+
+    @property
+    def slots(self) -> RowSlots:
+        return self.device.slots
+
+    def beside(self) -> AbstractContextManager[None]:
+        return self.device.slots.beside()
+
+    def renew(self) -> None:
+        self.device.renew()
+
+    def forget(self, policy: str) -> None:
+        self.device.gate.forget(policy)
 
     @property
     def is_due(self) -> bool:

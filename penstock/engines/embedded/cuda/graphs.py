@@ -18,6 +18,7 @@ from penstock.engines.embedded.cuda.decode_buffers import (
     DecodeBuffers,
 )
 from penstock.engines.embedded.cuda.device_attention import CurrentPass, DecodePlan
+from penstock.engines.embedded.cuda.device_slots import DeviceSlots
 from penstock.engines.embedded.cuda.kernels.sampling import sample
 from penstock.engines.embedded.cuda.kernels.step_end import advance
 from penstock.engines.embedded.cuda.mask_arena import MaskRoom
@@ -66,6 +67,7 @@ class StepGraphs:
         forward: Forward,
         buffers: DecodeBuffers,
         gate: Gate,
+        slots: DeviceSlots,
         current: CurrentPass,
         *,
         scratch: int,
@@ -74,6 +76,7 @@ class StepGraphs:
         self._forward = forward
         self.buffers = buffers
         self._gate = gate
+        self._slots = slots
         self._pass = current
         self._scratch = scratch
         self._vocab = vocab
@@ -98,6 +101,13 @@ class StepGraphs:
             graph = self._capture(kind) if self._captures else None
             self._known[kind] = graph or _Call(lambda: self._step(kind))
         return self._known[kind]
+
+    def forget(self) -> bool:
+        """What was captured is no longer true; returns whether anything was."""
+        had_any = bool(self._known)
+        self._known.clear()
+        self._memory = None
+        return had_any
 
     def mask_room(self) -> MaskRoom:
         if self.masks is None:
@@ -146,6 +156,7 @@ class StepGraphs:
         buffers, rows = self.buffers, kind.rows
         tokens, positions = buffers.tokens[:rows], buffers.ints[POSITION, :rows]
         self._pass.plan = DecodePlan(buffers.tables, buffers.ints[POSITION], kind.splits)
+        self._slots.begin_decode(buffers.ints[POLICY, :rows])
         logits = self._forward(tokens, positions)
         arena = None
         if kind.truncates:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from penstock.engines.embedded.cuda.device_attention import PromptPlan
@@ -20,6 +21,8 @@ class PromptPass:
     ends: torch.Tensor
     """The tokens whose logits are needed: the last of each span that ends its sequence."""
     plan: PromptPlan
+    owners: npt.NDArray[np.int64]
+    """For each token, the number of its span."""
 
 
 def lay_out_prompts(spans: list[Span], block_size: int, group: int, device: torch.device) -> PromptPass:
@@ -56,4 +59,5 @@ def lay_out_prompts(spans: list[Span], block_size: int, group: int, device: torc
             most_queries=int(counts.max()),
             most_keys=int((firsts + counts).max()),
         ),
+        owners=owners,
     )

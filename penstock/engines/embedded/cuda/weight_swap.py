@@ -14,6 +14,7 @@ the policy of its row.
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from penstock.engines.embedded.cuda.kernels.step_end import (
     WENT_ON,
     stop_if_asked,
 )
-from penstock.engines.embedded.stepper import Swapped
+from penstock.engines.embedded.stepper import NOTHING_DRAWN, Swapped
 from penstock.errors import PenstockError
 from penstock.interfaces import Verification
 
@@ -41,14 +42,15 @@ TRIAL_NS = 200_000_000
 class Gate:
     """The gate of one engine. On a CPU nothing is ever queued, so nothing has to stop."""
 
-    def __init__(self, device: torch.device, versions: Mapping[str, int]) -> None:
-        """The weights that are there serve these policies in these versions."""
+    def __init__(self, device: torch.device, versions: Mapping[str, int], *, spare: int = 0) -> None:
+        """The weights that are there serve these policies in these versions; `spare` more may come."""
         self._device = device
-        self.slots = {policy: slot for slot, policy in enumerate(versions)}
+        self.numbers = {policy: number for number, policy in enumerate(versions)}
         """By which number the device knows each policy."""
-        self.versions = torch.zeros(len(versions), dtype=torch.int64, device=device)
-        """Of the weights that are live, by slot, for kernels to read."""
-        self.told = _host_memory(NEWEST + len(versions), device)
+        self._spare = list(range(len(versions), len(versions) + spare))
+        self.versions = torch.zeros(len(versions) + spare, dtype=torch.int64, device=device)
+        """Of the weights that are live, by the number of the policy, for kernels to read."""
+        self.told = _host_memory(NEWEST + len(self.versions), device)
         """What the device says: see `kernels.STOPPED` and its neighbours."""
         self._answers: Any = self.told.numpy()
         self._asked = _host_memory(1, device)
@@ -59,12 +61,34 @@ class Gate:
             self._side: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self._try()
         for policy, version in versions.items():
-            self.versions[self.slots[policy]].fill_(version)
-            self.told[NEWEST + self.slots[policy]] = version
+            self.versions[self.numbers[policy]].fill_(version)
+            self.told[NEWEST + self.numbers[policy]] = version
+
+    def number(self, policy: str) -> int:
+        """Of a policy; one that is new gets the next."""
+        if policy not in self.numbers:
+            self.numbers[policy] = self._spare.pop(0)
+            self.told[NEWEST + self.numbers[policy]] = NOTHING_DRAWN
+        return self.numbers[policy]
+
+    def forget(self, policy: str) -> None:
+        """A policy is no longer served, and nothing is in flight."""
+        self._spare.append(self.numbers.pop(policy))
 
     def newest(self, policy: str) -> int:
         """The version of a policy's newest tokens, which the host may not have seen yet."""
-        return int(self._answers[NEWEST + self.slots[policy]])
+        if policy not in self.numbers:
+            return NOTHING_DRAWN
+        return int(self._answers[NEWEST + self.numbers[policy]])
+
+    def beside(self, after: Any = None) -> AbstractContextManager[Any]:
+        """Within it, work is queued beside the steps, though not before the event `after`. Where streams do not run
+        side by side, it queues behind them."""
+        if not self._stops:
+            return nullcontext()
+        if after is not None:
+            self._side.wait_event(after)
+        return torch.cuda.stream(self._side)
 
     def drew(self) -> None:
         """Queue the note that tokens were drawn with the live weights."""
@@ -89,10 +113,11 @@ class Gate:
         """Run `load`, and wait until the new weights are verified. On a device that is busy it runs between
         two steps, and must not do more than queue work: to load a kernel or to take memory, CUDA may wait until
         the device is idle. Nor may another thread of this process do so meanwhile."""
+        live = self.versions[self.number(policy)]
         if not (is_busy and self._stops):
             started = time.perf_counter()
             verify_s = load()()
-            self.versions[self.slots[policy]].fill_(version)
+            live.fill_(version)
             return Swapped(time.perf_counter() - started, verify_s)
         self._number += 1
         try:
@@ -100,7 +125,7 @@ class Gate:
             with torch.cuda.stream(self._side):
                 verify = load()
         finally:
-            self._open(self.versions[self.slots[policy]], version)
+            self._open(live, version)
         verify_s = verify()
         self._until(WENT_ON, self._side)
         return Swapped(float(self._answers[STOOD_NS]) / 1e9, verify_s)

@@ -1,0 +1,1 @@
+"""Adapters (LoRA) in the embedded engine: beside the weights for several policies at once, or merged into them."""

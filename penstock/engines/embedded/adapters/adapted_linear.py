@@ -1,0 +1,69 @@
+"""Linear layers with adapters beside them: the model's own class goes on running, and only these differ.
+
+No model is known by name. A layer is found by the name that an adapter has for it, and keeps its parameters.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.engines.embedded.adapters.adapter_stack import AdapterStack
+from penstock.engines.embedded.joined_projections import JoinedLinear
+from penstock.errors import PenstockError
+
+Site = dict[str, nn.Linear]
+"""The projections of one matmul, by name and in the order of their outputs."""
+
+
+class AdaptedLinear(nn.Linear):
+    """A linear layer that is no member of a family."""
+
+    stack: Any
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.stack.linear(input, self.weight, self.bias)
+        return output
+
+
+def find_layer(model: nn.Module, name: str) -> nn.Linear:
+    """The layer that an adapter names, if an adapter can be served there."""
+    try:
+        layer = model.get_submodule(name)
+    except AttributeError:
+        raise PenstockError(
+            f"the adapter is for a layer {name}, which {type(model).__name__} does not have; it must be "
+            "trained on this model"
+        ) from None
+    if layer is model.get_output_embeddings():  # type: ignore[operator]
+        raise PenstockError(
+            f"the adapter is for {name}, which makes the logits; train it without (all-linear leaves it out)"
+        )
+    if type(layer) not in (nn.Linear, AdaptedLinear, JoinedLinear):
+        raise PenstockError(
+            f"the adapter is for {name}, a {type(layer).__name__}; this engine serves adapters of linear layers"
+        )
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+def find_sites(model: nn.Module, names: Iterable[str]) -> list[Site]:
+    """The matmuls of these layers. A projection that is joined with others brings them along."""
+    name_of = {id(module): name for name, module in model.named_modules()}
+    sites: dict[int, Site] = {}
+    for name in names:
+        layer = find_layer(model, name)
+        members = layer.family.members if isinstance(layer, JoinedLinear) else [layer]
+        sites.setdefault(id(members[0]), {name_of[id(member)]: member for member in members})
+    return list(sites.values())
+
+
+def attach_stack(site: Site, stack: AdapterStack) -> None:
+    """From now on the layers of this matmul add what the stack says."""
+    first = next(iter(site.values()))
+    if isinstance(first, JoinedLinear):
+        first.family.stack = stack
+        return
+    first.__class__ = AdaptedLinear
+    object.__setattr__(first, "stack", stack)

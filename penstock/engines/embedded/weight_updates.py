@@ -1,0 +1,268 @@
+"""How an engine takes new weights, full ones and adapters: staged beside generation, loaded between two passes.
+
+    full      stage ─► load into the live weights, verify                     one pass waits for the copy
+    adapter   stage ─► fill an idle slot, verify ─► the policy moves there    one pass waits for the move
+
+A policy is the full weights, or these with its adapter once it got one. New full weights take off all adapters,
+which were trained on others.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from penstock.engines.embedded.adapters.adapter_serving import AdapterServing, Place
+from penstock.engines.embedded.adapters.policy_adapters import PolicyAdapters
+from penstock.engines.embedded.outbox import Outbox
+from penstock.engines.embedded.scheduler import Scheduler
+from penstock.engines.embedded.stepper import Stepper, Swapped
+from penstock.engines.update_check import check_update
+from penstock.errors import PenstockError
+from penstock.interfaces import Staged, Verification, WeightReceiver
+from penstock.types import Interrupt, UpdateReceipt, WeightUpdate
+
+INTERRUPTS: tuple[Interrupt, ...] = ("inflight", "inflight_recompute")
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Health:
+    """Whether an engine serves. A failure ends when a full update succeeds."""
+
+    name: str
+    is_closed: bool = False
+    failure: BaseException | None = None
+
+    def check(self) -> None:
+        if self.is_closed:
+            raise PenstockError(f"{self.name} is closed")
+        if self.failure is not None:
+            raise PenstockError(f"{self.name} has failed: {self.failure}") from self.failure
+
+
+class WeightUpdates:
+    """Takes updates one after another, and keeps `versions`, of every policy that is served."""
+
+    def __init__(
+        self,
+        health: Health,
+        versions: dict[str, int],
+        tensors: dict[str, torch.Tensor],
+        receiver: WeightReceiver,
+        adapters: PolicyAdapters,
+        *,
+        scheduler: Scheduler,
+        stepper: Stepper,
+        outbox: Outbox,
+    ) -> None:
+        """`versions` are those of the full weights that are there; the first policy is whom they came for."""
+        self._health = health
+        self.versions = versions
+        self._base = next(iter(versions.values()))
+        """The version under which the full weights came."""
+        self._tensors = tensors
+        self._receiver = receiver
+        self._adapters = adapters
+        self._scheduler = scheduler
+        self._stepper = stepper
+        self._outbox = outbox
+        self._lock = asyncio.Lock()
+
+    async def take(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
+        async with self._lock:
+            check_update(
+                update,
+                interrupt,
+                name=self._health.name,
+                versions=self.versions,
+                base=self._base,
+                interrupts=INTERRUPTS,
+                is_intact=self._health.failure is None,
+            )
+            recompute_kv = interrupt == "inflight_recompute"
+            if update.selection == "adapter":
+                return await self._take_adapter(update, recompute_kv=recompute_kv)
+            return await self._take_full(update, recompute_kv=recompute_kv)
+
+    def fail(self, error: BaseException) -> None:
+        """Every request fails with this error, and so does every new one."""
+        self._health.failure = error
+        for seq in self._scheduler.live():
+            self._scheduler.cancel(seq)
+        self._outbox.fail(error)
+
+    def forget_cache(self) -> None:
+        """Drop everything that is only kept for reuse. What running sequences hold stays."""
+        self._scheduler.cache.clear_kept()
+        self._scheduler.cache.pool.clear_index()
+
+    async def _take_full(self, update: WeightUpdate, *, recompute_kv: bool) -> UpdateReceipt:
+        adapted = self._adapters.policies
+        plain = [policy for policy in self.versions if policy not in adapted and policy != update.policy]
+        if plain:
+            raise PenstockError(
+                f"{self._health.name} serves {' and '.join(map(repr, plain))} with the same full weights, got new "
+                f"ones for {update.policy!r}; give a policy an adapter, or an engine of its own"
+            )
+        started = time.perf_counter()
+        staged = await self._stage(update)
+        stage_s = time.perf_counter() - started
+        try:
+            if adapted:
+                self._take_off_adapters(update)
+            swapped = self._swap(
+                update,
+                lambda: self._receiver.load(staged, self._tensors),
+                recompute_kv=recompute_kv,
+                is_prepared=self._receiver.is_prepared(staged),
+            )
+        finally:
+            self._receiver.drop(staged)
+        self._base = update.version
+        return _receipt(update, swapped, stage_s=stage_s)
+
+    async def _take_adapter(self, update: WeightUpdate, *, recompute_kv: bool) -> UpdateReceipt:
+        serving = self._adapters.serving(update, self.versions)
+        started = time.perf_counter()
+        staged = await self._stage(update)
+        place, verify_s = await self._fill(staged, serving)
+        stage_s = time.perf_counter() - started
+
+        def settle() -> Verification:
+            serving.settle(update, place)
+            return lambda: verify_s
+
+        try:
+            swapped = self._swap(update, settle, recompute_kv=recompute_kv, is_prepared=serving.is_quick)
+        except BaseException:
+            serving.abandon(place)
+            raise
+        return _receipt(update, swapped, stage_s=stage_s)
+
+    async def _fill(self, staged: Staged, serving: AdapterServing) -> tuple[Place, float]:
+        """Load an adapter to where nothing is computed with it yet; returns how long its verification took. When
+        this fails, the engine goes on with what it serves."""
+        update = staged.update
+        try:
+            if not serving.has_room(update):
+                self._stepper.drain()
+                serving.make_room(update)
+                self._stepper.renew()
+            with self._stepper.beside():
+                place = serving.open(update)
+        except BaseException:
+            self._receiver.drop(staged)
+            raise
+
+        def load() -> float:
+            with self._stepper.beside():
+                return self._receiver.load(staged, place.tensors)()
+
+        def undo() -> None:
+            serving.abandon(place)
+            self._receiver.drop(staged)
+
+        if self._stepper.runs_beside:
+            try:
+                verify_s = load()
+            except BaseException:
+                undo()
+                raise
+        else:
+            verify_s = await _in_thread(load, undo, lambda _: undo())
+        self._receiver.drop(staged)
+        return place, verify_s
+
+    async def _stage(self, update: WeightUpdate) -> Staged:
+        """In a thread, if it takes long. Cancelled, it is told so; what it stages for nobody is dropped."""
+        receiver = self._receiver
+        if not receiver.stages(update):
+            return receiver.stage(update)
+        return await _in_thread(lambda: receiver.stage(update), _nothing, receiver.drop, receiver.cancel)
+
+    def _take_off_adapters(self, update: WeightUpdate) -> None:
+        """The weights below all adapters are about to change. Other policies are no longer served."""
+        self._stepper.drain()
+        for policy in self._adapters.policies:
+            self._adapters.take_off(policy)
+            if policy != update.policy:
+                self._end_policy(policy, update)
+
+    def _end_policy(self, policy: str, update: WeightUpdate) -> None:
+        error = PenstockError(
+            f"policy {policy!r} is no longer served: {self._health.name} got new full weights (version "
+            f"{update.version} of {update.policy!r}) below its adapter; send the adapter again"
+        )
+        for seq in self._scheduler.live():
+            if seq.policy == policy:
+                self._outbox.refuse(seq, error)
+        self._scheduler.cache.forget_policy(policy)
+        self._stepper.forget(policy)
+        del self.versions[policy]
+
+    def _swap(
+        self, update: WeightUpdate, load: Callable[[], Verification], *, recompute_kv: bool, is_prepared: bool
+    ) -> Swapped:
+        """Between two forward passes, here and now. When it fails, live weights may be half old and half new."""
+        if self._health.is_closed:
+            raise PenstockError(f"{self._health.name} is closed")
+        policy, version = update.policy, update.version
+        if recompute_kv:
+            self._stepper.drain()
+        self._scheduler.new_version(policy, version, recompute_kv=recompute_kv)
+        try:
+            swapped = self._stepper.swap(load, policy, version, is_prepared=is_prepared)
+        except BaseException as error:
+            self.fail(error)
+            with suppress(Exception):  # on a device that has failed there is nothing to finish
+                self._stepper.drain()
+            self.forget_cache()
+            raise
+        self._health.failure = None
+        self.versions[policy] = version
+        return swapped
+
+
+def _nothing() -> None:
+    pass
+
+
+async def _in_thread(
+    work: Callable[[], Result],
+    failed: Callable[[], None],
+    unwanted: Callable[[Result], None],
+    cancelled: Callable[[], None] = _nothing,
+) -> Result:
+    """A thread can't be cancelled: it is told, and what it gives when nobody waits any more is `unwanted`."""
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+
+    def ended(running: "asyncio.Future[Result]") -> None:
+        if running.cancelled() or running.exception() is not None:
+            failed()
+        else:
+            unwanted(running.result())
+
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        running.add_done_callback(ended)
+        cancelled()
+        raise
+    except BaseException:
+        failed()
+        raise
+
+
+def _receipt(update: WeightUpdate, swapped: Swapped, *, stage_s: float) -> UpdateReceipt:
+    return UpdateReceipt(
+        policy=update.policy,
+        version=update.version,
+        stage_s=stage_s,
+        stall_s=swapped.stall_s,
+        verify_s=swapped.verify_s,
+    )

@@ -1,0 +1,128 @@
+"""Adapters on the engine's GPU path: rows of several policies in one step, and updates between two steps."""
+
+import asyncio
+import copy
+
+import pytest
+import torch
+
+from tests.triton_device import DEVICE
+
+from penstock.engines.embedded.model_runner import ModelRunner  # isort: skip
+from tests.engines.contract import ask
+from tests.engines.embedded.adapters.peft_models import ATTENTION, MLP, World, make_adapter
+from tests.engines.embedded.adapters.test_policy_adapters import PROMPT, check_answer, three_policies
+from tests.engines.embedded.test_exact import generate
+from tests.engines.embedded.tiny import Driver, make_engine, make_model, open_device_on_cpu
+
+
+@pytest.fixture(autouse=True)
+def _device_path(monkeypatch):
+    if DEVICE == "cpu":
+        monkeypatch.setattr(ModelRunner, "open_device", open_device_on_cpu)
+
+
+def open_world(base, **options):
+    world = World()
+    return world, Driver(make_engine(copy.deepcopy(base).to(DEVICE), receiver=world.receiver, **options))
+
+
+@pytest.mark.parametrize("targets", [ATTENTION, MLP, ["q_proj", "v_proj", "down_proj"]])
+def test_joined_projections_take_the_adapters_of_their_members(targets):
+    base = make_model("qwen2")
+    adapter = make_adapter(base, 1, targets=targets)
+
+    async def main():
+        world, driver = open_world(base, window=4)
+        await driver.engine.update(world.adapter(adapter, 1))
+        await driver.start(ask("a", PROMPT, max_tokens=5, temperature=0.0))
+        await driver.drain()
+        check_answer(driver, "a", adapter.model)
+        assert driver.output("a") != generate(base, PROMPT, 5)
+
+    asyncio.run(main())
+
+
+def test_several_policies_and_the_base_answer_in_one_batch():
+    base = make_model("llama")
+    adapters = three_policies(base)
+    models = {name: adapter.model for name, adapter in adapters.items()} | {"base": base}
+
+    async def main():
+        world, driver = open_world(base, max_adapters=3, versions={"policy": 0, "base": 0}, window=3)
+        for version, (policy, adapter) in enumerate(adapters.items(), start=1):
+            await driver.engine.update(world.adapter(adapter, version, policy=policy))
+        for policy in models:
+            await driver.start(ask(policy, PROMPT, max_tokens=5, temperature=0.0, policy=policy))
+        await driver.drain()
+        for version, (policy, model) in enumerate(models.items(), start=1):
+            check_answer(driver, policy, model)
+            assert driver.versions(policy) == [version % 4] * 5
+        assert driver.engine.newest_version("b") == 2
+
+    asyncio.run(main())
+
+
+def test_a_policy_moves_to_its_new_adapter_within_a_window():
+    """What is queued goes on with the new adapter from its next step on, and labels say where that was."""
+    base = make_model("llama")
+    first, second, other = (make_adapter(base, seed, targets=ATTENTION) for seed in (1, 2, 3))
+
+    async def main():
+        world, driver = open_world(base, max_adapters=2, window=4)
+        engine = driver.engine
+        await engine.update(world.adapter(first, 1))
+        await engine.update(world.adapter(other, 1, policy="b"))
+        for policy in ("policy", "b"):
+            await driver.start(ask(policy, PROMPT, max_tokens=9, temperature=0.0, policy=policy))
+        for _ in range(3):
+            await driver.step()
+        await engine.update(world.adapter(second, 2))
+        await driver.drain()
+        assert driver.versions("b") == [1] * 9
+        check_answer(driver, "b", other.model)
+        versions = driver.versions("policy")
+        assert versions == sorted(versions)
+        assert set(versions) == {1, 2}
+        before = versions.count(1)
+        assert driver.output("policy")[:before] == generate(first.model, PROMPT, 9)[:before]
+        assert engine.newest_version() == 2
+        await driver.start(ask("new", PROMPT, max_tokens=4, temperature=0.0))
+        await driver.drain()
+        check_answer(driver, "new", second.model)
+
+    asyncio.run(main())
+
+
+def test_a_merged_adapter_runs_through_joined_weights():
+    base = make_model("qwen2")
+    adapter = make_adapter(base, 1, use_dora=True)
+
+    async def main():
+        world, driver = open_world(base, window=4)
+        await driver.engine.update(world.adapter(adapter, 1))
+        await driver.start(ask("a", PROMPT, max_tokens=5, temperature=0.0))
+        await driver.drain()
+        check_answer(driver, "a", adapter.model)
+
+    asyncio.run(main())
+
+
+def test_one_projection_of_a_family_alone_has_its_adapter_too():
+    base = make_model("llama")
+    adapter = make_adapter(base, 1, targets=["v_proj"])
+
+    async def main():
+        world, driver = open_world(base)
+        await driver.engine.update(world.adapter(adapter, 1))
+        layer = driver.engine._runner.model.model.layers[0].self_attn.v_proj
+        states = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+        driver.engine._stepper.device.slots.begin_prompts(
+            ["policy"], torch.zeros(3, dtype=torch.int64).numpy()
+        )
+        with torch.inference_mode():
+            found = layer(states)
+            wanted = adapter.model.to(DEVICE).base_model.model.model.layers[0].self_attn.v_proj(states)
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+
+    asyncio.run(main())
