@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.engines.embedded.config import SPARE_SLOTS, EmbeddedConfig
 from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
@@ -136,8 +137,8 @@ def _share_out(
     section, count = config.engine.embedded, config.engine.count
     item = BYTES[config.engine.dtype]
     per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item)
-    weights = (outline.num_parameters + outline.num_adapter_parameters) * item
-    staged = transport_of(config.sync.transport).staged_bytes(weights)
+    weights = (outline.num_parameters + _adapters(section, outline)) * item
+    staged = transport_of(config.sync.transport).staged_bytes(outline.num_parameters * item)
     fixed = weights + staged + workspace_bytes(section.max_batch, outline.vocabulary)
     if section.kv_tokens:
         least, cache_words = (
@@ -176,6 +177,16 @@ def _share_out(
         num_engines=count,
         kv_bytes_per_token=per_token,
     )
+
+
+def _adapters(section: EmbeddedConfig, outline: "Outline") -> int:
+    """Numbers that an engine holds for adapters: the matrices of all its slots, or the weights that one is merged
+    into a second time."""
+    if not outline.num_adapter_parameters:
+        return 0
+    if section.adapters == "merged":
+        return outline.num_parameters + outline.num_adapter_parameters
+    return outline.num_adapter_parameters * (section.max_adapters + SPARE_SLOTS)
 
 
 def _room(gpu: Gpu) -> int:

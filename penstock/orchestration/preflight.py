@@ -14,7 +14,9 @@ import yaml
 from penstock.algorithms.selection import SELECTIONS
 from penstock.config.secrets import hidden
 from penstock.demo.model import ensure_builtin_model
+from penstock.engines.config import EngineConfig
 from penstock.errors import UserError
+from penstock.models.config import LoraConfig
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
 from penstock.observe.writers import MetricsWriter, check_writers, make_writers
 from penstock.observe.writers.samples_jsonl import SamplesWriter
@@ -204,8 +206,27 @@ def _resolve_adapter(
     from penstock.models.adapter_check import check_adapter
 
     checked = check_adapter(config.model, model, saved=saved is not None)
-    section = config.model.model_copy(update={"lora": checked.lora})
-    return config.model_copy(update={"model": section}), checked.num_parameters
+    updates = {
+        "model": config.model.model_copy(update={"lora": checked.lora}),
+        "engine": _engine_with_adapter(config.engine, checked.lora),
+    }
+    return config.model_copy(update=updates), checked.num_parameters
+
+
+def _engine_with_adapter(section: EngineConfig, lora: LoraConfig) -> EngineConfig:
+    """Engines keep room for the adapter, and merge DoRA."""
+    embedded = section.embedded
+    if lora.dora and embedded.adapters == "unmerged":
+        raise UserError(
+            "model.lora.dora=true needs engine.embedded.adapters to be auto or merged, got unmerged: DoRA has no "
+            "other way"
+        )
+    updates = {
+        "max_adapters": max(1, embedded.max_adapters),
+        "max_adapter_rank": max(embedded.max_adapter_rank, lora.rank),
+        "adapters": "merged" if lora.dora else embedded.adapters,
+    }
+    return section.model_copy(update={"embedded": embedded.model_copy(update=updates)})
 
 
 def outline_on_gpu(

@@ -6,8 +6,9 @@ Pure functions of numbers; only `device_memory` asks the device.
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
-from penstock.engines.embedded.config import EmbeddedConfig
+from penstock.engines.embedded.config import SPARE_SLOTS, EmbeddedConfig
 from penstock.errors import UserError
 
 CPU_CACHE_BYTES = int(2e9)
@@ -42,14 +43,29 @@ def workspace_bytes(max_batch: int, vocabulary: int) -> int:
     return FIXED_WORKSPACE_BYTES + BYTES_PER_LOGIT * max_batch * vocabulary
 
 
-def cache_bytes(config: EmbeddedConfig, memory: DeviceMemory | None, vocabulary: int) -> int:
-    """The most that the cache may take when its tokens are not given."""
+def adapter_bytes(config: EmbeddedConfig, model: nn.Module) -> int:
+    """What adapters will take that have not come yet: unmerged, the matrices of all slots beside all linear layers;
+    merged, a copy of the weights below."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not config.max_adapters or not layers:
+        return 0
+    item = layers[0].weight.element_size()
+    if config.adapters == "merged":
+        return item * sum(layer.weight.numel() for layer in layers)
+    widths = sum(layer.in_features + layer.out_features for layer in layers)
+    return item * widths * config.max_adapter_rank * (config.max_adapters + SPARE_SLOTS)
+
+
+def cache_bytes(
+    config: EmbeddedConfig, memory: DeviceMemory | None, vocabulary: int, adapters: int = 0
+) -> int:
+    """The most that the cache may take when its tokens are not given. `adapters` is what these will take."""
     if config.cache_gb:
         return int(config.cache_gb * 1e9)
     if memory is None:
         return CPU_CACHE_BYTES
     budget = int((config.memory_share or ALONE) * memory.total_bytes) - memory.used_bytes
-    return min(budget, memory.free_bytes) - workspace_bytes(config.max_batch, vocabulary)
+    return min(budget, memory.free_bytes) - adapters - workspace_bytes(config.max_batch, vocabulary)
 
 
 def count_blocks(
@@ -59,13 +75,14 @@ def count_blocks(
     max_context: int,
     vocabulary: int,
     memory: DeviceMemory | None,
+    adapters: int = 0,
 ) -> int:
     """Blocks for as many full contexts as a batch has places, or as many as there is room for."""
     size = config.block_size
     if config.kv_tokens:
         return max(1, config.kv_tokens // size)
     wanted = config.max_batch * -(-max_context // size)
-    allowed = cache_bytes(config, memory, vocabulary)
+    allowed = cache_bytes(config, memory, vocabulary, adapters)
     smallest = min(max_context, SMALLEST_CACHE_TOKENS) * bytes_per_token
     if memory is not None and not config.cache_gb and allowed < smallest:
         raise UserError(

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from penstock.config import Section
 
+SPARE_SLOTS = 1
+"""Slots of adapters beyond one for each policy: an update is loaded there before it is served."""
+
 
 class EmbeddedConfig(Section):
     """The embedded engine: its batch, its cache, and how it runs on a GPU."""
@@ -47,9 +50,10 @@ class EmbeddedConfig(Section):
     """How LoRA adapters are served: `unmerged`, beside the weights, several policies in one batch; `merged` into
     the weights, one policy, as fast as the weights alone, with a copy of them kept. `auto` merges DoRA, which is
     always served so, and nothing else."""
-    max_adapters: int = Field(default=1, ge=1)
-    """Policies that have an adapter of their own, unmerged; the memory plan leaves room for them."""
-    max_adapter_rank: int = Field(default=32, ge=1)
-    """Largest rank of an adapter that is served unmerged."""
+    max_adapters: int = Field(default=0, ge=0)
+    """Policies with an adapter of their own that the engine serves and keeps memory for. A run that trains an
+    adapter raises it to 1."""
+    max_adapter_rank: int = Field(default=16, ge=1)
+    """Largest rank of an adapter. A run that trains an adapter raises it to that one's."""
     seed: int | None = Field(default=None, ge=0)
     """Seed of the requests that bring none; unset draws a fresh one at every start."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from penstock.engines.embedded.adapters.row_slots import HostSlots
 from penstock.engines.embedded.batch_layout import lay_out
-from penstock.engines.embedded.cache_sizing import count_blocks, device_memory
+from penstock.engines.embedded.cache_sizing import adapter_bytes, count_blocks, device_memory
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.float32_logits import keep_logits_in_float32
 from penstock.engines.embedded.joined_projections import join_projections
@@ -54,6 +54,7 @@ class ModelRunner:
             max_context=self.max_context,
             vocabulary=self.vocab_size,
             memory=device_memory(self.device),
+            adapters=adapter_bytes(config, model),
         )
         self.cache = PagedAttention(
             shapes,

@@ -35,5 +35,6 @@ async def open_embedded(parts: EngineParts) -> EmbeddedEngine:
         versions=parts.versions,
         blobs=parts.blobs,
     )
-    await asyncio.to_thread(engine.warm_up)
+    if not config.embedded.max_adapters:  # the first adapter changes the layers, and warms up itself
+        await asyncio.to_thread(engine.warm_up)
     return engine

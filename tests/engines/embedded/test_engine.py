@@ -225,7 +225,9 @@ def test_policies_of_one_engine_have_their_own_labels_and_share_no_cache() -> No
         assert report.counters["cached_tokens"] == 0
         assert driver.versions("a") == [3, 3]
         assert driver.versions("b") == [8, 8]
-        with pytest.raises(PenstockError, match="serves 2 policies with one set of weights"):
+        with pytest.raises(
+            PenstockError, match="serves 'other' with the same full weights, got new ones for 'policy'"
+        ):
             await driver.engine.update(update_to(9))
         with pytest.raises(RequestRefused, match="serves policy 'policy' and 'other', got 'third'"):
             await collect(driver.engine.generate(ask("c", policy="third")))
@@ -238,7 +240,7 @@ def test_the_report_says_what_the_engine_can_do() -> None:
         plain = set((await make_engine(make_model()).report()).capabilities)
         assert plain == {
             "logprobs", "versions", "greedy", "seed", "truncation", "penalties", "logit_bias", "min_tokens",
-            "priority", "forks", "prefix_cache", "sampling_mask",
+            "priority", "forks", "prefix_cache", "sampling_mask", "adapters",
             "interrupt:inflight", "interrupt:inflight_recompute",
         }  # fmt: skip
         reads_text = set((await make_engine(make_model(), tokenizer=Letters()).report()).capabilities)

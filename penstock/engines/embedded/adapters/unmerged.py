@@ -16,11 +16,9 @@ from penstock.engines.embedded.adapters.adapter_serving import Place
 from penstock.engines.embedded.adapters.adapter_stack import AdapterStack
 from penstock.engines.embedded.adapters.adapter_tensors import Target, largest_rank, targets_of
 from penstock.engines.embedded.adapters.row_slots import NO_ADAPTER, RowSlots
+from penstock.engines.embedded.config import SPARE_SLOTS
 from penstock.errors import PenstockError
 from penstock.types import WeightUpdate
-
-SPARE = 1
-"""Slots beyond those of the policies, for updates under way."""
 
 
 class UnmergedAdapters:
@@ -36,7 +34,7 @@ class UnmergedAdapters:
         self._stacks: dict[str, tuple[AdapterStack, int]] = {}
         """By layer: the stack of its matmul, and its part there."""
         self._rank = 0
-        self._free = list(range(1, max_adapters + SPARE + 1))
+        self._free = list(range(1, max_adapters + SPARE_SLOTS + 1))
         self._slot_of: dict[str, int] = {}
         self._places: dict[int, tuple[dict[str, Target], Place]] = {}
         """What each slot was filled for last, and where its tensors are."""
@@ -77,7 +75,7 @@ class UnmergedAdapters:
         for site in find_sites(self._model, [*old, *targets]):
             stack = AdapterStack.make(
                 list(site.values()),
-                num_slots=self._max_adapters + SPARE,
+                num_slots=self._max_adapters + SPARE_SLOTS,
                 rank=self._rank,
                 rows=self._rows,
             )

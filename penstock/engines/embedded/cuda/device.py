@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.engines.embedded.adapters.unmerged import SPARE
+from penstock.engines.embedded.config import SPARE_SLOTS
 from penstock.engines.embedded.cuda.decode_buffers import (
     MIN_P,
     POLICY,
@@ -80,7 +80,7 @@ class Device:
         self._buffers = DecodeBuffers.make(max_batch, blocks, window, cache.scratch, self._device)
         self.gate = Gate(self._device, versions, spare=max_adapters)
         self.slots = DeviceSlots(
-            self.gate, max_rows=max_batch, num_slots=max_adapters + SPARE, device=self._device
+            self.gate, max_rows=max_batch, num_slots=max_adapters + SPARE_SLOTS, device=self._device
         )
         self._rows = Rows(max_batch, blocks, cache.scratch, block_size, vocab, self.gate.numbers)
         self._rows.clear()
@@ -210,10 +210,9 @@ class Device:
 
     def renew(self) -> None:
         """The model has other layers now: graphs are captured again."""
-        was_used = self.graphs.forget()
+        self.graphs.forget()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        if was_used:
             self.warm_up()
 
     @torch.inference_mode()

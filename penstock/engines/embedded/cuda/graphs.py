@@ -102,12 +102,10 @@ class StepGraphs:
             self._known[kind] = graph or _Call(lambda: self._step(kind))
         return self._known[kind]
 
-    def forget(self) -> bool:
-        """What was captured is no longer true; returns whether anything was."""
-        had_any = bool(self._known)
+    def forget(self) -> None:
+        """What was captured is no longer true."""
         self._known.clear()
         self._memory = None
-        return had_any
 
     def mask_room(self) -> MaskRoom:
         if self.masks is None:

@@ -20,7 +20,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 
 def open_world(base: nn.Module, **options: Any) -> tuple[World, Driver]:
     world = World()
-    engine = make_engine(copy.deepcopy(base), receiver=world.receiver, **options)
+    engine = make_engine(copy.deepcopy(base), receiver=world.receiver, **{"max_adapters": 1, **options})
     return world, Driver(engine)
 
 

@@ -24,7 +24,8 @@ def _device_path(monkeypatch):
 
 def open_world(base, **options):
     world = World()
-    return world, Driver(make_engine(copy.deepcopy(base).to(DEVICE), receiver=world.receiver, **options))
+    model = copy.deepcopy(base).to(DEVICE)
+    return world, Driver(make_engine(model, receiver=world.receiver, **{"max_adapters": 1, **options}))
 
 
 @pytest.mark.parametrize("targets", [ATTENTION, MLP, ["q_proj", "v_proj", "down_proj"]])
@@ -75,7 +76,7 @@ def test_a_policy_moves_to_its_new_adapter_within_a_window():
         await engine.update(world.adapter(other, 1, policy="b"))
         for policy in ("policy", "b"):
             await driver.start(ask(policy, PROMPT, max_tokens=9, temperature=0.0, policy=policy))
-        for _ in range(3):
+        for _ in range(2):
             await driver.step()
         await engine.update(world.adapter(second, 2))
         await driver.drain()

@@ -52,7 +52,7 @@ def plan_shrink(rows: int, width: int) -> ShrinkPlan:
 
 @triton.jit(do_not_specialize=["rows"])
 def _shrink_kernel(
-    states, a, slots, shrunk, rows, state_row, a_slot,
+    states, a, slots, shrunk, rows, STATE_ROW: tl.constexpr, A_SLOT: tl.constexpr,
     WIDTH: tl.constexpr, SUMS: tl.constexpr, NUM_SLOTS: tl.constexpr, SPLIT: tl.constexpr,
     ROWS: tl.constexpr, SUMS_TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -66,12 +66,12 @@ def _shrink_kernel(
         mine = slot == number
         if tl.max(mine.to(tl.int32), 0) > 0:
             part = tl.zeros([ROWS, SUMS_TILE], tl.float32)
-            matrix = a + (number - 1) * a_slot
+            matrix = a + (number - 1) * A_SLOT
             for start in range(split * SPLIT, split * SPLIT + SPLIT, DEPTH):
                 place = start + tl.arange(0, DEPTH)
                 inside = place < WIDTH
                 state = tl.load(
-                    states + row[:, None] * state_row + place[None, :],
+                    states + row[:, None] * STATE_ROW + place[None, :],
                     mask=real[:, None] & inside[None, :],
                     other=0.0,
                 )
@@ -88,7 +88,8 @@ def _shrink_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def _expand_kernel(
-    output, shrunk, b, slots, scales, tiles, rows, output_row, b_slot,
+    output, shrunk, b, slots, scales, tiles, rows,
+    OUTPUT_ROW: tl.constexpr, B_SLOT: tl.constexpr, ALIGNED: tl.constexpr,
     SUMS: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr, SPLITS: tl.constexpr,
     NUM_SLOTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -97,8 +98,11 @@ def _expand_kernel(
     real = slot > 0
     if tl.max(slot, 0) > 0:
         tile = tiles + tl.program_id(1) * 3
-        column = tl.load(tile) + tl.arange(0, COLUMNS)
-        inside = column < tl.load(tile + 1)
+        start, stop = tl.load(tile), tl.load(tile + 1)
+        if ALIGNED:  # only then are loads and stores 16 bytes wide
+            start, stop = tl.multiple_of(start, 16), tl.multiple_of(stop, 16)
+        column = start + tl.arange(0, COLUMNS)
+        inside = column < stop
         rank = tl.arange(0, RANK_PAD)
         source = shrunk + row[:, None] * SUMS + tl.load(tile + 2) * RANK + rank[None, :]
         narrow = tl.zeros([ROWS, RANK_PAD], tl.float32)
@@ -115,27 +119,37 @@ def _expand_kernel(
             mine = slot == number
             if tl.max(mine.to(tl.int32), 0) > 0:
                 weight = tl.load(
-                    b + (number - 1) * b_slot + column[None, :] * RANK + rank[:, None],
+                    b + (number - 1) * B_SLOT + column[None, :] * RANK + rank[:, None],
                     mask=inside[None, :] & (rank < RANK)[:, None],
                     other=0.0,
                 )
                 chosen = tl.where(mine[:, None], low, tl.zeros_like(low))
                 total = tl.dot(chosen, weight, total, input_precision=PRECISION)
-        target = output + row[:, None] * output_row + column[None, :]
+        target = output + row[:, None] * OUTPUT_ROW + column[None, :]
         mask = real[:, None] & inside[None, :]
         before = tl.load(target, mask=mask, other=0.0)
         tl.store(target, (before.to(tl.float32) + total).to(before.dtype), mask=mask)
 
 
-def tiles_of(starts: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """(tiles, 3): first output, end and part of each program of `expand`, none of which crosses two parts. `starts`
-    is the first output of each part, and at last their number."""
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What the programs of `expand` add to; none of them crosses two parts."""
+
+    bounds: torch.Tensor
+    """(tiles, 3): first output, end of its part, and the part."""
+    aligned: bool
+    """Whether all parts begin and end at a multiple of 16."""
+
+
+def tiles_of(starts: tuple[int, ...], device: torch.device) -> Tiles:
+    """`starts` is the first output of each part, and at last their number."""
     tiles = [
         (first, stop, part)
         for part, (start, stop) in enumerate(itertools.pairwise(starts))
         for first in range(start, stop, COLUMNS)
     ]
-    return torch.tensor(tiles, dtype=torch.int32, device=device)
+    bounds = torch.tensor(tiles, dtype=torch.int32, device=device)
+    return Tiles(bounds, all(start % 16 == 0 for start in starts))
 
 
 def add_adapters(
@@ -146,7 +160,7 @@ def add_adapters(
     *,
     slots: torch.Tensor,
     scales: torch.Tensor,
-    tiles: torch.Tensor,
+    tiles: Tiles,
 ) -> None:
     """Add to `output` (rows, outputs) what the adapters of the rows make of `states` (rows, in). `slots` says which
     it is for each row, `scales` what its sum is multiplied with."""
@@ -159,13 +173,14 @@ def add_adapters(
     precision = "ieee" if states.dtype == torch.float32 else "tf32"
     sums_tile = min(128, max(16, triton.next_power_of_2(sums)))
     _shrink_kernel[(triton.cdiv(rows, plan.rows), plan.splits, triton.cdiv(sums, sums_tile))](
-        states, a, slots, shrunk, rows, states.stride(0), a.stride(0),
+        states, a, slots, shrunk, rows, STATE_ROW=states.stride(0), A_SLOT=a.stride(0),
         WIDTH=width, SUMS=sums, NUM_SLOTS=num_slots, SPLIT=plan.split, ROWS=plan.rows, SUMS_TILE=sums_tile,
         DEPTH=plan.depth, PRECISION=precision, num_warps=4,
     )  # fmt: skip
     expand_rows = 32 if rows <= FEW_ROWS else 64
-    _expand_kernel[(triton.cdiv(rows, expand_rows), len(tiles))](
-        output, shrunk, b, slots, scales, tiles, rows, output.stride(0), b.stride(0),
+    _expand_kernel[(triton.cdiv(rows, expand_rows), len(tiles.bounds))](
+        output, shrunk, b, slots, scales, tiles.bounds, rows,
+        OUTPUT_ROW=output.stride(0), B_SLOT=b.stride(0), ALIGNED=tiles.aligned,
         SUMS=sums, RANK=rank, RANK_PAD=max(16, triton.next_power_of_2(rank)), SPLITS=plan.splits,
         NUM_SLOTS=num_slots, ROWS=expand_rows, COLUMNS=COLUMNS, PRECISION=precision, num_warps=4,
     )  # fmt: skip

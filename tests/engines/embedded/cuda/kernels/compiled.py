@@ -17,22 +17,34 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from penstock.engines.embedded.cuda.kernels import decode_attention as decode
-from penstock.engines.embedded.cuda.kernels import sampling
+from penstock.engines.embedded.cuda.kernels import low_rank, sampling
 from penstock.engines.embedded.cuda.kernels import step_end as kernels
 from penstock.engines.embedded.cuda.kernels import truncated_sampling as truncation
 from penstock.sync import hash_kernel as weights
 
 HOPPER = GPUTarget("cuda", 90, 32)
-INTEGERS = ("counts", "ids", "sources", "arena", "cursor", "sizes", "mask_places", "kept", "tables")
+INTEGERS = (
+    "counts",
+    "ids",
+    "sources",
+    "arena",
+    "cursor",
+    "sizes",
+    "mask_places",
+    "kept",
+    "tables",
+    "slots",
+    "tiles",
+)
 LONG = (
     "asked", "opened", "told", "versions", "policies", "output_versions", "newest", "seeds", "places", "tokens", "top_k", "drawn",
     "positions", "records", "step_at", "step", "stops", "output_tokens", "addresses", "targets", "owners", "starts",
     "sums",
 )  # fmt: skip
 FLOATS = (
-    "facts", "scores", "temperature", "top_p", "min_p", "logprobs", "thresholds", "partial", "output_logprobs",
+    "facts", "scores", "shrunk", "scales", "temperature", "top_p", "min_p", "logprobs", "thresholds", "partial", "output_logprobs",
 )  # fmt: skip
-NARROW = ("logits", "query", "key", "value", "pool", "sinks", "out")
+NARROW = ("logits", "query", "key", "value", "pool", "sinks", "out", "states", "a", "b", "output")
 SCALARS = {"scaling": "fp32", "softcap": "fp32", "patience_ns": "i64"}
 
 
@@ -99,6 +111,12 @@ def all_kernels() -> Iterator[tuple[str, str]]:
         name = f"decode, {splits} splits, {pack} heads together"
         kinds = {"SPLITS": splits, **group}
         yield name, assembly(decode._decode_kernel, 1, stages=stages, **kinds, **heads, **flags)
+    slots = {"SUMS": 48, "NUM_SLOTS": 2, "PRECISION": "tf32"}
+    tiles = {"ROWS": 16, "SUMS_TILE": 64, "DEPTH": 128, "STATE_ROW": 1536, "A_SLOT": 48 * 1536}
+    yield "shrink", assembly(low_rank._shrink_kernel, 4, WIDTH=1536, SPLIT=384, **slots, **tiles)
+    tiles = {"ROWS": 32, "COLUMNS": low_rank.COLUMNS, "SPLITS": 4, "OUTPUT_ROW": 2048, "B_SLOT": 2048 * 16}
+    ranks = {"RANK": 16, "RANK_PAD": 16, "ALIGNED": True}
+    yield "expand", assembly(low_rank._expand_kernel, 4, **ranks, **slots, **tiles)
     mixing = {name: getattr(weights, name) for name in ("FACTOR", "WALK", "CARRY", "SPAN")}
     flags = {"COPIES": True, "STRIDE": weights.walk_from(weights.BLOCK), "WIDTH": 2, "ALIGNED": True}
     sizes = {"SIZE": weights.BLOCK, "types": {"sizes": "*i64"}}
@@ -117,6 +135,8 @@ if __name__ == "__main__":
                 "ex2.",
                 "mma.",
                 "ld.global.v4.b32",
+                "st.global.v4.b32",
+                "cp.async",
             )
         }
     print(json.dumps(found))

@@ -24,7 +24,13 @@ def test_kernels_compile_for_a_gpu() -> None:
     assert found["draw"]["ex2."] > 0
     assert found["decode, 1 splits, 2 heads together"]["mma."] > 0
     assert found["copy and fingerprint"]["ld.global.v4.b32"] > 0  # as wide as loads can be
+    assert found["shrink"]["mma."] > 0
+    assert found["shrink"]["cp.async"] > 0  # the next step is on its way
+    assert found["expand"]["mma."] > 0
+    assert found["expand"]["st.global.v4.b32"] > 0
     assert set(found) == {
+        "shrink",
+        "expand",
         "gate",
         "advance",
         "draw",
