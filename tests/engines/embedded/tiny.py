@@ -96,6 +96,9 @@ class NoWeights:
     def stage(self, update: WeightUpdate) -> Staged:
         return Staged(update)
 
+    def cancel(self) -> None:
+        pass
+
     def is_prepared(self, staged: Staged) -> bool:
         return False
 
