@@ -17,8 +17,8 @@ def check_update(
     is_intact: bool = True,
 ) -> None:
     """Raise `PenstockError` unless the engine `name`, which serves `versions` (one per policy), can take this;
-    `BaseMissing` where a full update would do. `base` is the version under which its full weights came; None: that of
-    the policy. `is_intact` is False when an earlier update failed half-way: there is nothing to build on then."""
+    `BaseMissing` where a full update would do. `base` is the version under which its full weights came; None: that
+    of the policy. `is_intact` is False when an earlier update failed half-way: nothing can build on that."""
     if interrupt not in interrupts:
         raise PenstockError(
             f"{name} can't update with interrupt {interrupt!r}; set sync.interrupt={' or '.join(interrupts)}"
