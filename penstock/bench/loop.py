@@ -19,7 +19,7 @@ from penstock.bench.saved_report import SavedReport
 from penstock.models.load import resolve_device
 
 Part = Literal["settings", "controller", "colocated"]
-QUICK_CONTROLLER_STEPS = 30
+QUICK_CONTROLLER_STEPS = 20
 
 
 def run(

@@ -2,8 +2,8 @@
 
 Both arms have the same engines, the same seed and the same number of steps; asynchronous is `max_staleness=4`. In
 two settings each rollout also waits on an environment, for 0.2 of the trainer's measured step in the median. In
-`long_tail` the wait is log-normal with p90 five times the median; in `slow_tenth` one in ten takes 25 times the
-median, and more than half of all groups have such an answer.
+`long_tail` the wait is log-normal with p90 five times the median. In `slow_tenth` one answer in ten takes 25 times
+as long as the median one, generation included; more than half of all groups have such an answer.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from penstock.bench.saved_report import SavedReport
 from penstock.bench.slow_environment import (
     MEDIAN_OF_STEP,
     Latency,
+    NoLatency,
     SlowEnvironment,
     answer_times,
     measured_step_s,
@@ -38,7 +39,7 @@ from penstock.orchestration.summary import Summary
 GROUPS, GROUP_SIZE, STALENESS = 8, 8, 4
 P90_OVER_MEDIAN, SLOW_OVER_MEDIAN = 5.0, 25.0
 ARMS = {"synchronous": 0, "asynchronous": STALENESS}
-PROBE_STEPS = 8
+PROBE_STEPS = 6
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +54,21 @@ class Setting:
     steps: int
     waits: Literal["log-normal", "slow tenth"] | None = None
 
-    def latency(self, median_s: float, *, seed: int = 0) -> Latency:
+    def latency(self, pace: "Pace") -> Latency:
         """What its rollouts wait for."""
+        median_s = MEDIAN_OF_STEP * pace.step_s
         if self.waits == "slow tenth":
-            return SlowTenthLatency(median_s=median_s, slow_over_median=SLOW_OVER_MEDIAN, seed=seed)
-        return LogNormalLatency(median_s=median_s, p90_over_median=P90_OVER_MEDIAN, seed=seed)
+            slow_s = SLOW_OVER_MEDIAN * (pace.answer_s + median_s) - pace.answer_s
+            return SlowTenthLatency(median_s=median_s, slow_s=slow_s, seed=0)
+        return LogNormalLatency(median_s=median_s, p90_over_median=P90_OVER_MEDIAN, seed=0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What a setting takes synchronously when nobody waits: the trainer for a step, an engine for an answer."""
+
+    step_s: float
+    answer_s: float
 
 
 # A narrow model: a decode step costs nearly what it does for a wide one, training far less.
@@ -67,36 +78,43 @@ GENERATION_BOUND = Setting(
 LONG_TAIL = Setting(
     name="long_tail", width=192, layers=3, prompt_tokens=64, new_tokens=16, steps=40, waits="log-normal"
 )
-SLOW_TENTH = dataclasses.replace(LONG_TAIL, name="slow_tenth", steps=24, waits="slow tenth")
+SLOW_TENTH = dataclasses.replace(LONG_TAIL, name="slow_tenth", steps=16, waits="slow tenth")
 SETTINGS = (GENERATION_BOUND, LONG_TAIL, SLOW_TENTH)
 QUICK = (
-    dataclasses.replace(GENERATION_BOUND, steps=16),
-    dataclasses.replace(LONG_TAIL, steps=12),
-    dataclasses.replace(SLOW_TENTH, steps=10),
+    dataclasses.replace(GENERATION_BOUND, steps=12),
+    dataclasses.replace(LONG_TAIL, steps=8),
+    dataclasses.replace(SLOW_TENTH, steps=6),
 )
 """At most three minutes on two quiet cores, with the controller's cost."""
 
 
 def run(settings: tuple[Setting, ...], report: SavedReport, console: Console) -> None:
     """Both arms of every setting, each saved and printed as it ends."""
+    pace: Pace | None = None
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
         tokenizer = ensure_builtin_model(cache_folder(), log=console.print)
         for setting in settings:
             home = Path(scratch) / setting.name
             model = make_model(home / "model", tokenizer, width=setting.width, layers=setting.layers)
-            compare(setting, model, home, report, console)
+            if setting.waits and pace is None:  # settings that wait do the same work
+                pace = measured_pace(setting, model, home)
+                report.put("pace", value=dataclasses.asdict(pace))
+            compare(setting, pace, model, home, report, console)
     console.print(table({setting.name: report.data[setting.name] for setting in settings}))
 
 
-def compare(setting: Setting, model: Path, folder: Path, report: SavedReport, console: Console) -> None:
-    """Both arms of one setting, and the ratio of their speeds."""
-    median_s = 0.0
-    if setting.waits:
-        probe = dataclasses.replace(setting, steps=PROBE_STEPS, waits=None)
-        median_s = MEDIAN_OF_STEP * measured_step_s(train(probe, 0, model, folder, None))
-        report.put(setting.name, "environment_median_s", value=median_s)
+def measured_pace(setting: Setting, model: Path, folder: Path) -> Pace:
+    probe = SlowEnvironment(NoLatency())
+    summary = train(dataclasses.replace(setting, steps=PROBE_STEPS), 0, model, folder, probe)
+    return Pace(step_s=measured_step_s(summary), answer_s=answer_times(probe.answer_s)["answer_median_s"])
+
+
+def compare(
+    setting: Setting, pace: Pace | None, model: Path, folder: Path, report: SavedReport, console: Console
+) -> None:
+    """Both arms of one setting, and the ratio of their speeds. `pace` is for those that wait."""
     for name, max_staleness in ARMS.items():
-        environment = SlowEnvironment(setting.latency(median_s)) if setting.waits else None
+        environment = SlowEnvironment(setting.latency(pace)) if setting.waits and pace else None
         summary = train(setting, max_staleness, model, folder, environment)
         arm = arm_of(summary) | answer_times(environment.answer_s if environment else ())
         report.put(setting.name, name, value=arm)

@@ -14,7 +14,16 @@ MEDIAN_OF_STEP = 0.2
 
 
 class Latency(Protocol):
+    """Seconds that an environment takes."""
+
     def draw(self) -> float: ...
+
+
+class NoLatency:
+    """An environment that answers at once."""
+
+    def draw(self) -> float:
+        return 0.0
 
 
 class SlowEnvironment:

@@ -26,17 +26,13 @@ class LogNormalLatency:
 
 
 class SlowTenthLatency:
-    """`median_s` seconds, and in one draw of ten `slow_over_median` times that."""
+    """`median_s` seconds, and in one draw of ten `slow_s`."""
 
-    def __init__(self, *, median_s: float, slow_over_median: float, seed: int) -> None:
-        if not median_s >= 0:
-            raise ValueError(f"median_s must be >= 0, got {median_s}")
-        if not slow_over_median >= 1:
-            raise ValueError(
-                f"slow_over_median must be >= 1, got {slow_over_median}; 1 is a constant latency"
-            )
+    def __init__(self, *, median_s: float, slow_s: float, seed: int) -> None:
+        if not 0 <= median_s <= slow_s:
+            raise ValueError(f"median_s must be >= 0 and slow_s >= median_s, got {median_s} and {slow_s}")
         self.median_s = median_s
-        self.slow_s = median_s * slow_over_median
+        self.slow_s = slow_s
         self._random = random.Random(f"slow tenth/{seed}")
 
     def draw(self) -> float:

@@ -45,7 +45,7 @@ def test_all_parts_share_one_headline(ran: list[Any], tmp_path: Path) -> None:
 
 def test_quick_runs_the_short_settings(ran: list[Any]) -> None:
     loop.run(quick=True)
-    assert ran == [loop_settings.QUICK, 30]
+    assert ran == [loop_settings.QUICK, 20]
 
 
 def test_one_part_alone(ran: list[Any]) -> None:

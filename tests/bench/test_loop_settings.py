@@ -8,7 +8,16 @@ import pytest
 from rich.console import Console
 
 from penstock.bench import loop_settings
-from penstock.bench.loop_settings import GENERATION_BOUND, QUICK, SETTINGS, SLOW_TENTH, Setting, compare
+from penstock.bench.loop_settings import (
+    GENERATION_BOUND,
+    QUICK,
+    SETTINGS,
+    SLOW_TENTH,
+    Pace,
+    Setting,
+    compare,
+    measured_pace,
+)
 from penstock.bench.saved_report import SavedReport
 from penstock.bench.slow_environment import SlowEnvironment
 from penstock.demo.latency import SlowTenthLatency
@@ -17,7 +26,7 @@ from tests.bench.summaries import make_summary
 
 
 class FakeTraining:
-    """Asynchronous runs take a third of the time; the one after `num_runs` is killed."""
+    """Asynchronous runs take a third of the time, answers two seconds; the run after `num_runs` is killed."""
 
     def __init__(self, num_runs: int = 100) -> None:
         self.calls: list[tuple[int, int, SlowEnvironment | None]] = []
@@ -34,7 +43,12 @@ class FakeTraining:
         if len(self.calls) == self._num_runs:
             raise KeyboardInterrupt
         self.calls.append((setting.steps, max_staleness, workflow))
+        if workflow is not None:
+            workflow.answer_s += [2.0] * 10
         return make_summary(steps=setting.steps, training_s=setting.steps / (3 if max_staleness else 1))
+
+
+PACE = Pace(step_s=0.5, answer_s=0.3)
 
 
 def compared(
@@ -42,7 +56,7 @@ def compared(
 ) -> tuple[SavedReport, str]:
     monkeypatch.setattr(loop_settings, "train", training)
     report, shown = SavedReport(path), StringIO()
-    compare(setting, Path("model"), Path("folder"), report, Console(file=shown, width=200))
+    compare(setting, PACE, Path("model"), Path("folder"), report, Console(file=shown, width=200))
     return report, shown.getvalue()
 
 
@@ -54,18 +68,28 @@ def test_the_speedup_is_the_ratio_of_steps_per_second(monkeypatch: pytest.Monkey
     assert "generation_bound, asynchronous: 60 steps, 3.00 a second" in shown
 
 
-def test_the_slow_tenth_takes_25_times_the_median_which_follows_the_trainer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_pace_is_the_trainers_own_step_and_the_median_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = FakeTraining()
+    monkeypatch.setattr(loop_settings, "train", training)
+    assert measured_pace(SLOW_TENTH, Path("model"), Path("folder")) == Pace(step_s=0.5, answer_s=2.0)
+    assert [(steps, bound) for steps, bound, _ in training.calls] == [(6, 0)]
+
+
+def test_a_slow_answer_takes_25_times_as_long_as_the_median_one_generation_included() -> None:
+    latency = SLOW_TENTH.latency(PACE)
+    assert isinstance(latency, SlowTenthLatency)
+    assert latency.median_s == pytest.approx(0.2 * PACE.step_s)
+    median_answer_s = PACE.answer_s + latency.median_s
+    assert PACE.answer_s + latency.slow_s == pytest.approx(25 * median_answer_s)
+
+
+def test_settings_that_wait_do_so_in_both_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     training = FakeTraining()
     report, _ = compared(SLOW_TENTH, training, monkeypatch)
-    assert [(steps, bound) for steps, bound, _ in training.calls] == [(8, 0), (24, 0), (24, 4)]
-    assert report.data["slow_tenth"]["environment_median_s"] == pytest.approx(0.2 * 0.5)
-    latency = SLOW_TENTH.latency(0.1)
-    assert isinstance(latency, SlowTenthLatency)
-    assert (latency.median_s, latency.slow_s) == (0.1, 2.5)
+    assert [(steps, bound) for steps, bound, _ in training.calls] == [(16, 0), (16, 4)]
+    assert all(environment is not None for _, _, environment in training.calls)
     assert report.data["headline"]["slow_tenth_trainer_idle"] == 0.5
-    assert [environment is not None for _, _, environment in training.calls] == [False, True, True]
+    assert report.data["slow_tenth"]["asynchronous"]["answer_median_s"] == 2.0
 
 
 def test_a_killed_bench_keeps_the_arm_that_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
