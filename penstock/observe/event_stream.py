@@ -67,13 +67,15 @@ class EventStream:
     def flush(self) -> None:
         """Tell readers all that waits for them."""
         self._scheduled = True  # what readers emit joins the line that is being read
+        readers = tuple(self._readers.items())
         while self._waiting:
             event = self._waiting.popleft()
-            for name, reader in tuple(self._readers.items()):
+            for name, reader in readers:
                 try:
                     reader.on(event)
                 except Exception as error:
                     self._detach(name, error)
+                    readers = tuple(self._readers.items())
         self._scheduled = False
 
     def close(self) -> None:

@@ -98,10 +98,10 @@ class ControllerEvents:
     def _samples(
         self, group: Group, scores: Sequence[Score], *, step: int | None = None, drop: str | None = None
     ) -> None:
+        now = self.now()
         for index, episode in enumerate((*group.episodes, *group.failures)):
             score = scores[index] if index < len(scores) else None
-            event = sample_event(group, episode, score, time=self.now(), step=step, drop=drop)
-            self.recorder.emit(event)
+            self.recorder.emit(sample_event(group, episode, score, time=now, step=step, drop=drop))
 
     def _age(self, group: Group) -> int | None:
         versions = sampled_versions((*group.episodes, *group.failures))
@@ -141,7 +141,7 @@ def sample_event(
 
 
 def sampled_versions(episodes: Sequence[Episode]) -> tuple[int, ...]:
-    """The oldest and the newest version of every turn of these episodes."""
+    """The oldest and the newest version of every turn of these episodes. Within a turn they only grow."""
     arrays = [turn.versions for episode in episodes for turn in episode.turns]
-    ends = [int(end) for versions in arrays if versions.size for end in (versions.min(), versions.max())]
+    ends = [int(versions[end]) for versions in arrays if versions.size for end in (0, -1)]
     return tuple(version for version in ends if version != NOT_SAMPLED)

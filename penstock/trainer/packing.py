@@ -11,7 +11,7 @@ from heapq import heapify, heapreplace
 import msgspec
 import numpy as np
 
-from penstock.trainer.sharing import find_families, loss_positions
+from penstock.trainer.sharing import find_families, num_loss_positions
 from penstock.types import DEFAULT_POLICY, Sample, Score, ScoredGroup, StepPlan, TrainSequence
 
 Samples = Sequence[Sequence[Sample]]
@@ -45,7 +45,7 @@ def plan_step(
     num_tokens = tuple(
         tuple(episode.num_output_tokens for episode in group.group.episodes) for group in groups
     )
-    num_loss_tokens = sum(len(loss_positions(sequence.sample)) for sequence in sequences)
+    num_loss_tokens = sum(num_loss_positions(sequence.sample) for sequence in sequences)
     version_steps = {version: step_of(version) for version in _versions(sequences)}
     return tuple(
         StepPlan(
@@ -106,7 +106,7 @@ def _sequences(groups: Sequence[Samples], policy: str) -> list[TrainSequence]:
             sequences += [
                 TrainSequence(sample=sample, group=group_index, episode=episode_index)
                 for sample in samples
-                if sample.policy == policy and loss_positions(sample).size
+                if sample.policy == policy and num_loss_positions(sample)
             ]
     return sequences
 

@@ -18,6 +18,10 @@ def loss_positions(sample: Sample) -> IntArray:
     return positions[1:] if positions.size and positions[0] == 0 else positions
 
 
+def num_loss_positions(sample: Sample) -> int:
+    return int(np.count_nonzero(sample.loss_mask[1:]))
+
+
 def forward_length(sample: Sample) -> int:
     """Tokens that must run through the model: all before the last one in the loss; 0 without any."""
     positions = loss_positions(sample)
