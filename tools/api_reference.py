@@ -124,9 +124,10 @@ BOOK = (
     Part(
         title="Published weights",
         entries=(
-            *_types("WeightUpdate", "TensorSpec", "AdapterSpec", "UpdateReceipt"),
+            *_types("WeightUpdate", "TensorSpec", "Payload", "AdapterSpec", "UpdateReceipt"),
             "penstock.types.weights:Interrupt",
             "penstock.types.weights:UpdateSelection",
+            "penstock.types.weights:Encoding",
         ),
     ),
     Part(

@@ -40,7 +40,9 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     """What travels for a bucket."""
 
     encoding: Encoding = "dense"
+    """How it is written."""
     num_bytes: int
+    """How much travels."""
     checksum: int | None = None
     """The CRC-32 of its bytes. None where engines read the trainer's own memory: what they then hold is checked."""
 
