@@ -15,6 +15,7 @@ LAYERS = {
     "errors": 0,
     "usercode": 0,
     "safe_files": 0,
+    "cores": 0,
     "gym_datasets": 0,
     "interfaces": 0,
     "config": 1,

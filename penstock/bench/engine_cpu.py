@@ -9,7 +9,6 @@ what recording sampling masks costs (top-p 0.95 at about one nat of entropy), an
 import copy
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from penstock.bench.engine_contenders import (
     run_generate,
 )
 from penstock.bench.engine_profile import profile_engine
+from penstock.cores import usable_cores
 from penstock.models.load import DTYPES, resolve_device
 
 TOP_P, ENTROPY = 0.95, 1.0
@@ -86,7 +86,7 @@ def run(
     """Run everything, print a table, write JSON. `threads` is for all contenders alike; 0 takes all cores."""
     console = console or Console()
     device = resolve_device(device)
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    torch.set_num_threads(threads or usable_cores())
     logging.getLogger("transformers").setLevel(logging.ERROR)
     measured = {}
     for shape in shapes:

@@ -1,10 +1,10 @@
 """`penstock generate`: one prompt streams as it comes, several are printed one after another."""
 
-import os
 import sys
 from collections.abc import Sequence
 
 from penstock.api import cache_folder
+from penstock.cores import usable_cores
 from penstock.demo.model import ensure_builtin_model
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.text_generation import Prompt, generate_text
@@ -18,7 +18,7 @@ def generate_to_terminal(model: str, prompts: Sequence[str], sampling: SamplingP
     if model == "builtin":
         model = str(ensure_builtin_model(cache_folder(), log=lambda line: print(line, file=sys.stderr)))
     asked: list[Prompt] = [(Message(role="user", content=prompt),) if chat else prompt for prompt in prompts]
-    config = EngineConfig(threads=os.cpu_count() or 1)
+    config = EngineConfig(threads=usable_cores())
     if len(asked) == 1:
         generate_text(model, asked, sampling, config=config, on_text=_stream)
         print()

@@ -1,10 +1,10 @@
 """An evaluation without training: engines and scorers, no trainer, and no run folder."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.cores import usable_cores
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import UserError
 from penstock.models.adapter_folder import read_adapter
@@ -72,7 +72,7 @@ async def evaluate(prepared: Prepared) -> list[Rewards]:
 async def _start_engines(launcher: Launcher, prepared: Prepared) -> list[LaunchedEngine]:
     section = prepared.config.engine
     threads = place_threads(
-        cores=os.cpu_count() or 1, num_engines=section.count, max_staleness=0, engine=section.threads
+        cores=usable_cores(), num_engines=section.count, max_staleness=0, engine=section.threads
     ).engine
     places = [
         engine_place(launcher, prepared, f"engine{index}", threads, {}) for index in range(section.count)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.blobs import open_blobs
+from penstock.cores import usable_cores
 from penstock.engines.engine_client import EngineClient, EngineStart
 from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.interfaces import BlobStore
@@ -128,7 +129,7 @@ async def start_workers(
     config = prepared.config
     environments = environments or Environments()
     threads = place_threads(
-        cores=os.cpu_count() or 1,
+        cores=usable_cores(),
         num_engines=config.engine.count,
         max_staleness=config.staleness.max_staleness,
         engine=config.engine.threads,
