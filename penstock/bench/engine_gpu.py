@@ -31,8 +31,9 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.text_generation import FixedWeights
+from penstock.interfaces import WeightReceiver
 from penstock.models.load import resolve_device
-from penstock.types import GenerateRequest, SamplingParams
+from penstock.types import DEFAULT_POLICY, GenerateRequest, SamplingParams
 
 JOBS = ("uniform", "masks", "long_tail")
 TOP_P, ENTROPY = 0.95, 1.0
@@ -83,10 +84,12 @@ def run(
     shape: str,
     settings: Sequence[str] = (),
     only: str | None = None,
+    adapters: Sequence[int] = (),
+    rank: int = 16,
     sizes: Sizes | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """All jobs (or `only` one of them), a table, and JSON."""
+    """All jobs (or `only` one of them), a table, and JSON. `adapters`: the uniform job with so many of them too."""
     if only not in (None, *JOBS):
         raise ValueError(f"only must be one of {', '.join(JOBS)}, got {only!r}")
     console = console or Console()
@@ -100,6 +103,10 @@ def run(
     clean(on_gpu)
     model = make_shape(shape, device, dtype)
     measured = asyncio.run(Bench(model, sizes, config, console).run_all(only))
+    if adapters:
+        from penstock.bench.engine_adapters import measure_adapters
+
+        measured["adapters"] = measure_adapters(model, sizes, config, adapters, rank, console)
     report = {
         "headline": headline(measured, contenders),
         "hardware": hardware(device),
@@ -142,6 +149,10 @@ def headline(measured: dict[str, Any], contenders: dict[str, float]) -> dict[str
     if "uniform" in measured:
         found["tokens_per_s"] = uniform = measured["uniform"]["tokens_per_s"]
         found |= {f"vs_{name}": uniform / rate for name, rate in contenders.items()}
+    if "uniform" in measured:
+        for count, rates in measured.get("adapters", {}).items():
+            name = "adapter_throughput_ratio" + ("" if count == "1" else f"_{count}")
+            found[name] = rates["tokens_per_s"] / measured["uniform"]["tokens_per_s"]
     if "long_tail" in measured:
         found["long_tail_fraction"] = measured["long_tail"]["fraction"]
     if "masks" in measured:
@@ -166,14 +177,25 @@ def run_contenders(model: Any, sizes: Sizes) -> dict[str, float]:
 class Bench:
     """One engine, and the jobs it is given one after another."""
 
-    def __init__(self, model: Any, sizes: Sizes, config: EngineConfig, console: Console) -> None:
+    def __init__(
+        self,
+        model: Any,
+        sizes: Sizes,
+        config: EngineConfig,
+        console: Console,
+        *,
+        receiver: WeightReceiver | None = None,
+        policies: Sequence[str] = (DEFAULT_POLICY,),
+    ) -> None:
+        """Requests go to the `policies` in turn."""
         self.sizes = sizes
         self.vocab = int(model.config.vocab_size)
         self.console = console
         self.model = model
         began = time.perf_counter()
-        self.engine = EmbeddedEngine(model, config=config, receiver=FixedWeights())
+        self.engine = EmbeddedEngine(model, config=config, receiver=receiver or FixedWeights())
         self._made_s = time.perf_counter() - began
+        self._policies = policies
         self._number = 0
         self._rng = np.random.default_rng(1)
 
@@ -271,6 +293,7 @@ class Bench:
             self._number += 1
             return GenerateRequest(
                 id=str(self._number),
+                policy=self._policies[self._number % len(self._policies)],
                 token_ids=self._rng.integers(0, self.vocab, self.sizes.prompt).astype(np.int32),
                 sampling=SamplingParams(
                     max_tokens=length, temperature=temperature, top_p=top_p, seed=self._number
@@ -337,6 +360,9 @@ def table(report: dict[str, Any]) -> Table:
     shown.add_row("start", "", f"{report['start_s']:.1f} s")
     if uniform := report.get("uniform"):
         shown.add_row("uniform", f"{uniform['tokens_per_s']:,.0f}", f"{uniform['seconds']:.2f} s")
+    for count, rates in report.get("adapters", {}).items():
+        ratio = rates["tokens_per_s"] / uniform["tokens_per_s"] if uniform else float("nan")
+        shown.add_row(f"{count} LoRA unmerged", f"{rates['tokens_per_s']:,.0f}", f"{ratio:.3f} of uniform")
     if tail := report.get("long_tail"):
         share = f"{tail['fraction']:.2f} of uniform at context {tail['mean_live_context']:.0f}"
         shown.add_row("long-tailed", f"{tail['tokens_per_s']:,.0f}", share)

@@ -201,6 +201,7 @@ def publish(
     publisher.release(version)
     return {
         "stall_ms": answer["stall_ms"],
+        "stage_ms": answer["stage_ms"],
         "verify_ms": answer["verify_ms"],
         "told_ms": (answer["told_at"] - begin) * 1e3,
         "fresh_ms": (answer["fresh_at"] - begin) * 1e3,

@@ -50,8 +50,8 @@ class Watched:
         return self.since[version]
 
 
-async def serve(shape: str, device: str, batch: int) -> None:
-    """Answer updates until the input ends."""
+async def serve(shape: str, device: str, batch: int, rank: int = 0) -> None:
+    """Answer updates until the input ends. `rank`: of an adapter that they may be of."""
     on_gpu = device != "cpu"
     context = CONTEXT if on_gpu else SMALL_CONTEXT
     model: Any = make_shape(shape, device, torch.bfloat16 if on_gpu else torch.float32)
@@ -65,6 +65,8 @@ async def serve(shape: str, device: str, batch: int) -> None:
             prefix_cache=False,
             keep_finished=0,
             compile="on" if on_gpu else "off",
+            max_adapters=1 if rank else 0,
+            max_adapter_rank=max(1, rank),
         ),
     )
     versions = {DEFAULT_POLICY: -1}
@@ -101,6 +103,7 @@ async def take(engine: EmbeddedEngine, update: WeightUpdate, watched: Watched) -
     seen_at = await watched.until(update.version)
     return {
         "told_at": told_at,
+        "stage_ms": receipt.stage_s * 1e3,
         "stall_ms": receipt.stall_s * 1e3,
         "verify_ms": receipt.verify_s * 1e3,
         "fresh_at": min(fresh_at, seen_at),
@@ -150,4 +153,4 @@ def say(answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    asyncio.run(serve(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])))

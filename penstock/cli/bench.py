@@ -70,6 +70,11 @@ def engine(
     json: Json = None,
     shape: Shape = None,
     only: Annotated[EngineJob | None, typer.Option(help="With --shape: run this job alone.")] = None,
+    adapters: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="With --shape: the uniform job with so many LoRA policies in a batch too."),
+    ] = None,
+    rank: Annotated[int, typer.Option(min=1, help="Of --adapters.")] = 16,
 ) -> None:
     """The embedded engine against transformers' generate and continuous batching. With --shape, or on a GPU:
     a whole job, a long-tailed queue and recorded masks at that shape."""
@@ -77,8 +82,10 @@ def engine(
     from penstock.models.load import resolve_device
 
     if shape is None and resolve_device("auto") == "cpu":
-        if settings or only:
-            raise ConfigError("settings and --only belong to a shape: add --shape tiny, 1.5b or 7b")
+        if settings or only or adapters:
+            raise ConfigError(
+                "settings, --only and --adapters belong to a shape: add --shape tiny, 1.5b or 7b"
+            )
         engine_cpu.run(json)
     else:
         engine_gpu.run(
@@ -86,6 +93,8 @@ def engine(
             shape=shape or "1.5b",
             settings=settings or (),
             only=None if only is None else only.value,
+            adapters=adapters or (),
+            rank=rank,
         )
 
 

@@ -44,6 +44,7 @@ class ScriptedEngine:
     ) -> None:
         self.name = name
         self.version = version
+        self._base = version
         self.policy = policy
         self.updates: list[WeightUpdate] = []
         self.requests: list[GenerateRequest] = []
@@ -70,9 +71,13 @@ class ScriptedEngine:
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         served = {self.policy: self.version}
-        check_update(update, interrupt, name=self.name, versions=served, interrupts=INTERRUPTS)
+        check_update(
+            update, interrupt, name=self.name, versions=served, base=self._base, interrupts=INTERRUPTS
+        )
         self.updates.append(update)
         self.version = update.version
+        if update.selection != "adapter":
+            self._base = update.version
         return UpdateReceipt(policy=self.policy, version=self.version, stall_s=0.0, verify_s=0.0)
 
     async def report(self) -> EngineReport:

@@ -14,17 +14,19 @@ def check_update(
     versions: Mapping[str, int],
     interrupts: Collection[Interrupt],
     base: int | None = None,
+    adds_policies: bool = False,
     is_intact: bool = True,
 ) -> None:
     """Raise `PenstockError` unless the engine `name`, which serves `versions` (one per policy), can take this;
     `BaseMissing` where a full update would do. `base` is the version under which its full weights came; None: that
-    of the policy. `is_intact` is False when an earlier update failed half-way: nothing can build on that."""
+    of the policy. `adds_policies`: an adapter may be that of a new one. `is_intact` is False when an earlier update
+    failed half-way: nothing can build on that."""
     if interrupt not in interrupts:
         raise PenstockError(
             f"{name} can't update with interrupt {interrupt!r}; set sync.interrupt={' or '.join(interrupts)}"
         )
     served = versions.get(update.policy)
-    if served is None and update.selection != "adapter":
+    if served is None and not (adds_policies and update.selection == "adapter"):
         policies = ", ".join(map(repr, versions))
         raise PenstockError(f"{name} serves policy {policies}, got an update of {update.policy!r}")
     if served is not None and update.version <= served:

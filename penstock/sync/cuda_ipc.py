@@ -126,8 +126,9 @@ class CudaIpcReceiver:
     def __init__(self, device: str = "cuda") -> None:
         self._device = torch.device(device)
         self._opened: dict[str, torch.Tensor] = {}
-        self._routes: dict[tuple[bool, tuple[str, ...]], Route] = {}
-        """By whether it is all of the model, and by buckets."""
+        self._routes: dict[tuple[bool, tuple[str, ...]], dict[int, Route]] = {}
+        """By whether it is all of the model, by buckets, and by the tensors that they go to: an adapter has several
+        places, which take turns."""
         self._fingerprints = Fingerprinter()
         self._packed = OpenedBuckets(lambda name: self._bucket(name, self._device), device)
 
@@ -148,17 +149,18 @@ class CudaIpcReceiver:
         pass
 
     def is_prepared(self, staged: Staged) -> bool:
-        route = self._routes.get(_key(staged.update))
-        return not staged.update.payloads and route is not None and route.is_verified
+        routes = self._routes.get(_key(staged.update), {}).values()
+        return not staged.update.payloads and bool(routes) and all(route.is_verified for route in routes)
 
     def load(self, staged: Staged, tensors: Mapping[str, torch.Tensor]) -> Verification:
         update = staged.update
         if update.payloads:
             return self._packed.load(staged, tensors)
-        route = self._routes.get(_key(update))
-        if route is None or route.tensors is not tensors:
+        routes = self._routes.setdefault(_key(update), {})
+        route = routes.get(id(tensors))
+        if route is None:
             # Kept: the device may stand still, and even to look at every address takes longer than to launch.
-            route = self._routes[_key(update)] = self._find(update, tensors)
+            route = routes[id(tensors)] = self._find(update, tensors)
         with torch.no_grad():
             sums = route.copy.run()
         copied = mark(next(iter(tensors.values())).device)

@@ -1,7 +1,8 @@
 import pytest
 
 from penstock.engines.update_check import check_update
-from penstock.errors import PenstockError
+from penstock.errors import BaseMissing, PenstockError
+from penstock.types import AdapterSpec
 from tests.engines.contract import update_to
 
 ENGINE = {"name": "engine0", "versions": {"policy": 4}, "interrupts": ("inflight",)}
@@ -10,6 +11,22 @@ ENGINE = {"name": "engine0", "versions": {"policy": 4}, "interrupts": ("inflight
 def test_newer_versions_pass_and_parts_on_top_of_their_base() -> None:
     check_update(update_to(9), "inflight", **ENGINE)
     check_update(update_to(9, base=4), "inflight", **ENGINE)
+
+
+def adapter_to(version, base, **options):
+    spec = AdapterSpec(rank=2, alpha=4.0)
+    return update_to(version, selection="adapter", base=base, adapter=spec, **options)
+
+
+def test_adapters_are_on_top_of_the_full_weights_whatever_their_policy_serves() -> None:
+    check_update(adapter_to(9, 2), "inflight", **ENGINE, base=2)
+    check_update(adapter_to(1, 2, policy="new"), "inflight", **ENGINE, base=2, adds_policies=True)
+    with pytest.raises(
+        BaseMissing, match="serves version 2, got an update to 9 that holds only an adapter for version 4"
+    ):
+        check_update(adapter_to(9, 4), "inflight", **ENGINE, base=2)
+    with pytest.raises(PenstockError, match="serves policy 'policy', got an update of 'new'"):
+        check_update(adapter_to(1, 2, policy="new"), "inflight", **ENGINE, base=2)
 
 
 @pytest.mark.parametrize(

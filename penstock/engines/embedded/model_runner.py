@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from penstock.engines.embedded.adapters.adapted_linear import detach_stacks
 from penstock.engines.embedded.adapters.row_slots import HostSlots
 from penstock.engines.embedded.batch_layout import lay_out
 from penstock.engines.embedded.cache_sizing import adapter_bytes, count_blocks, device_memory
@@ -41,6 +42,7 @@ class ModelRunner:
         self.block_size = config.block_size
         self.slots = HostSlots(self.device)
         self.prefill_chunk = PREFILL_CHUNK.get(self.device.type, PREFILL_CHUNK["cpu"])
+        detach_stacks(model)
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         if config.logits == "float32":
             keep_logits_in_float32(model)

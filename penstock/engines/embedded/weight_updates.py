@@ -82,6 +82,7 @@ class WeightUpdates:
                 versions=self.versions,
                 base=self._base,
                 interrupts=INTERRUPTS,
+                adds_policies=True,
                 is_intact=self._health.failure is None,
             )
             recompute_kv = interrupt == "inflight_recompute"

@@ -67,3 +67,13 @@ def attach_stack(site: Site, stack: AdapterStack) -> None:
         return
     first.__class__ = AdaptedLinear
     object.__setattr__(first, "stack", stack)
+
+
+def detach_stacks(model: nn.Module) -> None:
+    """The layers as they were, where an earlier engine had adapters beside them."""
+    for layer in model.modules():
+        if isinstance(layer, AdaptedLinear):
+            del layer.stack
+            layer.__class__ = nn.Linear  # type: ignore[assignment]
+        elif isinstance(layer, JoinedLinear):
+            layer.family.stack = None
