@@ -147,8 +147,8 @@ class Run:
             try:
                 asyncio.get_running_loop()
             except RuntimeError:
-                return asyncio.run(_with_signals(session, self.view))
-            return run_in_thread(session, Log(self.view))
+                return asyncio.run(_with_signals(session))
+            return run_in_thread(session, session.say)
 
     async def beside(self) -> Summary:
         """In the caller's loop."""
@@ -181,11 +181,11 @@ def _path_of(workflow: Any) -> str | None:
     return describe_callable(workflow) if callable(workflow) else None
 
 
-async def _with_signals(session: Session, view: View) -> Summary:
+async def _with_signals(session: Session) -> Summary:
     """The signals that end a process end the run in order; the second time in a hurry, the third time at once."""
     task = asyncio.current_task()
     assert task is not None
-    with asking(session, Log(view), end=task.cancel):
+    with asking(session, session.say, end=task.cancel):
         try:
             return await session.run()
         except asyncio.CancelledError:

@@ -2,9 +2,10 @@
 are made of. It does no I/O and asks nobody: the same events always make the same state, live or from a file."""
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.observe.bottleneck import Bottleneck
 from penstock.observe.events import (
     STARTING,
     AnyEvent,
@@ -20,13 +21,22 @@ from penstock.observe.events import (
     UpdateEvent,
 )
 from penstock.observe.process_state import ProcessState
-from penstock.observe.status import AnswerStatus, FlowStatus, ProcessStatus, RunStatus, SampleStatus
+from penstock.observe.status import (
+    AgeStatus,
+    AnswerStatus,
+    BottleneckStatus,
+    FlowStatus,
+    ProcessStatus,
+    RunStatus,
+    SampleStatus,
+)
 
 TRAINER, CONTROLLER = "trainer", "controller"
 RECENT_STEPS = 8
 PACE_STEPS = 32
 """Steps that tell how long the others will take."""
 KEPT_REWARDS = 200
+TOKENS_OF_AGE = "tokens_age_"
 
 
 class RunState:
@@ -64,6 +74,7 @@ class RunState:
         """When training began, then when the last steps ended."""
         self._training_since: float | None = None
         self._stalls_told = 0
+        self._bottleneck = Bottleneck()
         self._handlers: dict[type, Callable[[Any], None]] = {
             RunEvent: self._on_run,
             PhaseEvent: self._on_phase,
@@ -132,6 +143,7 @@ class RunState:
             staleness_mean=self.staleness,
             staleness_max=self.staleness_max,
             staleness_bound=self.staleness_bound,
+            ages=ages_of(self.row),
             samples=self.num_samples,
             drops=dict(self.drops),
             processes=tuple(
@@ -139,9 +151,17 @@ class RunState:
                 for one in (self.processes[TRAINER], *self.engines)
             ),
             flow=self._flow(),
+            bottleneck=self._limit(),
             answers=self._answers(),
             last_sample=self._last_sample(),
         )
+
+    def _limit(self) -> BottleneckStatus | None:
+        if self.phase != "training":
+            return None
+        engines = self.engines
+        busy = sum(min(1.0, engine.busy.rate) for engine in engines) / max(1, len(engines))
+        return self._bottleneck.status(engine_idle=1 - busy, max_staleness=self.staleness_bound)
 
     def _flow(self) -> FlowStatus | None:
         controller = self.processes.get(CONTROLLER)
@@ -193,6 +213,7 @@ class RunState:
         if event.phase == "training":
             self._training_since = self.last_progress = event.time
             self._pace.append(event.time)
+            self._bottleneck = Bottleneck()  # an evaluation says nothing about training
             for process in self.processes.values():
                 process.begin_training(event.time)
 
@@ -202,6 +223,7 @@ class RunState:
 
     def _on_counters(self, event: Counters) -> None:
         self._process(event.process).count(event.time, event.values)
+        self._bottleneck.on_counters(event.values)
 
     def _on_doing(self, event: Doing) -> None:
         self._process(event.process).doing = event.what
@@ -227,6 +249,7 @@ class RunState:
         self.staleness_sum += self.staleness
         self.staleness_max = max(self.staleness_max, event.metrics.get("staleness_max", 0.0))
         self.staleness_bound = event.max_staleness
+        self._bottleneck.on_step(event.waited_s, event.took_s)
         self.processes[TRAINER].work(event.time, event.seconds)
         self.last_progress = max(self.last_progress, event.time)
         self.row = self._row(event)
@@ -260,3 +283,14 @@ class RunState:
         if name not in self.processes:
             self.processes[name] = ProcessState(name)
         return self.processes[name]
+
+
+def ages_of(metrics: Mapping[str, float]) -> tuple[AgeStatus, ...]:
+    """The shares of tokens by age (`tokens_age_1`, `tokens_age_2_3`, `tokens_age_32_up`), the youngest first."""
+    found = []
+    for name, share in metrics.items():
+        if name.startswith(TOKENS_OF_AGE):
+            first, _, last = name.removeprefix(TOKENS_OF_AGE).partition("_")
+            until = None if last == "up" else int(last or first)
+            found.append(AgeStatus(first=int(first), last=until, share=share))
+    return tuple(sorted(found, key=lambda age: age.first))

@@ -3,7 +3,8 @@
     penstock · demo · training               step 77/200   18 s, about 29 s to go
     reward     0.920  ▃▃▃▄▅▆▆▇▇▇██   0.260 at first   held-out 0.264 → 0.861
     answers    14 tokens, longest 32   2% cut off   7,714 tok/s
-    staleness  mean 3.00   max 4 so far   bound 4
+    staleness  mean 3.00, bound 4   ages 1 ▁ 2–3 █ 4–7 ▂   max 4 so far
+    limit      engines: trainer waits for groups 49% of the time
     flow       64 generating > 10 scoring > 38 ready > step 78   at most 80 groups
     trainer    ██████······  51%  waiting for groups: 5 of 8 ready
     engine0    ████████····  64%  24 running, 0 waiting
@@ -20,7 +21,7 @@ from rich.text import Text
 
 from penstock.observe.durations import duration
 from penstock.observe.plain_text import plain_line
-from penstock.observe.status import ProcessStatus, RunStatus, SampleStatus
+from penstock.observe.status import AgeStatus, BottleneckStatus, ProcessStatus, RunStatus, SampleStatus
 
 BARS = "▁▂▃▄▅▆▇█"
 LABEL_WIDTH = 11
@@ -46,6 +47,8 @@ def lines(status: RunStatus, width: int) -> list[Text]:
     if status.answers is not None:
         rows.append(_row("answers", _answer_facts(status), width))
         rows.append(_row("staleness", _staleness_facts(status), width))
+    if status.bottleneck is not None:
+        rows.append(_row("limit", [_bottleneck(status.bottleneck)], width))
     if status.flow is not None:
         rows.append(_row("flow", _flow_facts(status), width))
     if status.drops:
@@ -109,11 +112,23 @@ def _answer_facts(status: RunStatus) -> list[Text | str]:
 
 
 def _staleness_facts(status: RunStatus) -> list[Text | str]:
-    facts: list[Text | str] = [
-        f"mean {status.staleness_mean:.2f}",
+    bound = "" if status.staleness_bound is None else f", bound {status.staleness_bound}"
+    ages = [Text.assemble(f" {_age(age)} ", (sparkline((age.share,)), "green")) for age in status.ages]
+    return [
+        f"mean {status.staleness_mean:.2f}{bound}",
+        *([Text.assemble("ages", *ages)] if ages else []),
         f"max {status.staleness_max:.0f} so far",
     ]
-    return facts if status.staleness_bound is None else [*facts, f"bound {status.staleness_bound}"]
+
+
+def _age(age: AgeStatus) -> str:
+    if age.last is None:
+        return f"{age.first}+"
+    return str(age.first) if age.last == age.first else f"{age.first}–{age.last}"
+
+
+def _bottleneck(bottleneck: BottleneckStatus) -> Text:
+    return Text.assemble((bottleneck.who, "bold"), f": {bottleneck.why}")
 
 
 def _flow_facts(status: RunStatus) -> list[Text | str]:

@@ -34,6 +34,24 @@ class AnswerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgeStatus:
+    """Of the tokens that the last step trained on: the share that is so many steps old."""
+
+    first: int
+    last: int | None
+    """None: and older."""
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BottleneckStatus:
+    """Who holds up the others, and how one sees that."""
+
+    who: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleStatus:
     """The newest answer that was scored."""
 
@@ -63,9 +81,11 @@ class RunStatus:
     staleness_max: float = 0.0
     """Of the whole run."""
     staleness_bound: int | None = None
+    ages: tuple[AgeStatus, ...] = ()
     samples: int = 0
     drops: dict[str, int] = field(default_factory=dict)
     processes: tuple[ProcessStatus, ...] = ()
     flow: FlowStatus | None = None
+    bottleneck: BottleneckStatus | None = None
     answers: AnswerStatus | None = None
     last_sample: SampleStatus | None = None

@@ -106,8 +106,9 @@ def progress_line(status: RunStatus) -> str:
     processes = "; ".join(
         f"{process.name} {process.busy:.0%} ({process.doing})" for process in status.processes
     )
+    limit = "" if status.bottleneck is None else f"  limit: {status.bottleneck.who}"
     left = "" if status.left_s is None else f"  about {duration(status.left_s)} to go"
     return (
         f"step {status.step}/{status.steps}{left}  reward {reward}  {status.tokens_per_s:,.0f} tok/s  "
-        f"staleness {status.staleness_mean:.2f} (max {status.staleness_max:.0f})  {processes}"
+        f"staleness {status.staleness_mean:.2f} (max {status.staleness_max:.0f}){limit}  {processes}"
     )

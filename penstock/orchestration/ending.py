@@ -36,14 +36,14 @@ class Ending:
     def stop(self, then: Callable[[], None]) -> None:
         """End in order. `then` is called in the loop's thread."""
         self.is_stopped = True
-        self._call(self._stopped.set)
-        self._call(then)
+        self.call(self._stopped.set)
+        self.call(then)
 
     def hurry(self) -> None:
         """End now, with what there is."""
         self.is_stopped = True
-        self._call(self._stopped.set)
-        self._call(self._hurried.set)
+        self.call(self._stopped.set)
+        self.call(self._hurried.set)
 
     async def unless_hurried(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`; `Hurried` when it was given up."""
@@ -69,9 +69,12 @@ class Ending:
                     return
             await asyncio.sleep(1.0)
 
-    def _call(self, function: Callable[[], Any]) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function)
+    def call(self, function: Callable[[], Any]) -> bool:
+        """In the loop's thread; False where no loop runs the session, and nothing is called."""
+        if self._loop is None or self._loop.is_closed():
+            return False
+        self._loop.call_soon_threadsafe(function)
+        return True
 
 
 async def _answers(engine: Engine) -> bool:

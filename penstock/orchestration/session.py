@@ -15,7 +15,7 @@ from penstock.observe.events import RunEvent
 from penstock.observe.readers import subscribe_all
 from penstock.observe.recorder import Recorder
 from penstock.observe.run_state import RunState
-from penstock.observe.views import View
+from penstock.observe.views import Log, View
 from penstock.orchestration.assembly import Parts, build_controller, build_evaluator
 from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.checkpoints import Checkpoints, Part, sweep_unfinished
@@ -48,6 +48,7 @@ class Session:
         self._scorer = scorer
         self._controller: Controller | None = None
         self._ending = Ending()
+        self._events: Recorder | None = None
 
     def stop(self) -> None:
         """End after the step in progress. Safe to call at any time, from any thread."""
@@ -56,6 +57,15 @@ class Session:
     def hurry(self) -> None:
         """End without an evaluation; the trainer still ends its step, and the model is saved. As safe as `stop`."""
         self._ending.hurry()
+
+    def say(self, line: str) -> None:
+        """A line for the person who watches, as an event of the run. As safe as `stop`."""
+        if not self._ending.call(lambda: self._say(line)):
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        log = Log(self._view) if self._events is None else self._events.log
+        log(line)
 
     def _stop_controller(self) -> None:
         if self._controller is not None:
@@ -78,7 +88,7 @@ class Session:
         loop = asyncio.get_running_loop()
         self._ending.bind()
         stream = EventStream(loop, defer=loop.call_soon)
-        events = stream.of("controller")
+        events = self._events = stream.of("controller")
         writers, samples = open_writers(self._prepared), open_samples(self._prepared)
         state = subscribe_all(stream, self._view, writers, samples)
         stream.emit(self._run_event(loop.time()))
@@ -97,6 +107,7 @@ class Session:
             summary.write(self._prepared.folder)
             return summary
         finally:
+            self._events = None
             stream.close()
 
     def _run_event(self, now: float) -> RunEvent:

@@ -14,7 +14,15 @@ from penstock.observe.events import (
     StepEvent,
     UpdateEvent,
 )
-from penstock.observe.status import AnswerStatus, FlowStatus, ProcessStatus, RunStatus, SampleStatus
+from penstock.observe.status import (
+    AgeStatus,
+    AnswerStatus,
+    BottleneckStatus,
+    FlowStatus,
+    ProcessStatus,
+    RunStatus,
+    SampleStatus,
+)
 
 
 class HandClock:
@@ -116,12 +124,14 @@ STATUS = RunStatus(
     staleness_mean=1.5,
     staleness_max=3,
     staleness_bound=4,
+    ages=(AgeStatus(first=1, last=1, share=0.5), AgeStatus(first=2, last=3, share=0.5)),
     samples=192,
     drops={"score_error": 2},
     processes=(
         ProcessStatus(name="trainer", busy=0.25, doing="waiting for groups: 5 of 8 groups ready, 3 running"),
         ProcessStatus(name="engine0", busy=1.0, doing="24 running, 0 waiting"),
     ),
+    bottleneck=BottleneckStatus(who="engines", why="trainer waits for groups 49% of the time"),
     flow=FlowStatus(generating=64, scoring=10, ready=38, limit=80),
     answers=AnswerStatus(tokens_mean=14.2, tokens_max=32, truncated=0.02),
     last_sample=SampleStatus(reward=1.0, text="12 × 7 = 84", oldest_version=1, newest_version=2),

@@ -140,3 +140,22 @@ def test_the_status_has_flow_answers_and_the_newest_sample() -> None:
     assert (status.first_reward, status.staleness_bound, status.answers) == (0.125, 4, None)
     state.on(msgspec.structs.replace(first, metrics={**first.metrics, **answers}))
     assert state.status().answers == AnswerStatus(tokens_mean=4.0, tokens_max=9.0, truncated=0.5)
+
+
+def test_ages_of_the_last_step_are_in_order() -> None:
+    shares = {"tokens_age_32_up": 0.125, "tokens_age_2_3": 0.5, "tokens_age_0": 0.25, "tokens_age_1": 0.125}
+    event = step(1, 104.0)
+    state = state_of(run_event(), msgspec.structs.replace(event, metrics=event.metrics | shares))
+    ages = [(age.first, age.last, age.share) for age in state.status().ages]
+    assert ages == [(0, 0, 0.25), (1, 1, 0.125), (2, 3, 0.5), (32, None, 0.125)]
+
+
+def test_who_limits_the_run_is_said_while_it_trains() -> None:
+    engine = counters("engine0", 102.0, running=2.0, waiting=0.0, busy_s=0.0)
+    idle = (counters("engine0", 100.5, running=0.0, waiting=0.0, busy_s=0.0),) * 9
+    events = (run_event(), *idle, phase("training", 101.0), engine, step(1, 104.0))
+    bottleneck = state_of(*events).status().bottleneck
+    assert bottleneck is not None
+    assert (bottleneck.who, bottleneck.why) == ("engines", "trainer waits for groups 33% of the time")
+    assert state_of(*events[:-1]).status().bottleneck is None
+    assert state_of(*events, phase("saving", 105.0)).status().bottleneck is None

@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from penstock.observe.screen import Screen, lines, sparkline
-from penstock.observe.status import ProcessStatus, RunStatus, SampleStatus
+from penstock.observe.status import AgeStatus, ProcessStatus, RunStatus, SampleStatus
 from tests.observe.examples import STATUS
 
 
@@ -21,7 +21,8 @@ def test_80_columns_hold_every_line_whole() -> None:
         "penstock · demo · training              step 3/10   12 s, about 1 min 15 s to go",
         "reward     0.250  ▁▅█   held-out 0.300 → 0.500   0.000 at first",
         "answers    14 tokens, longest 32   2% cut off   1,234 tok/s",
-        "staleness  mean 1.50   max 3 so far   bound 4",
+        "staleness  mean 1.50, bound 4   ages 1 ▅ 2–3 ▅   max 3 so far",
+        "limit      engines: trainer waits for groups 49% of the time",
         "flow       64 generating > 10 scoring > 38 ready > step 4   at most 80 groups",
         "dropped    2 score_error",
         "trainer    ███·········  25%  waiting for groups: 5 of 8 groups ready, 3 running",
@@ -43,6 +44,7 @@ BIG = dataclasses.replace(
     first_reward=-98765.4321,
     heldout=tuple((step, 12345.678) for step in range(50)),
     tokens_per_s=1_234_567.0,
+    ages=tuple(AgeStatus(first=2**n, last=2 ** (n + 1) - 1, share=1 / 12) for n in range(12)),
     drops={f"reason_{i}": 12345 for i in range(9)},
     processes=tuple(ProcessStatus(name=f"engine{i}", busy=0.5, doing="word " * 99) for i in range(64)),
     last_sample=SampleStatus(reward=1.0, text="宽" * 999 + "\x1b[2J\n", oldest_version=1, newest_version=2),

@@ -13,7 +13,7 @@ from tests.observe.examples import STATUS
 
 def test_a_progress_line_says_who_waits_for_what() -> None:
     assert progress_line(STATUS) == (
-        "step 3/10  about 1 min 15 s to go  reward 0.250  1,234 tok/s  staleness 1.50 (max 3)  "
+        "step 3/10  about 1 min 15 s to go  reward 0.250  1,234 tok/s  staleness 1.50 (max 3)  limit: engines  "
         "trainer 25% (waiting for groups: 5 of 8 groups ready, 3 running); "
         "engine0 100% (24 running, 0 waiting)"
     )

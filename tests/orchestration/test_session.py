@@ -14,6 +14,8 @@ import pytest
 from penstock.blobs import MemoryBlobs
 from penstock.config.loader import build
 from penstock.errors import Diverged, PenstockError, UserError, WorkerDied
+from penstock.observe.events import LogLine
+from penstock.observe.readers import MemoryReader
 from penstock.observe.views import SilentView
 from penstock.observe.writers.samples_jsonl import read_samples
 from penstock.orchestration import session as module
@@ -209,6 +211,22 @@ def test_a_run_that_is_hurried_is_saved_without_what_was_under_way(run: Run) -> 
 
     assert run.play(disturb).steps == 3
     assert run.trainer.saved == [str(run.folder / "model")]
+
+
+def test_what_is_said_to_a_run_is_an_event_of_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = MemoryReader()
+    monkeypatch.setattr(module, "open_samples", lambda prepared: reader)
+
+    async def disturb(run: Run) -> None:
+        await run.after(3)
+        run.session.say("Ctrl-C: stopping")
+        run.session.stop()
+
+    run.play(disturb)
+    said = [event.line for event in reader.events if isinstance(event, LogLine)]
+    assert said.count("Ctrl-C: stopping") == run.view.lines.count("Ctrl-C: stopping") == 1
+    run.session.say("when no loop runs any more")
+    assert run.view.lines[-1] == "when no loop runs any more"
 
 
 def test_a_run_with_a_frozen_engine_can_be_stopped_and_is_saved(run: Run) -> None:
