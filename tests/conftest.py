@@ -11,7 +11,15 @@ import pytest
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-WITH_PROCESSES = ("bench", "cli", "orchestration", "test_api.py", "test_end_to_end.py", "test_examples.py")
+WITH_PROCESSES = (
+    "bench",
+    "cli",
+    "orchestration",
+    "sync",
+    "test_api.py",
+    "test_end_to_end.py",
+    "test_examples.py",
+)
 """Tests that start processes of their own: two test workers must not do that at once on two cores."""
 
 

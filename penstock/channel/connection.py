@@ -110,10 +110,15 @@ class Channel:
         self._flush_scheduled = False
         self._last_id = 0
         self._closed = False
+        self._on_close: list[Callable[[], None]] = []
 
     @property
     def closed(self) -> bool:
         return self._closed
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Called once when the channel has closed and nothing is served any more: a worker ends then."""
+        self._on_close.append(callback)
 
     def serve(self, method: Method[Req, Res], handle: Callable[[Req], Awaitable[Res]]) -> None:
         async def answer(call: Call) -> None:
@@ -203,6 +208,8 @@ class Channel:
         for task in handling:
             task.cancel()
         await asyncio.gather(*handling, return_exceptions=True)
+        for callback in self._on_close:
+            callback()
         self._writer.close()
 
     def _receive(self, frame: Frame) -> None:

@@ -17,6 +17,10 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     threads: int
     config: dict[str, Any]
+    interface: str = ""
+    """`sync.interface`."""
+    sync_token: str = ""
+    """What the trainer asks for before it serves weights."""
     blobs: str = ""
     """The folder of the run's blob store; "" keeps blobs in the process."""
     trust_remote_code: bool = False

@@ -5,6 +5,7 @@ Each place can be filled anew (`ReplaceableWorker`): the engine, trainer or scor
 
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,9 +136,10 @@ async def start_workers(
         engine=config.engine.threads,
         trainer=config.trainer.threads,
     )
-    trainer = trainer_place(launcher, prepared, threads.trainer, environments.trainer)
+    token = secrets.token_urlsafe(24)
+    trainer = trainer_place(launcher, prepared, threads.trainer, environments.trainer, token)
     engines = [
-        engine_place(launcher, prepared, f"engine{index}", threads.engine, environments.engine)
+        engine_place(launcher, prepared, f"engine{index}", threads.engine, environments.engine, token)
         for index in range(config.engine.count)
     ]
     async with asyncio.TaskGroup() as starting:
@@ -162,7 +164,12 @@ async def start_scorers(launcher: Launcher, prepared: Prepared) -> ScorerPool:
 
 
 def engine_place(
-    launcher: Launcher, prepared: Prepared, name: str, threads: int, environment: Mapping[str, str]
+    launcher: Launcher,
+    prepared: Prepared,
+    name: str,
+    threads: int,
+    environment: Mapping[str, str],
+    sync_token: str = "",
 ) -> ReplaceableWorker[EngineClient]:
     section = prepared.config.engine
     if prepared.memory is not None:
@@ -176,6 +183,8 @@ def engine_place(
         adapter=prepared.merged_adapter,
         threads=threads,
         config=section.model_dump(mode="json"),
+        interface=prepared.config.sync.interface,
+        sync_token=sync_token,
         blobs=str(launcher.blobs),
     )
     return ReplaceableWorker(
@@ -193,6 +202,7 @@ def trainer_place(
     prepared: Prepared,
     threads: int,
     environment: Mapping[str, str],
+    sync_token: str = "",
 ) -> ReplaceableWorker[TrainerClient]:
     """Starts with the model, or with a checkpoint; versions go on from those that it knows."""
     config, saved = prepared.config, prepared.saved
@@ -211,6 +221,7 @@ def trainer_place(
         max_context=prepared.max_context,
         transport=config.sync.transport,
         sync=config.sync.model_dump(mode="json"),
+        sync_token=sync_token,
         wire_dtype=config.sync.wire_dtype(config.engine.dtype),
         version=0 if saved is None else len(saved.progress.history.steps),
         checkpoint="" if saved is None else str(saved.checkpoint),

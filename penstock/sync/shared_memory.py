@@ -15,16 +15,16 @@ import torch
 
 from penstock.errors import DamagedBucket, PenstockError, UserError
 from penstock.sync.bucket_receiver import BucketReceiver
-from penstock.sync.slot_publisher import Publishing, SlotPublisher
+from penstock.sync.host_publisher import HostPublisher
+from penstock.sync.slot_publisher import Publishing
 from penstock.types import Payload
 
 TRANSPORT = "shared_memory"
 BUCKET_BYTES = 256 << 20
 
 
-class SharedMemoryPublisher(SlotPublisher):
-    """The trainer's side. Weights of a GPU are hashed there, as part of the snapshot: on the host that takes
-    seconds."""
+class SharedMemoryPublisher(HostPublisher):
+    """The trainer's side."""
 
     transport = TRANSPORT
 
@@ -35,8 +35,6 @@ class SharedMemoryPublisher(SlotPublisher):
         # Others may publish in the same folder: the ranks of a trainer, or one that took this one's place.
         self._stem = f"{publishing.policy}-{secrets.token_hex(4)}"
         self._folder = folder
-        self._hashed: dict[int, dict[str, int]] = {}
-        self._on_gpu = any(tensor.is_cuda for tensor in tensors.values())
         super().__init__(tensors, publishing, bucket_bytes=BUCKET_BYTES)
 
     def _make_bucket(self, slot: int, number: int, size: int) -> torch.Tensor:
@@ -80,19 +78,6 @@ class SharedMemoryPublisher(SlotPublisher):
 
     def _withdraw(self, name: str) -> None:
         Path(name.partition(":")[2]).unlink(missing_ok=True)
-
-    def _fill(self, slot: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        super()._fill(slot, tensors)
-        if self._on_gpu:
-            as_sent = [
-                source.to(getattr(torch, spec.dtype))
-                for spec, source in zip(self._specs, self._parts(tensors), strict=True)
-            ]
-            self._hashed[slot] = self._fingerprints.start(self._shards(as_sent))()
-            torch.cuda.synchronize()
-
-    def _fingerprint(self, slot: int) -> dict[str, int]:
-        return self._hashed[slot] if self._on_gpu else super()._fingerprint(slot)
 
     def _free(self) -> None:
         for slot in range(self._publishing.num_slots):

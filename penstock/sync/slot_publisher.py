@@ -102,9 +102,10 @@ class SlotPublisher:
         base = self._bases.of(version, full=full)
         is_delta = self._publishing.selection == "delta"
         payloads: tuple[Payload, ...] = ()
-        names = self._names(slot)
         if self.moves or (is_delta and base is not None):
             names, payloads = self._pack(version, slot, base if is_delta else None)
+        else:
+            names = self._names(slot)
         return WeightUpdate(
             policy=self._publishing.policy,
             version=version,

@@ -26,6 +26,10 @@ class Rendezvous:
     """For buckets of this process."""
     device: str = "cpu"
     """Where a receiver's engine has its weights."""
+    interface: str = ""
+    """The network interface that they meet on, by its name; "" is the loopback."""
+    token: str = ""
+    """What a receiver must know to be served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,33 @@ def _shared_memory_receiver(at: Rendezvous) -> WeightReceiver:
     from penstock.sync.shared_memory import SharedMemoryReceiver
 
     return SharedMemoryReceiver(at.device)
+
+
+def _filesystem_publisher(
+    tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
+) -> WeightPublisher:
+    from penstock.sync.filesystem import FilesystemPublisher
+
+    assert at.folder is not None
+    return FilesystemPublisher(tensors, publishing, folder=at.folder)
+
+
+def _filesystem_receiver(at: Rendezvous) -> WeightReceiver:
+    from penstock.sync.filesystem import FilesystemReceiver
+
+    return FilesystemReceiver(at.device)
+
+
+def _http_publisher(tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous) -> WeightPublisher:
+    from penstock.sync.http_transport import HttpPublisher
+
+    return HttpPublisher(tensors, publishing, token=at.token, interface=at.interface)
+
+
+def _http_receiver(at: Rendezvous) -> WeightReceiver:
+    from penstock.sync.http_transport import HttpReceiver
+
+    return HttpReceiver(at.device, token=at.token)
 
 
 def _cuda_ipc_publisher(
@@ -113,6 +144,18 @@ TRANSPORTS: dict[str, Transport] = {
         publisher=_cuda_ipc_publisher,
         receiver=_cuda_ipc_receiver,
         snapshots_on_gpu=True,
+    ),
+    "filesystem": Transport(
+        needs="a folder that trainer and engines see under the same path",
+        publisher=_filesystem_publisher,
+        receiver=_filesystem_receiver,
+        staged_copies=1,
+    ),
+    "http": Transport(
+        needs="engines that reach the trainer's machine over the network",
+        publisher=_http_publisher,
+        receiver=_http_receiver,
+        staged_copies=1,
     ),
     "in_process": Transport(
         needs="trainer and engines in one process",

@@ -38,6 +38,8 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     """How weights are published."""
     sync: dict[str, Any]
     """The section: in which form they are."""
+    sync_token: str = ""
+    """What engines must know to be served weights."""
     wire_dtype: str
     """The number format that they travel in."""
     policy: str = DEFAULT_POLICY

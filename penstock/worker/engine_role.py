@@ -38,7 +38,9 @@ async def start(
         trust_remote_code=request.trust_remote_code,
         adapter=request.adapter,
         config=config,
-        receiver=AnyReceiver(Rendezvous(device=device)),
+        receiver=AnyReceiver(
+            Rendezvous(device=device, interface=request.interface, token=request.sync_token)
+        ),
         blobs=open_blobs(request.blobs),
         versions={DEFAULT_POLICY: BEFORE_FIRST_VERSION},
     )

@@ -108,6 +108,10 @@ class TrainerService:
     async def checkpoint(self, request: CheckpointRequest) -> None:
         await asyncio.get_running_loop().run_in_executor(self._stepping, self._checkpoint, request)
 
+    def close(self) -> None:
+        """Take back what was published: files in a folder that others see go."""
+        self._publisher.close()
+
     def _warm_up(self) -> None:
         with naming_settings("the trainer", TRAINER), self._events.measure("step", "warm up"):
             self._trainer.warm_up()
@@ -178,6 +182,7 @@ async def start(
     channel.serve(RELEASE, service.release)
     channel.serve(SAVE, service.save)
     channel.serve(CHECKPOINT, service.checkpoint)
+    channel.on_close(service.close)
 
     def warmed_up(task: "asyncio.Future[None]") -> None:
         error = None if task.cancelled() else task.exception()
@@ -251,7 +256,9 @@ def _open_publisher(
 ) -> WeightPublisher:
     """`starting` is all that is published, or the weights below an adapter and then the adapter."""
     section = SyncConfig.model_validate(request.sync)
-    at = Rendezvous(Path(request.folder))
+    at = Rendezvous(
+        Path(section.folder or request.folder), interface=section.interface, token=request.sync_token
+    )
 
     def publisher(tensors: Mapping[str, torch.Tensor], **options: Any) -> WeightPublisher:
         options["dtypes"] = wire_dtypes(model, DTYPES[request.wire_dtype], tensors)

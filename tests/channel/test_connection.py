@@ -237,3 +237,17 @@ def test_an_answer_of_another_shape_is_the_other_sides_error() -> None:
                 await waiting
 
     asyncio.run(main())
+
+
+def test_who_asked_is_told_once_that_it_has_closed() -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        async with pair() as (left, right):
+            left.on_close(lambda: told.append("left"))
+            right.on_close(lambda: told.append("right"))
+            await left.close()
+            await left.close()
+
+    asyncio.run(main())
+    assert sorted(told) == ["left", "right"]

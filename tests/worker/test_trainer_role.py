@@ -59,6 +59,9 @@ class Channel:
     def serve(self, method, handler):
         pass
 
+    def on_close(self, callback):
+        pass
+
 
 START = TrainerStart(
     model="",

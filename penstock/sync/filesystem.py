@@ -1,0 +1,103 @@
+"""Weights through files of a folder that both sides see: a shared disk, or a mounted object store.
+
+A bucket is a safetensors file with one tensor, its bytes; what lies where is in the file's metadata. It is written
+under another name and then renamed, so no engine ever sees half of one. A version's files go when every engine has
+it. The next bucket is packed while one is written, and read while one is checked.
+"""
+
+import errno
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from penstock.errors import DamagedBucket, PenstockError, UpdateAbandoned, UserError
+from penstock.sync.host_publisher import HostPublisher
+from penstock.sync.slot_publisher import Publishing
+from penstock.sync.staging_receiver import StagingReceiver
+from penstock.types import Payload, WeightUpdate
+
+TRANSPORT = "filesystem"
+BUCKET_BYTES = 256 << 20
+TENSOR = "bucket"
+PATIENCE_S, LOOK_AGAIN_S = 10.0, 0.05
+"""A disk of another machine may show a new file late."""
+
+
+class FilesystemPublisher(HostPublisher):
+    """The trainer's side. It makes a folder of its own in `folder`, and removes it when it is closed."""
+
+    transport = TRANSPORT
+    moves = True
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], publishing: Publishing | None = None, *, folder: Path
+    ) -> None:
+        publishing = publishing or Publishing()
+        self._folder = folder / f"{publishing.policy}-{secrets.token_hex(4)}"
+        try:
+            self._folder.mkdir(parents=True, mode=0o700)
+        except OSError as error:
+            raise UserError(
+                f"sync.folder must be a folder that can be written to, got {folder}: {error}"
+            ) from error
+        super().__init__(tensors, publishing, bucket_bytes=BUCKET_BYTES)
+
+    def _offer(self, number: int, payload: Payload, data: torch.Tensor) -> str:
+        path = self._folder / f"{secrets.token_hex(8)}.safetensors"
+        unnamed = path.with_suffix(".part")
+        specs = [spec for spec in self._specs if spec.bucket == number]
+        metadata = {
+            "payload": msgspec.json.encode(payload).decode(),
+            "tensors": msgspec.json.encode(specs).decode(),
+        }
+        try:
+            save_file({TENSOR: data}, unnamed, metadata)
+            os.replace(unnamed, path)
+        except (OSError, SafetensorError) as error:
+            unnamed.unlink(missing_ok=True)
+            if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+                raise UserError(
+                    f"the disk of sync.folder is full: {data.numel() / 1e6:.0f} MB could not be written to "
+                    f"{self._folder}; each version takes as much as the weights until every engine has it"
+                ) from error
+            raise
+        return str(path)
+
+    def _withdraw(self, name: str) -> None:
+        Path(name).unlink(missing_ok=True)
+
+    def _free(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class FilesystemReceiver(StagingReceiver):
+    """The engine's side."""
+
+    def _fetch(self, update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+        path = Path(update.buckets[number])
+        until = time.monotonic() + PATIENCE_S
+        while not path.is_file():
+            if time.monotonic() > until:
+                raise PenstockError(
+                    f"version {update.version}: the published bucket {path} is not there; every engine must see "
+                    "sync.folder under the same path"
+                )
+            if told.wait(LOOK_AGAIN_S):
+                raise UpdateAbandoned(f"version {update.version}: the update was cancelled")
+        try:
+            with safe_open(path, framework="pt") as file:
+                data: torch.Tensor = file.get_tensor(TENSOR)
+        except SafetensorError as error:
+            raise DamagedBucket(
+                f"version {update.version}: bucket {number} was cut: {path}: {error}"
+            ) from error
+        return data

@@ -1,0 +1,57 @@
+import http.client
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+
+from penstock.sync.bucket_server import BucketServer
+
+DATA = torch.arange(200, dtype=torch.uint8)
+
+
+@pytest.fixture
+def server() -> Iterator[BucketServer]:
+    server = BucketServer("127.0.0.1", "secret")
+    yield server
+    server.close()
+
+
+def get(url: str, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
+    connection.request("GET", urlsplit(url).path, headers=headers)
+    response = connection.getresponse()
+    answer = response.status, response.read()
+    connection.close()
+    return answer
+
+
+def test_bytes_are_served_from_any_place_on(server: BucketServer) -> None:
+    url = server.put(DATA)
+    assert get(url, Authorization="Bearer secret") == (200, bytes(range(200)))
+    assert get(url, Authorization="Bearer secret", Range="bytes=150-") == (206, bytes(range(150, 200)))
+    assert get(url, Authorization="Bearer secret", Range="bytes=201-") == (416, b"")
+    empty = server.put(torch.empty(0, dtype=torch.uint8))
+    assert get(empty, Authorization="Bearer secret") == (200, b"")
+
+
+@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer secreT"}, {"Authorization": "secret"}])
+def test_without_the_token_nothing_is_told(server: BucketServer, header: dict[str, str]) -> None:
+    url = server.put(DATA)
+    assert get(url, **header) == (401, b"")
+    assert get(url + "0", **header) == (401, b"")
+
+
+def test_what_was_removed_is_gone(server: BucketServer) -> None:
+    url = server.put(DATA)
+    server.remove(url)
+    assert get(url, Authorization="Bearer secret") == (404, b"")
+
+
+def test_a_server_without_a_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="those who know a token"):
+        BucketServer("127.0.0.1", "")
+
+
+def test_it_listens_on_the_loopback_alone(server: BucketServer) -> None:
+    assert server._server.server_address[0] == "127.0.0.1"

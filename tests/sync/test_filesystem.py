@@ -1,0 +1,117 @@
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from penstock.errors import DamagedBucket, PenstockError, UpdateAbandoned, UserError
+from penstock.sync import filesystem
+from penstock.sync.filesystem import FilesystemPublisher, FilesystemReceiver
+from penstock.sync.slot_publisher import Publishing
+from tests.sync.contract import TransportContract, load, make_tensors, publish
+
+
+class TestFilesystem(TransportContract):
+    transport = "filesystem"
+
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(filesystem, "PATIENCE_S", 0.0)
+
+
+def test_files_go_when_every_engine_has_their_version(tmp_path: Path) -> None:
+    source = make_tensors(0)
+    publisher = FilesystemPublisher(source, Publishing(bucket_bytes=600), folder=tmp_path)
+    for version in (1, 2):
+        update = publish(publisher, version, source)
+        assert sorted(map(str, tmp_path.rglob("*.*"))) == sorted(update.buckets)
+        publisher.release(version)
+        assert list(tmp_path.rglob("*.*")) == []
+    publisher.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_says_what_lies_where(tmp_path: Path) -> None:
+    source = make_tensors(0)
+    publisher = FilesystemPublisher(source, folder=tmp_path)
+    update = publish(publisher, 1, source)
+    with safe_open(update.buckets[0], framework="pt") as file:
+        data, metadata = file.get_tensor("bucket"), file.metadata()
+    norm = next(each for each in json.loads(metadata["tensors"]) if each["name"] == "norm")
+    found = data[norm["offset"] : norm["offset"] + norm["num_bytes"]].view(torch.float32)
+    assert torch.equal(found, source["norm"])
+    assert json.loads(metadata["payload"])["encoding"] == "dense"
+    publisher.close()
+
+
+def test_a_file_that_was_cut_leaves_the_engine_as_it_was(tmp_path: Path) -> None:
+    source, live = make_tensors(0), make_tensors(1)
+    before = {name: tensor.clone() for name, tensor in live.items()}
+    publisher, receiver = FilesystemPublisher(source, folder=tmp_path), FilesystemReceiver()
+    update = publish(publisher, 1, source)
+    path = Path(update.buckets[0])
+    whole = path.read_bytes()
+    for cut in (whole[:-10], whole[:20], b""):
+        path.write_bytes(cut)
+        with pytest.raises(DamagedBucket, match="version 1: bucket 0 was cut"):
+            load(receiver, update, live)
+    path.write_bytes(whole[:-10] + b"\1" * 10)
+    with pytest.raises(DamagedBucket, match="version 1: bucket 0 arrived damaged"):
+        load(receiver, update, live)
+    assert all(torch.equal(live[name], before[name]) for name in live)
+    path.write_bytes(whole)
+    load(receiver, update, live)()
+    assert torch.equal(live["norm"], source["norm"])
+    publisher.close()
+
+
+def test_a_file_that_shows_up_late_is_waited_for_unless_that_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, live = make_tensors(0), make_tensors(1)
+    publisher, receiver = FilesystemPublisher(source, folder=tmp_path), FilesystemReceiver()
+    update = publish(publisher, 1, source)
+    path = Path(update.buckets[0])
+    path.rename(path.with_suffix(".late"))
+
+    class Told:
+        def __init__(self, act: Any) -> None:
+            self._act = act
+
+        def wait(self, seconds: float) -> bool:
+            return bool(self._act())
+
+    with pytest.raises(UpdateAbandoned, match="cancelled"):
+        receiver._fetch(update, 0, Told(lambda: True))  # type: ignore[arg-type]
+    receiver._fetch(update, 0, Told(lambda: not path.with_suffix(".late").rename(path)))  # type: ignore[arg-type]
+    load(receiver, update, live)()
+    path.unlink()
+    monkeypatch.setattr(filesystem, "PATIENCE_S", 0.0)
+    with pytest.raises(
+        PenstockError, match="is not there; every engine must see sync.folder under the same path"
+    ):
+        load(receiver, update, live)
+    publisher.close()
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    source = make_tensors(0)
+    publisher = FilesystemPublisher(source, folder=tmp_path)
+    monkeypatch.setattr(filesystem, "save_file", full)
+    with pytest.raises(UserError, match=r"the disk of sync\.folder is full"):
+        publish(publisher, 1, source)
+    publisher.close()
+
+
+def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        UserError, match=r"sync\.folder must be a folder that can be written to, got .*/file/x"
+    ):
+        FilesystemPublisher(make_tensors(0), folder=tmp_path / "file" / "x")

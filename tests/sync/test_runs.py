@@ -1,0 +1,74 @@
+"""Whole runs over each transport: real processes, two engines, and both serve the last version when it ends."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.orchestration.workers import LaunchedEngine
+from penstock.types import Interrupt, UpdateReceipt, WeightUpdate
+
+STEPS = 4
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str, int]]:
+    """Engine, transport, selection and version of every update that was acknowledged. Engines acknowledge what they
+    have verified by its fingerprint, and nothing else."""
+    found: list[tuple[str, str, str, int]] = []
+    update_engine = LaunchedEngine.update
+
+    async def update(
+        self: LaunchedEngine, update: WeightUpdate, interrupt: Interrupt = "inflight"
+    ) -> UpdateReceipt:
+        receipt = await update_engine(self, update, interrupt)
+        found.append((self.name, update.transport, update.selection, receipt.version))
+        return receipt
+
+    monkeypatch.setattr(LaunchedEngine, "update", update)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("transport", "selection"),
+    [("shared_memory", "delta"), ("filesystem", "full"), ("filesystem", "delta"), ("http", "delta")],
+)
+def test_every_engine_serves_the_last_version(
+    transport: str,
+    selection: str,
+    taken: list[tuple[str, str, str, int]],
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{a}+{a + 3}=", "answer": str(a)} for a in range(10, 40)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rewards.py").write_text(
+        "def sevens(task, completion):\n    return completion.count('7') / 8\n"
+    )
+    weights = tmp_path / "weights"
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                "train",
+                f"model.name={tiny_model}",
+                "tasks.source=tasks.jsonl",
+                "reward.functions=rewards.py:sevens",
+                "rollout.max_new_tokens=4",
+                "rollout.groups_per_step=2",
+                "engine.count=2",
+                f"run.steps={STEPS}",
+                f"sync.transport={transport}",
+                f"sync.selection={selection}",
+                "sync.anchor_every=3",
+                f"sync.folder={weights if transport == 'filesystem' else ''}",
+            ]
+        )
+    assert ended.value.code == 0
+    selections = ["full", *[selection] * 2, "full", selection]
+    expected = [(transport, chosen, version) for version, chosen in enumerate(selections)]
+    for engine in ("engine0", "engine1"):
+        assert [update for name, *update in taken if name == engine] == [list(each) for each in expected]
+    assert not weights.exists() or list(weights.iterdir()) == []

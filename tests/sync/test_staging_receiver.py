@@ -1,0 +1,76 @@
+import threading
+
+import pytest
+import torch
+
+from penstock.errors import DamagedBucket, UpdateAbandoned
+from penstock.sync.bucket_layout import lay_out
+from penstock.sync.staged_bucket import checksum
+from penstock.sync.staging_receiver import StagingReceiver
+from penstock.types import Payload, WeightUpdate
+
+SPECS, SIZES = lay_out({"w": torch.zeros(3, 64, dtype=torch.uint8)}, bucket_bytes=64)
+BUCKETS = [torch.full((size,), number, dtype=torch.uint8) for number, size in enumerate(SIZES)]
+UPDATE = WeightUpdate(
+    version=7,
+    transport="",
+    tensors=SPECS,
+    buckets=("a", "b", "c"),
+    payloads=tuple(Payload(num_bytes=64, checksum=checksum(bucket)) for bucket in BUCKETS),
+    fingerprint={},
+)
+
+
+class Listed(StagingReceiver):
+    """Gives buckets that are there already, and does something before each."""
+
+    def __init__(self, before=lambda number, told: None) -> None:
+        super().__init__()
+        self.fetched: list[int] = []
+        self._before = before
+
+    def _fetch(self, update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+        self._before(number, told)
+        self.fetched.append(number)
+        return BUCKETS[number]
+
+
+def test_all_buckets_are_held_until_they_are_dropped() -> None:
+    receiver = Listed()
+    staged = receiver.stage(UPDATE)
+    assert [int(values.bucket[0]) for values in staged.held] == [0, 1, 2]
+    receiver.drop(staged)
+    assert staged.held == []
+
+
+def test_a_cancelled_stage_fetches_nothing_more() -> None:
+    """Cancelled while the second bucket is fetched; another stage is not concerned."""
+    receiver = Listed(lambda number, told: receiver.cancel() if number == 1 else None)
+    with pytest.raises(UpdateAbandoned, match="version 7: the update was cancelled"):
+        receiver.stage(UPDATE)
+    assert receiver.fetched == [0, 1]
+    receiver._before = lambda number, told: None
+    assert len(receiver.stage(UPDATE).held) == 3
+
+
+def test_a_fetch_that_waits_is_told() -> None:
+    waiting = threading.Event()
+
+    def wait(number: int, told: threading.Event) -> None:
+        waiting.set()
+        assert told.wait(30)
+        raise UpdateAbandoned("told")
+
+    receiver = Listed(wait)
+    threading.Thread(target=lambda: waiting.wait(30) and receiver.cancel()).start()
+    with pytest.raises(UpdateAbandoned, match="told"):
+        receiver.stage(UPDATE)
+
+
+def test_nothing_is_staged_when_one_is_damaged() -> None:
+    wrong = (*UPDATE.payloads[:2], Payload(num_bytes=64, checksum=1))
+    update = WeightUpdate(
+        version=7, transport="", tensors=SPECS, buckets=UPDATE.buckets, payloads=wrong, fingerprint={}
+    )
+    with pytest.raises(DamagedBucket, match="version 7: bucket 2 arrived damaged"):
+        Listed().stage(update)
