@@ -219,7 +219,6 @@ def trainer_place(
         folder=str(launcher.folder),
         blobs=str(launcher.blobs),
         max_context=prepared.max_context,
-        transport=config.sync.transport,
         sync=config.sync.model_dump(mode="json"),
         sync_token=sync_token,
         wire_dtype=config.sync.wire_dtype(config.engine.dtype),

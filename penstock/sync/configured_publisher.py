@@ -12,18 +12,13 @@ from penstock.sync.transports import Rendezvous, make_publisher
 
 
 def open_publisher(
-    section: SyncConfig,
-    tensors: Mapping[str, torch.Tensor],
-    at: Rendezvous,
-    *,
-    transport: str = "",
-    **options: Any,
+    section: SyncConfig, tensors: Mapping[str, torch.Tensor], at: Rendezvous, **options: Any
 ) -> WeightPublisher:
-    """`transport` overrides the section's; `options` are fields of `Publishing`, and override it too."""
+    """`options` are fields of `Publishing`, and override the section."""
     settings = {
         "slots": section.slots,
         "bucket_bytes": section.bucket_mb << 20,
         "selection": section.selection,
         "anchor_every": section.anchor_every,
     }
-    return make_publisher(transport or section.transport, tensors, Publishing(**{**settings, **options}), at)
+    return make_publisher(section.transport, tensors, Publishing(**{**settings, **options}), at)

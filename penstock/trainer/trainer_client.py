@@ -34,10 +34,8 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of the run's blob store; "" is an empty store."""
     max_context: int = 0
     """The longest sequence that it will train on; 0: as long as the model's own limit."""
-    transport: str = "shared_memory"
-    """How weights are published."""
     sync: dict[str, Any]
-    """The section: in which form they are."""
+    """The section: how weights are published."""
     sync_token: str = ""
     """What engines must know to be served weights."""
     wire_dtype: str

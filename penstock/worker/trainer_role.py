@@ -203,7 +203,7 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
             "trainer.dtype": config.dtype,
             "trainer.compile": config.compile,
             "engine.dtype": request.wire_dtype,
-            "sync.transport": request.transport,
+            "sync.transport": SyncConfig.model_validate(request.sync).transport,
         }
     )
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
@@ -263,7 +263,7 @@ def _open_publisher(
     def publisher(tensors: Mapping[str, torch.Tensor], **options: Any) -> WeightPublisher:
         options["dtypes"] = wire_dtypes(model, DTYPES[request.wire_dtype], tensors)
         options["policy"] = request.policy
-        return open_publisher(section, tensors, at, transport=request.transport, **options)
+        return open_publisher(section, tensors, at, **options)
 
     if adapter is None:
         return publisher(starting[0])

@@ -3,6 +3,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
+from penstock.errors import ConfigError
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import warn_of_idle_penalty
 
@@ -48,3 +49,23 @@ def test_an_overlong_penalty_that_never_acts_is_said():
     warn_of_idle_penalty(config(algorithm={"selection": near}), said.append)
     warn_of_idle_penalty(config(), said.append)
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "held", "is_good"),
+    [
+        ("engine", "bfloat16", True),
+        ("bfloat16", "float32", True),
+        ("bfloat16", "bfloat16", True),
+        ("float32", "auto", True),
+        ("float32", "bfloat16", False),
+        ("float16", "bfloat16", False),
+    ],
+)
+def test_engines_must_hold_what_is_sent(sent: str, held: str, is_good: bool) -> None:
+    overrides = {"sync": {"dtype": sent}, "engine": {"dtype": held}}
+    if is_good:
+        PenstockConfig.model_validate(overrides)
+    else:
+        with pytest.raises(ConfigError, match=rf"what engines of {held} hold without loss, got {sent}"):
+            PenstockConfig.model_validate(overrides)

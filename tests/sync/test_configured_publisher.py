@@ -9,7 +9,7 @@ from tests.sync.contract import publish
 
 
 def test_the_section_decides_and_options_override_it(tmp_path: Path) -> None:
-    section = SyncConfig(selection="delta", anchor_every=2, bucket_mb=1, slots=1)
+    section = SyncConfig(transport="shared_memory", selection="delta", anchor_every=2, bucket_mb=1, slots=1)
     source = {"w": torch.zeros(300, 1024)}
     publisher = open_publisher(section, source, Rendezvous(tmp_path), policy="critic")
     selections = []
@@ -20,10 +20,7 @@ def test_the_section_decides_and_options_override_it(tmp_path: Path) -> None:
     publisher.close()
     assert selections == ["full", "delta", "full"]
     assert (update.policy, update.transport, len(update.buckets)) == ("critic", "shared_memory", 2)
-    at = Rendezvous(tmp_path)
-    other = open_publisher(
-        section, source, at, transport="in_process", selection="full", bucket_bytes=1 << 30
-    )
+    other = open_publisher(section, source, Rendezvous(tmp_path), selection="full", bucket_bytes=1 << 30)
     update = publish(other, 1, source)
     other.close()
-    assert (update.transport, len(update.buckets)) == ("in_process", 1)
+    assert (update.selection, len(update.buckets)) == ("full", 1)
