@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from penstock.api import cache_folder
 from penstock.bench.saved_report import SavedReport
@@ -183,9 +183,8 @@ def train(
 
 
 def table(results: dict[str, Any]) -> Table:
-    shown = Table(
-        "setting", "arm", "steps/s", "trainer idle", "engine idle", "staleness", "reward", "speed-up"
-    )
+    names = (Column("setting", no_wrap=True), Column("arm", no_wrap=True))
+    shown = Table(*names, "steps/s", "trainer idle", "engine idle", "staleness", "reward", "speed-up")
     for name, result in results.items():
         for arm in ARMS:
             row = result[arm]

@@ -17,6 +17,7 @@ from penstock.bench.loop_settings import (
     Setting,
     compare,
     measured_pace,
+    table,
 )
 from penstock.bench.saved_report import SavedReport
 from penstock.bench.slow_environment import SlowEnvironment
@@ -104,3 +105,11 @@ def test_a_killed_bench_keeps_the_arm_that_ended(tmp_path: Path, monkeypatch: py
 def test_quick_has_the_same_settings_with_fewer_steps() -> None:
     assert [setting.name for setting in QUICK] == [setting.name for setting in SETTINGS]
     assert all(quick.steps < full.steps for quick, full in zip(QUICK, SETTINGS, strict=True))
+
+
+def test_names_are_whole_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, _ = compared(GENERATION_BOUND, FakeTraining(), monkeypatch)
+    shown = StringIO()
+    Console(file=shown, width=80).print(table({"generation_bound": report.data["generation_bound"]}))
+    assert "generation_bound │ asynchronous │" in shown.getvalue()
+    assert "3.00×" in shown.getvalue()
