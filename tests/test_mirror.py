@@ -13,6 +13,7 @@ ACROSS_MODULES = {
     "test_mirror.py": "this",
     "blobs/test_contract.py": "one suite over every store",
     "scoring/test_contract.py": "one suite over every scorer",
+    "engines/embedded/adapters/test_policy_schedules.py": "the engine with adapters of several policies",
     "engines/embedded/test_exact.py": "the engine against plain forward passes",
     "engines/embedded/test_real_model.py": "the engine with a real model",
     "engines/embedded/test_staging.py": "the engine while updates are staged",

@@ -209,8 +209,10 @@ class Device:
         self._rows.clear()
 
     def renew(self) -> None:
-        """The model has other layers now: graphs are captured again."""
+        """The model has other layers now: graphs are captured again, and compiled code is made again, since torch
+        keeps only so many versions of it."""
         self.graphs.forget()
+        torch._dynamo.reset()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             self.warm_up()

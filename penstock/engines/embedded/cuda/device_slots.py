@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from penstock.engines.embedded.adapters.row_slots import NO_ADAPTER
 from penstock.engines.embedded.cuda.kernels.low_rank import add_adapters, tiles_of
 from penstock.engines.embedded.cuda.weight_swap import Gate
 from penstock.errors import PenstockError
@@ -34,6 +35,10 @@ class DeviceSlots:
         self._device = device
         self._slot_of = torch.zeros(len(gate.versions), dtype=torch.int32, device=device)
         """By the number of a policy."""
+        for number in range(len(self._slot_of)):
+            self._slot_of[number].fill_(
+                NO_ADAPTER
+            )  # loads the kernels that `assign` needs while the GPU stands still
         self.scales = torch.zeros(num_slots + 1, dtype=torch.float32, device=device)
         self._decoding = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self.rows: torch.Tensor | None = None

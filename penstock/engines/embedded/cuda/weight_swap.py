@@ -60,20 +60,22 @@ class Gate:
         if self._stops:
             self._side: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self._try()
-        for policy, version in versions.items():
-            self.versions[self.numbers[policy]].fill_(version)
-            self.told[NEWEST + self.numbers[policy]] = version
+        # One by one, as updates do: where a number lies decides which kernel writes it, and that must be loaded.
+        for number, version in enumerate([*versions.values(), *[NOTHING_DRAWN] * spare]):
+            self.versions[number].fill_(version)
+            self.told[NEWEST + number] = version
 
     def number(self, policy: str) -> int:
         """Of a policy; one that is new gets the next."""
         if policy not in self.numbers:
             self.numbers[policy] = self._spare.pop(0)
-            self.told[NEWEST + self.numbers[policy]] = NOTHING_DRAWN
         return self.numbers[policy]
 
     def forget(self, policy: str) -> None:
         """A policy is no longer served, and nothing is in flight."""
-        self._spare.append(self.numbers.pop(policy))
+        number = self.numbers.pop(policy)
+        self.versions[number].fill_(NOTHING_DRAWN)
+        self._spare.append(number)
 
     def newest(self, policy: str) -> int:
         """The version of a policy's newest tokens, which the host may not have seen yet."""
