@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, one part after another: logs and JSON into a folder, the end of each on the screen.
 #
-#   tools/gpu_check.sh FOLDER [tests] [sync] [train] [engine] [engine7b] [colocated] [loop] [demo] [recipe]
+#   tools/gpu_check.sh FOLDER [tests] [sync] [train] [engine] [engine7b] [adapters] [colocated] [loop] [demo] [recipe]
 #
 # Without parts: all of them, perhaps 30 minutes on one H200. `recipe` is examples/one_gpu with random weights, and needs
 # reasoning-gym. A part that fails does not stop the others.
@@ -21,6 +21,10 @@ run_part() {
     sync) penstock bench sync --shape 1.5b --json "$out/sync.json" ;;
     train) penstock bench train --shape 1.5b --json "$out/train.json" ;;
     engine) penstock bench engine --shape 1.5b --json "$out/engine.json" ;;
+    adapters)
+        penstock bench engine --shape 1.5b --only uniform --adapters 1 --adapters 4 --json "$out/adapters.json" &&
+            python -m penstock.bench.sync_adapter 1.5b 16
+        ;;
     engine7b) penstock bench engine --shape 7b --json "$out/engine7b.json" ;;
     colocated) penstock bench loop --only colocated --shape 1.5b --json "$out/colocated.json" ;;
     loop) penstock bench loop --shape 1.5b --json "$out/loop.json" ;;
@@ -35,7 +39,7 @@ run_part() {
 }
 
 failed=()
-for part in "${@:-tests sync train engine engine7b colocated loop demo recipe}"; do
+for part in "${@:-tests sync train engine engine7b adapters colocated loop demo recipe}"; do
     for name in $part; do
         began=$SECONDS
         if (run_part "$name") >"$out/$name.log" 2>&1; then how=done; else how="FAILED"; failed+=("$name"); fi

@@ -54,7 +54,10 @@ def make_adapter(
         spec=AdapterSpec(
             rank=rank, alpha=float(config.lora_alpha), rslora=config.use_rslora, dora=config.use_dora
         ),
-        tensors={name.removeprefix("base_model.model."): tensor.clone() for name, tensor in saved.items()},
+        tensors={
+            name.removeprefix("base_model.model."): tensor.to(next(base.parameters()).dtype).clone()
+            for name, tensor in saved.items()
+        },
     )
 
 

@@ -13,6 +13,7 @@ from tests.engines.contract import ask
 from tests.engines.embedded.adapters.peft_models import ATTENTION, MLP, World, make_adapter
 from tests.engines.embedded.adapters.test_policy_adapters import PROMPT, check_answer, three_policies
 from tests.engines.embedded.test_exact import generate
+from tests.engines.embedded.test_swaps import replay
 from tests.engines.embedded.tiny import Driver, make_engine, make_model, open_device_on_cpu
 
 
@@ -127,3 +128,62 @@ def test_one_projection_of_a_family_alone_has_its_adapter_too():
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
 
     asyncio.run(main())
+
+
+class Versions:
+    """The models of one policy, by version; 0 is the base."""
+
+    def __init__(self, base, adapters):
+        self.models = {0: base} | {version: adapter.model for version, adapter in adapters.items()}
+
+    def model(self, version):
+        return self.models[version]
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="without a GPU nothing is in flight")
+@pytest.mark.parametrize("how", ["off", "on"], ids=["plain", "compiled"])
+def test_a_gpu_moves_policies_between_two_steps_of_what_is_queued(how):
+    base, window, count = make_model("qwen2"), 40, 100
+    mine = {version: make_adapter(base, version) for version in (1, 2, 3, 4)}
+    other = make_adapter(base, 9)
+
+    async def main():
+        world, driver = open_world(base, max_adapters=2, window=window, compile=how)
+        engine = driver.engine
+        await engine.update(world.adapter(mine[1], 1))
+        await engine.update(world.adapter(other, 1, policy="b"))
+        for policy in ("policy", "b"):
+            await driver.start(ask(policy, [4, 5, 6], max_tokens=count, seed=1, policy=policy))
+        await driver.step()  # the prompts
+        for version in (2, 3, 4):
+            await driver.step()
+            receipt = await engine.update(world.adapter(mine[version], version))
+            assert 0 < receipt.stall_s < 0.1
+        await driver.drain()
+        versions = driver.versions("policy")
+        assert (len(versions), versions) == (count, sorted(versions))
+        assert 1 < versions.count(1) <= window  # not all of the first window
+        assert driver.versions("b") == [1] * count
+        for policy, models in (("policy", Versions(base, mine)), ("b", Versions(base, {1: other}))):
+            implied = replay(models, [4, 5, 6], driver.output(policy), driver.versions(policy), set())
+            torch.testing.assert_close(driver.logprobs(policy), implied, atol=1e-3, rtol=0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="graphs are captured on a GPU")
+def test_after_many_updates_in_bf16_an_engine_is_bitwise_one_that_started_with_the_last():
+    base = make_model("qwen2").bfloat16()
+    adapters = [make_adapter(base, seed, rank=16) for seed in range(20)]
+
+    async def answers(updates):
+        world, driver = open_world(base, window=8)
+        for version, adapter in updates:
+            await driver.engine.update(world.adapter(adapter, version))
+        for number in range(4):
+            await driver.start(ask(str(number), [number, 5, 6], max_tokens=30, seed=number))
+        await driver.drain()
+        return [(driver.output(str(n)), driver.logprobs(str(n)).tolist()) for n in range(4)]
+
+    many = asyncio.run(answers(list(enumerate(adapters, start=1))))
+    assert many == asyncio.run(answers([(20, adapters[-1])]))
