@@ -26,6 +26,7 @@ def measure_adapters(
     on_gpu = config.device != "cpu"
     measured = {}
     for count in counts:
+        gc.unfreeze()  # the engine before this one must go
         clean(on_gpu)
         measured[str(count)] = rates = asyncio.run(_measure(model, sizes, config, count, rank, console))
         console.print(f"{count} adapters of rank {rank}: {rates['tokens_per_s']:,.0f} tokens/s")

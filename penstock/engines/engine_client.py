@@ -24,6 +24,8 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     blobs: str = ""
     """The folder of the run's blob store; "" keeps blobs in the process."""
     trust_remote_code: bool = False
+    lora: dict[str, Any] | None = None
+    """`model.lora`, where an adapter is trained."""
     adapter: str = ""
     """The folder of an adapter that is merged into the model for good; "" takes the model as it is."""
 

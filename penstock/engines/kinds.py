@@ -12,6 +12,7 @@ from typing import Protocol
 from penstock.engines.config import EngineConfig
 from penstock.errors import UserError
 from penstock.interfaces import BlobStore, Engine, WeightReceiver
+from penstock.models.config import LoraConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class EngineParts:
     blobs: BlobStore
     versions: Mapping[str, int]
     """The policies that it serves, each with the version that it begins with."""
+    lora: LoraConfig | None = None
+    """The adapter that is trained, if the weights will stay as they are."""
     trust_remote_code: bool = False
     """`model.trust_remote_code`."""
     adapter: str = ""

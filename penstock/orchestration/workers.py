@@ -181,6 +181,9 @@ def engine_place(
         device=prepared.config.model.device,
         trust_remote_code=prepared.config.model.trust_remote_code,
         adapter=prepared.merged_adapter,
+        lora=None
+        if prepared.config.model.lora is None
+        else prepared.config.model.lora.model_dump(mode="json"),
         threads=threads,
         config=section.model_dump(mode="json"),
         interface=prepared.config.sync.interface,

@@ -12,6 +12,7 @@ from penstock.config.unresolved import refuse_auto
 from penstock.engines.config import EngineConfig
 from penstock.engines.engine_client import GENERATE, REPORT, UPDATE, EngineStart, UpdateRequest
 from penstock.engines.kinds import EngineParts, open_engine
+from penstock.models.config import LoraConfig
 from penstock.models.load import resolve_device
 from penstock.observe.recorder import Recorder
 from penstock.sync.transports import AnyReceiver, Rendezvous
@@ -36,6 +37,7 @@ async def start(
         model=request.model,
         device=request.device,
         trust_remote_code=request.trust_remote_code,
+        lora=None if request.lora is None else LoraConfig.model_validate(request.lora),
         adapter=request.adapter,
         config=config,
         receiver=AnyReceiver(

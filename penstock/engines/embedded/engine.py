@@ -12,7 +12,7 @@ passes of what is in flight (`cuda.weight_swap`).
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -108,12 +108,13 @@ class EmbeddedEngine:
         self._outbox = Outbox(self._scheduler, tokenizer, self._runner.vocab_size, self.blobs)
         self._stepper = self._open_stepper()
         self._health = Health(name)
+        self._adapters = PolicyAdapters(model, self._stepper.slots, self.config)
         self._updates = WeightUpdates(
             self._health,
             self.versions,
             published_tensors(model),
             receiver,
-            PolicyAdapters(model, self._stepper.slots, self.config),
+            self._adapters,
             scheduler=self._scheduler,
             stepper=self._stepper,
             outbox=self._outbox,
@@ -232,6 +233,10 @@ class EmbeddedEngine:
         while not (self._stepper.is_due or self._health.is_closed):  # noqa: ASYNC110  (nothing wakes us when a GPU is done)
             await asyncio.sleep(LOOK_AGAIN_S)
         self._busy_s += time.perf_counter() - started
+
+    def expect_adapter(self, layers: Iterable[str], rank: int) -> None:
+        """Before `warm_up`: make room for adapters of these layers, so that the first to come changes no graph."""
+        self._adapters.expect(layers, rank)
 
     def warm_up(self) -> None:
         """On a GPU: capture the graphs of a full batch, so that no request has to wait for one."""

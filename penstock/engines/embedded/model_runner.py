@@ -43,6 +43,8 @@ class ModelRunner:
         self.slots = HostSlots(self.device)
         self.prefill_chunk = PREFILL_CHUNK.get(self.device.type, PREFILL_CHUNK["cpu"])
         detach_stacks(model)
+        for module in model.modules():
+            module.__dict__.pop("_penstock_pool", None)  # an earlier engine's cache
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         if config.logits == "float32":
             keep_logits_in_float32(model)

@@ -8,6 +8,7 @@ from penstock.engines.embedded.paged_attention_check import check_paged_attentio
 from penstock.engines.kinds import EngineParts
 from penstock.models.adapter_merge import merge_adapter
 from penstock.models.load import load_model, resolve_device
+from penstock.models.lora_targets import target_layers
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 
 
@@ -35,6 +36,7 @@ async def open_embedded(parts: EngineParts) -> EmbeddedEngine:
         versions=parts.versions,
         blobs=parts.blobs,
     )
-    if not config.embedded.max_adapters:  # the first adapter changes the layers, and warms up itself
-        await asyncio.to_thread(engine.warm_up)
+    if parts.lora is not None and not parts.adapter:
+        engine.expect_adapter(target_layers(model, parts.lora), parts.lora.rank)
+    await asyncio.to_thread(engine.warm_up)
     return engine

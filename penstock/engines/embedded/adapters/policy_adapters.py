@@ -1,6 +1,6 @@
 """The adapters of an engine's policies: beside the weights or merged, as `engine.embedded.adapters` says."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from torch import nn
 
@@ -27,6 +27,11 @@ class PolicyAdapters:
     def policies(self) -> tuple[str, ...]:
         """Those that have an adapter; the others are the weights themselves."""
         return self._unmerged.policies + self._merged.policies
+
+    def expect(self, layers: Iterable[str], rank: int) -> None:
+        """Adapters of these layers and this rank will come: make room beside the layers, unless they are merged."""
+        if self._how != "merged":
+            self._unmerged.expect(layers, rank)
 
     def serving(self, update: WeightUpdate, policies: Collection[str]) -> AdapterServing:
         """Who takes this update; `policies` are all that the engine serves. Raises for what can't be served."""

@@ -6,7 +6,7 @@ Every policy has a slot that it is served from, and there is one more. So an upd
 served: it is complete and verified before a token is computed with it, and if it is not, nothing has changed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -67,12 +67,15 @@ class UnmergedAdapters:
         )
 
     def make_room(self, update: WeightUpdate) -> None:
-        """New stacks, for the layers and the rank of this adapter too. What slots hold is kept."""
         targets = targets_of(update)
-        self._rank = max(self._rank, largest_rank(targets.values()))
+        self.expect(targets, largest_rank(targets.values()))
+
+    def expect(self, layers: Iterable[str], rank: int) -> None:
+        """New stacks, for adapters of these layers and this rank too. What slots hold is kept."""
+        self._rank = max(self._rank, rank)
         held = {slot: targets for slot, (targets, _) in self._places.items()}
         old, self._stacks = self._stacks, {}
-        for site in find_sites(self._model, [*old, *targets]):
+        for site in find_sites(self._model, [*old, *layers]):
             stack = AdapterStack.make(
                 list(site.values()),
                 num_slots=self._max_adapters + SPARE_SLOTS,
