@@ -27,7 +27,7 @@ def parts_for(model: str) -> EngineParts:
         name="engine7",
         model=model,
         device="cpu",
-        config=EngineConfig(max_context=64, embedded=EmbeddedConfig(kv_tokens=1024)),
+        config=EngineConfig(dtype="float32", max_context=64, embedded=EmbeddedConfig(kv_tokens=1024)),
         receiver=NoWeights(),
         blobs=MemoryBlobs(),
         versions={DEFAULT_POLICY: 0},
