@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, one part after another: logs and JSON into a folder, the end of each on the screen.
 #
-#   tools/gpu_check.sh FOLDER [tests] [sync] [train] [engine] [engine7b] [adapters] [colocated] [loop] [demo] [recipe]
+#   tools/gpu_check.sh FOLDER [tests] [sync] [train] [lora] [engine] [engine7b] [adapters] [colocated] [loop] [lora7b] [demo] [recipe]
 #
 # Without parts: all of them, perhaps 30 minutes on one H200. `recipe` is examples/one_gpu with random weights, and needs
 # reasoning-gym. A part that fails does not stop the others.
@@ -20,6 +20,7 @@ run_part() {
     tests) python -m pytest -q -p no:cacheprovider tests/engines/embedded/cuda tests/trainer/forward/test_logprob_kernel.py tests/sync ;;
     sync) penstock bench sync --shape 1.5b --json "$out/sync.json" ;;
     train) penstock bench train --shape 1.5b --json "$out/train.json" ;;
+    lora) penstock bench train --shape 1.5b --lora-rank 16 --json "$out/lora.json" ;;
     engine) penstock bench engine --shape 1.5b --json "$out/engine.json" ;;
     adapters)
         penstock bench engine --shape 1.5b --only uniform --adapters 1 --adapters 4 --json "$out/adapters.json" &&
@@ -28,6 +29,7 @@ run_part() {
     engine7b) penstock bench engine --shape 7b --json "$out/engine7b.json" ;;
     colocated) penstock bench loop --only colocated --shape 1.5b --json "$out/colocated.json" ;;
     loop) penstock bench loop --shape 1.5b --json "$out/loop.json" ;;
+    lora7b) python examples/lora_7b/rehearse.py --json "$out/lora7b.json" ;;
     demo) cd "$out" && penstock train engine.embedded.compile=on sync.transport=cuda_ipc ;;
     recipe)
         python tools/random_model.py "$out/random-1.5b" --shape 1.5b --config examples/one_gpu/config.yaml &&
@@ -39,7 +41,7 @@ run_part() {
 }
 
 failed=()
-for part in "${@:-tests sync train engine engine7b adapters colocated loop demo recipe}"; do
+for part in "${@:-tests sync train lora engine engine7b adapters colocated loop lora7b demo recipe}"; do
     for name in $part; do
         began=$SECONDS
         if (run_part "$name") >"$out/$name.log" 2>&1; then how=done; else how="FAILED"; failed+=("$name"); fi

@@ -29,6 +29,7 @@ class LearningPart(StrEnum):
     none = "none"
     tis = "tis"
     late = "late"
+    lora = "lora"
     race = "race"
 
 
@@ -112,11 +113,20 @@ def learning(
 
 
 @bench.command()
-def train(json: Json = None, shape: Shape = None) -> None:
+def train(
+    json: Json = None,
+    shape: Shape = None,
+    lora_rank: Annotated[
+        int | None, typer.Option(min=1, help="Measure whole steps of a LoRA adapter of this rank instead.")
+    ] = None,
+) -> None:
     """Forward and backward of the trainer: model FLOP/s and peak memory, against plain transformers."""
-    from penstock.bench.train import run
+    from penstock.bench import train, train_lora
 
-    run(json, shape=shape)
+    if lora_rank is not None:
+        train_lora.run(json, rank=lora_rank, shape=shape)
+    else:
+        train.run(json, shape=shape)
 
 
 @bench.command()

@@ -8,7 +8,13 @@ from pathlib import Path
 from penstock.errors import MissingExtraError, UserError
 from penstock.models.adapter_folder import SavedAdapter, read_adapter, tensor_shapes
 from penstock.models.config import LoraConfig, ModelConfig
-from penstock.models.lora_targets import Shapes, adapter_shapes, weightless_model
+from penstock.models.lora_targets import (
+    Shapes,
+    adapter_shapes,
+    is_head_adapted,
+    target_layers,
+    weightless_model,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +23,8 @@ class CheckedAdapter:
 
     lora: LoraConfig
     num_parameters: int
+    is_on_head: bool
+    """Whether the output embedding is adapted too."""
 
 
 def check_adapter(section: ModelConfig, model: str, *, saved: bool = False) -> CheckedAdapter:
@@ -33,8 +41,11 @@ def check_adapter(section: ModelConfig, model: str, *, saved: bool = False) -> C
             _refuse_other_settings(section.lora, adapter, shapes, adapter_shapes(outline, section.lora))
         _refuse_other_model(adapter, shapes, section.name)
         lora = adapter.lora
-    shapes = adapter_shapes(outline, lora)
-    return CheckedAdapter(lora=lora, num_parameters=sum(math.prod(shape) for shape in shapes.values()))
+    return CheckedAdapter(
+        lora=lora,
+        num_parameters=sum(math.prod(shape) for shape in adapter_shapes(outline, lora).values()),
+        is_on_head=is_head_adapted(outline, target_layers(outline, lora)),
+    )
 
 
 def _refuse_other_settings(asked: LoraConfig, adapter: SavedAdapter, its: Shapes, wanted: Shapes) -> None:

@@ -21,7 +21,7 @@ class LoraConfig(Section):
     """The matrices' product is scaled by alpha / rank (with `rslora`, by alpha / √rank)."""
     targets: Targets = ALL_LINEAR
     """Which layers: a list of names or ends of names (`[q_proj, v_proj]`), or `all-linear`: every linear layer but
-    the output embedding."""
+    the output embedding, which can be named (`lm_head`) where it is not tied to the input embedding."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropped inputs of the matrices in passes that train. It makes the trainer's logprobs noisy, so leave it at 0
     unless the adapter overfits."""

@@ -93,18 +93,21 @@ def _layers_of_target(model: nn.Module, target: str) -> dict[str, nn.Linear]:
 
 
 def _refuse_embeddings(model: Any, target: str, matches: Mapping[str, nn.Module]) -> None:
-    embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
-    if any(module is one for module in matches.values() for one in embeddings):
-        tied = model.config.get_text_config().tie_word_embeddings
-        why = (
-            "its two embeddings are one tensor, and an adapter on one would change both"
-            if tied
-            else ("the output embedding is computed in chunks, without an adapter")
-        )
-        raise UserError(
-            f"model.lora.targets must not name embeddings, got {target!r} of {type(model).__name__}: {why}; leave "
-            "it out"
-        )
+    """All but an output embedding with weights of its own."""
+    if any(module is model.get_input_embeddings() for module in matches.values()):
+        why = "adapters are for linear layers"
+    elif is_head_adapted(model, matches) and model.config.get_text_config().tie_word_embeddings:
+        why = "its two embeddings are one tensor, and an adapter on one would change both"
+    else:
+        return
+    raise UserError(
+        f"model.lora.targets must not name {target!r} of {type(model).__name__}: {why}; leave it out"
+    )
+
+
+def is_head_adapted(model: Any, layers: Mapping[str, nn.Module]) -> bool:
+    """Whether the output embedding is among these layers."""
+    return any(layer is model.get_output_embeddings() for layer in layers.values())
 
 
 def _refuse_quantised(model: Any) -> None:

@@ -25,6 +25,8 @@ class Outline:
     vocabulary: int
     num_adapter_parameters: int = 0
     """Of the adapter that is trained in the place of the model's own weights; 0: those are trained."""
+    is_head_trained: bool = True
+    """Whether the output embedding is trained, by itself or by an adapter on it."""
 
     @property
     def num_trained(self) -> int:
@@ -36,14 +38,12 @@ class Outline:
         return 2 * self.num_layers * self.keys
 
 
-def outline_of(
-    name_or_path: str, *, trust_remote_code: bool = False, num_adapter_parameters: int = 0
-) -> Outline:
+def outline_of(name_or_path: str, *, trust_remote_code: bool = False) -> Outline:
     config = load_config(name_or_path, trust_remote_code=trust_remote_code)
-    return outline(config, trust_remote_code=trust_remote_code, num_adapter_parameters=num_adapter_parameters)
+    return outline(config, trust_remote_code=trust_remote_code)
 
 
-def outline(config: Any, *, trust_remote_code: bool = False, num_adapter_parameters: int = 0) -> Outline:
+def outline(config: Any, *, trust_remote_code: bool = False) -> Outline:
     """The sizes of a Hugging Face causal LM. Its tensors are made without memory and thrown away."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
@@ -59,7 +59,6 @@ def outline(config: Any, *, trust_remote_code: bool = False, num_adapter_paramet
         keys=kv_heads * head_dim,
         intermediate=_intermediate(text),
         vocabulary=int(text.vocab_size),
-        num_adapter_parameters=num_adapter_parameters,
     )
 
 

@@ -5,7 +5,7 @@ What is wrong here is a `UserError` in one sentence; no process has been started
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,11 @@ import yaml
 from penstock.algorithms.selection import SELECTIONS
 from penstock.config.secrets import hidden
 from penstock.demo.model import ensure_builtin_model
-from penstock.engines.config import EngineConfig
 from penstock.errors import UserError
-from penstock.models.config import LoraConfig
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
 from penstock.observe.writers import MetricsWriter, check_writers, make_writers
 from penstock.observe.writers.samples_jsonl import SamplesWriter
+from penstock.orchestration.adapter_settings import resolve_adapter
 from penstock.orchestration.automatic import resolve_auto, sites_of
 from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import PenstockConfig
@@ -36,6 +35,7 @@ from penstock.tasks.task_rows import Row, tasks_from_rows
 from penstock.types import Task
 
 if TYPE_CHECKING:
+    from penstock.models.adapter_check import CheckedAdapter
     from penstock.models.outline import Outline
 
 BUILTIN = "builtin"
@@ -94,7 +94,7 @@ def prepare(
     warn_of_idle_penalty(config, log)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
     tokenizer.check_pad_token(log)
-    config, adapter_size = _resolve_adapter(config, model, saved)
+    config, adapter = resolve_adapter(config, model, saved=saved is not None)
     config, train_tasks, heldout_tasks = resolve_prompts(
         config, train_tasks, heldout_tasks, has_template=tokenizer.has_template, log=log
     )
@@ -107,7 +107,7 @@ def prepare(
     longest += new_tokens
     if not is_single_turn and config.engine.max_context:
         longest = max_context  # what a workflow appends between turns is not known before it runs
-    outline = outline_on_gpu(config, model, gpus, adapter_size)
+    outline = outline_on_gpu(config, model, gpus, adapter)
     resolved = resolve_auto(config, gpus, num_parameters=outline.num_parameters if outline else 0)
     config = resolved.config
     if resolved.choices:
@@ -196,41 +196,8 @@ def warn_of_idle_penalty(config: PenstockConfig, log: Callable[[str], None]) -> 
         )
 
 
-def _resolve_adapter(
-    config: PenstockConfig, model: str, saved: SavedRun | None
-) -> tuple[PenstockConfig, int]:
-    """The config with the settings of the adapter that is trained, and its number of parameters; 0 without one.
-    Only for adapters: the layers of a model need torch, which takes seconds to import."""
-    if not config.model.trains_adapter:
-        return config, 0
-    from penstock.models.adapter_check import check_adapter
-
-    checked = check_adapter(config.model, model, saved=saved is not None)
-    updates = {
-        "model": config.model.model_copy(update={"lora": checked.lora}),
-        "engine": _engine_with_adapter(config.engine, checked.lora),
-    }
-    return config.model_copy(update=updates), checked.num_parameters
-
-
-def _engine_with_adapter(section: EngineConfig, lora: LoraConfig) -> EngineConfig:
-    """Engines keep room for the adapter, and merge DoRA."""
-    embedded = section.embedded
-    if lora.dora and embedded.adapters == "unmerged":
-        raise UserError(
-            "model.lora.dora=true needs engine.embedded.adapters to be auto or merged, got unmerged: DoRA has no "
-            "other way"
-        )
-    updates = {
-        "max_adapters": max(1, embedded.max_adapters),
-        "max_adapter_rank": max(embedded.max_adapter_rank, lora.rank),
-        "adapters": "merged" if lora.dora else embedded.adapters,
-    }
-    return section.model_copy(update={"embedded": embedded.model_copy(update=updates)})
-
-
 def outline_on_gpu(
-    config: PenstockConfig, model: str, gpus: Sequence[Gpu], adapter_size: int = 0
+    config: PenstockConfig, model: str, gpus: Sequence[Gpu], adapter: "CheckedAdapter | None" = None
 ) -> "Outline | None":
     """The model's sizes; None where the run is on a CPU, and they do not matter: they need torch, which takes
     seconds to import."""
@@ -239,9 +206,10 @@ def outline_on_gpu(
         return None
     from penstock.models.outline import outline_of
 
-    return outline_of(
-        model, trust_remote_code=config.model.trust_remote_code, num_adapter_parameters=adapter_size
-    )
+    outline = outline_of(model, trust_remote_code=config.model.trust_remote_code)
+    if adapter is None:
+        return outline
+    return replace(outline, num_adapter_parameters=adapter.num_parameters, is_head_trained=adapter.is_on_head)
 
 
 def new_run_folder(config: PenstockConfig) -> Path:

@@ -48,10 +48,8 @@ class TrainedAdapter:
         return self.lora.spec
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The live tensors of the adapter, by the names under which they are sent and saved."""
-        return {
-            _own_name(name): tensor.detach() for name, tensor in self._model.named_parameters() if OWN in name
-        }
+        """The live tensors, by the names under which they are sent and saved."""
+        return adapter_tensors(self._model)
 
     def base_tensors(self) -> dict[str, torch.Tensor]:
         """The weights below the adapter, named as in a model without one."""
@@ -81,6 +79,13 @@ class TrainedAdapter:
 
     def _layers(self) -> list[Any]:
         return [module for module in self._model.modules() if hasattr(module, "lora_dropout")]
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Of a model that has an adapter in it, a copy of a trained one for instance."""
+    return {
+        _own_name(name): parameter.detach() for name, parameter in model.named_parameters() if OWN in name
+    }
 
 
 def _inject(model: Any, lora: LoraConfig, base: str) -> "PeftModel":

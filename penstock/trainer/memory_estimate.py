@@ -113,6 +113,6 @@ def _head_bytes(outline: Outline, chunk: int, tokens: int, width: int, on_gpu: b
     # A GPU's kernels read float32 logits and write their gradient; elsewhere each operation makes a copy.
     of_logit = FLOAT_BYTES + width if on_gpu else 6 * FLOAT_BYTES
     embedding = outline.vocabulary * outline.hidden * (FLOAT_BYTES + (width if width != FLOAT_BYTES else 0))
-    if outline.num_adapter_parameters:
+    if not outline.is_head_trained:
         embedding = 0
     return chunk * outline.vocabulary * of_logit + embedding + 3 * tokens * outline.hidden * width

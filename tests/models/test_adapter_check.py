@@ -31,6 +31,9 @@ def test_a_new_adapter_is_counted(model: str) -> None:
     checked = check_adapter(ModelConfig(lora=lora), model)
     assert checked.lora == lora
     assert checked.num_parameters == 2 * 3 * (32 + 32)
+    assert not checked.is_on_head
+    on_head = check_adapter(ModelConfig(lora=LoraConfig(rank=3, targets=("lm_head",))), model)
+    assert (on_head.num_parameters, on_head.is_on_head) == (3 * (32 + 61), True)
 
 
 def test_a_saved_adapter_brings_its_settings(model: str, adapter: str) -> None:

@@ -5,7 +5,13 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrain
 
 from penstock.errors import UserError
 from penstock.models.config import LoraConfig
-from penstock.models.lora_targets import adapter_shapes, all_linear, target_layers, weightless_model
+from penstock.models.lora_targets import (
+    adapter_shapes,
+    all_linear,
+    is_head_adapted,
+    target_layers,
+    weightless_model,
+)
 
 SIZES = {
     "vocab_size": 61,
@@ -67,11 +73,16 @@ def test_a_name_that_matches_nothing_is_answered_with_those_that_do() -> None:
     assert "no such layer" in refusal(LLAMA, "proj")
 
 
-def test_embeddings_are_refused_tied_or_not() -> None:
+def test_embeddings_are_refused_but_for_an_output_embedding_of_its_own() -> None:
     tied = LlamaConfig(**SIZES, tie_word_embeddings=True)
-    for name in ("lm_head", "embed_tokens"):
-        assert "one tensor" in refusal(tied, name)
-        assert "computed in chunks" in refusal(LLAMA, name)
+    assert "one tensor" in refusal(tied, "q_proj", "lm_head")
+    for config in (tied, LLAMA):
+        assert "must not name 'embed_tokens' of LlamaForCausalLM" in refusal(config, "embed_tokens")
+    model = outline_of(LLAMA)
+    lora = LoraConfig(rank=3, targets=("lm_head", "q_proj"))
+    assert adapter_shapes(model, lora)["lm_head.lora_B.weight"] == (61, 3)
+    assert is_head_adapted(model, target_layers(model, lora))
+    assert not is_head_adapted(model, target_layers(model, LoraConfig()))
 
 
 def test_experts_are_refused() -> None:

@@ -75,7 +75,7 @@ def test_snapshots_lie_on_the_gpu_only_over_cuda_ipc() -> None:
 def test_an_adapter_needs_states_for_itself_alone() -> None:
     """Gradients, masters and moments are the adapter's; the model's weights are held once, and never in float32."""
     size = 18_464_768
-    adapted = replace(QWEN, num_adapter_parameters=size)
+    adapted = replace(QWEN, num_adapter_parameters=size, is_head_trained=False)
     found = estimate_trainer(config_of(algorithm={"kl_coef": 0.1}), adapted, longest=1000)
     assert found.weights == 2 * (QWEN.num_parameters + size)
     assert found.gradients == found.masters == 4 * size
@@ -83,6 +83,8 @@ def test_an_adapter_needs_states_for_itself_alone() -> None:
     assert found.loading == found.weights + found.masters
     logits = 1024 * QWEN.vocabulary * 6
     assert found.head == logits + 3 * 8192 * QWEN.hidden * 2
+    on_head = estimate_trainer(config_of(), replace(adapted, is_head_trained=True), longest=1000)
+    assert on_head.head - found.head == 6 * QWEN.vocabulary * QWEN.hidden
     on_host = config_of(trainer={"dtype": "bfloat16", "optimizer_states": "cpu"})
     assert estimate_trainer(on_host, adapted, longest=1000).moments == 0
     assert published_bytes(config_of(), adapted) == 2 * QWEN.num_parameters + 2 * 2 * size

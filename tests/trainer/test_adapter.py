@@ -123,14 +123,26 @@ def test_peft_loads_what_was_saved_and_training_goes_on_from_it(tmp_path, option
     assert going_on.tensors().keys() == adapter.tensors().keys()
 
 
-@pytest.mark.parametrize("checkpointing", ["off", "selective", "full"])
-def test_gradients_are_those_of_peft_in_a_plain_loop(checkpointing):
+ON_HEAD = {"rank": 3, "alpha": 6.0, "targets": ("q_proj", "down_proj", "lm_head")}
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "name", "lora"),
+    [
+        ("off", "qwen3", LORA),
+        ("selective", "qwen3", LORA),
+        ("full", "qwen3", LORA),
+        ("off", "llama", LoraConfig(**ON_HEAD)),
+        ("off", "llama", LoraConfig(**ON_HEAD, dora=True)),
+    ],
+)
+def test_gradients_are_those_of_peft_in_a_plain_loop(checkpointing, name, lora):
     groups = make_groups(3)
-    model, _ = adapted()
+    model, _ = adapted(name, lora)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     loss, expected = reference_loop(model, groups)
-    ours, adapter = adapted()
+    ours, adapter = adapted(name, lora)
     found_loss, found = gradients_of(
         ours, adapter, plan_of(groups), checkpointing=checkpointing, logprob_chunk_tokens=5
     )
@@ -192,6 +204,18 @@ def test_the_reference_is_the_base_with_the_adapter_off():
     assert found["adapter off"][0] == pytest.approx(found["second model"][0], abs=1e-6)
     for ours, theirs in zip(found["adapter off"][1], found["second model"][1], strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_off_it_is_off_the_output_embedding_too():
+    """A penalty against a second model is the same as against the adapter's own."""
+    found = []
+    for second in (None, tiny_model("llama")):
+        model, adapter = adapted("llama", LoraConfig(**ON_HEAD))
+        algorithm = AlgorithmConfig(**CLIP, kl_coef=0.3)
+        trainer = trainer_of(model, adapter, algorithm=algorithm, reference=second)
+        found.append(trainer.step(plan_of(make_groups(5))).values()["reference_kl"])
+    assert found[0] > 0.01
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
 
 
 def test_a_fresh_adapter_has_no_distance_from_its_reference():

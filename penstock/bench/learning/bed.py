@@ -9,10 +9,13 @@ import torch
 from penstock.bench.learning.arms import Arm, Curve, Setup
 from penstock.bench.learning.token_sampler import Answers, Sampler, Snapshots
 from penstock.demo.arithmetic import make_tasks
+from penstock.models.config import LoraConfig
 from penstock.models.load import load_model
+from penstock.models.published import published_tensors
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.scoring.builtin_rewards import exact_match
 from penstock.tasks.stream import TaskStream
+from penstock.trainer.adapter import TrainedAdapter, adapter_tensors
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.types import Group, SamplingParams, Score, ScoredGroup, StepPlan
@@ -29,6 +32,10 @@ class TestBed:
         torch.set_num_threads(1)
         self._arm, self._seed, self._setup = arm, seed, setup
         model = load_model(setup.model)
+        adapter = None
+        if arm.lora is not None:
+            torch.manual_seed(seed)
+            adapter = TrainedAdapter(model, LoraConfig.model_validate(dict(arm.lora)), base=setup.model)
         tokenizer = ChatTokenizer(setup.model)
         self._snapshots = Snapshots(keep)
         sampling = SamplingParams(max_tokens=setup.max_new_tokens, stop_token_ids=tokenizer.stop_token_ids)
@@ -39,17 +46,20 @@ class TestBed:
             sampling=sampling,
             tokenizer=tokenizer,
             seed=seed,
+            tensors=published_tensors if adapter is None else adapter_tensors,
         )
         config = TrainerConfig.model_validate(
             {
-                "learning_rate": setup.learning_rate,
+                "learning_rate": arm.learning_rate or setup.learning_rate,
                 "warmup_steps": setup.warmup_steps,
                 "schedule": setup.schedule,
                 "max_grad_norm": setup.max_grad_norm,
                 "micro_batch_tokens": MICRO_BATCH_TOKENS,
             }
         )
-        self._trainer = PolicyTrainer(model, config=config, algorithm=arm.config(), total_steps=setup.steps)
+        self._trainer = PolicyTrainer(
+            model, config=config, algorithm=arm.config(), total_steps=setup.steps, adapter=adapter
+        )
         self.stream = TaskStream(make_tasks("train", size=setup.num_tasks, seed=0), seed=seed)
         self._heldout = Answers.of(make_tasks("heldout", size=setup.num_heldout, seed=0), tokenizer)
         self._metrics: list[dict[str, float]] = []

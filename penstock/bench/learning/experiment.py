@@ -1,8 +1,8 @@
 """`penstock bench learning`: does training on stale samples learn as well, and faster?
 
-Three parts: imposed staleness with and without correction; each `staleness.late` policy under stragglers
-(both in one process each, on a schedule, so that curves do not depend on the machine); and with real
-processes the time to a target reward, asynchronous against synchronous.
+Four parts: imposed staleness with and without correction; each `staleness.late` policy under stragglers; a LoRA
+adapter against full fine-tuning (all in one process each, on a schedule, so that curves do not depend on the
+machine); and with real processes the time to a target reward, asynchronous against synchronous.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from penstock.api import cache_folder
 from penstock.bench.learning import plots
-from penstock.bench.learning.arms import LAGS, METHODS, TITLES, Arm, Curve, Setup
+from penstock.bench.learning.arms import LAGS, LORA, LORA_LEARNING_RATE, METHODS, TITLES, Arm, Curve, Setup
 from penstock.bench.learning.processes import Race, time_to_target
 from penstock.bench.learning.statistics import Estimate, areas, first_crossing, gain, ratios
 from penstock.buffer.admission import Late
@@ -27,6 +27,7 @@ from penstock.demo.model import ensure_builtin_model
 
 LATE: tuple[Late, ...] = ("mask", "wait", "drop", "correct")
 LATE_BOUND = 4
+LORA_ARM = "lora/0"
 MIN_SHARE_OF_LAG = 0.75
 """Of the nominal staleness, that must be measured."""
 MAX_LOGPROB_GAP = 1e-4
@@ -42,6 +43,7 @@ class Plan:
     seeds: int = 6
     late: Sequence[Late] = LATE
     late_seeds: int = 4
+    lora_seeds: int = 5
     race: Race | None = field(default_factory=Race)
     workers: int = 2
 
@@ -55,15 +57,18 @@ class Plan:
         for seed in range(self.late_seeds):
             for late in self.late:
                 yield Arm(name=f"late/{late}", lag=LATE_BOUND, late=late), seed
+        for seed in range(self.lora_seeds):
+            yield Arm(name=LORA_ARM, lora=LORA, learning_rate=LORA_LEARNING_RATE), seed
 
 
 FULL = Plan()
 PARTS: Mapping[str, Plan] = {
-    **{method: Plan(methods=(method,), late=(), race=None) for method in METHODS},
-    "late": Plan(methods=(), lags=(0,), seeds=FULL.late_seeds, race=None),
-    "race": Plan(methods=(), lags=(), late=()),
+    **{method: Plan(methods=(method,), late=(), lora_seeds=0, race=None) for method in METHODS},
+    "late": Plan(methods=(), lags=(0,), seeds=FULL.late_seeds, lora_seeds=0, race=None),
+    "lora": Plan(methods=(), lags=(0,), seeds=FULL.lora_seeds, late=(), race=None),
+    "race": Plan(methods=(), lags=(), late=(), lora_seeds=0),
 }
-"""What `--only` runs. With a method or with stragglers also the synchronous runs, which areas are relative to."""
+"""What `--only` runs. Unless it is the race also the synchronous runs, which areas are relative to."""
 
 
 def run(
@@ -164,6 +169,8 @@ def headline(
     numbers: dict[str, float] = {}
     if "default/4" in arms:
         numbers["auc_ratio_staleness_4"] = arms["default/4"]["area_ratio"]["mean"]
+    if LORA_ARM in arms:
+        numbers["auc_ratio_lora"] = arms[LORA_ARM]["area_ratio"]["mean"]
     if 16 in gains:
         numbers["correction_gain_sigmas_staleness_16"] = gains[16].sigmas
     if race is not None and race["ratio"] is not None:

@@ -6,7 +6,7 @@ that the schedule names, and what the trainer sees is what an engine would have 
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,11 +64,13 @@ class Sampler:
         sampling: SamplingParams,
         tokenizer: Any,
         seed: int,
+        tensors: Callable[[nn.Module], Weights] = published_tensors,
     ) -> None:
+        """`tensors` are those of a model that snapshots hold."""
         own: Any = copy.deepcopy(model)
         own.set_attn_implementation("sdpa")
         self._model = own.eval()
-        self._tensors = published_tensors(own)
+        self._tensors = tensors(own)
         self._snapshots = snapshots
         self._group_size = group_size
         self._sampling = sampling

@@ -15,6 +15,7 @@ from torch import nn
 
 from penstock.models.precision import HALF_TYPES, float32_matmul
 from penstock.models.triton_support import available as kernels_available
+from penstock.trainer.forward.adapted_head import head_of
 from penstock.transfer import upload
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,8 @@ class TokenHead:
             weight, bias, shape = None, None, LogitShape()
         else:
             embedding = self.model.get_output_embeddings()
-            weight, bias, shape = embedding.weight, getattr(embedding, "bias", None), self._shape
+            states, weight = head_of(embedding, states)
+            bias, shape = getattr(embedding, "bias", None), self._shape
         fused = self._fused if self._fused is not None else states.is_cuda and kernels_available()
         return _Logprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
             states, weight, bias, targets, temperature, kept, shape, self._chunk, fused

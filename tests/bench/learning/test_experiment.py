@@ -12,16 +12,17 @@ from penstock.bench.learning.experiment import Plan, run
 
 @pytest.fixture
 def plan() -> Plan:
-    return Plan(lags=(0, 2), seeds=2, late=("mask",), late_seeds=1, race=None, workers=1)
+    return Plan(lags=(0, 2), seeds=2, late=("mask",), late_seeds=1, lora_seeds=1, race=None, workers=1)
 
 
 def test_the_short_form(plan: Plan, setup: Setup, tmp_path: Path) -> None:
     report = run(tmp_path / "learning.json", plan=plan, setup=setup, console=Console(quiet=True))
-    assert json.loads((tmp_path / "learning.json").read_text())["headline"] == report["headline"] == {}
-    assert set(report["arms"]) == {"default/0", "default/2", "none/2", "tis/2", "late/mask"}
+    assert json.loads((tmp_path / "learning.json").read_text())["headline"] == report["headline"]
+    assert report["headline"] == {"auc_ratio_lora": report["arms"]["lora/0"]["area_ratio"]["mean"]}
+    assert set(report["arms"]) == {"default/0", "default/2", "none/2", "tis/2", "late/mask", "lora/0"}
     assert report["arms"]["default/0"]["area_ratio"]["values"] == [1.0, 1.0]
     assert report["arms"]["default/2"]["staleness_mean"] == pytest.approx((0 + 1 + 6 * 2) / 8)
-    assert len(report["curves"]) == 2 * 4 + 1
+    assert len(report["curves"]) == 2 * 4 + 2
     for picture in ("staleness", "ratios", "late"):
         assert (tmp_path / f"learning-{picture}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -47,8 +48,8 @@ def test_the_full_plan_has_every_arm_once_a_seed() -> None:
         "default/0", "default/1", "none/1", "tis/1", "default/4", "none/4", "tis/4", "default/8", "none/8", "tis/8",
         "default/16", "none/16", "tis/16",
     ]  # fmt: skip
-    assert names[13:] == ["late/mask", "late/wait", "late/drop", "late/correct"]
-    assert len(jobs) == 13 * experiment.FULL.seeds + 4 * experiment.FULL.late_seeds
+    assert names[13:] == ["late/mask", "late/wait", "late/drop", "late/correct", "lora/0"]
+    assert len(jobs) == 13 * experiment.FULL.seeds + 4 * experiment.FULL.late_seeds + 5
 
 
 def test_one_method_alone_runs_beside_the_synchronous_arm_only() -> None:
@@ -56,6 +57,17 @@ def test_one_method_alone_runs_beside_the_synchronous_arm_only() -> None:
     assert {arm.name for arm, _ in jobs} == {"default/0", "tis/1", "tis/4", "tis/8", "tis/16"}
     assert {seed for _, seed in jobs} == set(range(6))
     assert experiment.PARTS["tis"].race is None
+
+
+def test_an_adapter_learns_beside_full_fine_tuning(setup: Setup) -> None:
+    """Samples are drawn with the adapter of each version, which sampler and trainer agree on."""
+    (arm,) = {arm.name: arm for arm, _ in experiment.PARTS["lora"].jobs() if arm.lora}.values()
+    assert arm.lora is not None
+    assert (arm.lora["rank"], arm.lag) == (8, 0)
+    curve = experiment.run_job(arm, 0, setup)
+    assert len(set(curve.rewards)) == len(curve.rewards)
+    assert 0 < curve.logprob_gap_max < experiment.MAX_LOGPROB_GAP
+    assert {arm.name for arm, _ in experiment.PARTS["lora"].jobs()} == {"default/0", "lora/0"}
 
 
 def test_truncated_importance_sampling_has_its_cap_and_no_other_correction() -> None:

@@ -1,0 +1,133 @@
+"""`penstock bench train --lora-rank N`: whole steps of an adapter (forward, backward, update), beside all weights.
+
+The peak is that of everything: weights, the adapter's gradients, masters and AdamW's states, activations. FLOPs are
+not counted: a frozen weight has no gradient, so six a parameter would be too many.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from penstock.bench.shapes import hardware, make_shape
+from penstock.bench.train import GB, clean, make_row, measure, packed_arm
+from penstock.models.config import LoraConfig
+from penstock.models.load import resolve_device
+from penstock.trainer.adapter import TrainedAdapter
+from penstock.trainer.config import TrainerConfig
+from penstock.trainer.forward.checkpointing import Checkpointing
+from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.optimizer import MasterAdamW
+
+FULL = "all weights"
+
+
+def run(
+    json_path: Path | None = None,
+    *,
+    rank: int,
+    shape: str | None = None,
+    tokens: int | None = None,
+    length: int | None = None,
+    checkpointing: Checkpointing = "full",
+    steps: int = 8,
+) -> dict[str, Any]:
+    """An adapter on all linear layers, and compiled (on a GPU); then all weights in the same setting."""
+    device = resolve_device("auto")
+    on_gpu = device != "cpu"
+    shape = shape or ("1.5b" if on_gpu else "tiny")
+    tokens, length = tokens or (16384 if on_gpu else 512), length or (1024 if on_gpu else 128)
+    lora = LoraConfig(rank=rank)
+    arms: dict[str, Any] = {
+        "lora": lora_arm(shape, device, tokens, length, lora, checkpointing, False, steps)
+    }
+    if on_gpu:
+        arms["lora, compiled"] = lora_arm(shape, device, tokens, length, lora, checkpointing, True, steps)
+    best = max(arms.values(), key=lambda arm: float(arm["tokens_per_s"]))
+    arms[FULL] = full_arm(shape, device, tokens, length, checkpointing, steps)
+    report = {
+        "headline": {"lora_tokens_per_s": best["tokens_per_s"], "lora_peak_gb": best["peak_gb"]},
+        "hardware": hardware(device),
+        "setting": {
+            "shape": shape,
+            "tokens": tokens,
+            "length": length,
+            "checkpointing": checkpointing,
+            "rank": rank,
+        },
+        "arms": arms,
+    }
+    Console().print(table(report))
+    if json_path is not None:
+        json_path.write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def lora_arm(
+    shape: str,
+    device: str,
+    tokens: int,
+    length: int,
+    lora: LoraConfig,
+    checkpointing: Checkpointing,
+    compiled: bool,
+    steps: int,
+) -> dict[str, Any]:
+    """Steps of one packed row each. Weights that stay are held as they compute, as in a run."""
+    clean(device)
+    on_gpu = device != "cpu"
+    config = TrainerConfig(
+        dtype="bfloat16" if on_gpu else "float32", logprob_chunk_tokens=4096 if on_gpu else 256
+    )
+    model: Any = make_shape(shape, device, torch.bfloat16 if on_gpu else torch.float32)
+    adapter = TrainedAdapter(model, lora, base=shape)
+    optimizer = MasterAdamW(model, config)
+    policy = PackedModel(
+        model, chunk_tokens=config.logprob_chunk_tokens, checkpointing=checkpointing, compiled=compiled
+    )
+    row = make_row(model.config.vocab_size, tokens, length, device)
+    directions = torch.randn(tokens, device=device) / tokens
+
+    def step() -> None:
+        (policy(row).logprobs * directions).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.update(1e-6, optimizer.gradient_norm())
+
+    result = measure(model, step, optimizer.forget, device, tokens, length, steps)
+    del result["tflops"]
+    trained = sum(tensor.numel() for tensor in adapter.tensors().values())
+    return {**result, "parameters": trained, "states_gb": 16 * trained / GB if on_gpu else 0.0}
+
+
+def full_arm(
+    shape: str, device: str, tokens: int, length: int, checkpointing: Checkpointing, steps: int
+) -> dict[str, Any]:
+    """All weights, compiled where there is a GPU; the update is counted too."""
+    found = packed_arm(shape, device, tokens, length, checkpointing, device != "cpu", steps)
+    milliseconds = found["ms"] + found["optimizer_ms"]
+    return {
+        "ms": milliseconds,
+        "spread_ms": found["spread_ms"],
+        "tokens_per_s": tokens / milliseconds * 1e3,
+        "peak_gb": found["peak_with_optimizer_gb"],
+    }
+
+
+def table(report: dict[str, Any]) -> Table:
+    setting = report["setting"]
+    title = (
+        f"{setting['shape']}, rank {setting['rank']}, a step of {setting['tokens']:,} tokens, "
+        f"checkpointing {setting['checkpointing']}, {report['hardware']['device']}"
+    )
+    shown = Table("trained", "ms", "tokens/s", "peak GB, with optimizer", "parameters", title=title)
+    for name, arm in report["arms"].items():
+        shown.add_row(
+            name,
+            f"{arm['ms']:.1f}",
+            f"{arm['tokens_per_s']:,.0f}",
+            f"{arm['peak_gb']:.1f}",
+            f"{arm['parameters']:,}" if "parameters" in arm else "all",
+        )
+    return shown
