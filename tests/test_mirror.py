@@ -9,6 +9,7 @@ PACKAGE = TESTS.parent / "penstock"
 ACROSS_MODULES = {
     "test_end_to_end.py": "whole runs",
     "test_examples.py": "every example",
+    "test_lora_runs.py": "whole runs of adapters",
     "test_layers.py": "imports of all modules",
     "test_mirror.py": "this",
     "blobs/test_contract.py": "one suite over every store",

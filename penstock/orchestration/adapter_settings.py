@@ -1,4 +1,4 @@
-"""What a run that trains an adapter changes in its config: the adapter's own settings, and room for it in engines."""
+"""What a run that trains an adapter changes in its config: the adapter's settings, and room for it in engines."""
 
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def resolve_adapter(
     config: PenstockConfig, model: str, *, saved: bool
 ) -> tuple[PenstockConfig, "CheckedAdapter | None"]:
-    """The config as the adapter needs it, and what the adapter amounts to. `saved`: a run goes on with its own. Only
-    for adapters: the layers of a model need torch, which takes seconds to import."""
+    """The config as the adapter needs it, and what the adapter amounts to. `saved`: a run goes on with its own.
+    Only for adapters: the layers of a model need torch, which takes seconds to import."""
     if not config.model.trains_adapter:
         return config, None
     from penstock.models.adapter_check import check_adapter
@@ -34,7 +34,8 @@ def engine_with_adapter(section: EngineConfig, adapter: "CheckedAdapter") -> Eng
     merges = lora.dora or adapter.is_on_head
     if merges and embedded.adapters == "unmerged":
         raise UserError(
-            f"engine.embedded.adapters must be auto or merged with {merged_for}, which has no other way, got unmerged"
+            f"engine.embedded.adapters must be auto or merged with {merged_for}, which has no other way, "
+            "got unmerged"
         )
     updates = {
         "max_adapters": max(1, embedded.max_adapters),

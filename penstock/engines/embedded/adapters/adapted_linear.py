@@ -27,8 +27,9 @@ class AdaptedLinear(nn.Linear):
         return output
 
 
-def find_layer(model: nn.Module, name: str) -> nn.Linear:
-    """The layer that an adapter names, if an adapter can be served there."""
+def find_layer(model: nn.Module, name: str, *, merged: bool = False) -> nn.Linear:
+    """The layer that an adapter names, if an adapter can be served there. Merged it can also be the output embedding,
+    unless that is the input embedding too."""
     try:
         layer = model.get_submodule(name)
     except AttributeError:
@@ -37,15 +38,23 @@ def find_layer(model: nn.Module, name: str) -> nn.Linear:
             "trained on this model"
         ) from None
     if layer is model.get_output_embeddings():  # type: ignore[operator]
-        raise PenstockError(
-            f"the adapter is for {name}, which makes the logits; train it without (all-linear leaves it out)"
-        )
-    if type(layer) not in (nn.Linear, AdaptedLinear, JoinedLinear):
+        _check_head(model, layer, name, merged=merged)
+    elif type(layer) not in (nn.Linear, AdaptedLinear, JoinedLinear):
         raise PenstockError(
             f"the adapter is for {name}, a {type(layer).__name__}; this engine serves adapters of linear layers"
         )
     assert isinstance(layer, nn.Linear)
     return layer
+
+
+def _check_head(model: Any, head: Any, name: str, *, merged: bool) -> None:
+    if head.weight is model.get_input_embeddings().weight:
+        why = "is the input embedding too; train it without (all-linear leaves it out)"
+    elif not merged:
+        why = "makes the logits; set engine.embedded.adapters=merged, or train it without (all-linear leaves it out)"
+    else:
+        return
+    raise PenstockError(f"the adapter is for {name}, which {why}")
 
 
 def find_sites(model: nn.Module, names: Iterable[str]) -> list[Site]:

@@ -1,9 +1,7 @@
 """One adapter merged into the weights: as fast as the base, for one policy. DoRA is only served so.
 
-    W' = W + scale · B A                        in float32, then rounded
-    W' = m / |W + scale · B A| · (the same)     with DoRA: each row gets the length that was trained for it
-
-The weights that an adapter acts on are kept as they were, since every update starts from them.
+The formula is in `models.adapter_merge`. The weights that an adapter acts on are kept as they were, since every update
+starts from them.
 """
 
 import torch
@@ -13,6 +11,7 @@ from penstock.engines.embedded.adapters.adapted_linear import find_layer
 from penstock.engines.embedded.adapters.adapter_serving import Place
 from penstock.engines.embedded.adapters.adapter_tensors import Target, targets_of
 from penstock.errors import PenstockError
+from penstock.models.adapter_merge import merged_weight
 from penstock.types import AdapterSpec, WeightUpdate
 
 
@@ -34,7 +33,7 @@ class MergedAdapter:
 
     def check(self, update: WeightUpdate) -> None:
         for layer, target in targets_of(update).items():
-            find_layer(self._model, layer)
+            find_layer(self._model, layer, merged=True)
             if update.adapter is not None and update.adapter.dora != bool(target.magnitude):
                 raise PenstockError(
                     f"DoRA needs lora_magnitude_vector for {layer}, and LoRA has none; got {target}"
@@ -65,9 +64,9 @@ class MergedAdapter:
         assert update.adapter is not None
         targets = targets_of(update)
         for layer in self._base.keys() - targets.keys():
-            find_layer(self._model, layer).weight.copy_(self._base.pop(layer))
+            find_layer(self._model, layer, merged=True).weight.copy_(self._base.pop(layer))
         for layer, target in targets.items():
-            weight = find_layer(self._model, layer).weight
+            weight = find_layer(self._model, layer, merged=True).weight
             base = self._base.setdefault(layer, weight.detach().clone())
             weight.copy_(merge(base, update.adapter, target, place))
         self._policy = update.policy
@@ -79,15 +78,11 @@ class MergedAdapter:
     def take_off(self, policy: str) -> None:
         if policy == self._policy:
             for layer, base in self._base.items():
-                find_layer(self._model, layer).weight.copy_(base)
+                find_layer(self._model, layer, merged=True).weight.copy_(base)
             self._base, self._policy = {}, None
 
 
 def merge(base: torch.Tensor, spec: AdapterSpec, target: Target, place: Place) -> torch.Tensor:
     """The weights of one layer with the adapter in them, in float32."""
-    a, b = place.tensors[target.a].float(), place.tensors[target.b].float()
-    merged = torch.addmm(base.float(), b, a, alpha=spec.scale)
-    if target.magnitude:
-        magnitude = place.tensors[target.magnitude].float()
-        merged *= (magnitude / torch.linalg.norm(merged, dim=1))[:, None]
-    return merged
+    magnitude = place.tensors[target.magnitude] if target.magnitude else None
+    return merged_weight(base, place.tensors[target.a], place.tensors[target.b], spec, magnitude)
