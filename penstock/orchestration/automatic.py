@@ -78,9 +78,9 @@ class Resolved:
 
     @property
     def of_engine(self) -> str:
-        """The same where there is no trainer."""
+        """The same where there is no trainer; "" where nothing was chosen for engines."""
         own = [choice for choice in self.choices if choice.setting.startswith("engine.")]
-        return f"auto, on {self.sites.engine.name}: {_words(own)}"
+        return f"auto, on {self.sites.engine.name}: {_words(own)}" if own else ""
 
 
 def sites_of(config: PenstockConfig, gpus: Sequence[Gpu]) -> Sites:

@@ -46,7 +46,8 @@ def prepare_evaluation(
     check_prompts(heldout, tokenizer, max_context=max_context, max_new_tokens=config.rollout.max_new_tokens)
     outline = outline_on_gpu(config, model, gpus)
     resolved = resolve_auto(config, gpus, num_parameters=outline.num_parameters if outline else 0)
-    log(resolved.of_engine)
+    if resolved.of_engine:
+        log(resolved.of_engine)
     return Prepared(
         config=resolved.config,
         model=model,

@@ -90,7 +90,7 @@ def test_what_is_sent_must_fit_into_what_was_chosen() -> None:
 def test_a_resolved_config_is_final() -> None:
     first = resolve_auto(PenstockConfig(), (H200,), num_parameters=LARGE)
     again = resolve_auto(first.config, (), num_parameters=0)
-    assert (again.config, again.choices) == (first.config, ())
+    assert (again.config, again.choices, again.of_engine) == (first.config, (), "")
 
 
 def test_the_line_says_what_and_why() -> None:

@@ -28,8 +28,8 @@ class AdaptedLinear(nn.Linear):
 
 
 def find_layer(model: nn.Module, name: str, *, merged: bool = False) -> nn.Linear:
-    """The layer that an adapter names, if an adapter can be served there. Merged it can also be the output embedding,
-    unless that is the input embedding too."""
+    """The layer that an adapter names, if an adapter can be served there. Merged it can also be the output
+    embedding, unless that is the input embedding too."""
     try:
         layer = model.get_submodule(name)
     except AttributeError:
@@ -49,9 +49,11 @@ def find_layer(model: nn.Module, name: str, *, merged: bool = False) -> nn.Linea
 
 def _check_head(model: Any, head: Any, name: str, *, merged: bool) -> None:
     if head.weight is model.get_input_embeddings().weight:
-        why = "is the input embedding too; train it without (all-linear leaves it out)"
+        why = "is the input embedding too; train it without (as all-linear does)"
     elif not merged:
-        why = "makes the logits; set engine.embedded.adapters=merged, or train it without (all-linear leaves it out)"
+        why = (
+            "makes the logits; set engine.embedded.adapters=merged, or train it without (as all-linear does)"
+        )
     else:
         return
     raise PenstockError(f"the adapter is for {name}, which {why}")

@@ -1,7 +1,7 @@
 """One adapter merged into the weights: as fast as the base, for one policy. DoRA is only served so.
 
-The formula is in `models.adapter_merge`. The weights that an adapter acts on are kept as they were, since every update
-starts from them.
+The formula is in `models.adapter_merge`. The weights that an adapter acts on are kept as they were, since every
+update starts from them.
 """
 
 import torch

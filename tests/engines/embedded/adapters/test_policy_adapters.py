@@ -82,6 +82,21 @@ def test_dora_is_merged_and_every_update_starts_from_the_base() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}], ids=["lora", "dora"])
+def test_merged_the_output_embedding_may_have_an_adapter_too(options: dict[str, Any]) -> None:
+    base = make_model("llama")
+    adapter = make_adapter(base, 1, targets=["lm_head", "q_proj"], **options)
+
+    async def main() -> None:
+        world, driver = open_world(base, adapters="merged")
+        await driver.engine.update(world.adapter(adapter, 1))
+        await driver.start(ask("a", PROMPT, max_tokens=12, temperature=0.0))
+        await driver.drain()
+        check_answer(driver, "a", adapter.model)
+
+    asyncio.run(main())
+
+
 def three_policies(base: nn.Module) -> dict[str, Adapter]:
     """Of different ranks and layers, so that stacks are padded and grow."""
     return {
