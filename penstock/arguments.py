@@ -83,6 +83,8 @@ def _start(config: Config | None, model: object, tasks: object, reward: object) 
         return config
     if config is not None:
         return read_yaml(Path(config))
+    if isinstance(model, Mapping) and "name" not in model:
+        model = None  # an adapter, a device: settings for the demo's model too
     return {} if any(given is not None for given in (model, tasks, reward)) else read_yaml(DEMO)
 
 

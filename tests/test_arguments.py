@@ -5,6 +5,7 @@ import pytest
 
 from penstock.arguments import Arguments, read_arguments
 from penstock.errors import ConfigError, UserError
+from penstock.models.config import LoraConfig
 from penstock.tasks.task_rows import tasks_from_rows
 from penstock.types import Message
 
@@ -102,3 +103,15 @@ def test_what_fits_nowhere_is_one_sentence(given: dict[str, Any], sentence: str)
 def test_an_unknown_key_is_refused_by_its_name() -> None:
     with pytest.raises(ConfigError, match="did you mean 'limit'"):
         read(tasks={"rows": ROWS, "limits": 3})
+
+
+def test_settings_of_the_model_without_its_name_are_for_the_model_that_is_there() -> None:
+    demo = read_arguments(None, model={"lora": {"rank": 4}}, sections={}).config
+    assert demo.model.name == "builtin"
+    assert demo.model.lora == LoraConfig(rank=4)
+    assert demo.tasks.source == "builtin:arithmetic"
+    over = {"model": {"name": "some/model", "lora": {"rank": 8, "alpha": 2}}}
+    merged = read_arguments(over, model={"lora": {"rank": 4}}, sections={}).config
+    assert merged.model.name == "some/model"
+    assert merged.model.lora == LoraConfig(rank=4, alpha=2)
+    assert read_arguments(None, model={"name": "x"}, sections={}).config.tasks != demo.tasks

@@ -1,6 +1,10 @@
 """The examples' configs, tasks and rewards fit together; the models are left out."""
 
 import asyncio
+import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ from transformers import Qwen2Config
 from penstock.bench.shapes import SHAPES
 from penstock.config.loader import load_config
 from penstock.engines.scripted import ScriptedEngine
+from penstock.models.config import LoraConfig
 from penstock.models.outline import outline
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.orchestration.automatic import resolve_auto
@@ -62,6 +67,42 @@ def test_reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> None:
     train = {task.prompt for task in load_tasks(config.tasks)}
     assert len(train) == 2000
     assert train.isdisjoint(heldout_prompts(config))
+
+
+def test_lora_7b(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its config is valid, and its memory fits the GPUs that its README names."""
+    pytest.importorskip("reasoning_gym")
+    monkeypatch.chdir(EXAMPLES / "lora_7b")
+    config = load_config(PenstockConfig, Path("config.yaml"))
+    assert config.model.lora == LoraConfig(rank=16, alpha=32)
+    assert scores(config, "Well: <answer>{answer}</answer>", ("reasoning_gym",)) == {"reasoning_gym": 1.0}
+    sizes = replace(
+        outline(Qwen2Config(**SHAPES["7b"])), num_adapter_parameters=40_370_176, is_head_trained=False
+    )
+    for size, trainer, tokens in ((141, 24.1, 1_300_000), (80, 24.1, 300_000)):
+        gpu = Gpu(name="a GPU", total_bytes=size * 10**9, free_bytes=size * 10**9 - 5 * 10**8)
+        plan = plan_memory(config, sizes, (gpu,), longest=1024)
+        assert plan is not None
+        assert plan.trainer / 1e9 == pytest.approx(trainer, abs=0.1)
+        assert plan.cache / plan.kv_bytes_per_token > tokens
+
+
+@pytest.mark.timeout(300)
+def test_lora_7b_can_be_rehearsed(tmp_path: Path) -> None:
+    """With a tiny shape, where there is no GPU."""
+    path = EXAMPLES / "lora_7b" / "rehearse.py"
+    words = ("--shape", "tiny", "--steps", "3", "--folder", tmp_path, "--json", tmp_path / "report.json")
+    done = subprocess.run(
+        [sys.executable, path, *map(str, words)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["shape"], report["steps"]) == ("tiny", 3)
+    assert min(report["generated_tokens_per_s"], report["trained_answer_tokens_per_s"], report["step_s"]) > 0
+    # Rank 4 on seven layers of each of two, float32: 9,728 numbers and a header.
+    assert 0.038 < report["adapter_mb"] < 0.044
+    assert report["logprob_gap_mean"] < 1e-4
+    assert "generated_tokens_per_s" in done.stdout
 
 
 def test_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

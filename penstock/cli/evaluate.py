@@ -65,7 +65,7 @@ def evaluate_model(config: PenstockConfig, *, correct: float) -> EvaluationRepor
             cache=cache_folder(),
             gpus=find_gpus(os.environ),
         )
-        _to_stderr(f"evaluating {prepared.model} on {len(prepared.heldout)} tasks")
+        _to_stderr(f"evaluating {prepared.merged_adapter or prepared.model} on {len(prepared.heldout)} tasks")
         rewards = asyncio.run(evaluate(prepared))
     return report_of(rewards, samples=config.eval.samples, correct=correct)
 

@@ -54,7 +54,9 @@ def _write_merged(adapter: Path, folder: Path, *, trust_remote_code: bool) -> No
     from penstock.models.adapter_merge import merge_adapter
     from penstock.models.load import load_config, load_model
     from penstock.models.saving import save_model
+    from penstock.worker.quiet import quieten
 
+    quieten()
     base = read_adapter(adapter).base
     if base is None:
         raise UserError(f"{adapter / CONFIG} does not name the model below it (base_model_name_or_path)")

@@ -22,9 +22,19 @@ class CheckedAdapter:
     """An adapter that can be trained."""
 
     lora: LoraConfig
+    num_layers: int
     num_parameters: int
+    num_frozen: int
+    """Parameters of the model itself, which stay."""
     is_on_head: bool
     """Whether the output embedding is adapted too."""
+
+    def __str__(self) -> str:
+        kind = "DoRA" if self.lora.dora else "LoRA"
+        return (
+            f"a {kind} adapter of rank {self.lora.rank} on {self.num_layers} layers: {self.num_parameters:,} "
+            f"parameters are trained, and the model's {self.num_frozen:,} stay"
+        )
 
 
 def check_adapter(section: ModelConfig, model: str, *, saved: bool = False) -> CheckedAdapter:
@@ -41,10 +51,13 @@ def check_adapter(section: ModelConfig, model: str, *, saved: bool = False) -> C
             _refuse_other_settings(section.lora, adapter, shapes, adapter_shapes(outline, section.lora))
         _refuse_other_model(adapter, shapes, section.name)
         lora = adapter.lora
+    layers = target_layers(outline, lora)
     return CheckedAdapter(
         lora=lora,
+        num_layers=len(layers),
         num_parameters=sum(math.prod(shape) for shape in adapter_shapes(outline, lora).values()),
-        is_on_head=is_head_adapted(outline, target_layers(outline, lora)),
+        num_frozen=sum(parameter.numel() for parameter in outline.parameters()),
+        is_on_head=is_head_adapted(outline, layers),
     )
 
 

@@ -1,5 +1,6 @@
 """What a run that trains an adapter changes in its config: the adapter's settings, and room for it in engines."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.engines.config import EngineConfig
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def resolve_adapter(
-    config: PenstockConfig, model: str, *, saved: bool
+    config: PenstockConfig, model: str, *, saved: bool, log: Callable[[str], None]
 ) -> tuple[PenstockConfig, "CheckedAdapter | None"]:
     """The config as the adapter needs it, and what the adapter amounts to. `saved`: a run goes on with its own.
     Only for adapters: the layers of a model need torch, which takes seconds to import."""
@@ -20,6 +21,12 @@ def resolve_adapter(
     from penstock.models.adapter_check import check_adapter
 
     checked = check_adapter(config.model, model, saved=saved)
+    log(str(checked))
+    if "learning_rate" not in config.trainer.model_fields_set:
+        log(
+            f"trainer.learning_rate is {config.trainer.learning_rate:g}, the default for all weights; adapters "
+            "usually learn best with about ten times as much"
+        )
     updates = {
         "model": config.model.model_copy(update={"lora": checked.lora}),
         "engine": engine_with_adapter(config.engine, checked),

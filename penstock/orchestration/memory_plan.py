@@ -203,8 +203,10 @@ def _smaller_trainer(config: PenstockConfig) -> str:
         stronger = "selective" if config.trainer.checkpointing == "off" else "full"
         knobs.append(f"trainer.checkpointing={stronger}")
     knobs.append(f"trainer.micro_batch_tokens below {config.trainer.micro_batch_tokens}")
-    if transport_of(config.sync.transport).snapshots_on_gpu and config.sync.slots > 1:
-        knobs.append("sync.slots=1")
+    if transport_of(config.sync.transport).snapshots_on_gpu:
+        # Below an adapter nearly all of it is the weights that engines take once, at the start.
+        knobs += ["sync.transport=shared_memory"] if config.model.trains_adapter else []
+        knobs += ["sync.slots=1"] if config.sync.slots > 1 and not config.model.trains_adapter else []
     return "set " + " or ".join(knobs)
 
 

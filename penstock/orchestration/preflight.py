@@ -94,7 +94,7 @@ def prepare(
     warn_of_idle_penalty(config, log)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
     tokenizer.check_pad_token(log)
-    config, adapter = resolve_adapter(config, model, saved=saved is not None)
+    config, adapter = resolve_adapter(config, model, saved=saved is not None, log=log)
     config, train_tasks, heldout_tasks = resolve_prompts(
         config, train_tasks, heldout_tasks, has_template=tokenizer.has_template, log=log
     )

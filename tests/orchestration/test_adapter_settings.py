@@ -16,9 +16,28 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def resolve(model: str, lora: dict[str, Any] | None, **embedded: Any) -> Any:
-    config = {"model": {"lora": lora}, "engine": {"embedded": embedded}}
-    return resolve_adapter(PenstockConfig.model_validate(config), model, saved=False)
+def resolve(
+    model: str,
+    lora: dict[str, Any] | None,
+    trainer: dict[str, Any] | None = None,
+    log: Any = lambda line: None,
+    **embedded: Any,
+) -> Any:
+    config = {"model": {"lora": lora}, "engine": {"embedded": embedded}, "trainer": trainer or {}}
+    return resolve_adapter(PenstockConfig.model_validate(config), model, saved=False, log=log)
+
+
+def test_it_says_what_is_trained_and_how_fast(model: str) -> None:
+    lines: list[str] = []
+    resolve(model, {"rank": 3, "targets": ["q_proj"]}, log=lines.append)
+    assert lines[0] == (
+        "a LoRA adapter of rank 3 on 2 layers: 384 parameters are trained, and the model's 19,424 stay"
+    )
+    assert "trainer.learning_rate is 1e-05" in lines[1]
+    chosen: list[str] = []
+    resolve(model, {"rank": 3, "dora": True}, {"learning_rate": 1e-5}, log=chosen.append)
+    assert len(chosen) == 1
+    assert chosen[0].startswith("a DoRA adapter of rank 3 on 14 layers")
 
 
 def test_without_an_adapter_nothing_changes(model: str) -> None:
