@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, one part after another: logs and JSON into a folder, the end of each on the screen.
 #
-#   tools/gpu_check.sh FOLDER [tests] [sync] [train] [lora] [engine] [engine7b] [adapters] [colocated] [loop] [lora7b] [demo] [recipe]
+#   tools/gpu_check.sh FOLDER [tests] [sync] [train] [lora] [engine] [engine7b] [adapters] [colocated] [loop] [lora7b] [demo] [auto] [recipe]
 #
 # Without parts: all of them, perhaps 30 minutes on one H200. `recipe` is examples/one_gpu with random weights, and needs
-# reasoning-gym. A part that fails does not stop the others.
+# reasoning-gym. `auto` is what `auto` chooses, and what compiling brings to small models. A part that fails does not
+# stop the others.
 # On a machine without internet, put the wheels of tools/gpu_wheels.sh on PYTHONPATH first; tests also need pytest,
 # pytest-timeout, hypothesis and psutil.
 set -u
@@ -30,7 +31,13 @@ run_part() {
     colocated) penstock bench loop --only colocated --shape 1.5b --json "$out/colocated.json" ;;
     loop) penstock bench loop --shape 1.5b --json "$out/loop.json" ;;
     lora7b) python examples/lora_7b/rehearse.py --json "$out/lora7b.json" ;;
-    demo) cd "$out" && penstock train engine.embedded.compile=on sync.transport=cuda_ipc ;;
+    demo) cd "$out" && penstock train model.device=cuda ;;
+    auto)
+        python -m pytest -q -s -p no:cacheprovider tests/orchestration/test_automatic.py &&
+            penstock bench engine --shape 135m --only uniform &&
+            penstock bench engine --shape 135m --only uniform engine.embedded.compile=off &&
+            penstock bench train --shape 135m
+        ;;
     recipe)
         python tools/random_model.py "$out/random-1.5b" --shape 1.5b --config examples/one_gpu/config.yaml &&
             recipe=$PWD/examples/one_gpu/config.yaml && cd "$out" &&
@@ -41,7 +48,7 @@ run_part() {
 }
 
 failed=()
-for part in "${@:-tests sync train lora engine engine7b adapters colocated loop lora7b demo recipe}"; do
+for part in "${@:-tests sync train lora engine engine7b adapters colocated loop lora7b demo auto recipe}"; do
     for name in $part; do
         began=$SECONDS
         if (run_part "$name") >"$out/$name.log" 2>&1; then how=done; else how="FAILED"; failed+=("$name"); fi

@@ -16,6 +16,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 512,
         "tie_word_embeddings": True,
     },
+    "135m": {
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    },
     "1.5b": {
         "hidden_size": 1536,
         "num_hidden_layers": 28,
@@ -35,7 +44,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Qwen2.5's shapes, and one that fits any machine."""
+"""Those of SmolLM2 (135m) and Qwen2.5, and one that fits any machine."""
 
 
 def make_shape(name: str, device: str, dtype: torch.dtype, attention: str = "sdpa") -> nn.Module:

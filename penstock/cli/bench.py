@@ -14,7 +14,7 @@ bench = typer.Typer(help="Measure Penstock against itself and others, as ratios 
 Json = Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")]
 
 Shape = Annotated[
-    str | None, typer.Option("--shape", help="tiny, 1.5b or 7b: random weights, no download needed.")
+    str | None, typer.Option("--shape", help="tiny, 135m, 1.5b or 7b: random weights, no download needed.")
 ]
 
 
@@ -85,7 +85,7 @@ def engine(
     if shape is None and resolve_device("auto") == "cpu":
         if settings or only or adapters:
             raise ConfigError(
-                "settings, --only and --adapters belong to a shape: add --shape tiny, 1.5b or 7b"
+                "settings, --only and --adapters belong to a shape: add --shape tiny, 135m, 1.5b or 7b"
             )
         engine_cpu.run(json)
     else:

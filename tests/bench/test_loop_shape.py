@@ -68,5 +68,5 @@ def test_on_a_gpu_it_is_the_recipe_of_one_gpu() -> None:
 def test_a_large_shape_without_a_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="--shape 1.5b needs a GPU, and there is none; --shape tiny"):
         work_of("1.5b", on_gpu=False)
-    with pytest.raises(ConfigError, match="--shape must be one of tiny, 1.5b, 7b, got 'huge'"):
+    with pytest.raises(ConfigError, match="--shape must be one of tiny, 135m, 1.5b, 7b, got 'huge'"):
         work_of("huge", on_gpu=True)
