@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 from penstock.arguments import DEMO, Config, Tasks, read_arguments
 from penstock.interfaces import Scorer
-from penstock.observe.views import Log, View, make_view, show_start
+from penstock.observe.events import RunEvent
+from penstock.observe.readers import ShownRun, show
+from penstock.observe.views import View, make_view
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import find_gpus
 from penstock.orchestration.interruption import asking
@@ -93,6 +96,8 @@ class Run:
     scorer: Scorer | None = None
     workflow: Workflow | None = None
     saved: SavedRun | None = None
+    notes: tuple[str, ...] = ()
+    """What there is to say about the arguments."""
 
     @classmethod
     def of(
@@ -107,43 +112,46 @@ class Run:
             sections = {**sections, "rollout": {**sections.get("rollout", {}), "workflow": path}}
         arguments = read_arguments(config, sections=sections, **named)
         root = arguments.config
-        view = make_view(root.observe)
+        notes: list[str] = []
         scorer: Scorer | None = None
         if arguments.local_rewards:
             device = root.reward.device
             scorer = ThreadScorer.of(
                 root.reward, [one.in_this_process(device) for one in arguments.local_rewards]
             )
-            Log(view)("the reward can't be imported by a worker process, so it runs in this one, in a thread")
+            notes.append(
+                "the reward can't be imported by a worker process, so it runs in this one, in a thread"
+            )
         own = None if workflow is None or isinstance(workflow, str) else as_workflow(workflow)
         if own is not None and path is None and root.rollout.workers:
-            view.log("the workflow can't be imported by a worker process, so it runs in this one")
+            notes.append("the workflow can't be imported by a worker process, so it runs in this one")
         return cls(
             config=root,
-            view=view,
+            view=make_view(root.observe),
             tasks=arguments.tasks,
             heldout=arguments.heldout,
             scorer=scorer,
             workflow=own,
+            notes=tuple(notes),
         )
 
-    def session(self) -> Session:
+    def session(self, shown: ShownRun) -> Session:
         prepared = prepare(
             self.config,
             tasks=self.tasks,
             heldout=self.heldout,
-            log=self.view.log,
+            log=shown.events.log,
             cache=cache_folder(),
             gpus=find_gpus(os.environ),
             workflow=self.workflow,
             saved=self.saved,
         )
-        return Session(prepared, self.view, scorer=self.scorer)
+        return Session(prepared, shown, scorer=self.scorer)
 
     def blocking(self) -> Summary:
         """Prepare and run one session, also where an event loop already runs (a notebook)."""
-        with self._shown():
-            session = self.session()
+        with self._shown() as shown:
+            session = self.session(shown)
             try:
                 asyncio.get_running_loop()
             except RuntimeError:
@@ -152,17 +160,32 @@ class Run:
 
     async def beside(self) -> Summary:
         """In the caller's loop."""
-        with self._shown():
-            return await run_until_cancelled(await asyncio.to_thread(self.session))
+        with self._shown() as shown:
+            return await run_until_cancelled(await asyncio.to_thread(self.session, shown))
 
     @contextlib.contextmanager
-    def _shown(self) -> Iterator[None]:
-        show_start(self.view, self.config.run.name, self.config.run.steps)
+    def _shown(self) -> Iterator[ShownRun]:
+        """Say at once that a run begins: to read tasks and a tokenizer can take seconds."""
+        shown, run = show(self.view), self.config.run
+        events = shown.events
+        events.emit(
+            RunEvent(
+                process=events.process,
+                time=events.now(),
+                name=run.name,
+                folder="",
+                steps=run.steps,
+                wall_s=time.time(),
+            )
+        )
+        for note in self.notes:
+            events.log(note)
+        if self.saved is not None:
+            events.log(f"going on from step {self.saved.progress.step} of {run.steps}")
         try:
-            yield
+            yield shown
         finally:
-            with contextlib.suppress(Exception):  # a closed stdout, which must not hide how the run ended
-                self.view.close()
+            shown.stream.close()
 
 
 def run(config: PenstockConfig, view: View, *, saved: SavedRun | None = None) -> Summary:

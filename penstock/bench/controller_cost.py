@@ -18,6 +18,7 @@ from rich.console import Console
 from penstock.api import cache_folder
 from penstock.arguments import DEMO
 from penstock.config.loader import load_config
+from penstock.observe.readers import show
 from penstock.observe.status import RunStatus
 from penstock.observe.views import SilentView
 from penstock.orchestration.config import PenstockConfig
@@ -56,7 +57,7 @@ def run(
         config = load_config(PenstockConfig, DEMO, own)
         prepared = prepare(config, log=console.print, cache=cache_folder())
         view = CpuView()
-        summary = asyncio.run(Session(prepared, view).run())
+        summary = asyncio.run(Session(prepared, show(view)).run())
     report = cost(summary, view.training_s)
     console.print(sentence(report), highlight=False, soft_wrap=True)
     if json_path is not None:

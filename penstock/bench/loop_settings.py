@@ -29,6 +29,7 @@ from penstock.bench.workload import EndlessTokenizer, make_model, make_tasks
 from penstock.config.loader import build
 from penstock.demo.latency import LogNormalLatency, SlowTenthLatency
 from penstock.demo.model import ensure_builtin_model
+from penstock.observe.readers import show
 from penstock.observe.views import SilentView
 from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
@@ -179,7 +180,7 @@ def train(
         max_context=512,
         workflow=workflow,
     )
-    return asyncio.run(Session(prepared, SilentView()).run())
+    return asyncio.run(Session(prepared, show(SilentView())).run())
 
 
 def table(results: dict[str, Any]) -> Table:

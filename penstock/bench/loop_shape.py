@@ -28,6 +28,7 @@ from penstock.bench.workload import make_tasks
 from penstock.config.loader import build
 from penstock.demo.latency import Z_90
 from penstock.errors import ConfigError
+from penstock.observe.readers import show
 from penstock.observe.views import SilentView
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import find_gpus
@@ -153,7 +154,7 @@ def train(work: ShapeWork, max_staleness: int, folder: Path, console: Console) -
         gpus=find_gpus(os.environ) if work.on_gpu else (),
         workflow=LongTailedAnswers(work),
     )
-    summary = asyncio.run(Session(prepared, SilentView()).run())
+    summary = asyncio.run(Session(prepared, show(SilentView())).run())
     return arm_of(summary) | trained_tokens(prepared.folder / "metrics.jsonl", summary)
 
 

@@ -167,9 +167,7 @@ def resume(
     from penstock.orchestration.run_folder import load_saved_run
 
     root, saved = load_saved_run(run_folder(name), list(overrides or []))
-    view = make_view(root.observe)
-    view.log(f"going on from step {saved.progress.step} of {root.run.steps}")
-    summary = run(root, view, saved=saved)
+    summary = run(root, make_view(root.observe), saved=saved)
     with contextlib.suppress(BrokenPipeError, SystemExit):
         print_summary(summary)
 

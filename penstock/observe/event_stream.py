@@ -31,7 +31,7 @@ class Reader(Protocol):
 
 
 class EventStream:
-    """Belongs to one event loop, and is used in its thread only.
+    """Used by one thread at a time: by whoever prepares a run, then by the event loop that it moves to.
 
     `defer` runs a function a little later (`loop.call_soon`); without it readers are told at once."""
 
@@ -43,6 +43,10 @@ class EventStream:
         self._readers: dict[str, Reader] = {}
         self._waiting: deque[AnyEvent] = deque()
         self._scheduled = False
+
+    def move_to(self, clock: Clock, defer: Defer) -> None:
+        """From now on times are of this clock, and readers are told in later turns of its loop."""
+        self.clock, self._defer = clock, defer
 
     def of(self, process: str) -> Recorder:
         """The stream as one process uses it."""

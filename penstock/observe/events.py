@@ -14,7 +14,8 @@ There is no event for a token or a forward pass: what happens that often is coun
 import msgspec
 
 Attribute = int | float | str
-STARTING = "starting: loading the model"
+PREPARING = "starting: reading tasks and tokenizer"
+LOADING = "starting: loading the model"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -25,7 +26,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class RunEvent(Event, frozen=True, kw_only=True):
-    """The first event of a run. `wall_s` is the Unix time at `time`: later times follow from the difference."""
+    """What is known of a run: when it begins to be prepared, and again, with its folder, when its session begins.
+    `wall_s` is the Unix time at `time`: later times follow from the difference."""
 
     name: str
     folder: str
@@ -39,8 +41,8 @@ class RunEvent(Event, frozen=True, kw_only=True):
 
 
 class PhaseEvent(Event, frozen=True, kw_only=True):
-    """The run enters a phase: `verifying weights`, `evaluating`, `training`, `saving`, `done`. It begins in
-    `STARTING`, without an event of its own."""
+    """The run enters a phase: `LOADING`, `verifying weights`, `evaluating`, `training`, `saving`, `done`. It begins
+    in `PREPARING`, without an event of its own."""
 
     phase: str
 

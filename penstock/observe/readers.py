@@ -1,7 +1,9 @@
 """Who reads the stream: metric writers, the view, and a list for tests. Each stands on a `RunState` that was
 subscribed before it, and so has seen every event that it sees."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from penstock.observe.event_stream import EventStream, Reader
 from penstock.observe.events import (
@@ -14,6 +16,7 @@ from penstock.observe.events import (
     StepEvent,
 )
 from penstock.observe.learning_signal import LearningSignal
+from penstock.observe.recorder import Recorder
 from penstock.observe.run_state import RunState
 from penstock.observe.views import View
 from penstock.observe.writers import MetricsWriter
@@ -21,19 +24,40 @@ from penstock.observe.writers import MetricsWriter
 DRAW_EVERY_S = 0.5
 
 
-def subscribe_all(
-    stream: EventStream, view: View, writers: Sequence[MetricsWriter], samples: Reader | None = None
-) -> RunState:
-    """Let the state, every writer and the view read a run; the state is for whoever sums up."""
-    state = RunState()
+@dataclass(frozen=True, slots=True)
+class ShownRun:
+    """A run's events and the state that they make. A view reads it from the first line on, also before there is a
+    session."""
+
+    stream: EventStream
+    state: RunState
+
+    @property
+    def events(self) -> Recorder:
+        return self.stream.of("controller")
+
+    def keep(self, writers: Sequence[MetricsWriter], samples: Reader | None = None) -> None:
+        """Let writers read it too, once there is a folder to write into."""
+        for writer in writers:
+            self.stream.subscribe(writer.name, MetricsReader(self.state, writer))
+        if samples is not None:
+            self.stream.subscribe("samples.jsonl", samples)
+        self.stream.subscribe("learning signal", LearningSignal(self.events))
+
+
+class MonotonicClock:
+    """The clock of a real event loop, where none runs yet."""
+
+    def time(self) -> float:
+        return time.monotonic()
+
+
+def show(view: View) -> ShownRun:
+    """A run that begins, in the thread that prepares it."""
+    stream, state = EventStream(MonotonicClock()), RunState()
     stream.subscribe("state", state)
-    for writer in writers:
-        stream.subscribe(writer.name, MetricsReader(state, writer))
-    if samples is not None:
-        stream.subscribe("samples.jsonl", samples)
     stream.subscribe("view", ViewReader(state, view))
-    stream.subscribe("learning signal", LearningSignal(stream.of("controller")))
-    return state
+    return ShownRun(stream, state)
 
 
 class MemoryReader:

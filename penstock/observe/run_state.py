@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.observe.bottleneck import Bottleneck
 from penstock.observe.events import (
-    STARTING,
+    PREPARING,
     AnyEvent,
     Counters,
     Doing,
@@ -47,7 +47,7 @@ class RunState:
         self.folder = ""
         self.steps_planned = 0
         self.started = self.now = 0.0
-        self.phase = STARTING
+        self.phase = PREPARING
         self.training_s = 0.0
         self.step = 0
         """The last one."""

@@ -1,6 +1,5 @@
 """How a run shows itself: drawn live in a terminal or a notebook, or as plain lines."""
 
-import contextlib
 import sys
 import time
 from typing import Protocol
@@ -19,17 +18,6 @@ class View(Protocol):
     def log(self, line: str) -> None: ...
 
     def close(self) -> None: ...
-
-
-class Log:
-    """A view's `log` for those who speak to it directly. A view that fails costs its line and nothing else."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-
-    def __call__(self, line: str) -> None:
-        with contextlib.suppress(Exception):  # a closed stdout can't be told that it is closed
-            self._view.log(line)
 
 
 def make_view(config: ObserveConfig) -> View:
@@ -52,12 +40,6 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
-
-
-def show_start(view: View, name: str, steps: int) -> None:
-    """Say at once that a run begins: to read tasks and a tokenizer can take seconds."""
-    with contextlib.suppress(Exception):  # as `Log`
-        view.update(RunStatus(name=name, steps=steps, phase="starting: reading tasks and tokenizer"))
 
 
 class SilentView:

@@ -11,11 +11,10 @@ import time
 from penstock.engines.engine_pool import EnginePool
 from penstock.interfaces import Scorer
 from penstock.observe.event_stream import EventStream
-from penstock.observe.events import RunEvent
-from penstock.observe.readers import subscribe_all
+from penstock.observe.events import LOADING, RunEvent
+from penstock.observe.readers import ShownRun
 from penstock.observe.recorder import Recorder
 from penstock.observe.run_state import RunState
-from penstock.observe.views import Log, View
 from penstock.orchestration.assembly import Parts, build_controller, build_evaluator
 from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.checkpoints import Checkpoints, Part, sweep_unfinished
@@ -41,14 +40,13 @@ from penstock.tasks.stream import TaskStream
 class Session:
     """Owns the processes of one run. `stop` and `hurry` ask it to end early, with the model saved."""
 
-    def __init__(self, prepared: Prepared, view: View, *, scorer: Scorer | None = None) -> None:
+    def __init__(self, prepared: Prepared, shown: ShownRun, *, scorer: Scorer | None = None) -> None:
         self._prepared = prepared
         self._config = prepared.config
-        self._view = view
+        self._shown = shown
         self._scorer = scorer
         self._controller: Controller | None = None
         self._ending = Ending()
-        self._events: Recorder | None = None
 
     def stop(self) -> None:
         """End after the step in progress. Safe to call at any time, from any thread."""
@@ -60,12 +58,8 @@ class Session:
 
     def say(self, line: str) -> None:
         """A line for the person who watches, as an event of the run. As safe as `stop`."""
-        if not self._ending.call(lambda: self._say(line)):
-            self._say(line)
-
-    def _say(self, line: str) -> None:
-        log = Log(self._view) if self._events is None else self._events.log
-        log(line)
+        if not self._ending.call(lambda: self._shown.events.log(line)):
+            self._shown.events.log(line)
 
     def _stop_controller(self) -> None:
         if self._controller is not None:
@@ -87,11 +81,12 @@ class Session:
     async def _run(self) -> Summary:
         loop = asyncio.get_running_loop()
         self._ending.bind()
-        stream = EventStream(loop, defer=loop.call_soon)
-        events = self._events = stream.of("controller")
-        writers, samples = open_writers(self._prepared), open_samples(self._prepared)
-        state = subscribe_all(stream, self._view, writers, samples)
+        stream, state = self._shown.stream, self._shown.state
+        stream.move_to(loop, loop.call_soon)
+        self._shown.keep(open_writers(self._prepared), open_samples(self._prepared))
+        events = self._shown.events
         stream.emit(self._run_event(loop.time()))
+        events.phase(LOADING)
         try:
             with sharing(self._config, self._prepared.gpus, os.environ, events.log) as environments:
                 async with (
@@ -107,7 +102,6 @@ class Session:
             summary.write(self._prepared.folder)
             return summary
         finally:
-            self._events = None
             stream.close()
 
     def _run_event(self, now: float) -> RunEvent:

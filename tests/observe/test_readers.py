@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.observe.event_stream import EventStream, Reader
-from penstock.observe.readers import MemoryReader, MetricsReader, ViewReader
+from penstock.observe.readers import MemoryReader, MetricsReader, ViewReader, show
 from penstock.observe.run_state import RunState
 from penstock.observe.status import RunStatus
 from penstock.observe.views import SilentView
@@ -79,6 +79,39 @@ def test_drops_after_the_last_step_have_a_row_too(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows[0]["dropped_stale"] == 1.0
     assert rows[1:] == [{"step": 1, "dropped_empty": 1.0, "dropped_stale": 2.0}]
+
+
+def test_a_run_is_shown_before_it_has_a_session_and_kept_from_then_on(tmp_path: Path) -> None:
+    view, samples, clock, later = SilentView(), MemoryReader(), HandClock(7.0), list[Callable[[], None]]()
+    shown = show(view)
+    shown.events.log("reading tasks")
+    assert view.lines == ["reading tasks"]
+    shown.stream.move_to(clock, later.append)
+    shown.keep([JsonlWriter(tmp_path / "metrics.jsonl")], samples)
+    shown.events.log("loading")
+    assert view.lines == ["reading tasks"]
+    later.pop()()
+    assert view.lines == ["reading tasks", "loading"]
+    assert [(event.time, event.process) for event in samples.events] == [(7.0, "controller")]
+    shown.stream.emit(step(1, 104.0))
+    shown.stream.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["reward"] == 0.5
+    assert shown.state.step == 1
+
+
+def test_a_view_that_fails_at_the_start_costs_nothing() -> None:
+    class Closed(SilentView):
+        def log(self, line: str) -> None:
+            raise BrokenPipeError
+
+        def update(self, status: RunStatus) -> None:
+            raise BrokenPipeError
+
+    shown = show(Closed())
+    shown.stream.emit(run_event())
+    shown.events.log("a line")
+    shown.stream.close()
+    assert shown.state.name == "demo"
 
 
 class Drawing(SilentView):

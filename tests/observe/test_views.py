@@ -4,11 +4,11 @@ import io
 import pytest
 from rich.console import Console
 
+from penstock.observe.readers import show
 from penstock.observe.screen import Screen
-from penstock.observe.status import RunStatus
 from penstock.observe.terminal import TerminalView
-from penstock.observe.views import Log, PlainView, SilentView, progress_line, show_start
-from tests.observe.examples import STATUS
+from penstock.observe.views import PlainView, progress_line
+from tests.observe.examples import STATUS, run_event
 
 
 def test_a_progress_line_says_who_waits_for_what() -> None:
@@ -38,19 +38,11 @@ def test_a_line_of_others_is_shown_escaped_bounded_and_in_any_encoding(
     assert len(raw.getvalue()) < 2200
 
 
-def test_a_closed_output_costs_a_line_and_nothing_else() -> None:
-    class Closed(SilentView):
-        def log(self, line: str) -> None:
-            raise BrokenPipeError
-
-    Log(Closed())("a line")
-
-
 def test_the_plain_view_says_each_phase_once_and_progress_now_and_then(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     view = PlainView(5.0)
-    show_start(view, "demo", 10)
+    show(view).stream.emit(run_event())
     for phase, elapsed_s in (("verifying", 1.0), ("verifying", 2.0), ("training", 3.0), ("training", 7.0)):
         view.update(dataclasses.replace(STATUS, phase=phase, elapsed_s=elapsed_s))
     lines = [line[9:] for line in capsys.readouterr().out.splitlines()]
@@ -60,11 +52,3 @@ def test_the_plain_view_says_each_phase_once_and_progress_now_and_then(
         "training",
         progress_line(STATUS),
     ]
-
-
-def test_a_view_that_fails_at_the_start_costs_nothing() -> None:
-    class Broken(SilentView):
-        def update(self, status: RunStatus) -> None:
-            raise BrokenPipeError
-
-    show_start(Broken(), "demo", 10)

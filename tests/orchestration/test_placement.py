@@ -11,6 +11,7 @@ import pytest
 from penstock.config.loader import build
 from penstock.errors import UserError, WorkerDied
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.observe.readers import show
 from penstock.observe.status import RunStatus
 from penstock.observe.views import SilentView
 from penstock.orchestration.automatic import resolve_auto
@@ -153,7 +154,7 @@ def test_both_workers_are_clients_of_the_runs_daemon(prepared: Prepared, fake: F
 
 
 def test_a_run_that_ends_stops_its_daemon(prepared: Prepared, fake: FakeMps) -> None:
-    summary = asyncio.run(Session(prepared, SilentView()).run())
+    summary = asyncio.run(Session(prepared, show(SilentView())).run())
     assert summary.steps == 1
     assert fake.told == TOLD
 
@@ -168,7 +169,7 @@ def test_a_run_that_is_stopped_at_once_stops_its_daemon(prepared: Prepared, fake
 
     async def main() -> None:
         nonlocal running
-        running = asyncio.ensure_future(Session(prepared, Impatient()).run())
+        running = asyncio.ensure_future(Session(prepared, show(Impatient())).run())
         await running
 
     running: asyncio.Future[Any]
@@ -185,7 +186,7 @@ def test_a_run_whose_worker_dies_stops_its_daemon(prepared: Prepared, fake: Fake
                     child.kill()
 
     with pytest.raises(WorkerDied, match="worker trainer"):
-        asyncio.run(Session(prepared, Killer()).run())
+        asyncio.run(Session(prepared, show(Killer())).run())
     assert fake.told == TOLD
 
 

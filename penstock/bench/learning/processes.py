@@ -23,6 +23,7 @@ from penstock.config.loader import build
 from penstock.demo.arithmetic import make_tasks
 from penstock.demo.latency import LogNormalLatency
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.observe.readers import show
 from penstock.observe.views import SilentView
 from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
@@ -143,7 +144,7 @@ def train(
         max_context=MAX_CONTEXT,
         workflow=workflow,
     )
-    summary = asyncio.run(Session(prepared, SilentView()).run())
+    summary = asyncio.run(Session(prepared, show(SilentView())).run())
     seconds, rewards = read_curve(run_folder / "metrics.jsonl")
     return Timed(seconds=seconds, rewards=rewards, summary=summary)
 
