@@ -29,6 +29,7 @@ from penstock.types import (
     Task,
     Turn,
     group_scope,
+    since_restart,
 )
 
 Messages = Sequence[Message | Mapping[str, str]]
@@ -124,13 +125,13 @@ class Rollout:
         for task in self._generating:
             task.cancel()
 
-    async def _chunks(self, request: GenerateRequest) -> list[Chunk]:
+    async def _chunks(self, request: GenerateRequest) -> Sequence[Chunk]:
         task = asyncio.current_task()
         assert task is not None
         self._generating.add(task)
         try:
             async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
-                return [chunk async for chunk in chunks]
+                return since_restart([chunk async for chunk in chunks])
         except RequestRefused:
             raise
         except Exception as error:

@@ -37,9 +37,9 @@ class SyncConfig(Section):
     takes what suits the transport."""
     interrupt: Interrupt = "inflight"
     """What happens to a generation in flight when weights arrive: `inflight` swaps between two forward
-    passes and keeps its KV, `inflight_recompute` also rebuilds the KV under the new weights. The others need an
-    engine that says it can: `drain` finishes answers first, `abort_resume` goes on from their prefixes,
-    `abort_retry` starts them again."""
+    passes and keeps its KV, `inflight_recompute` also rebuilds the KV under the new weights, `drain` lets answers
+    end first while new ones wait, `abort_resume` takes them out of the batch and goes on from their prefixes,
+    `abort_retry` throws them away and starts them again. An engine that lacks one says so at the start."""
     slots: int = Field(default=2, ge=1)
     """Snapshots that may exist at once; the trainer waits for a free one only when engines lag this far."""
 

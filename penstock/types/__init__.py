@@ -39,6 +39,7 @@ from penstock.types.generation import (
     Parent,
     SamplingMask,
     SamplingParams,
+    since_restart,
 )
 from penstock.types.metrics import (
     Metric,
@@ -84,6 +85,7 @@ __all__ = [
     "GenerateRequest",
     "SamplingMask",
     "Chunk",
+    "since_restart",
     "EngineReport",
     "Message",
     "Task",

@@ -1,5 +1,6 @@
 """What engines are asked for, and what they answer: token ids in, token ids out."""
 
+from collections.abc import Sequence
 from math import inf, isfinite
 from typing import Literal
 
@@ -155,9 +156,17 @@ class Chunk(Record, frozen=True, kw_only=True):
     """Why the generation ended; None while it goes on."""
     sampling_mask: MaskRef | None = None
     """Of tokens up to the end of this chunk, those of earlier chunks among them."""
+    restarts: bool = False
+    """The generation has begun again with this chunk: earlier ones are void."""
 
     def __post_init__(self) -> None:
         check_aligned("Chunk", self.token_ids, self.logprobs, self.versions)
+
+
+def since_restart(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+    """The chunks that count: those since the generation began for the last time."""
+    begins = [number for number, chunk in enumerate(chunks) if chunk.restarts]
+    return chunks[begins[-1] :] if begins else chunks
 
 
 class EngineReport(Record, frozen=True, kw_only=True):

@@ -115,3 +115,9 @@ class UpdateReceipt(Record, frozen=True, kw_only=True):
     """How long no forward pass could run because of this update; on a GPU, by the device's own clock."""
     verify_s: float
     """How long the fingerprint took after the copies. On a GPU the next passes may have begun by then."""
+    drain_s: float = 0.0
+    """Under `drain`: how long new requests waited for those in flight to end."""
+    recomputed_tokens: int = 0
+    """Tokens in flight whose keys and values were given up, and are computed again."""
+    discarded_tokens: int = 0
+    """Under `abort_retry`: tokens that had been sampled and were thrown away."""

@@ -1,15 +1,16 @@
 """What a workflow can ask of its rollout."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import UserError
 from penstock.rollout.episode_rollout import Rollout
-from penstock.types import Message, Parent, Turn
+from penstock.types import Chunk, GenerateRequest, Message, Parent, Turn
 from tests.rollout.contract import spec_of
 
 
@@ -114,6 +115,23 @@ def test_every_turn_has_an_id_a_seed_and_the_groups_priority() -> None:
     assert [request.id for request in requests] == ["g12.0.0", "g12.0.1", "g12.0.2"]
     assert len({request.sampling.seed for request in requests}) == 3
     assert {request.priority for request in requests} == {12}
+
+
+def test_a_turn_that_began_again_holds_what_came_since() -> None:
+    class Retries:
+        async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+            for text, version, restarts in (("ab", 1, False), ("c", 2, True), ("d]", 2, False)):
+                yield Chunk(
+                    token_ids=np.array([ord(letter) for letter in text], np.int32),
+                    logprobs=np.full(len(text), -0.5, np.float32),
+                    versions=np.full(len(text), version, np.int32),
+                    finish_reason="stop" if text.endswith("]") else None,
+                    restarts=restarts,
+                )
+
+    turn = asyncio.run(Rollout(spec_of(), Retries(), Letters()).generate("hi"))
+    assert turn.text == "cd"
+    assert turn.versions.tolist() == [2, 2, 2]
 
 
 def test_sampling_is_overridden_for_one_turn() -> None:

@@ -50,6 +50,9 @@ class EmbeddedConfig(Section):
     """How LoRA adapters are served: `unmerged`, beside the weights, several policies in one batch; `merged` into
     the weights, one policy, as fast as the weights alone, with a copy of them kept. `auto` merges DoRA, which is
     always served so, and nothing else."""
+    resume_kv: Literal["keep", "recompute"] = "keep"
+    """Under `sync.interrupt: abort_resume`: whether answers in flight go on with the keys and values that older
+    weights computed, or compute those of their prefix again."""
     max_adapters: int = Field(default=0, ge=0)
     """Policies with an adapter of their own that the engine serves and keeps memory for. A run that trains an
     adapter raises it to 1."""

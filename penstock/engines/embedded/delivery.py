@@ -71,12 +71,14 @@ def end_within(
 def cut_chunk(seq: Sequence, reason: FinishReason | None, mask: MaskRef | None = None) -> Chunk:
     """What has been drawn since the last chunk."""
     start, seq.num_sent = seq.num_sent, seq.num_output
+    restarts, seq.restarts = seq.restarts, False
     return Chunk(
         token_ids=np.array(seq.tokens[seq.num_prompt + start :], dtype=np.int32),
         logprobs=np.array(seq.logprobs[start:], dtype=np.float32),
         versions=np.array(seq.versions[start:], dtype=np.int32),
         finish_reason=reason,
         sampling_mask=mask,
+        restarts=restarts,
     )
 
 

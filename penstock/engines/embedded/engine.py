@@ -23,6 +23,7 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.adapters.policy_adapters import PolicyAdapters
 from penstock.engines.embedded.blocks import BlockPool
 from penstock.engines.embedded.delivery import Stream
+from penstock.engines.embedded.interrupts import INTERRUPTS, Interrupts
 from penstock.engines.embedded.model_runner import ModelRunner
 from penstock.engines.embedded.outbox import Outbox
 from penstock.engines.embedded.prefix_cache import PrefixCache
@@ -30,7 +31,7 @@ from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.engines.embedded.stepper import HostStepper, Stepper
 from penstock.engines.embedded.validation import check_request
-from penstock.engines.embedded.weight_updates import INTERRUPTS, Health, WeightUpdates
+from penstock.engines.embedded.weight_updates import Health, WeightUpdates
 from penstock.errors import PenstockError
 from penstock.interfaces import BlobStore, Tokenizer, WeightReceiver
 from penstock.models.published import published_tensors
@@ -109,6 +110,10 @@ class EmbeddedEngine:
         self._stepper = self._open_stepper()
         self._health = Health(name)
         self._adapters = PolicyAdapters(model, self._stepper.slots, self.config)
+        self._wake = asyncio.Event()
+        self._interrupts = Interrupts(
+            self._scheduler, self._stepper, resume_kv=self.config.resume_kv, wake=self._wake.set
+        )
         self._updates = WeightUpdates(
             self._health,
             self.versions,
@@ -118,10 +123,10 @@ class EmbeddedEngine:
             scheduler=self._scheduler,
             stepper=self._stepper,
             outbox=self._outbox,
+            interrupts=self._interrupts,
         )
         self._seeds = np.random.default_rng(self.config.seed)
         self._arrivals = 0
-        self._wake = asyncio.Event()
         self._busy_s = 0.0
         self._num_requests = 0
 
@@ -158,10 +163,9 @@ class EmbeddedEngine:
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         """Take new weights: stage them while generating, then load them between two forward passes.
 
-        Sequences go on with the keys and values they have, or compute them again (`inflight_recompute`). When
-        staging fails, nothing has changed, nor when an adapter is not what was published. When loading full weights
-        fails, live parameters may be half old and half new: requests fail with that error until a later full update
-        succeeds."""
+        `interrupts.py` says what becomes of sequences in flight. When staging fails, nothing has changed, nor when
+        an adapter is not what was published. When loading full weights fails, live parameters may be half old and
+        half new: requests fail with that error until a later full update succeeds."""
         return await self._updates.take(update, interrupt)
 
     async def report(self) -> EngineReport:
@@ -175,6 +179,7 @@ class EmbeddedEngine:
             max_context=self._runner.max_context,
             counters={
                 **self._stepper.counters,
+                **self._interrupts.counters,
                 "busy_s": self._busy_s,
                 "tokens": float(self._outbox.num_tokens),
                 "requests": float(self._num_requests),

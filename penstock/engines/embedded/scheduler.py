@@ -6,12 +6,16 @@ youngest running sequence is preempted: its blocks are freed, its tokens are kep
 when there is room. The oldest sequence always makes progress, so nothing can wait for ever.
 
     add ─► waiting ─► running ─► finish
-              ▲          │
-              └ preempt ─┘
+     │        ▲ ▲        │
+     ▼        │ └ preempt ┘
+    held ─────┘
+
+Requests are held while new weights wait for those before them to end (`sync.interrupt: drain`).
 """
 
 import bisect
 import heapq
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from penstock.engines.embedded.prefix_cache import PrefixCache
@@ -45,6 +49,15 @@ class Batch:
         self.origins[target] = source
 
 
+@dataclass(slots=True)
+class Hold:
+    """Requests of `policies` that wait for new weights."""
+
+    policies: Collection[str]
+    on_drained: Callable[[], None]
+    sequences: list[Sequence] = field(default_factory=list)
+
+
 class Scheduler:
     """Continuous batching over `cache`, at most `max_batch` sequences at once."""
 
@@ -58,13 +71,15 @@ class Scheduler:
         self._prefilling: dict[tuple[str, bytes], Sequence] = {}
         self._is_full = False
         """The next waiting sequence did not fit the cache, and nothing has been freed since."""
+        self._hold: Hold | None = None
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + (len(self._hold.sequences) if self._hold is not None else 0)
 
     @property
     def has_work(self) -> bool:
+        """Whether anything can be computed now."""
         return bool(self.running or self._waiting)
 
     def live(self) -> list[Sequence]:
@@ -76,7 +91,31 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         self._live[seq.request.id] = seq
-        heapq.heappush(self._waiting, (seq.order, seq))
+        if self._hold is not None and seq.policy in self._hold.policies:
+            self._hold.sequences.append(seq)
+        else:
+            heapq.heappush(self._waiting, (seq.order, seq))
+
+    def hold(self, policies: Collection[str], on_drained: Callable[[], None]) -> None:
+        """Requests of these policies that have not begun wait until `let_go`; `on_drained` is called when all
+        others of these policies have ended."""
+        assert self._hold is None, "updates are taken one after another"
+        self._hold = Hold(policies, on_drained)
+        begun = [entry for entry in self._waiting if entry[1].num_output or entry[1].policy not in policies]
+        self._hold.sequences = [
+            seq for _, seq in self._waiting if not seq.num_output and seq.policy in policies
+        ]
+        self._waiting = begun
+        heapq.heapify(self._waiting)
+        self._tell_if_drained()
+
+    def let_go(self) -> None:
+        """Those that were held may begin."""
+        assert self._hold is not None
+        for seq in self._hold.sequences:
+            heapq.heappush(self._waiting, (seq.order, seq))
+        self._hold = None
+        self._is_full = False
 
     def finish(self, seq: Sequence) -> None:
         """It has all its tokens: its cache is kept for forks as long as there is room."""
@@ -84,6 +123,7 @@ class Scheduler:
         del self._live[seq.request.id]
         self.cache.keep(seq)
         self._is_full = False
+        self._tell_if_drained()
 
     def cancel(self, seq: Sequence) -> None:
         """Take it out, wherever it is. Those that followed it compute their prompt themselves."""
@@ -93,18 +133,36 @@ class Scheduler:
         else:
             self._waiting = [entry for entry in self._waiting if entry[1] is not seq]
             heapq.heapify(self._waiting)
+            if self._hold is not None:
+                self._hold.sequences = [held for held in self._hold.sequences if held is not seq]
         self.cache.release(seq)
         self._is_full = False
+        self._tell_if_drained()
 
-    def new_version(self, policy: str, version: int, *, recompute_kv: bool) -> None:
+    def restart(self, policy: str) -> int:
+        """Throw away what sequences of a policy have drawn, all of which must be known here: they begin again.
+        Returns how many tokens that were."""
+        begun = [seq for seq in self._live.values() if seq.policy == policy and seq.num_output]
+        num_tokens = sum(seq.num_output for seq in begun)
+        for seq in begun:
+            self._preempt(seq)
+            seq.restart()
+        return num_tokens
+
+    def new_version(self, policy: str, version: int, *, recompute_kv: bool) -> int:
         """New weights of a policy serve from the next pass on. Its running sequences go on with the cache they
-        have, or give it up and compute it again. Nothing of other policies changes."""
+        have, or give it up and compute it again: returns how many tokens that are. Nothing of other policies
+        changes."""
         self._prefilling = {key: seq for key, seq in self._prefilling.items() if seq.policy != policy}
         self.cache.new_version(policy, version, forget_kept=recompute_kv)
+        num_tokens = 0
         if recompute_kv:
-            for seq in [seq for seq in self.running if seq.policy == policy]:
+            running = [seq for seq in self.running if seq.policy == policy]
+            num_tokens = sum(seq.num_computed for seq in running)
+            for seq in running:
                 self._preempt(seq)
         self._is_full = False
+        return num_tokens
 
     def wants_prompts(self, *, join_at: int) -> bool:
         """Whether a prompt is to be computed now. Waiting sequences join once `join_at` places are free and
@@ -299,6 +357,13 @@ class Scheduler:
         follower.node = leader.node
         follower.num_indexed = leader.num_indexed
         follower.kv_version = leader.kv_version
+
+    def _tell_if_drained(self) -> None:
+        hold = self._hold
+        if hold is not None:
+            num_left = sum(seq.policy in hold.policies for seq in self._live.values())
+            if num_left == len(hold.sequences):
+                hold.on_drained()
 
     def _enter(self, seq: Sequence) -> None:
         heapq.heappop(self._waiting)

@@ -40,6 +40,8 @@ class Sequence:
     """Tokens that a device has drawn, or is about to, and that have not been read yet."""
     num_sent: int = 0
     """Output tokens that have left in chunks."""
+    restarts: bool = False
+    """Chunks have left that are void: the next one says so."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -53,6 +55,13 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    def restart(self) -> None:
+        """Throw its output away. Its seed stays, so the same weights would give the same tokens again."""
+        del self.tokens[self.num_prompt :]
+        self.logprobs, self.versions, self.masks = [], [], []
+        self.restarts = self.restarts or self.num_sent > 0
+        self.num_sent = 0
 
     @property
     def policy(self) -> str:

@@ -18,6 +18,7 @@ import torch
 
 from penstock.engines.embedded.adapters.adapter_serving import AdapterServing, Place
 from penstock.engines.embedded.adapters.policy_adapters import PolicyAdapters
+from penstock.engines.embedded.interrupts import INTERRUPTS, Cost, Drain, Interrupts
 from penstock.engines.embedded.outbox import Outbox
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.stepper import Stepper, Swapped
@@ -26,7 +27,6 @@ from penstock.errors import PenstockError
 from penstock.interfaces import Staged, Verification, WeightReceiver
 from penstock.types import Interrupt, UpdateReceipt, WeightUpdate
 
-INTERRUPTS: tuple[Interrupt, ...] = ("inflight", "inflight_recompute")
 Result = TypeVar("Result")
 
 
@@ -59,6 +59,7 @@ class WeightUpdates:
         scheduler: Scheduler,
         stepper: Stepper,
         outbox: Outbox,
+        interrupts: Interrupts,
     ) -> None:
         """`versions` are those of the full weights that are there; the first policy is whom they came for."""
         self._health = health
@@ -71,6 +72,7 @@ class WeightUpdates:
         self._scheduler = scheduler
         self._stepper = stepper
         self._outbox = outbox
+        self._interrupts = interrupts
         self._lock = asyncio.Lock()
 
     async def take(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
@@ -85,10 +87,9 @@ class WeightUpdates:
                 adds_policies=True,
                 is_intact=self._health.failure is None,
             )
-            recompute_kv = interrupt == "inflight_recompute"
             if update.selection == "adapter":
-                return await self._take_adapter(update, recompute_kv=recompute_kv)
-            return await self._take_full(update, recompute_kv=recompute_kv)
+                return await self._take_adapter(update, interrupt)
+            return await self._take_full(update, interrupt)
 
     def fail(self, error: BaseException) -> None:
         """Every request fails with this error, and so does every new one."""
@@ -102,7 +103,7 @@ class WeightUpdates:
         self._scheduler.cache.clear_kept()
         self._scheduler.cache.pool.clear_index()
 
-    async def _take_full(self, update: WeightUpdate, *, recompute_kv: bool) -> UpdateReceipt:
+    async def _take_full(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
         adapted = self._adapters.policies
         plain = [policy for policy in self.versions if policy not in adapted and policy != update.policy]
         if plain:
@@ -114,20 +115,22 @@ class WeightUpdates:
         staged = await self._stage(update)
         stage_s = time.perf_counter() - started
         try:
-            if adapted:
-                self._take_off_adapters(update)
-            swapped = self._swap(
-                update,
-                lambda: self._receiver.load(staged, self._tensors),
-                recompute_kv=recompute_kv,
-                is_prepared=self._receiver.is_prepared(staged),
-            )
+            with self._interrupts.holding(interrupt, tuple(self.versions)) as drain:
+                await drain.wait()
+                if adapted:
+                    self._take_off_adapters(update)
+                swapped, cost = self._swap(
+                    update,
+                    lambda: self._receiver.load(staged, self._tensors),
+                    interrupt,
+                    is_prepared=self._receiver.is_prepared(staged),
+                )
         finally:
             self._receiver.drop(staged)
         self._base = update.version
-        return _receipt(update, swapped, stage_s=stage_s)
+        return _receipt(update, swapped, cost, drain, stage_s=stage_s)
 
-    async def _take_adapter(self, update: WeightUpdate, *, recompute_kv: bool) -> UpdateReceipt:
+    async def _take_adapter(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
         serving = self._adapters.serving(update, self.versions)
         started = time.perf_counter()
         staged = await self._stage(update)
@@ -139,11 +142,13 @@ class WeightUpdates:
             return lambda: verify_s
 
         try:
-            swapped = self._swap(update, settle, recompute_kv=recompute_kv, is_prepared=serving.is_quick)
+            with self._interrupts.holding(interrupt, (update.policy,)) as drain:
+                await drain.wait()
+                swapped, cost = self._swap(update, settle, interrupt, is_prepared=serving.is_quick)
         except BaseException:
             serving.abandon(place)
             raise
-        return _receipt(update, swapped, stage_s=stage_s)
+        return _receipt(update, swapped, cost, drain, stage_s=stage_s)
 
     async def _fill(self, staged: Staged, serving: AdapterServing) -> tuple[Place, float]:
         """Load an adapter to where nothing is computed with it yet; returns how long its verification took. When
@@ -207,15 +212,18 @@ class WeightUpdates:
         del self.versions[policy]
 
     def _swap(
-        self, update: WeightUpdate, load: Callable[[], Verification], *, recompute_kv: bool, is_prepared: bool
-    ) -> Swapped:
+        self,
+        update: WeightUpdate,
+        load: Callable[[], Verification],
+        interrupt: Interrupt,
+        *,
+        is_prepared: bool,
+    ) -> tuple[Swapped, Cost]:
         """Between two forward passes, here and now. When it fails, live weights may be half old and half new."""
         if self._health.is_closed:
             raise PenstockError(f"{self._health.name} is closed")
         policy, version = update.policy, update.version
-        if recompute_kv:
-            self._stepper.drain()
-        self._scheduler.new_version(policy, version, recompute_kv=recompute_kv)
+        cost = self._interrupts.new_version(policy, version, interrupt)
         try:
             swapped = self._stepper.swap(load, policy, version, is_prepared=is_prepared)
         except BaseException as error:
@@ -226,7 +234,7 @@ class WeightUpdates:
             raise
         self._health.failure = None
         self.versions[policy] = version
-        return swapped
+        return swapped, cost
 
 
 def _nothing() -> None:
@@ -259,11 +267,16 @@ async def _in_thread(
         raise
 
 
-def _receipt(update: WeightUpdate, swapped: Swapped, *, stage_s: float) -> UpdateReceipt:
+def _receipt(
+    update: WeightUpdate, swapped: Swapped, cost: Cost, drain: Drain, *, stage_s: float
+) -> UpdateReceipt:
     return UpdateReceipt(
         policy=update.policy,
         version=update.version,
         stage_s=stage_s,
         stall_s=swapped.stall_s,
         verify_s=swapped.verify_s,
+        drain_s=drain.took_s,
+        recomputed_tokens=cost.recomputed_tokens,
+        discarded_tokens=cost.discarded_tokens,
     )

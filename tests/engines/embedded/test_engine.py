@@ -241,7 +241,8 @@ def test_the_report_says_what_the_engine_can_do() -> None:
         assert plain == {
             "logprobs", "versions", "greedy", "seed", "truncation", "penalties", "logit_bias", "min_tokens",
             "priority", "forks", "prefix_cache", "sampling_mask", "adapters",
-            "interrupt:inflight", "interrupt:inflight_recompute",
+            "interrupt:inflight", "interrupt:inflight_recompute", "interrupt:drain", "interrupt:abort_resume",
+            "interrupt:abort_retry",
         }  # fmt: skip
         reads_text = set((await make_engine(make_model(), tokenizer=Letters()).report()).capabilities)
         assert reads_text - plain == {"stop_strings"}

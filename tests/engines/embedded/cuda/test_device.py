@@ -20,6 +20,12 @@ from penstock.errors import FingerprintMismatch
 from penstock.interfaces import Engine, Staged
 from tests.engines.contract import EngineContract, ask, interrupt_of, update_to
 from tests.engines.embedded.test_exact import check_against_plain_forwards, plain_table, play_move
+from tests.engines.embedded.test_interrupts import (
+    answers_across,
+    check_labels,
+    make,
+    play_with_interrupts,
+)
 from tests.engines.embedded.test_swaps import Shadow, any_engine, play_with_swaps, replay
 from tests.engines.embedded.tiny import (
     Driver,
@@ -388,6 +394,59 @@ def test_any_schedule_with_swaps_equals_a_replay(data):
 
         after_steps(engine, perhaps_update)
         await play_with_swaps(engine, data)
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU is not done when a launch returns")
+@settings(
+    max_examples=2,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_schedule_under_any_interrupts_equals_a_replay(data):
+    weights = SeededWeights("llama", prepared=True)
+
+    async def main():
+        engine = any_engine(
+            weights,
+            data,
+            window=data.draw(st.sampled_from([1, 2, 5]), label="window"),
+            resume_kv=data.draw(st.sampled_from(["keep", "recompute"])),
+        )
+        DeviceShadow(engine, weights)
+        await play_with_interrupts(engine, data)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "kv", "rebuilt", "of_one_version"),
+    [
+        ("abort_resume", "keep", set(), False),
+        ("abort_resume", "recompute", {1}, False),
+        ("abort_retry", "keep", set(), True),
+        ("drain", "keep", set(), True),
+    ],
+)
+def test_answers_in_launches_are_drained_resumed_or_tried_again(interrupt, kv, rebuilt, of_one_version):
+    weights = SeededWeights("llama", prepared=True)
+
+    async def main():
+        engine = make(weights, window=2, max_batch=4, resume_kv=kv)
+        driver, receipt = await answers_across(engine, interrupt, known=2, late=True)
+        check_labels(driver, weights, rebuilt)
+        assert driver.versions("late") == [1] * 5
+        labels = [driver.versions(name) for name in "012"]
+        assert all(len(versions) == 12 for versions in labels)
+        if of_one_version:
+            assert labels == [[int(interrupt == "abort_retry")] * 12] * 3
+        else:
+            assert all(versions[0] == 0 and versions[-1] == 1 for versions in labels)
+        assert (receipt.recomputed_tokens > 0) == bool(rebuilt)
+        assert (receipt.discarded_tokens > 0) == (interrupt == "abort_retry")
 
     asyncio.run(main())
 

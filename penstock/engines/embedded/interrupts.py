@@ -1,0 +1,91 @@
+"""What happens to sequences in flight when new weights arrive (`sync.interrupt`).
+
+                       answers in flight                       their keys and values
+    inflight           go on within what is queued             stay
+    inflight_recompute go on                                   are computed again
+    drain              end first; new requests wait meanwhile  there are none
+    abort_resume       leave the batch, go on from their prefix  stay, or are computed again
+    abort_retry        are thrown away and begin again         are computed again
+
+Under all of them a token's version is that of the weights whose forward pass it was drawn from. Under `drain` and
+`abort_retry` an answer has one version, and nothing that older weights computed is read again.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from penstock.engines.embedded.scheduler import Scheduler
+from penstock.engines.embedded.stepper import Stepper
+from penstock.types import Interrupt
+
+INTERRUPTS: tuple[Interrupt, ...] = get_args(Interrupt)
+ResumeKv = Literal["keep", "recompute"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What an interrupt cost besides the copy of the weights."""
+
+    recomputed_tokens: int = 0
+    """Whose keys and values were given up and are computed again."""
+    discarded_tokens: int = 0
+    """That had been drawn and were thrown away."""
+
+
+class Interrupts:
+    """Makes way for new weights, in the way that each update asks for."""
+
+    def __init__(
+        self, scheduler: Scheduler, stepper: Stepper, *, resume_kv: ResumeKv, wake: Callable[[], None]
+    ) -> None:
+        """`wake` is called when requests that were held may begin."""
+        self._scheduler = scheduler
+        self._stepper = stepper
+        self._resume_kv = resume_kv
+        self._wake = wake
+        self.counters = {"recomputed_tokens": 0.0, "discarded_tokens": 0.0, "drain_s": 0.0}
+
+    @contextmanager
+    def holding(self, interrupt: Interrupt, policies: Collection[str]) -> Iterator["Drain"]:
+        """Under `drain`, requests of these policies that have not begun wait while the block runs."""
+        drain = Drain()
+        if interrupt != "drain":
+            drain.is_over.set()
+            yield drain
+            return
+        self._scheduler.hold(policies, drain.is_over.set)
+        try:
+            yield drain
+        finally:
+            self._scheduler.let_go()
+            self.counters["drain_s"] += drain.took_s
+            self._wake()
+
+    def new_version(self, policy: str, version: int, interrupt: Interrupt) -> Cost:
+        """The next weights to be loaded are those of `version`."""
+        if interrupt not in ("inflight", "drain"):
+            self._stepper.drain()
+        discarded = self._scheduler.restart(policy) if interrupt == "abort_retry" else 0
+        keeps = interrupt == "inflight" or (interrupt == "abort_resume" and self._resume_kv == "keep")
+        recomputed = self._scheduler.new_version(policy, version, recompute_kv=not keeps)
+        self.counters["discarded_tokens"] += discarded
+        self.counters["recomputed_tokens"] += recomputed
+        return Cost(recomputed_tokens=recomputed, discarded_tokens=discarded)
+
+
+class Drain:
+    """The wait for sequences in flight to end."""
+
+    def __init__(self) -> None:
+        self.is_over = asyncio.Event()
+        self.took_s = 0.0
+
+    async def wait(self) -> None:
+        started = time.perf_counter()
+        if not self.is_over.is_set():
+            await self.is_over.wait()
+            self.took_s = time.perf_counter() - started
