@@ -26,6 +26,7 @@ ACROSS_MODULES = {
     "tools/test_random_model.py": "a tool",
     "tools/test_source_docs.py": "a tool",
     "tools/test_supported_models.py": "a tool",
+    "sync/test_processes.py": "engines in processes of their own over each transport",
     "sync/test_runs.py": "whole runs over each transport",
     "trainer/test_algorithms.py": "every algorithm through the trainer",
     "trainer/test_token_columns.py": "columns from a score to the loss",

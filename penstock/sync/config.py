@@ -14,14 +14,15 @@ class SyncConfig(Section):
 
     transport: str = "auto"
     """How buckets travel from trainer to engines: `shared_memory` on one machine, `cuda_ipc` on one GPU,
-    `filesystem` through files of `sync.folder`, `http` from a server of the trainer. `auto`: the
-    fastest of the first two that the run's devices allow."""
+    `collective` by broadcast to all engines at once (gloo, or NCCL where each has a GPU of its own), `filesystem`
+    through files of `sync.folder`, `http` from a server of the trainer. `auto`: the fastest of the first two that
+    the run's devices allow."""
     folder: str = ""
     """Of `filesystem`: a folder that trainer and engines see under the same path, on a shared disk or a mounted
     object store. Empty: a folder of the run on this machine."""
     interface: str = ""
-    """Of `http`: the network interface (`eth0`) on which trainer and engines meet; nothing listens elsewhere.
-    Empty: the loopback."""
+    """Of `http` and `collective`: the network interface (`eth0`) on which trainer and engines meet; nothing listens
+    elsewhere. Empty: the loopback. Broadcasts know no token: use them on a trusted network."""
     selection: Literal["full", "delta"] = "full"
     """What is sent: `full`: all weights, each time. `delta`: only the values whose bits have changed since the last
     version that every engine has, without loss. Deltas are small (a few percent at the learning rates of

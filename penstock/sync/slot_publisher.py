@@ -172,7 +172,8 @@ class SlotPublisher:
             if before is not None:
                 encoding, packed = encode(bucket, before[number], width=widths[number])
             data = bucket if packed is None else torch.from_numpy(packed.copy())
-            checked = checksum(data) if self.moves or packed is not None else None
+            is_read_in_place = packed is None and not self.moves
+            checked = None if data.is_cuda or is_read_in_place else checksum(data)
             return number, Payload(encoding=encoding, num_bytes=data.numel(), checksum=checked), data
 
         names, payloads = [], []

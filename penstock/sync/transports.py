@@ -91,6 +91,20 @@ def _http_receiver(at: Rendezvous) -> WeightReceiver:
     return HttpReceiver(at.device, token=at.token)
 
 
+def _collective_publisher(
+    tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
+) -> WeightPublisher:
+    from penstock.sync.collective import CollectivePublisher
+
+    return CollectivePublisher(tensors, publishing, interface=at.interface)
+
+
+def _collective_receiver(at: Rendezvous) -> WeightReceiver:
+    from penstock.sync.collective import CollectiveReceiver
+
+    return CollectiveReceiver(at.device, interface=at.interface)
+
+
 def _cuda_ipc_publisher(
     tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
 ) -> WeightPublisher:
@@ -144,6 +158,13 @@ TRANSPORTS: dict[str, Transport] = {
         publisher=_cuda_ipc_publisher,
         receiver=_cuda_ipc_receiver,
         snapshots_on_gpu=True,
+    ),
+    "collective": Transport(
+        needs="a trusted network between trainer and engines",
+        publisher=_collective_publisher,
+        receiver=_collective_receiver,
+        snapshots_on_gpu=True,
+        staged_copies=1,
     ),
     "filesystem": Transport(
         needs="a folder that trainer and engines see under the same path",

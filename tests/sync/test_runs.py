@@ -32,7 +32,14 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str, int]]:
 
 @pytest.mark.parametrize(
     ("transport", "selection"),
-    [("shared_memory", "delta"), ("filesystem", "full"), ("filesystem", "delta"), ("http", "delta")],
+    [
+        ("shared_memory", "delta"),
+        ("filesystem", "delta"),
+        ("http", "delta"),
+        ("http", "full"),
+        ("collective", "full"),
+        ("collective", "delta"),
+    ],
 )
 def test_every_engine_serves_the_last_version(
     transport: str,

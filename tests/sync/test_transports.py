@@ -34,6 +34,7 @@ def test_a_transport_says_what_it_holds() -> None:
     assert held == {
         "shared_memory": (False, 0),
         "cuda_ipc": (True, 0),
+        "collective": (True, 7),
         "filesystem": (False, 7),
         "http": (False, 7),
         "in_process": (True, 0),
@@ -44,7 +45,9 @@ def test_a_transport_says_what_it_holds() -> None:
 def test_a_run_refuses_what_stays_in_one_process() -> None:
     check_for_run("shared_memory")
     check_for_run("cuda_ipc")
-    with pytest.raises(ConfigError, match="one of shared_memory, cuda_ipc, filesystem, http, got 'pigeon'$"):
+    with pytest.raises(
+        ConfigError, match="one of shared_memory, cuda_ipc, collective, filesystem, http, got 'pigeon'$"
+    ):
         check_for_run("pigeon")
     with pytest.raises(ConfigError, match="got 'in_process', which needs trainer and engines in one process"):
         check_for_run("in_process")

@@ -1,0 +1,216 @@
+"""Weights by broadcast, through a process group of the trainer and all engines.
+
+    trainer   describe ─────── send: meet, [new group], broadcast 0, 1, 2 …
+                                      │                     │
+    engines   update ───────── stage: arrive ───────────── receive 0, 1, 2 …
+
+A bucket is checked and unpacked while the next one arrives. The group is made anew when its members change: an
+engine came, left, or started again. When one of them fails, the others are told, and stay on the version that they
+serve. Over gloo on a CPU or on GPUs that are shared, over NCCL where every member has a GPU of its own.
+"""
+
+import secrets
+import threading
+from collections.abc import Mapping
+
+import torch
+
+from penstock.errors import UpdateAbandoned
+from penstock.interfaces import Staged
+from penstock.sync.interface import address_of
+from penstock.sync.look_ahead import one_ahead
+from penstock.sync.meeting import Arrival, Go, Meeting, connect_store, open_store
+from penstock.sync.private_group import (
+    PrivateGroup,
+    Transfer,
+    choose_backend,
+    device_id,
+    open_group,
+)
+from penstock.sync.slot_publisher import Publishing, SlotPublisher
+from penstock.sync.staging_receiver import StagingReceiver
+from penstock.types import Payload, WeightUpdate
+
+TRANSPORT = "collective"
+BUCKET_BYTES = 64 << 20
+
+
+class CollectivePublisher(SlotPublisher):
+    """The trainer's side. Buckets lie where the published tensors do."""
+
+    transport = TRANSPORT
+    moves = True
+    sends = True
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        publishing: Publishing | None = None,
+        *,
+        interface: str = "",
+    ) -> None:
+        self._device = next(iter(tensors.values())).device
+        self._address = address_of(interface)
+        self._store, self._place = open_store(self._address)
+        self._told = threading.Event()
+        self._meetings: dict[int, str] = {}
+        """The name under which each version is sent next."""
+        self._offered: dict[str, torch.Tensor] = {}
+        self._members: set[str] = set()
+        self._epoch = -1
+        self._group: PrivateGroup | None = None
+        super().__init__(tensors, publishing or Publishing(), bucket_bytes=BUCKET_BYTES)
+
+    def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
+        """Each time for a meeting of its own: who came to one that failed is not expected again."""
+        self._meetings[version] = self._meeting = secrets.token_hex(8)
+        return super().describe(version, full=full)
+
+    def send(self, version: int) -> None:
+        """Meet the engines that stage it, and send it to all of them."""
+        name = self._meetings.pop(version, None)
+        if name is None:
+            raise UpdateAbandoned(f"version {version} was sent already; describe it again to send it again")
+        told = self._told = threading.Event()
+        meeting = Meeting(self._store, name, told)
+        try:
+            arrivals = meeting.gather()
+            group = self._meet(meeting, arrivals)
+            self._broadcast(
+                group, meeting, [self._offered[each] for each in self._offers[version] if name in each]
+            )
+        except BaseException as error:
+            meeting.stop(f"the trainer could not send it: {error}")
+            self._leave()
+            raise
+        meeting.forget(len(arrivals))
+
+    def cancel(self) -> None:
+        self._told.set()
+
+    def _meet(self, meeting: Meeting, arrivals: list[Arrival]) -> PrivateGroup:
+        """The group of those who came: the one that is there if they are all in it and nobody is missing."""
+        ids = {arrival.id for arrival in arrivals}
+        stays = self._group is not None and ids == self._members
+        if not stays or any(arrival.epoch != self._epoch for arrival in arrivals):
+            self._leave()
+            self._epoch += 1
+        devices = [device_id(self._device), *(arrival.device for arrival in arrivals)]
+        backend = choose_backend(devices)
+        ranks = {arrival.id: rank for rank, arrival in enumerate(arrivals, start=1)}
+        meeting.go(Go(self._epoch, backend, ranks))
+        if self._group is None:
+            place, epoch, size, address = self._place, self._epoch, len(ranks) + 1, self._address
+            self._group = open_group(
+                meeting,
+                lambda: PrivateGroup(place, epoch=epoch, rank=0, size=size, backend=backend, address=address),
+            )
+            self._members = ids
+        return self._group
+
+    def _broadcast(self, group: PrivateGroup, meeting: Meeting, buckets: list[torch.Tensor]) -> None:
+        """The next one is made ready while one travels."""
+        device = self._device if group.backend == "nccl" else torch.device("cpu")
+        transfers: list[Transfer] = []
+        for data in one_ahead(lambda bucket: bucket.to(device), buckets):
+            if data.numel():
+                transfers.append(group.broadcast(data))
+            if len(transfers) > 1:
+                transfers.pop(0).finish(meeting)
+        for transfer in transfers:
+            transfer.finish(meeting)
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            self._group.close()
+        self._group, self._members = None, set()
+
+    def _make_bucket(self, slot: int, number: int, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.uint8, device=self._device)
+
+    def _offer(self, number: int, payload: Payload, data: torch.Tensor) -> str:
+        name = f"{self._place}/{self._meeting}/{number}"
+        self._offered[name] = data
+        return name
+
+    def _withdraw(self, name: str) -> None:
+        self._offered.pop(name, None)
+
+    def _free(self) -> None:
+        self.cancel()
+        self._leave()
+
+
+class CollectiveReceiver(StagingReceiver):
+    """The engine's side. It is in one group with each publisher."""
+
+    def __init__(self, device: str = "cpu", *, interface: str = "") -> None:
+        super().__init__(device)
+        self._id = secrets.token_hex(8)
+        self._address = address_of(interface)
+        self._stores: dict[str, object] = {}
+        self._groups: dict[str, PrivateGroup] = {}
+        self._meetings: dict[str, Meeting] = {}
+        """Those of the update that is being staged, by the place of their store."""
+
+    def stage(self, update: WeightUpdate) -> Staged:
+        try:
+            return super().stage(update)
+        except BaseException as error:
+            for place, meeting in self._meetings.items():
+                meeting.stop(f"an engine could not take it: {error}")
+                self._leave(place)
+            raise
+        finally:
+            self._meetings.clear()
+
+    def close(self) -> None:
+        for place in list(self._groups):
+            self._leave(place)
+
+    def _fetch(self, update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+        place, name, _ = update.buckets[number].split("/")
+        if place not in self._meetings:
+            self._meet(place, name, update.receivers, told)
+        group = self._groups[place]
+        device = self._device if group.backend == "nccl" else torch.device("cpu")
+        data = torch.empty(update.payloads[number].num_bytes, dtype=torch.uint8, device=device)
+        if data.numel():
+            group.broadcast(data).finish(self._meetings[place])
+        return data
+
+    def _meet(self, place: str, name: str, receivers: int, told: threading.Event) -> None:
+        """Arrive, and be in the group that the sender decides on."""
+        if place not in self._stores:
+            self._stores[place] = connect_store(place)
+        meeting = self._meetings[place] = Meeting(self._stores[place], name, told)
+        known = self._groups.get(place)
+        arrival = Arrival(
+            id=self._id,
+            epoch=-1 if known is None else known.epoch,
+            device=device_id(self._device),
+            receivers=receivers,
+        )
+        decision = meeting.arrive(arrival)
+        if known is not None and known.epoch == decision.epoch:
+            return
+        self._leave(place)
+        rank, size = decision.ranks.get(self._id), len(decision.ranks) + 1
+        if rank is None:
+            raise UpdateAbandoned("the update was abandoned before this engine came")
+        self._groups[place] = open_group(
+            meeting,
+            lambda: PrivateGroup(
+                place,
+                epoch=decision.epoch,
+                rank=rank,
+                size=size,
+                backend=decision.backend,
+                address=self._address,
+            ),
+        )
+
+    def _leave(self, place: str) -> None:
+        group = self._groups.pop(place, None)
+        if group is not None:
+            group.close()

@@ -1,0 +1,159 @@
+"""Where a sender and its receivers meet before a broadcast, and how each learns that another one has failed.
+
+A small key-value store (torch's TCPStore) on the trainer's machine, bound to one address. One meeting is for one
+update; its keys begin with its name:
+
+    receiver   arrives: adds one to `count`, leaves who it is under `arrival/N`, waits for `go`
+    sender     waits for as many arrivals as the first one announces, decides on the group, sets `go`
+    anybody    sets `stop` when it fails; everybody looks at it while waiting
+
+The store knows no token: whoever reaches its port can write to it. So it listens on the named interface alone.
+"""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+from penstock.errors import PenstockError, UpdateAbandoned
+
+TIMEOUT_S = 300.0
+"""For a group that is made or a bucket that travels. Who fails tells the others, so this is for the unforeseen."""
+LOOK_S, STOP_EVERY_S = 0.001, 0.1
+"""How often a transfer is looked at, and the store asked whether somebody has failed."""
+WAIT_S = 0.2
+"""Of one wait for a key; in between it is seen whether this side was cancelled."""
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """Who has come."""
+
+    id: str
+    epoch: int
+    """Of the group that it is in; -1: none."""
+    device: str
+    """The GPU that its weights are on, by an id that is unique in the world; `cpu`."""
+    receivers: int
+    """How many come to this meeting."""
+
+
+class Go(msgspec.Struct, frozen=True):
+    """What the sender has decided."""
+
+    epoch: int
+    backend: str
+    ranks: dict[str, int]
+    """Of the receivers. The sender is 0."""
+
+
+def open_store(address: str) -> tuple[Any, str]:
+    """A store that listens on this address and on no other, and `address:port`."""
+    listening = socket.create_server((address, 0), backlog=128)
+    port = listening.getsockname()[1]
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        address,
+        port,
+        None,
+        is_master=True,
+        timeout=timedelta(seconds=TIMEOUT_S),
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+    return store, f"{address}:{port}"
+
+
+def connect_store(place: str) -> Any:
+    host, _, port = place.rpartition(":")
+    try:
+        timeout = timedelta(seconds=TIMEOUT_S)
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            host, int(port), None, is_master=False, timeout=timeout, wait_for_workers=False
+        )
+    except (RuntimeError, ValueError) as error:
+        raise PenstockError(f"the trainer's store at {place} can't be reached: {error}") from error
+
+
+class Meeting:
+    """One side of one meeting. `told` is set by whoever cancels this side."""
+
+    def __init__(self, store: Any, name: str, told: threading.Event) -> None:
+        self._store = store
+        self._name = name
+        self._told = told
+
+    def arrive(self, arrival: Arrival) -> Go:
+        """As a receiver: say who this is, and wait until the sender has decided."""
+        number = self._store.add(self._key("count"), 1)
+        self._store.set(self._key(f"arrival/{number}"), msgspec.json.encode(arrival).decode())
+        self._await_key("go")
+        return msgspec.json.decode(self._store.get(self._key("go")), type=Go)
+
+    def gather(self) -> list[Arrival]:
+        """As the sender: wait until all receivers have come."""
+        arrivals: list[Arrival] = []
+        while not arrivals or len(arrivals) < arrivals[0].receivers:
+            key = f"arrival/{len(arrivals) + 1}"
+            self._await_key(key)
+            arrivals.append(msgspec.json.decode(self._store.get(self._key(key)), type=Arrival))
+        return arrivals
+
+    def go(self, decision: Go) -> None:
+        self._store.set(self._key("go"), msgspec.json.encode(decision).decode())
+
+    def stop(self, reason: str) -> None:
+        """Tell the others. Whoever waits hears it at once or within `STOP_EVERY_S`."""
+        try:
+            self._store.set(self._key("stop"), json.dumps(reason))
+            self._store.set(self._key("go"), msgspec.json.encode(Go(-1, "", {})).decode())
+        except RuntimeError:
+            pass  # the trainer is gone, and all connections with it
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Wait for a transfer, unless this side is cancelled or another one has failed."""
+        look_again = time.monotonic() + STOP_EVERY_S
+        while not done():
+            if self._told.wait(LOOK_S):
+                raise UpdateAbandoned("the update was cancelled")
+            if time.monotonic() > look_again:
+                self.raise_if_stopped()
+                look_again = time.monotonic() + STOP_EVERY_S
+
+    def raise_if_stopped(self) -> None:
+        try:
+            if self._store.check([self._key("stop")]):
+                reason = json.loads(self._store.get(self._key("stop")))
+                raise UpdateAbandoned(f"the update was abandoned: {reason}")
+        except RuntimeError as error:
+            raise UpdateAbandoned(f"the trainer's store is gone: {error}") from error
+
+    def forget(self, num_receivers: int) -> None:
+        """Remove its keys."""
+        arrivals = [f"arrival/{number + 1}" for number in range(num_receivers)]
+        for key in ("count", "go", "stop", *arrivals):
+            self._store.delete_key(self._key(key))
+
+    def _await_key(self, key: str) -> None:
+        """The store wakes us. Between two waits it is seen whether there is still something to wait for."""
+        until = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < until:
+            if self._told.is_set():
+                raise UpdateAbandoned("the update was cancelled")
+            try:
+                self._store.wait([self._key(key)], timedelta(seconds=WAIT_S))
+            except dist.DistStoreError:  # nothing within this time
+                self.raise_if_stopped()
+                continue
+            except RuntimeError as error:
+                raise UpdateAbandoned(f"the trainer's store is gone: {error}") from error
+            self.raise_if_stopped()
+            return
+        raise PenstockError(f"nobody answered for {TIMEOUT_S:.0f} s in a broadcast of weights ({key})")
+
+    def _key(self, key: str) -> str:
+        return f"{self._name}/{key}"

@@ -1,0 +1,113 @@
+"""A process group of a sender and its receivers, beside whatever groups a trainer has for itself.
+
+The same code over gloo, through the host's memory, and over NCCL, between GPUs. A group lives for one epoch, the
+time during which its members stay the same. After an error it is given up: a member that hangs in a transfer can't
+be woken, so what is left of it is torn down in a thread that may take its time.
+"""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from penstock.errors import PenstockError
+from penstock.sync.meeting import TIMEOUT_S, Meeting, connect_store
+
+SENDER = 0
+
+
+class PrivateGroup:
+    """One member of it. Every member makes the same broadcasts in the same order."""
+
+    def __init__(self, place: str, *, epoch: int, rank: int, size: int, backend: str, address: str) -> None:
+        """Returns when all members are there. `place` is that of the store, `address` that of this member."""
+        self.epoch = epoch
+        self.backend = backend
+        store = dist.PrefixStore(f"epoch/{epoch}", connect_store(place))  # type: ignore[attr-defined]
+        self._group = (
+            _open_nccl(store, rank, size) if backend == "nccl" else _open_gloo(store, rank, size, address)
+        )
+
+    def broadcast(self, data: torch.Tensor) -> "Transfer":
+        """Begin to send what the sender has, into what the others have."""
+        options = dist.BroadcastOptions()
+        options.rootRank = SENDER
+        options.rootTensor = 0
+        return Transfer(self._group.broadcast([data], options))
+
+    def close(self) -> None:
+        """A group that is idle ends at once. One in which a transfer hangs ends when that has timed out."""
+        last = [self._group]
+        self._group = None  # whoever lets go of it last waits for its end, and that must be the thread
+        threading.Thread(target=_end, args=[last], name="end of a group", daemon=True).start()
+
+
+class Transfer:
+    """A broadcast under way."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def finish(self, meeting: Meeting) -> None:
+        """Wait for it. Raises when it fails, here or, as far as is known, at another member."""
+        meeting.until(self._work.is_completed)
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            meeting.raise_if_stopped()  # who failed says more than who noticed
+            said = str(error).split(". This is typically")[0]  # gloo goes on with guesses
+            raise PenstockError(f"a broadcast of weights failed: {said}") from error
+
+
+def open_group(meeting: Meeting, open_it: Callable[[], PrivateGroup]) -> PrivateGroup:
+    """Make a group, which waits for all members, but not for one that has died meanwhile."""
+    opened: list[PrivateGroup] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            opened.append(open_it())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="open a group", daemon=True)
+    thread.start()
+    meeting.until(lambda: not thread.is_alive())
+    for error in errors:
+        raise PenstockError(f"a group for broadcasts of weights could not be made: {error}") from error
+    return opened[0]
+
+
+def device_id(device: torch.device) -> str:
+    """By which two processes know that they compute on the same GPU."""
+    return "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+
+
+def choose_backend(devices: list[str]) -> str:
+    """NCCL where every member has a GPU of its own. It can't serve two members on one GPU."""
+    if "cpu" in devices or len(set(devices)) < len(devices) or not dist.is_nccl_available():
+        return "gloo"
+    return "nccl"
+
+
+def _open_gloo(store: Any, rank: int, size: int, address: str) -> Any:
+    """It listens on this address and on no other."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=TIMEOUT_S)
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _open_nccl(store: Any, rank: int, size: int) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=TIMEOUT_S)
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _end(last: list[Any]) -> None:
+    if hasattr(last[0], "abort"):
+        last[0].abort()
+    last.clear()

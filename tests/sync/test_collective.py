@@ -1,0 +1,160 @@
+"""The contract with one engine, and several engines in threads. `test_processes.py` has them in processes."""
+
+import contextlib
+import secrets
+import threading
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from penstock.errors import PenstockError, UpdateAbandoned
+from penstock.interfaces import Staged, WeightReceiver
+from penstock.sync.collective import CollectivePublisher, CollectiveReceiver
+from penstock.sync.meeting import connect_store
+from penstock.sync.slot_publisher import Publishing
+from penstock.types import WeightUpdate
+from tests.sync.contract import TransportContract, make_tensors, publish
+
+
+class TestCollective(TransportContract):
+    transport = "collective"
+
+    def stage(self, receiver: WeightReceiver, update: WeightUpdate) -> Staged:
+        """Both sides act at one moment. The tests stage an update again and again, so each time is a new meeting."""
+        places = {name.split("/")[0] for name in update.buckets}
+        senders = [each for each in self.opened if getattr(each, "_place", "") in places]
+        update = meet_again(senders, update)
+        threads = [threading.Thread(target=send, args=[sender, update.version]) for sender in senders]
+        for thread in threads:
+            thread.start()
+        try:
+            return receiver.stage(update)
+        finally:
+            for thread in threads:
+                thread.join(timeout=60)
+                assert not thread.is_alive()
+
+
+def meet_again(senders: list[CollectivePublisher], update: WeightUpdate) -> WeightUpdate:
+    """The same buckets under the name of another meeting."""
+    names, meeting = [], secrets.token_hex(4)
+    for old in update.buckets:
+        place, _, number = old.split("/")
+        names.append(f"{place}/{meeting}/{number}")
+        for sender in senders:
+            if sender._place == place:
+                sender._meetings[update.version] = meeting
+                sender._offered[names[-1]] = sender._offered[old]
+                sender._offers[update.version].append(names[-1])
+    return msgspec.structs.replace(update, buckets=tuple(names))
+
+
+def send(sender: CollectivePublisher, version: int) -> None:
+    with contextlib.suppress(UpdateAbandoned):
+        sender.send(version)
+
+
+def deliver(
+    publisher: CollectivePublisher,
+    update: WeightUpdate,
+    receivers: list[CollectiveReceiver],
+    results: list[Any] | None = None,
+) -> list[Any]:
+    """To several at once; what each staged, or its error."""
+    update = msgspec.structs.replace(update, receivers=len(receivers))
+    results = [] if results is None else results
+    results += [None] * len(receivers)
+
+    def stage(number: int) -> None:
+        try:
+            results[number] = receivers[number].stage(update)
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=stage, args=[number]) for number in range(len(receivers))]
+    for thread in threads:
+        thread.start()
+    try:
+        publisher.send(update.version)
+    finally:
+        for thread in threads:
+            thread.join(timeout=60)
+    return results
+
+
+def test_a_group_is_made_anew_when_its_members_change() -> None:
+    source, epochs = make_tensors(0), []
+    publisher = CollectivePublisher(source)
+    one, two = CollectiveReceiver(), CollectiveReceiver()
+    again = CollectiveReceiver()  # the same engine after a restart
+    for version, receivers in enumerate(([one], [one], [one, two], [one, two], [one, again], [again])):
+        staged = deliver(publisher, publish(publisher, version, source), receivers)
+        for receiver, each in zip(receivers, staged, strict=True):
+            live = make_tensors(1)
+            receiver.load(each, live)()
+            assert torch.equal(live["embed"], source["embed"])
+        publisher.release(version)
+        epochs.append(publisher._epoch)
+    assert epochs == [0, 0, 1, 1, 2, 3]
+    for each in (one, two, again, publisher):
+        each.close()
+
+
+def test_an_engine_that_can_not_take_it_stops_the_others() -> None:
+    """It fails after the first of many buckets."""
+    source = {"w": torch.randn(64, 1 << 14)}
+    publisher = CollectivePublisher(source, Publishing(bucket_bytes=1 << 18))
+    good, bad = CollectiveReceiver(), CollectiveReceiver()
+    fetch = bad._fetch
+
+    def fetch_one(update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+        if number:
+            raise PenstockError("no memory left")
+        return fetch(update, number, told)
+
+    bad._fetch = fetch_one  # type: ignore[method-assign]
+    update = publish(publisher, 1, source)
+    results: list[Any] = []
+    with pytest.raises(UpdateAbandoned, match="an engine could not take it: no memory left"):
+        deliver(publisher, update, [good, bad], results)
+    assert [str(error) for error in results[1:]] == ["no memory left"]
+    assert isinstance(results[0], UpdateAbandoned)
+    bad._fetch = fetch  # type: ignore[method-assign]
+    results = deliver(publisher, publisher.describe(1), [good, bad])
+    assert all(isinstance(each, Staged) for each in results)
+    for each in (good, bad, publisher):
+        each.close()
+
+
+def test_a_sender_that_is_cancelled_tells_those_who_came() -> None:
+    """The second engine never comes."""
+    source = make_tensors(0)
+    publisher, receiver = CollectivePublisher(source), CollectiveReceiver()
+    update = msgspec.structs.replace(publish(publisher, 1, source), receivers=2)
+    errors: list[Exception] = []
+
+    def stage() -> None:
+        try:
+            receiver.stage(update)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=stage)
+    thread.start()
+    sending = threading.Thread(target=send, args=[publisher, 1])
+    sending.start()
+    connect_store(publisher._place).get(f"{update.buckets[0].split('/')[1]}/arrival/1")  # it has come
+    publisher.cancel()
+    for each in (thread, sending):
+        each.join(timeout=30)
+        assert not each.is_alive()
+    assert [type(error) for error in errors] == [UpdateAbandoned]
+    assert "the trainer could not send it: the update was cancelled" in str(errors[0])
+    with pytest.raises(UpdateAbandoned, match="describe it again"):
+        publisher.send(1)
+    results = deliver(publisher, publisher.describe(1), [receiver])
+    assert isinstance(results[0], Staged)
+    receiver.close()
+    publisher.close()

@@ -1,0 +1,73 @@
+import threading
+
+import pytest
+import torch
+
+from penstock.errors import PenstockError, UpdateAbandoned
+from penstock.sync.meeting import Meeting, connect_store, open_store
+from penstock.sync.private_group import PrivateGroup, Transfer, choose_backend, device_id, open_group
+
+
+def test_nccl_needs_a_gpu_of_its_own_for_every_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    assert choose_backend(["gpu-a", "gpu-b", "gpu-c"]) == "nccl"
+    assert choose_backend(["gpu-a", "gpu-b", "gpu-a"]) == "gloo"
+    assert choose_backend(["gpu-a", "cpu"]) == "gloo"
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
+    assert choose_backend(["gpu-a", "gpu-b"]) == "gloo"
+    assert device_id(torch.device("cpu")) == "cpu"
+
+
+def test_what_the_sender_has_reaches_the_others() -> None:
+    store, place = open_store("127.0.0.1")
+    received = torch.zeros(1000)
+
+    def take_part(rank: int, data: torch.Tensor) -> None:
+        meeting = Meeting(connect_store(place), "m", threading.Event())
+        group = open_group(
+            meeting,
+            lambda: PrivateGroup(place, epoch=4, rank=rank, size=2, backend="gloo", address="127.0.0.1"),
+        )
+        group.broadcast(data).finish(meeting)
+        group.close()
+
+    other = threading.Thread(target=take_part, args=[1, received])
+    other.start()
+    take_part(0, torch.arange(1000.0))
+    other.join(timeout=30)
+    assert torch.equal(received, torch.arange(1000.0))
+    del store
+
+
+def test_a_group_that_lacks_a_member_is_waited_for_until_somebody_says_stop() -> None:
+    store, place = open_store("127.0.0.1")
+    told = threading.Event()
+    meeting = Meeting(store, "m", told)
+    threading.Timer(0.0, told.set).start()
+    with pytest.raises(UpdateAbandoned, match="cancelled"):
+        open_group(
+            meeting,
+            lambda: PrivateGroup(place, epoch=0, rank=0, size=2, backend="gloo", address="127.0.0.1"),
+        )
+
+
+class Work:
+    """A transfer that has ended badly."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        raise RuntimeError(
+            "Connection closed by peer [127.0.0.1]:5. This is typically caused by a crash. GLHF!"
+        )
+
+
+def test_an_error_is_cut_to_what_it_says_and_the_reason_of_another_comes_first() -> None:
+    store, _ = open_store("127.0.0.1")
+    meeting = Meeting(store, "m", threading.Event())
+    with pytest.raises(PenstockError, match=r"weights failed: Connection closed by peer \[127\.0\.0\.1\]:5$"):
+        Transfer(Work()).finish(meeting)
+    meeting.stop("engine1 is gone")
+    with pytest.raises(UpdateAbandoned, match="abandoned: engine1 is gone"):
+        Transfer(Work()).finish(meeting)
