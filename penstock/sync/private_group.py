@@ -17,6 +17,8 @@ from penstock.errors import PenstockError
 from penstock.sync.meeting import TIMEOUT_S, Meeting, connect_store
 
 SENDER = 0
+END_S = 1.0
+"""How long the end of a group is waited for. Without a transfer that hangs, it takes a moment."""
 
 
 class PrivateGroup:
@@ -42,7 +44,9 @@ class PrivateGroup:
         """A group that is idle ends at once. One in which a transfer hangs ends when that has timed out."""
         last = [self._group]
         self._group = None  # whoever lets go of it last waits for its end, and that must be the thread
-        threading.Thread(target=_end, args=[last], name="end of a group", daemon=True).start()
+        ending = threading.Thread(target=_end, args=[last], name="end of a group", daemon=True)
+        ending.start()
+        ending.join(timeout=END_S)
 
 
 class Transfer:
