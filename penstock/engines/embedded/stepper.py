@@ -43,8 +43,9 @@ class Stepper(Protocol):
     def runs_beside(self) -> bool:
         """Whether what is queued within `beside` runs beside the passes. Otherwise it takes a thread."""
 
-    def beside(self) -> AbstractContextManager[None]:
-        """Within it, copies into tensors that no pass uses need not wait for the passes that are queued."""
+    def beside(self, *, in_order: bool) -> AbstractContextManager[None]:
+        """Within it, copies into tensors that no pass uses need not wait for the passes that are queued, unless
+        they read what was queued with them (`in_order`)."""
 
     @property
     def is_due(self) -> bool:
@@ -102,7 +103,7 @@ class HostStepper:
     def slots(self) -> RowSlots:
         return self._runner.slots
 
-    def beside(self) -> AbstractContextManager[None]:
+    def beside(self, *, in_order: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
     def renew(self) -> None:

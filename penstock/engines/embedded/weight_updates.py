@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
@@ -26,8 +25,6 @@ from penstock.engines.update_check import check_update
 from penstock.errors import PenstockError
 from penstock.interfaces import Staged, Verification, WeightReceiver
 from penstock.types import Interrupt, UpdateReceipt, WeightUpdate
-
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -74,6 +71,8 @@ class WeightUpdates:
         self._outbox = outbox
         self._interrupts = interrupts
         self._lock = asyncio.Lock()
+        self._abandoned: set[asyncio.Future[float]] = set()
+        """Threads that load an adapter nobody waits for any more; they hold a place."""
 
     async def take(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
         async with self._lock:
@@ -154,19 +153,22 @@ class WeightUpdates:
         """Load an adapter to where nothing is computed with it yet; returns how long its verification took. When
         this fails, the engine goes on with what it serves."""
         update = staged.update
+        in_order = self._receiver.stages(update)  # what was staged on a GPU was queued with its passes
         try:
+            if self._abandoned:
+                await asyncio.wait(self._abandoned)
             if not serving.has_room(update):
                 self._stepper.drain()
                 serving.make_room(update)
                 self._stepper.renew()
-            with self._stepper.beside():
+            with self._stepper.beside(in_order=in_order):
                 place = serving.open(update)
         except BaseException:
             self._receiver.drop(staged)
             raise
 
         def load() -> float:
-            with self._stepper.beside():
+            with self._stepper.beside(in_order=in_order):
                 return self._receiver.load(staged, place.tensors)()
 
         def undo() -> None:
@@ -180,16 +182,44 @@ class WeightUpdates:
                 undo()
                 raise
         else:
-            verify_s = await _in_thread(load, undo, lambda _: undo())
+            verify_s = await self._load_in_thread(load, undo)
         self._receiver.drop(staged)
         return place, verify_s
+
+    async def _load_in_thread(self, load: Callable[[], float], undo: Callable[[], None]) -> float:
+        running = asyncio.get_running_loop().run_in_executor(None, load)
+
+        def ended(running: "asyncio.Future[float]") -> None:
+            running.exception()  # nobody is left to hear it
+            undo()
+            self._abandoned.discard(running)
+
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self._abandoned.add(running)
+            running.add_done_callback(ended)
+            raise
+        except BaseException:
+            undo()
+            raise
 
     async def _stage(self, update: WeightUpdate) -> Staged:
         """In a thread, if it takes long. Cancelled, it is told so; what it stages for nobody is dropped."""
         receiver = self._receiver
         if not receiver.stages(update):
             return receiver.stage(update)
-        return await _in_thread(lambda: receiver.stage(update), _nothing, receiver.drop, receiver.cancel)
+        staging = asyncio.get_running_loop().run_in_executor(None, receiver.stage, update)
+        try:
+            return await asyncio.shield(staging)
+        except asyncio.CancelledError:
+            staging.add_done_callback(self._drop_staged)
+            receiver.cancel()
+            raise
+
+    def _drop_staged(self, staging: "asyncio.Future[Staged]") -> None:
+        if not staging.cancelled() and staging.exception() is None:
+            self._receiver.drop(staging.result())
 
     def _take_off_adapters(self, update: WeightUpdate) -> None:
         """The weights below all adapters are about to change. Other policies are no longer served."""
@@ -235,36 +265,6 @@ class WeightUpdates:
         self._health.failure = None
         self.versions[policy] = version
         return swapped, cost
-
-
-def _nothing() -> None:
-    pass
-
-
-async def _in_thread(
-    work: Callable[[], Result],
-    failed: Callable[[], None],
-    unwanted: Callable[[Result], None],
-    cancelled: Callable[[], None] = _nothing,
-) -> Result:
-    """A thread can't be cancelled: it is told, and what it gives when nobody waits any more is `unwanted`."""
-    running = asyncio.get_running_loop().run_in_executor(None, work)
-
-    def ended(running: "asyncio.Future[Result]") -> None:
-        if running.cancelled() or running.exception() is not None:
-            failed()
-        else:
-            unwanted(running.result())
-
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        running.add_done_callback(ended)
-        cancelled()
-        raise
-    except BaseException:
-        failed()
-        raise
 
 
 def _receipt(

@@ -8,8 +8,7 @@ As for attention, compiled code must serve all layers and all engines. The opera
 knows; the rows of the pass hang on the matrices `a`, and the tiles of the outputs on `b`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,11 +61,9 @@ class DeviceSlots:
             self._moved = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._moved.record(torch.cuda.current_stream(self._device))
 
-    @contextmanager
-    def beside(self) -> Iterator[None]:
+    def beside(self, *, in_order: bool) -> AbstractContextManager[None]:
         """A slot that a policy has left may be written once the passes are done that used it."""
-        with self._gate.beside(self._moved):
-            yield
+        return self._gate.beside(self._moved, in_order=in_order)
 
     def begin_decode(self, policies: torch.Tensor) -> None:
         """A decode step, whose rows have these policies. Part of its graph."""

@@ -40,8 +40,8 @@ class DeviceStepper:
     def slots(self) -> RowSlots:
         return self.device.slots
 
-    def beside(self) -> AbstractContextManager[None]:
-        return self.device.slots.beside()
+    def beside(self, *, in_order: bool) -> AbstractContextManager[None]:
+        return self.device.slots.beside(in_order=in_order)
 
     def renew(self) -> None:
         self.device.renew()

@@ -83,12 +83,14 @@ class Gate:
             return NOTHING_DRAWN
         return int(self._answers[NEWEST + self.numbers[policy]])
 
-    def beside(self, after: Any = None) -> AbstractContextManager[Any]:
-        """Within it, work is queued beside the steps, though not before the event `after`. Where streams do not run
-        side by side, it queues behind them."""
+    def beside(self, after: Any = None, *, in_order: bool) -> AbstractContextManager[Any]:
+        """Within it, work is queued beside the steps, though not before the event `after`. It follows them where it
+        must be `in_order`, or where streams do not run side by side."""
         if not self._stops:
             return nullcontext()
-        if after is not None:
+        if in_order:
+            self._side.wait_stream(torch.cuda.current_stream(self._device))
+        elif after is not None:
             self._side.wait_event(after)
         return torch.cuda.stream(self._side)
 

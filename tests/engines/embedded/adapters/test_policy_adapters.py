@@ -2,6 +2,9 @@
 
 import asyncio
 import copy
+import threading
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +12,10 @@ import torch
 from torch import nn
 
 from penstock.errors import FingerprintMismatch, PenstockError, RequestRefused
+from penstock.interfaces import Staged, Verification
+from penstock.sync.in_process import Exchange, InProcessReceiver
+from penstock.sync.slot_publisher import Publishing
+from penstock.sync.transports import AnyReceiver, Rendezvous, make_publisher
 from penstock.types import Parent
 from tests.engines.contract import ask, collect
 from tests.engines.embedded.adapters.peft_models import ATTENTION, MLP, Adapter, World, make_adapter
@@ -322,5 +329,102 @@ def test_an_adapter_of_another_model_is_refused_by_name() -> None:
             PenstockError, match="a layer model.layers.0.* which GPTNeoXForCausalLM does not have"
         ):
             await driver.engine.update(world.adapter(make_adapter(make_model(), 1), 1))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "transport", ["shared_memory", "filesystem", "http", "in_process", "in_process_staged"]
+)
+def test_adapters_come_by_any_transport(transport: str, tmp_path: Path) -> None:
+    base = make_model("llama")
+    adapters = {version: make_adapter(base, version) for version in (1, 2, 3)}
+    at = Rendezvous(tmp_path, token="secret")
+    options = Publishing(selection="adapter", base=0, adapter=adapters[1].spec)
+    publisher = make_publisher(transport, adapters[1].tensors, options, at)
+
+    async def main() -> None:
+        engine = make_engine(copy.deepcopy(base), receiver=AnyReceiver(at), max_adapters=1)
+        driver = Driver(engine)
+        for version, adapter in adapters.items():
+            publisher.snapshot(version, adapter.tensors)
+            receipt = await engine.update(publisher.describe(version))
+            assert (receipt.version, receipt.stage_s > receipt.stall_s) == (version, True)
+            publisher.release(version)
+            await driver.start(ask(str(version), PROMPT, max_tokens=4, temperature=0.0))
+            await driver.drain()
+            check_answer(driver, str(version), adapter.model)
+        await engine.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        publisher.close()
+
+
+class Held(InProcessReceiver):
+    """Loads when it is told to."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        self.entered, self.may_go = threading.Event(), threading.Event()
+
+    def load(self, staged: Staged, tensors: Mapping[str, torch.Tensor]) -> Verification:
+        self.entered.set()
+        assert self.may_go.wait(timeout=60)
+        return super().load(staged, tensors)
+
+
+def test_generation_goes_on_while_an_adapter_is_loaded() -> None:
+    base = make_model("llama")
+    first, second = (make_adapter(base, seed) for seed in (1, 2))
+
+    async def main() -> None:
+        world, driver = open_world(base)
+        held = Held(world.exchange)
+        driver.engine._updates._receiver = held
+        held.may_go.set()
+        await driver.engine.update(world.adapter(first, 1))
+        held.may_go.clear()
+        held.entered.clear()
+        await driver.start(ask("a", PROMPT, max_tokens=9, temperature=0.0))
+        updating = asyncio.create_task(driver.engine.update(world.adapter(second, 2)))
+        await asyncio.sleep(0)
+        assert await asyncio.to_thread(held.entered.wait, 60)
+        for _ in range(4):
+            await driver.step()
+        held.may_go.set()
+        await updating
+        await driver.drain()
+        assert driver.versions("a") == [1] * 4 + [2] * 5
+
+    asyncio.run(main())
+
+
+def test_an_update_that_is_cancelled_while_it_loads_leaves_its_place_free() -> None:
+    base = make_model("llama")
+    first, second = (make_adapter(base, seed) for seed in (1, 2))
+
+    async def main() -> None:
+        world, driver = open_world(base)
+        held = Held(world.exchange)
+        driver.engine._updates._receiver = held
+        for _ in range(3):  # more often than there are places
+            updating = asyncio.create_task(driver.engine.update(world.adapter(first, 1)))
+            await asyncio.sleep(0)
+            assert await asyncio.to_thread(held.entered.wait, 60)
+            updating.cancel()
+            held.may_go.set()
+            await asyncio.gather(updating, return_exceptions=True)
+            assert updating.cancelled()
+            await asyncio.get_running_loop().run_in_executor(
+                None, lambda: None
+            )  # the thread is done, or another was
+            held.entered.clear()
+        assert driver.engine.versions == {"policy": 0}
+        await driver.engine.update(world.adapter(second, 2))
+        await driver.start(ask("a", PROMPT, max_tokens=4, temperature=0.0))
+        await driver.drain()
+        check_answer(driver, "a", second.model)
 
     asyncio.run(main())
