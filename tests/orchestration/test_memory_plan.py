@@ -90,6 +90,24 @@ def test_an_adapter_needs_states_for_itself_alone() -> None:
     assert published_bytes(config_of(), adapted) == 2 * QWEN.num_parameters + 2 * 2 * size
 
 
+def test_engines_keep_room_for_adapters() -> None:
+    size = 18_464_768
+    adapted = replace(QWEN, num_adapter_parameters=size)
+
+    def cache(outline: Outline, **embedded: Any) -> int:
+        config = config_of(engine={"device": "cuda:1", "dtype": "bfloat16", "embedded": embedded})
+        shared = plan_memory(config, outline, [H200, H200], longest=1000)
+        assert shared is not None
+        return shared.cache
+
+    plain = cache(QWEN)
+    assert (
+        plain - cache(adapted, max_adapters=1) == 2 * 2 * size
+    )  # one that is served, and a place for the next
+    assert plain - cache(adapted, max_adapters=4) == 2 * 5 * size
+    assert plain - cache(adapted, max_adapters=1, adapters="merged") == 2 * (QWEN.num_parameters + size)
+
+
 def test_beside_the_trainer_the_engine_gets_what_is_left() -> None:
     shared = plan(H200)
     margin = int(0.03 * 150 * GB)

@@ -46,7 +46,8 @@ def workspace_bytes(max_batch: int, vocabulary: int) -> int:
 def adapter_bytes(config: EmbeddedConfig, model: nn.Module) -> int:
     """What adapters will take that have not come yet: unmerged, the matrices of all slots beside all linear layers;
     merged, a copy of the weights below."""
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
     if not config.max_adapters or not layers:
         return 0
     item = layers[0].weight.element_size()

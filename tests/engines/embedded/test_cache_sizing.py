@@ -2,9 +2,16 @@
 
 import pytest
 
-from penstock.engines.embedded.cache_sizing import DeviceMemory, cache_bytes, count_blocks, workspace_bytes
+from penstock.engines.embedded.cache_sizing import (
+    DeviceMemory,
+    adapter_bytes,
+    cache_bytes,
+    count_blocks,
+    workspace_bytes,
+)
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.errors import UserError
+from tests.engines.embedded.tiny import make_model
 
 VOCABULARY = 1000
 WORKSPACE = 1_500_000_000 + 24 * 64 * VOCABULARY
@@ -57,3 +64,15 @@ def test_too_little_for_a_cache_names_the_settings() -> None:
     with pytest.raises(UserError, match=expected):
         blocks(EmbeddedConfig(memory_share=0.06), GPU, bytes_per_token=10**6)
     assert blocks(EmbeddedConfig(memory_share=0.06, cache_gb=1), GPU, bytes_per_token=10**6) == 62
+
+
+def test_adapters_that_will_come_take_their_part_of_the_memory() -> None:
+    model = make_model("llama")
+    assert adapter_bytes(EmbeddedConfig(), model) == 0
+    widths = 3 * ((32 + 32) + 2 * (32 + 16) + (32 + 32) + 3 * (32 + 48))  # three layers, four bytes a number
+    assert adapter_bytes(EmbeddedConfig(max_adapters=1), model) == 4 * widths * 16 * 2
+    assert adapter_bytes(EmbeddedConfig(max_adapters=3, max_adapter_rank=8), model) == 4 * widths * 8 * 4
+    weights = 3 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
+    assert adapter_bytes(EmbeddedConfig(max_adapters=1, adapters="merged"), model) == 4 * weights
+    plain = cache_bytes(EmbeddedConfig(), GPU, VOCABULARY)
+    assert cache_bytes(EmbeddedConfig(), GPU, VOCABULARY, adapters=5 * 10**9) == plain - 5 * 10**9
