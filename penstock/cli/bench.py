@@ -130,8 +130,16 @@ def train(
 
 
 @bench.command()
-def sync(json: Json = None, shape: Shape = None) -> None:
-    """What a weight update costs an engine: shared memory, and CUDA IPC on a GPU."""
+def sync(
+    json: Json = None,
+    shape: Shape = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Measure only what has this text in its name; may be repeated.")
+    ] = None,
+    updates: Annotated[int | None, typer.Option(min=1, help="Updates in each arm.")] = None,
+) -> None:
+    """What a weight update costs an engine: by every transport, as full weights, changes and adapters. On a GPU:
+    CUDA IPC and shared memory."""
     from penstock.bench.sync import run
 
-    run(json, shape=shape)
+    run(json, shape=shape, updates=updates, only=only or ())

@@ -1,0 +1,158 @@
+"""Runs the arms of `penstock bench sync`: a publisher in this process, and an engine in another.
+
+One engine serves all arms that have its batch, one after another, with ever later versions.
+"""
+
+import itertools
+import secrets
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from penstock.bench.child import Child
+from penstock.bench.shapes import make_shape, save_shape
+from penstock.bench.sync.publication_source import make_source
+from penstock.bench.sync.serving_process import FIRST_VERSION, Serving
+from penstock.bench.sync.update_arm import Effort, UpdateArm
+from penstock.bench.sync.update_timing import measure
+from penstock.cores import usable_cores
+from penstock.models.published import published_tensors
+from penstock.orchestration.launchers.private_folder import PrivateFolder
+from penstock.sync.transports import Rendezvous, make_publisher
+
+CONTEXT, SMALL_CONTEXT, CONTEXT_7B = 2048, 96, 1024
+"""Of the engine: on a GPU, on a CPU, and where the cache would not fit otherwise."""
+
+Results = Iterator[tuple[str, dict[str, Any]]]
+
+
+def measure_all(arms: Sequence[UpdateArm], effort: Effort) -> Results:
+    """Each arm by its name, as it ends. All engines start at once, since the start takes longest, and wait for
+    their turn."""
+    torch.set_num_threads(num_threads())
+    groups = [list(alike) for _, alike in itertools.groupby(arms, key=lambda arm: arm.batch)]
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        saved = save_for_engines(effort, Path(folder))
+        engines = [Engine(serving_of(group, effort, saved)) for group in groups]
+        try:
+            model = make_shape(effort.shape, effort.device, torch.bfloat16)
+            for group, engine in zip(groups, engines, strict=True):
+                engine.begin()
+                for arm in group:
+                    yield arm.name, engine.measure(arm, effort, model, Path(folder))
+                engine.close()
+        finally:
+            for engine in engines:
+                engine.close()
+
+
+def num_threads() -> int:
+    """For trainer and engine alike: they share the cores."""
+    return max(1, usable_cores() // 2)
+
+
+def save_for_engines(effort: Effort, folder: Path) -> str:
+    """What engines load: on a CPU a folder, as a worker does. A GPU makes random weights faster than that."""
+    if effort.device != "cpu":
+        return effort.shape
+    save_shape(effort.shape, folder / "model", effort.device)
+    return str(folder / "model")
+
+
+def serving_of(group: Sequence[UpdateArm], effort: Effort, model: str) -> Serving:
+    on_gpu = effort.device != "cpu"
+    ranks = [arm.rank for arm in group if arm.selection == "adapter"]
+    context = CONTEXT_7B if effort.shape == "7b" else CONTEXT
+    return Serving(
+        model=model,
+        device=effort.device,
+        batch=group[0].batch,
+        rank=max(ranks, default=0),
+        context=context if on_gpu else SMALL_CONTEXT,
+        threads=0 if on_gpu else num_threads(),
+        staggered=not on_gpu,
+    )
+
+
+class Engine:
+    """The other process, what it serves, and what it can do."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._token = secrets.token_hex(16)
+        self._child = Child(
+            "engine", "penstock.bench.sync.serving_process", [msgspec.json.encode(serving).decode()]
+        )
+        self._child.tell(self._token.encode())
+        self._capabilities: tuple[str, ...] = ()
+        self._version = self._base = FIRST_VERSION
+
+    def begin(self) -> None:
+        """Decoding begins, and does not end."""
+        self._capabilities = tuple(self._child.read()["capabilities"])
+        self._child.ask(b"go")
+
+    def measure(self, arm: UpdateArm, effort: Effort, model: Any, folder: Path) -> dict[str, Any]:
+        if f"interrupt:{arm.interrupt}" not in self._capabilities:
+            return {"skipped": f"the engine has no interrupt:{arm.interrupt}"}
+        weights: Mapping[str, torch.Tensor] = {
+            name: tensor.detach() for name, tensor in published_tensors(model).items()
+        }
+        source = make_source(arm, model, weights, base=self._base)
+        in_memory = PrivateFolder()
+        place = in_memory.path if arm.transport == "shared_memory" else folder
+        at = Rendezvous(folder=place, token=self._token)
+        try:
+            publisher = make_publisher(arm.transport, source.tensors, source.publishing, at)
+            try:
+                with working(arm.busy):
+                    result = measure(arm, effort, publisher, self._child, source, self._version + 1)
+            finally:
+                publisher.close()
+        finally:
+            in_memory.remove()
+        self._version += effort.warmup + effort.updates
+        if arm.selection != "adapter":
+            self._base = self._version
+        return result
+
+    def close(self) -> None:
+        self._child.close()
+
+
+@contextmanager
+def working(busy: bool) -> Iterator[None]:
+    """While inside, if `busy`, this process keeps the GPU busy with large matmuls."""
+    stop = threading.Event()
+
+    def work() -> None:
+        left = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            while not stop.is_set():
+                for _ in range(20):
+                    torch.mm(left, left)
+                stream.synchronize()
+
+    worker = threading.Thread(target=work)
+    if busy:
+        worker.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        if busy:
+            worker.join()
+
+
+if __name__ == "__main__":
+    asked = msgspec.json.decode(sys.argv[1].encode(), type=list[UpdateArm])
+    how_much = msgspec.json.decode(sys.argv[2].encode(), type=Effort)
+    for found in measure_all(asked, how_much):
+        print(msgspec.json.encode(found).decode(), flush=True)

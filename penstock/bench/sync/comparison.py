@@ -1,0 +1,61 @@
+"""`penstock bench sync`: what an update of the weights costs an engine, for every way to send one.
+
+    penstock bench sync                 on a CPU: each transport with each selection, each interrupt, two baselines,
+                                        figures of copies and bytes (`penstock.bench.sync.on_cpu`)
+    penstock bench sync --shape 1.5b    on a GPU: CUDA IPC and shared memory, full weights and adapters, in time
+                                        slices and under MPS (`penstock.bench.sync.on_gpu`)
+
+Two real processes. One publishes, as a trainer does; the other is the embedded engine with a full batch that
+decodes. Each result is printed and saved as it ends.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from penstock.bench.saved_report import SavedReport
+from penstock.bench.shapes import SHAPES, hardware
+from penstock.bench.sync.arm_table import arm_table, in_words
+from penstock.bench.sync.on_cpu import CpuPart
+from penstock.bench.sync.on_gpu import GpuPart
+from penstock.errors import ConfigError
+from penstock.models.load import resolve_device
+from penstock.worker.quiet import quieten
+
+
+def run(
+    json_path: Path | None = None,
+    *,
+    shape: str | None = None,
+    updates: int | None = None,
+    only: Sequence[str] = (),
+) -> dict[str, Any]:
+    """All that this machine is for, or what has one of the texts of `only` in its name."""
+    if shape is not None and shape not in SHAPES:
+        raise ConfigError(f"--shape must be one of {', '.join(SHAPES)}, got {shape!r}")
+    quieten()
+    console = Console()
+    device = resolve_device("auto")
+    part = CpuPart(shape, updates) if device == "cpu" else GpuPart(shape, updates, console.print)
+    chosen = choose(part.names, only)
+    report = SavedReport(json_path)
+    report.put("hardware", value=hardware(device))
+    report.put("setting", value={"shape": part.effort.shape, "updates": part.effort.updates, "names": chosen})
+    for kind, name, found in part.measure(chosen):
+        report.put(kind, name, value=found)
+        report.headline(part.headline(report.data))
+        console.print(f"{name}: {in_words(found)}", highlight=False)
+    console.print(arm_table(report.data))
+    for name, value in report.data["headline"].items():
+        console.print(f"{name}: {value:.3g}", highlight=False)
+    return report.data
+
+
+def choose(names: Sequence[str], only: Sequence[str]) -> list[str]:
+    """The names that have one of the texts in them; all if there are no texts."""
+    for text in only:
+        if not any(text in name for name in names):
+            raise ConfigError(f"--only {text!r} names nothing; there are: {'; '.join(names)}")
+    return [name for name in names if not only or any(text in name for text in only)]

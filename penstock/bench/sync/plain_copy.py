@@ -1,0 +1,39 @@
+"""A plain copy of as many bytes as an update has: what its times are held against."""
+
+import ctypes
+import statistics
+import time
+from functools import cache
+
+import torch
+
+LARGEST = 1 << 30
+"""More bytes take proportionally longer."""
+ROUNDS = 5
+
+
+class PlainCopy:
+    """`memcpy` on a CPU, a copy by torch on a GPU, into memory that was written before."""
+
+    def __init__(self, num_bytes: int, device: str) -> None:
+        size = max(1, min(num_bytes, LARGEST))
+        self._source = torch.ones(size, dtype=torch.uint8, device=device)
+        self._target = torch.zeros_like(self._source)
+        self._scale = max(1, num_bytes) / size
+
+    def run(self) -> float:
+        """Copy once; the seconds that it took."""
+        started = time.perf_counter()
+        if self._source.is_cuda:
+            self._target.copy_(self._source)
+            torch.cuda.synchronize()
+        else:
+            ctypes.memmove(self._target.data_ptr(), self._source.data_ptr(), len(self._source))
+        return (time.perf_counter() - started) * self._scale
+
+
+@cache
+def plain_copy_s(num_bytes: int, device: str) -> float:
+    """The median of a few copies."""
+    copy = PlainCopy(num_bytes, device)
+    return statistics.median(copy.run() for _ in range(ROUNDS))

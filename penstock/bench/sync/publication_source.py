@@ -1,0 +1,60 @@
+"""What the trainer of `penstock bench sync` publishes: weights that change between versions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from penstock.bench.random_adapter import random_adapter
+from penstock.bench.sync.update_arm import UpdateArm
+from penstock.sync.slot_publisher import Publishing
+
+LEARNING_RATE = 1e-6
+NO_ANCHOR = 1 << 30
+
+
+class Poked:
+    """Tensors of which one value changes: enough for full updates, whose cost does not depend on values."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], publishing: Publishing) -> None:
+        self.tensors = tensors
+        self.publishing = publishing
+
+    def change(self, version: int) -> None:
+        first = next(iter(self.tensors.values())).view(-1)
+        first[version % len(first)] = float(version)
+
+
+class Trained:
+    """Float32 weights under AdamW, sent as bfloat16. Every step has the same gradient, so that all of them move in
+    one direction: no gradients change more of the weights."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], lr: float = LEARNING_RATE) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.tensors: dict[str, torch.Tensor] = {}
+        for name, weight in weights.items():
+            master = weight.detach().float().clone().requires_grad_()
+            master.grad = torch.randn(master.shape, generator=generator)
+            self.tensors[name] = master
+        self._optimizer = torch.optim.AdamW(list(self.tensors.values()), lr=lr, foreach=True)
+        self.publishing = Publishing(
+            selection="delta",
+            dtypes=dict.fromkeys(weights, torch.bfloat16),
+            anchor_every=NO_ANCHOR,
+        )
+
+    def change(self, version: int) -> None:
+        self._optimizer.step()
+
+
+Source = Poked | Trained
+
+
+def make_source(arm: UpdateArm, model: Any, weights: Mapping[str, torch.Tensor], *, base: int) -> Source:
+    """`base` is the version of the full weights that the engine has."""
+    if arm.selection == "delta":
+        return Trained(weights)
+    if arm.selection == "full":
+        return Poked(weights, Publishing())
+    spec, tensors = random_adapter(model, arm.rank, ends=arm.layers)
+    return Poked(tensors, Publishing(selection="adapter", base=base, adapter=spec))
