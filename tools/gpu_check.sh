@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, one part after another: logs and JSON into a folder, the end of each on the screen.
 #
-#   tools/gpu_check.sh FOLDER [tests] [sync] [train] [lora] [engine] [engine7b] [adapters] [colocated] [loop] [lora7b] [demo] [auto] [recipe]
+#   tools/gpu_check.sh FOLDER [tests] [sync] [sync7b] [train] [lora] [engine] [engine7b] [adapters] [colocated] [loop] [lora7b] [demo] [auto] [recipe]
 #
 # Without parts: all of them, perhaps 30 minutes on one H200. `recipe` is examples/one_gpu with random weights, and needs
 # reasoning-gym. `auto` is what `auto` chooses, and what compiling brings to small models. A part that fails does not
@@ -20,13 +20,11 @@ run_part() {
     case $1 in
     tests) python -m pytest -q -p no:cacheprovider tests/engines/embedded/cuda tests/trainer/forward/test_logprob_kernel.py tests/sync ;;
     sync) penstock bench sync --shape 1.5b --json "$out/sync.json" ;;
+    sync7b) penstock bench sync --shape 7b --updates 20 --json "$out/sync7b.json" ;;
     train) penstock bench train --shape 1.5b --json "$out/train.json" ;;
     lora) penstock bench train --shape 1.5b --lora-rank 16 --json "$out/lora.json" ;;
     engine) penstock bench engine --shape 1.5b --json "$out/engine.json" ;;
-    adapters)
-        penstock bench engine --shape 1.5b --only uniform --adapters 1 --adapters 4 --json "$out/adapters.json" &&
-            python -m penstock.bench.sync_adapter 1.5b 16
-        ;;
+    adapters) penstock bench engine --shape 1.5b --only uniform --adapters 1 --adapters 4 --json "$out/adapters.json" ;;
     engine7b) penstock bench engine --shape 7b --json "$out/engine7b.json" ;;
     colocated) penstock bench loop --only colocated --shape 1.5b --json "$out/colocated.json" ;;
     loop) penstock bench loop --shape 1.5b --json "$out/loop.json" ;;
@@ -48,7 +46,7 @@ run_part() {
 }
 
 failed=()
-for part in "${@:-tests sync train lora engine engine7b adapters colocated loop lora7b demo auto recipe}"; do
+for part in "${@:-tests sync sync7b train lora engine engine7b adapters colocated loop lora7b demo auto recipe}"; do
     for name in $part; do
         began=$SECONDS
         if (run_part "$name") >"$out/$name.log" 2>&1; then how=done; else how="FAILED"; failed+=("$name"); fi

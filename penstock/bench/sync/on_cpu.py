@@ -15,13 +15,13 @@ from penstock.bench.sync.copy_figure import measure_copies
 from penstock.bench.sync.update_arm import Effort, UpdateArm
 from penstock.models.published import published_tensors
 from penstock.sync.transports import TRANSPORTS
-from penstock.types import Interrupt
+from penstock.types import Interrupt, UpdateSelection
 
 SHAPE, UPDATES, WARMUP = "135m", 5, 2
 TINY = "tiny"
 NEAREST = "shared_memory"
 """The transport with which interrupts are compared."""
-SELECTIONS = ("full", "delta", "adapter")
+SELECTIONS: tuple[UpdateSelection, ...] = ("full", "delta", "adapter")
 
 Found = Iterator[tuple[str, str, dict[str, Any]]]
 """Kind (`figures` or `arms`), name and result."""
@@ -54,6 +54,8 @@ class CpuPart:
             "delta bytes": lambda model, weights: measure_delta(weights),
             "adapter bytes": lambda model, weights: measure_adapter(model, weights),
         }
+        if "collective" not in TRANSPORTS:
+            del self._figures["gloo buckets"]
 
     @property
     def _tiny_name(self) -> str:

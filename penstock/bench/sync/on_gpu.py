@@ -72,7 +72,7 @@ class GpuPart:
     def headline(self, report: dict[str, Any]) -> dict[str, float]:
         """At the largest batch with the trainer idle: under MPS, or in time slices where there is none."""
         arms = report.get("arms", {})
-        found = {}
+        found: dict[str, float] = {}
         for arm in self._arms.values():
             if arm.how != MPS or arm.busy or arm.batch != max(each.batch for each in self._arms.values()):
                 continue

@@ -1,0 +1,37 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.sync import run
+from penstock.bench.sync.comparison import choose
+from penstock.errors import ConfigError
+
+
+def test_two_processes_exchange_weights(tmp_path: Path) -> None:
+    path = tmp_path / "sync.json"
+    report = run(path, shape="tiny", updates=1, only=["shared memory, full", "http, delta", "adapter bytes"])
+    assert json.loads(path.read_text()) == json.loads(json.dumps(report))
+    full, delta = report["arms"]["shared memory, full"], report["arms"]["http, delta"]
+    assert full["seen_ms"] >= full["fresh_ms"] > full["stall_ms"] > full["verify_ms"] > 0
+    assert full["fresh_ms"] > full["told_ms"] > full["snapshot_ms"] + full["describe_ms"]
+    assert 0 < delta["bytes"] < 0.2 * full["bytes"]
+    assert delta["transfer_ms"] > 0
+    assert report["headline"] == {"adapter_bytes_fraction": report["figures"]["adapter bytes"]["fraction"]}
+    recompute = report["arms"]["shared memory, full, inflight_recompute"]
+    assert recompute["tokens_per_s"] > 0
+    drained = report["arms"]["shared memory, full, blocked until drained"]
+    assert drained["fresh_ms"] > 0
+
+
+def test_names_are_chosen_by_a_part_of_them() -> None:
+    names = ["http, full", "http, delta", "shm copy"]
+    assert choose(names, []) == names
+    assert choose(names, ["full", "shm"]) == ["http, full", "shm copy"]
+    with pytest.raises(ConfigError, match="--only 'ftp' names nothing; there are: http, full; http, delta"):
+        choose(names, ["full", "ftp"])
+
+
+def test_a_shape_must_be_known() -> None:
+    with pytest.raises(ConfigError, match="--shape must be one of tiny, 135m, 1.5b, 7b, got 'huge'"):
+        run(shape="huge")
