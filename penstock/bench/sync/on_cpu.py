@@ -54,8 +54,6 @@ class CpuPart:
             "delta bytes": lambda model, weights: measure_delta(weights),
             "adapter bytes": lambda model, weights: measure_adapter(model, weights),
         }
-        if "collective" not in TRANSPORTS:
-            del self._figures["gloo buckets"]
 
     @property
     def _tiny_name(self) -> str:

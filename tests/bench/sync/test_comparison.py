@@ -10,9 +10,11 @@ from penstock.errors import ConfigError
 
 def test_two_processes_exchange_weights(tmp_path: Path) -> None:
     path = tmp_path / "sync.json"
-    report = run(path, shape="tiny", updates=1, only=["shared memory, full", "http, delta", "adapter bytes"])
+    report = run(
+        path, shape="tiny", updates=1, only=["shared memory, full", "collective, delta", "adapter bytes"]
+    )
     assert json.loads(path.read_text()) == json.loads(json.dumps(report))
-    full, delta = report["arms"]["shared memory, full"], report["arms"]["http, delta"]
+    full, delta = report["arms"]["shared memory, full"], report["arms"]["collective, delta"]
     assert full["seen_ms"] >= full["fresh_ms"] > full["stall_ms"] > full["verify_ms"] > 0
     assert full["fresh_ms"] > full["told_ms"] > full["snapshot_ms"] + full["describe_ms"]
     assert 0 < delta["bytes"] < 0.2 * full["bytes"]
