@@ -34,8 +34,8 @@ class Bottleneck:
             self._scoring.append(counters["scoring"])
 
     def status(self, *, engine_idle: float, max_staleness: int | None) -> BottleneckStatus | None:
-        """None before the first step."""
-        if not self._steps:
+        """None before there is enough to go by: half of the steps, or one step and all of the reports."""
+        if len(self._steps) < STEPS // 2 and not (self._steps and len(self._has_work) == LOOKS):
             return None
         waited = sum(waited for waited, _ in self._steps)
         share = waited / max(1e-9, waited + sum(took for _, took in self._steps))

@@ -1,6 +1,6 @@
 """The live view's picture of a run: does it learn, is it fast, who is idle and why.
 
-    penstock · demo · training               step 77/200   18 s, about 29 s to go
+    penstock · demo · training             step 77/200   18 s, about 29 s to go
     reward     0.920  ▃▃▃▄▅▆▆▇▇▇██   0.260 at first   held-out 0.264 → 0.861
     answers    14 tokens, longest 32   2% cut off   7,714 tok/s
     staleness  mean 3.00, bound 4   ages 1 ▁ 2–3 █ 4–7 ▂   max 4 so far
@@ -27,6 +27,8 @@ BARS = "▁▂▃▄▅▆▇█"
 LABEL_WIDTH = 11
 MAX_PROCESSES = 9
 GAP = "   "
+ECHO = 2
+"""Columns that stay free where the cursor rests: a terminal echoes `^C` there, and must not wrap."""
 
 
 class Screen:
@@ -41,7 +43,7 @@ class Screen:
 
 def lines(status: RunStatus, width: int) -> list[Text]:
     """Lines that stay within `width` cells. What is not known yet has no line."""
-    rows = [_title(status, width)]
+    rows = [_title(status, width - ECHO)]
     if status.reward is not None or status.heldout:
         rows.append(_row("reward", _reward_facts(status, width), width))
     if status.answers is not None:
@@ -60,7 +62,7 @@ def lines(status: RunStatus, width: int) -> list[Text]:
         rows.append(_row("", [f"and {len(status.processes) - len(shown)} more"], width))
     if status.last_sample is not None:
         rows.append(_row("last", [_sample(status.last_sample)], width))
-    return rows
+    return [*rows[:-1], _cut(rows[-1], width - ECHO)]
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:

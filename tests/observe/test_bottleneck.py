@@ -17,7 +17,8 @@ def limit(
     bound: int = 4,
 ) -> BottleneckStatus:
     bottleneck = Bottleneck()
-    bottleneck.on_step(*step)
+    for _ in range(STEPS // 2):
+        bottleneck.on_step(*step)
     bottleneck.on_counters({"running": 0.0, "waiting": work})
     bottleneck.on_counters({"generating": generating, "scoring": scoring})
     found = bottleneck.status(engine_idle=idle, max_staleness=bound)
@@ -52,6 +53,16 @@ def test_engines_without_work_wait_for_somebody_too(
     status = limit(work=0, generating=generating, scoring=scoring, bound=bound)
     assert (status.who, status.why) == (who, "trainer waits 25% of the time, engines idle 40%")
     assert len(f"{status.who}: {status.why}") <= 80 - 11
+
+
+def test_a_step_or_two_say_nothing_unless_they_are_long() -> None:
+    bottleneck = Bottleneck()
+    for _ in range(STEPS // 2 - 1):
+        bottleneck.on_step(*WAITING)
+    assert bottleneck.status(engine_idle=0.5, max_staleness=4) is None
+    for _ in range(LOOKS):
+        bottleneck.on_counters({"running": 1.0, "waiting": 0.0})
+    assert bottleneck.status(engine_idle=0.5, max_staleness=4) is not None
 
 
 def test_only_the_last_seconds_count() -> None:

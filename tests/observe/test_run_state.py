@@ -153,7 +153,8 @@ def test_ages_of_the_last_step_are_in_order() -> None:
 def test_who_limits_the_run_is_said_while_it_trains() -> None:
     engine = counters("engine0", 102.0, running=2.0, waiting=0.0, busy_s=0.0)
     idle = (counters("engine0", 100.5, running=0.0, waiting=0.0, busy_s=0.0),) * 9
-    events = (run_event(), *idle, phase("training", 101.0), engine, step(1, 104.0))
+    steps = [step(number, 104.0) for number in range(1, 5)]
+    events = (run_event(), *idle, phase("training", 101.0), engine, *steps)
     bottleneck = state_of(*events).status().bottleneck
     assert bottleneck is not None
     assert (bottleneck.who, bottleneck.why) == ("engines", "trainer waits for groups 33% of the time")

@@ -18,7 +18,7 @@ def drawn(status: RunStatus, width: int) -> list[str]:
 
 def test_80_columns_hold_every_line_whole() -> None:
     assert drawn(STATUS, 80) == [
-        "penstock · demo · training              step 3/10   12 s, about 1 min 15 s to go",
+        "penstock · demo · training            step 3/10   12 s, about 1 min 15 s to go",
         "reward     0.250  ▁▅█   held-out 0.300 → 0.500   0.000 at first",
         "answers    14 tokens, longest 32   2% cut off   1,234 tok/s",
         "staleness  mean 1.50, bound 4   ages 1 ▅ 2–3 ▅   max 3 so far",
@@ -74,6 +74,11 @@ def test_a_run_that_starts_has_one_line() -> None:
     (line,) = drawn(status, 80)
     assert line.split("   ", 1)[0] == "penstock · demo · starting: loading the model"
     assert line.endswith("step 0/200   0 s")
+
+
+@pytest.mark.parametrize("status", [BIG, RunStatus(name="demo", steps=200, phase="starting")])
+def test_an_echoed_interrupt_wraps_nothing(status: RunStatus) -> None:
+    assert cell_len(drawn(status, 80)[-1] + "^C") <= 80
 
 
 def test_a_sparkline_spans_zero_to_one() -> None:
