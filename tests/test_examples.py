@@ -81,7 +81,8 @@ def test_lora_7b(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for size, trainer, tokens in ((141, 24.1, 1_300_000), (80, 24.1, 300_000)):
         gpu = Gpu(name="a GPU", total_bytes=size * 10**9, free_bytes=size * 10**9 - 5 * 10**8)
-        plan = plan_memory(config, sizes, (gpu,), longest=1024)
+        resolved = resolve_auto(config, (gpu,), num_parameters=sizes.num_parameters).config
+        plan = plan_memory(resolved, sizes, (gpu,), longest=1024)
         assert plan is not None
         assert plan.trainer / 1e9 == pytest.approx(trainer, abs=0.1)
         assert plan.cache / plan.kv_bytes_per_token > tokens

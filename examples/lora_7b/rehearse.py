@@ -29,10 +29,9 @@ from penstock.orchestration.gpus import find_gpus
 CONFIG = Path(__file__).parent / "config.yaml"
 ON_CPU = {
     "model": {"device": "cpu", "lora": {"rank": 4}},
-    "engine": {"dtype": "float32", "max_context": 128, "embedded": {"max_batch": 16, "compile": "off"}},
+    "engine": {"max_context": 128, "embedded": {"max_batch": 16}},
     "rollout": {"group_size": 2, "groups_per_step": 2, "max_new_tokens": 8},
-    "trainer": {"dtype": "float32", "compile": False, "micro_batch_tokens": 256, "warmup_steps": 0},
-    "sync": {"transport": "shared_memory"},
+    "trainer": {"micro_batch_tokens": 256, "warmup_steps": 0},
 }
 """Small enough to see that it works where there is no GPU."""
 LOOK_EVERY_S = 0.5
