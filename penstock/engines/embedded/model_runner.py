@@ -107,7 +107,7 @@ class ModelRunner:
         sequence. Rows of other spans are left out, and the rest keeps the order of the spans."""
         layout = lay_out(batch.spans, self.block_size, self.device)
         self.cache.begin(layout, batch.copies)
-        self.slots.begin([seq.policy for seq, _, _ in batch.spans], layout.owners)
+        self.slots.begin((seq.policy for seq, _, _ in batch.spans), layout.owners)
         ends = [
             number
             for number, (seq, start, count) in enumerate(batch.spans)

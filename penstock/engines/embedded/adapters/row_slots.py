@@ -3,7 +3,7 @@
 A policy has a slot of the stacks, or none: then it is the weights below. `cuda.device_slots` is the same on a GPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -67,7 +67,7 @@ class HostSlots:
         if slot == NO_ADAPTER:
             del self._slots[policy]
 
-    def begin(self, policies: Sequence[str], owners: npt.NDArray[np.int64]) -> None:
+    def begin(self, policies: Iterable[str], owners: npt.NDArray[np.int64]) -> None:
         """The next pass: the policy of each span, and the span of each token."""
         if not self._slots:
             self._groups = []

@@ -139,7 +139,8 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(self._device)
         try:
-            with torch.cuda.graph(graph, pool=self._memory):
+            # Other threads stage updates meanwhile, and may take memory.
+            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                 self._step(kind)
         except RuntimeError as error:
             torch.cuda.set_stream(stream)  # a failed capture does not give it back

@@ -59,6 +59,21 @@ def test_an_adapter_answers_as_peft_does(family: str, targets: Any, how: str) ->
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("family", "targets"), [("gemma3", ATTENTION), ("gpt_neox", "all-linear")])
+def test_no_model_is_known_by_name(family: str, targets: Any) -> None:
+    base = make_model(family)
+    adapter = make_adapter(base, 1, targets=targets)
+
+    async def main() -> None:
+        world, driver = open_world(base)
+        await driver.engine.update(world.adapter(adapter, 1))
+        await driver.start(ask("a", PROMPT, max_tokens=8, temperature=0.0))
+        await driver.drain()
+        check_answer(driver, "a", adapter.model)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("how", ["unmerged", "merged"])
 def test_rslora_scales_by_the_root_of_the_rank(how: str) -> None:
     base = make_model()

@@ -8,10 +8,17 @@ import torch
 
 from tests.triton_device import DEVICE
 
-from penstock.engines.embedded.model_runner import ModelRunner  # isort: skip
+from penstock.engines.embedded.model_runner import ModelRunner, compile_layers  # isort: skip
+from penstock.engines.embedded.adapters.unmerged import UnmergedAdapters
+from penstock.engines.embedded.cuda import device_attention
+from penstock.engines.embedded.cuda.device_slots import DeviceSlots
+from penstock.engines.embedded.cuda.weight_swap import Gate
+from penstock.engines.embedded.joined_projections import join_projections
+from penstock.models import attention
 from tests.engines.contract import ask
 from tests.engines.embedded.adapters.peft_models import ATTENTION, MLP, World, make_adapter
 from tests.engines.embedded.adapters.test_policy_adapters import PROMPT, check_answer, three_policies
+from tests.engines.embedded.cuda.test_device_attention import Averages, compile_with
 from tests.engines.embedded.test_exact import generate
 from tests.engines.embedded.test_swaps import replay
 from tests.engines.embedded.tiny import Driver, make_engine, make_model, open_device_on_cpu
@@ -128,6 +135,45 @@ def test_one_projection_of_a_family_alone_has_its_adapter_too():
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
 
     asyncio.run(main())
+
+
+def test_one_compiled_graph_serves_all_layers_lengths_and_adapters(monkeypatch):
+    """What differs from pass to pass, which adapter a row has, is nothing that compiled code sees."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    model, counter, device = make_model("qwen2"), CompileCounter(), torch.device("cpu")
+    attention.register()
+    model.set_attn_implementation(attention.IMPLEMENTATION)
+    attention.attach(model, device_attention.DeviceAttention())
+    current = device_attention.CurrentPass(Averages())
+    device_attention.hang_pools(model, {layer: torch.zeros(1, 1, 2, 16) for layer in range(3)}, current)
+    join_projections(model)
+    slots = DeviceSlots(Gate(device, {"policy": 0, "b": 0}), max_rows=32, num_slots=2, device=device)
+    layers = [name for name, _ in model.named_modules() if name.endswith("_proj")]
+    adapters = UnmergedAdapters(model, slots, max_adapters=1, max_rank=4)
+    adapters.expect(layers, 4)
+    slots.assign("b", 2)
+    slots.scale(2, 0.5)
+    for stack, _ in adapters._stacks.values():
+        for matrices in (stack.a, stack.b):
+            matrices.copy_(torch.randn(matrices.shape, generator=torch.Generator().manual_seed(0)))
+
+    def logits(policies):
+        ids = torch.arange(len(policies))[None]
+        slots.begin_prompts(policies, torch.arange(len(policies)).numpy())
+        return model(input_ids=ids, position_ids=ids, use_cache=False).logits
+
+    mixed = ["policy", "b", "b"] * 3
+    with torch.no_grad():
+        plain, expected = logits(["policy"] * 9), logits(mixed)
+        assert (plain - expected).abs().max() > 0.1
+        monkeypatch.setattr("torch.nn.Module.compile", lambda layer, **options: compile_with(layer, counter))
+        compile_layers(model, 3)
+        torch.testing.assert_close(logits(mixed), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits(["policy"] * 9), plain, atol=1e-4, rtol=1e-4)
+        logits(["b"] * 5)
+    assert counter.frame_count == 3  # one for all layers, and one each for rotary embedding and last norm
 
 
 class Versions:
