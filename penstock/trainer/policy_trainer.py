@@ -83,11 +83,12 @@ class PolicyTrainer:
             value_head=self._value_head,
         )
         frozen: Reference | None = None
+        self._without_adapter: AdapterOff | None = None
         if reference is not None:
             reference.to(device=device).requires_grad_(False)
             frozen = PackedModel(reference, chunk_tokens=config.logprob_chunk_tokens)
         elif adapter is not None and algorithm.needs_reference:
-            frozen = AdapterOff(policy, adapter)
+            frozen = self._without_adapter = AdapterOff(policy, adapter)
         self._prepare = Preparation(
             policy, frozen, algorithm, config=config, device=device, blobs=blobs, ranks=self._ranks
         )
@@ -109,9 +110,11 @@ class PolicyTrainer:
             longest=max_positions(self._model.config),
             shared_prompts=self._prepare.lays_once,
         )
-        if self._prepare.needs_start:
-            with torch.no_grad():
+        with torch.no_grad():
+            if self._prepare.needs_start:
                 self._policy(row)
+            if self._without_adapter is not None:
+                self._without_adapter(row)
         self._policy(row).logprobs.sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.forget()
 

@@ -11,6 +11,7 @@ import torch
 
 from penstock.errors import DamagedBucket, FingerprintMismatch
 from penstock.interfaces import Staged, Verification, WeightPublisher, WeightReceiver
+from penstock.sync.adapter_publisher import AdapterPublisher
 from penstock.sync.bucket_layout import Slice
 from penstock.sync.joined_update import join_updates
 from penstock.sync.slot_publisher import Publishing
@@ -210,6 +211,30 @@ class TransportContract:
             publisher.release(version)
             assert torch.equal(live["norm"], source["norm"])
             assert torch.equal(live["embed"], rest)
+
+    def test_an_adapter_follows_the_weights_below_it(self) -> None:
+        """Two publishers of a transport live side by side, and the first one leaves early."""
+        source, live, spec = self.tensors(0), self.tensors(1), AdapterSpec(rank=2, alpha=4.0)
+        sent, kept = ({f"{name}.lora_A": tensor for name, tensor in self.tensors(n).items()} for n in (2, 3))
+        publisher = AdapterPublisher(
+            self.publisher(source, slots=1),
+            self.publisher(sent, selection="adapter", base=5, adapter=spec),
+            base_version=5,
+        )
+        receiver = self.receiver()
+        publisher.snapshot(5, source)
+        publisher.snapshot(6, sent)
+        self.load(receiver, over_the_wire(publisher.describe(5)), live)()
+        publisher.release(5)
+        assert all(torch.equal(live[name], source[name]) for name in live)
+        for version in (6, 7, 8):
+            update = over_the_wire(publisher.describe(version))
+            assert (update.selection, update.base) == ("adapter", 5)
+            self.load(receiver, update, kept)()
+            assert all(torch.equal(kept[name], sent[name]) for name in sent)
+            publisher.release(version)
+            sent["norm.lora_A"] += 1
+            publisher.snapshot(version + 1, sent)
 
     def test_half_a_tensor_is_a_part_too(self) -> None:
         source, live = self.tensors(0), self.tensors(1)

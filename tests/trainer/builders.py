@@ -34,9 +34,9 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     match name:
         case "llama":
-            config = LlamaConfig(**SIZES, **changes)
+            config = LlamaConfig(**(SIZES | changes))
         case "qwen3":
-            config = Qwen3Config(**SIZES, tie_word_embeddings=True, **changes)
+            config = Qwen3Config(**(SIZES | changes), tie_word_embeddings=True)
         case "gemma2":
             config = Gemma2Config(
                 **SIZES,

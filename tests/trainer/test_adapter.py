@@ -7,19 +7,23 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.errors import MissingExtraError, UserError
+from penstock.models import attention
 from penstock.models.adapter_folder import CONFIG, PREFIX, TENSORS, read_adapter
 from penstock.models.config import LoraConfig
 from penstock.models.lora_targets import adapter_shapes
 from penstock.models.published import published_tensors
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.forward.checkpointing import compile_layers
+from penstock.trainer.forward.checkpointing import compile_layers, compiler_settings, enable_checkpointing
+from penstock.trainer.forward.packed_attention import PackedAttention
 from penstock.trainer.packing import plan_step
 from penstock.trainer.policy_trainer import PolicyTrainer
-from tests.trainer.builders import make_groups, tiny_model
+from tests.trainer.builders import VOCAB, make_groups, tiny_model
+from tests.trainer.forward.test_checkpointing import pretend_varlen
 from tests.trainer.test_policy_trainer import CLIP, SGD, reference_loop
 
 LORA = LoraConfig(rank=3, alpha=6.0)
@@ -189,6 +193,32 @@ def test_a_compiled_trainer_gives_the_same_gradients(monkeypatch):
     assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_one_compilation_serves_all_adapted_layers(monkeypatch):
+    monkeypatch.setattr("penstock.trainer.forward.packed_attention.fits", lambda *_: True)
+    torch._dynamo.reset()
+    attention.register()
+    model = tiny_model("qwen3", num_hidden_layers=3)
+    model.set_attn_implementation(attention.IMPLEMENTATION)
+    TrainedAdapter(model, LORA, base="x")
+    enable_checkpointing(model, "full")
+    backend = PackedAttention(
+        lambda query, key, value, _, __, longest_query, longest_key, **___: pretend_varlen(
+            query, key, value, longest_query, longest_key
+        )
+    )
+    attention.attach(model, backend)
+    compile_layers(model, backend="aot_eager")
+    before = counters["stats"]["unique_graphs"]
+    for lengths, members in [((6, 3, 2, 4), (3,)), ((7, 4), (1,)), ((6, 9, 3), ()), ((11, 12), ())] * 2:
+        backend.set_lengths(lengths, members=members)
+        ids = torch.arange(sum(lengths))[None] % VOCAB
+        with compiler_settings():
+            states = model.model(input_ids=ids, position_ids=ids, use_cache=False).last_hidden_state
+        states.sum().backward()
+    assert counters["stats"]["unique_graphs"] - before == 2  # with prompts that are shared, and without
+
+
 def test_the_reference_is_the_base_with_the_adapter_off():
     """The same KL and gradients as with a second model, without one."""
     algorithm = AlgorithmConfig(**CLIP, kl_coef=0.3)
@@ -273,3 +303,17 @@ def test_without_peft_the_extra_is_named(monkeypatch):
 def test_what_can_not_be_adapted_is_refused():
     with pytest.raises(UserError, match="no such layer"):
         TrainedAdapter(tiny_model("llama"), LoraConfig(targets=("query",)), base="x")
+
+
+def test_a_warm_up_runs_the_reference_too(monkeypatch):
+    monkeypatch.setattr("penstock.trainer.forward.packed_model.compile_layers", lambda model: None)
+    model, adapter = adapted()
+    algorithm = AlgorithmConfig(**CLIP, kl_coef=0.3)
+    trainer = trainer_of(model, adapter, algorithm=algorithm, compile=True, micro_batch_tokens=64)
+    passes = []
+    off = adapter.off
+    monkeypatch.setattr(adapter, "off", lambda: passes.append(torch.is_grad_enabled()) or off())
+    before = {name: tensor.clone() for name, tensor in adapter.tensors().items()}
+    trainer.warm_up()
+    assert passes == [False]
+    assert all(torch.equal(before[name], tensor) for name, tensor in adapter.tensors().items())
