@@ -37,8 +37,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     try:
         yield unnamed
         for path in unnamed.rglob("*"):
-            _to_disk(path)
-        _to_disk(unnamed)
+            sync_path(path)
+        sync_path(unnamed)
         if folder.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
             folder.rename(old / "old")
@@ -46,7 +46,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
         else:
             unnamed.rename(folder)
-        _to_disk(folder.parent)
+        sync_path(folder.parent)
     finally:
         shutil.rmtree(unnamed, ignore_errors=True)
 
@@ -58,7 +58,8 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(unnamed, ignore_errors=True)
 
 
-def _to_disk(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
