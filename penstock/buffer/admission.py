@@ -25,6 +25,8 @@ from penstock.buffer.history import VersionHistory
 from penstock.types import DEFAULT_POLICY, Record, Sample, ScoredGroup
 
 Late = Literal["mask", "wait", "drop", "correct"]
+STALE = "stale"
+"""Why a group is dropped that grew too old: its task goes back."""
 Samples = tuple[tuple[Sample, ...], ...]
 """The samples of each episode of a group."""
 
@@ -226,7 +228,7 @@ class StalenessGate:
             too_old = self.late == "drop" and group.deadline < self.step
             if too_old or not _has_loss(self._within_bound(group)):
                 del self._ready[number]
-                dropped.append(Dropped(ticket=group.ticket, scored=group.scored, reason="stale"))
+                dropped.append(Dropped(ticket=group.ticket, scored=group.scored, reason=STALE))
         return dropped
 
     def _within_bound(self, group: ReadyGroup) -> ReadyGroup:

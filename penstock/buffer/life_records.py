@@ -1,0 +1,120 @@
+"""What the journal holds: one record for everything that happens to a group, a version or a checkpoint.
+
+Tasks are kept by id, with their prompt for people to read: their columns may be anything, and come from the tasks
+again. The JSON-like form is msgpack, through the codec of the channel.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.buffer.admission import Samples, Ticket
+from penstock.channel.codec import decode, encode
+from penstock.types import Episode, Message, Record, ScoredGroup, Task
+
+
+class GroupAdmitted(Record, frozen=True, kw_only=True, tag="admitted"):
+    """An attempt at a task begins."""
+
+    ticket: Ticket
+    task_id: str
+    prompt: str | tuple[Message, ...]
+    cursor: int
+    """New tasks taken so far, this one included. As before when a task that was put back is tried again."""
+
+
+class EpisodeEnded(Record, frozen=True, kw_only=True, tag="episode"):
+    """An episode of a group that still runs is over."""
+
+    number: int
+    episode: Episode
+
+
+class GroupScored(Record, frozen=True, kw_only=True, tag="scored"):
+    """A group is finished and scored: it waits for its step."""
+
+    number: int
+    scored: ScoredGroup
+    """Its task without columns."""
+    in_loss: tuple[bool, ...]
+    """Which episodes selection left in the loss."""
+
+    def with_task(self, task: Task) -> ScoredGroup:
+        return msgspec.structs.replace(
+            self.scored, group=msgspec.structs.replace(self.scored.group, task=task)
+        )
+
+
+class GroupsTrained(Record, frozen=True, kw_only=True, tag="trained"):
+    """An optimizer step was made of these groups."""
+
+    step: int
+    numbers: tuple[int, ...]
+
+
+class GroupDropped(Record, frozen=True, kw_only=True, tag="dropped"):
+    """A group leaves without being trained."""
+
+    number: int
+    reason: str
+    returns: str | None = None
+    """The id of its task, when that goes back to be tried again."""
+
+
+class VersionIssued(Record, frozen=True, kw_only=True, tag="version"):
+    """A number for the weights that a step makes."""
+
+    version: int
+    step: int
+
+
+class CheckpointKept(Record, frozen=True, kw_only=True, tag="checkpoint"):
+    """No run will go on from before this step: what it trained on is trained for good."""
+
+    step: int
+
+
+class RunResumed(Record, frozen=True, kw_only=True, tag="resumed"):
+    """A run goes on from the checkpoint of a step; what was trained later is undone."""
+
+    step: int
+
+
+LifeRecord: TypeAlias = (
+    GroupAdmitted
+    | EpisodeEnded
+    | GroupScored
+    | GroupsTrained
+    | GroupDropped
+    | VersionIssued
+    | CheckpointKept
+    | RunResumed
+)
+
+
+def to_bytes(record: LifeRecord) -> bytes:
+    return encode(record)
+
+
+def from_bytes(data: bytes) -> LifeRecord:
+    return decode(data, LifeRecord)  # type: ignore[arg-type]
+
+
+def scored_record(number: int, scored: ScoredGroup, samples: Samples | None) -> GroupScored:
+    """`samples` are those of its episodes after selection; None when it took nothing out."""
+    bare = msgspec.structs.replace(scored.group.task, columns={})
+    group = msgspec.structs.replace(scored.group, task=bare)
+    if samples is None:
+        in_loss = (True,) * len(scored.scores)
+    else:
+        in_loss = tuple(any(sample.num_loss_tokens for sample in row) for row in samples)
+    return GroupScored(number=number, scored=msgspec.structs.replace(scored, group=group), in_loss=in_loss)
+
+
+def samples_of(record: GroupScored, scored: ScoredGroup) -> Samples:
+    """The samples that the buffer had, from what was recorded of them."""
+    rows = []
+    for index, kept in enumerate(record.in_loss):
+        samples = scored.samples(index)
+        rows.append(samples if kept else tuple(one.in_loss_where(one.loss_mask & False) for one in samples))
+    return tuple(rows)

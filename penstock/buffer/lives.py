@@ -1,0 +1,245 @@
+"""The life of every group, folded from the records of the journal: the one definition of what may follow what.
+
+    issued ─► running ─► finished ─► scored ─► trained@step
+      └─────────┴───────────┴──────────┴─────► dropped(reason)
+
+`trained` is provisional until a checkpoint at or past its step is kept; a run that goes on from an older one has
+the group `scored` again.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.buffer.admission import Ticket
+from penstock.buffer.life_records import (
+    CheckpointKept,
+    EpisodeEnded,
+    GroupAdmitted,
+    GroupDropped,
+    GroupScored,
+    GroupsTrained,
+    LifeRecord,
+    RunResumed,
+    VersionIssued,
+)
+from penstock.types import Episode, Record
+
+State = Literal["issued", "running", "finished", "scored", "trained", "dropped"]
+MAY_BECOME: dict[State, tuple[State, ...]] = {
+    "issued": ("running", "dropped"),
+    "running": ("finished", "scored", "dropped"),
+    "finished": ("scored", "dropped"),
+    "scored": ("trained", "dropped"),
+    "trained": (),
+    "dropped": (),
+}
+"""Only a run that goes on from an older checkpoint makes `trained` `scored` again."""
+
+
+@dataclass(slots=True)
+class Life:
+    """What is known of one attempt at a task."""
+
+    ticket: Ticket
+    task_id: str
+    first_segment: int
+    last_segment: int
+    state: State = "running"
+    step: int | None = None
+    """That trained it."""
+    reason: str = ""
+    selected_at: int | None = None
+    """The step of the weights for which it was first selected, once it has been."""
+    scored: GroupScored | None = None
+    episodes: dict[int, Episode] = field(default_factory=dict)
+    """Those that ended before the group did, by their index."""
+
+
+class Standing(Record, frozen=True, kw_only=True):
+    """What the records before a point add up to, besides the groups themselves."""
+
+    num_admitted: int = 0
+    cursor: int = 0
+    """New tasks taken so far."""
+    returned: tuple[str, ...] = ()
+    """Tasks that were put back and not tried again yet."""
+    version_steps: tuple[int, ...] = ()
+    """The step of every version issued so far."""
+    step: int = 0
+
+
+class Forgotten(Record, frozen=True, kw_only=True):
+    """What stands for segments of the journal that are gone."""
+
+    standing: Standing = Standing()
+    """At the end of the last of them."""
+    trained: int = 0
+    dropped: dict[str, int] = msgspec.field(default_factory=dict)
+    """By reason."""
+    over: tuple[int, ...] = ()
+    """Groups that are counted above, and of which later segments still speak."""
+
+
+class Lives:
+    """All lives. `keeps_content` keeps what groups consist of, for whoever goes on with them."""
+
+    def __init__(self, forgotten: Forgotten | None = None, *, keeps_content: bool = False) -> None:
+        self.forgotten = forgotten or Forgotten()
+        self.standing = self.forgotten.standing
+        self.by_number: dict[int, Life] = {}
+        self._keeps_content = keeps_content
+        self._segment = 0
+        self._starts: dict[int, Standing] = {}
+        """The standing at the beginning of every segment."""
+
+    def apply(self, record: LifeRecord, segment: int = 0) -> Sequence[int]:
+        """The groups that it changed. Raises `ValueError` for what can't follow, and changes nothing then."""
+        if segment != self._segment:
+            self._segment = segment
+            self._starts[segment] = self.standing
+        match record:
+            case GroupAdmitted():
+                return self._admit(record, segment)
+            case EpisodeEnded():
+                return self._end_episode(record, segment)
+            case GroupScored():
+                return self._score(record, segment)
+            case GroupsTrained():
+                return self._train(record, segment)
+            case GroupDropped():
+                return self._drop(record, segment)
+            case VersionIssued():
+                self._stand(version_steps=(*self.standing.version_steps, record.step))
+            case RunResumed():
+                return self._roll_back(record.step)
+            case CheckpointKept():
+                self._release(record.step)
+        return ()
+
+    def counts(self) -> Counter[str]:
+        """Groups by state, forgotten ones included."""
+        found = Counter[str](life.state for life in self.by_number.values())
+        found.update({"trained": self.forgotten.trained, "dropped": sum(self.forgotten.dropped.values())})
+        return +found
+
+    def drops(self) -> Counter[str]:
+        """Dropped groups by reason, forgotten ones included."""
+        reasons = Counter(life.reason for life in self.by_number.values() if life.state == "dropped")
+        return reasons + Counter(self.forgotten.dropped)
+
+    def forget_before(self, step: int) -> tuple[int, list[int]]:
+        """The first segment that is still needed when no run goes on from before `step`, and the groups that begin
+        before it: they are only counted from now on."""
+        needed = [life.first_segment for life in self.by_number.values() if not _is_over(life, step)]
+        first = min([self._segment, *needed])
+        gone = [number for number, life in self.by_number.items() if life.first_segment < first]
+        if first not in self._starts:
+            return first, []
+        lives = [self.by_number.pop(number) for number in gone]
+        over = {life.ticket.number for life in lives if life.last_segment >= first}
+        self.forgotten = Forgotten(
+            standing=self._starts[first],
+            trained=self.forgotten.trained + sum(life.state == "trained" for life in lives),
+            dropped=dict(
+                Counter(self.forgotten.dropped)
+                + Counter(life.reason for life in lives if life.state == "dropped")
+            ),
+            over=tuple(sorted({*self.forgotten.over, *over})),
+        )
+        self._starts = {segment: start for segment, start in self._starts.items() if segment >= first}
+        return first, gone
+
+    def _admit(self, record: GroupAdmitted, segment: int) -> Sequence[int]:
+        number, now = record.ticket.number, self.standing
+        if number in self.by_number:
+            raise ValueError(
+                f"group {number} was admitted before, with task {self.by_number[number].task_id!r}"
+            )
+        returned = list(now.returned)
+        if record.cursor == now.cursor and record.task_id in returned:
+            returned.remove(record.task_id)
+        self._stand(
+            num_admitted=max(now.num_admitted, number + 1),
+            cursor=max(now.cursor, record.cursor),
+            returned=tuple(returned),
+        )
+        self.by_number[number] = Life(record.ticket, record.task_id, segment, segment)
+        return (number,)
+
+    def _end_episode(self, record: EpisodeEnded, segment: int) -> Sequence[int]:
+        if record.number in self.forgotten.over:
+            return ()
+        life = self._life(record.number)
+        if life.state == "running":
+            life.last_segment = segment
+            if self._keeps_content:
+                life.episodes[record.episode.index] = record.episode
+        return (record.number,)
+
+    def _score(self, record: GroupScored, segment: int) -> Sequence[int]:
+        moved = self._move((record.number,), "scored", segment)
+        for life in moved:
+            life.episodes.clear()
+            life.scored = record if self._keeps_content else None
+        return [life.ticket.number for life in moved]
+
+    def _train(self, record: GroupsTrained, segment: int) -> Sequence[int]:
+        moved = self._move(record.numbers, "trained", segment)
+        for life in moved:
+            life.step = record.step
+            if life.selected_at is None:
+                life.selected_at = record.step - 1
+        self._stand(step=record.step)
+        return [life.ticket.number for life in moved]
+
+    def _drop(self, record: GroupDropped, segment: int) -> Sequence[int]:
+        moved = self._move((record.number,), "dropped", segment)
+        for life in moved:
+            life.reason, life.scored = record.reason, None
+            life.episodes.clear()
+        if record.returns is not None:
+            self._stand(returned=(*self.standing.returned, record.returns))
+        return [life.ticket.number for life in moved]
+
+    def _roll_back(self, step: int) -> Sequence[int]:
+        touched = []
+        for number, life in self.by_number.items():
+            if life.state == "trained" and life.step is not None and life.step > step:
+                life.state, life.step = "scored", None
+                touched.append(number)
+        self._stand(step=step, version_steps=tuple(min(one, step) for one in self.standing.version_steps))
+        return touched
+
+    def _release(self, step: int) -> None:
+        for life in self.by_number.values():
+            if _is_over(life, step):
+                life.scored = None
+
+    def _move(self, numbers: Sequence[int], state: State, segment: int) -> list[Life]:
+        """All of them or none; groups that are forgotten are passed over."""
+        lives = [self._life(number) for number in numbers if number not in self.forgotten.over]
+        for life in lives:
+            if state not in MAY_BECOME[life.state]:
+                raise ValueError(f"group {life.ticket.number} is {life.state}, so it can't become {state}")
+        for life in lives:
+            life.state, life.last_segment = state, segment
+        return lives
+
+    def _life(self, number: int) -> Life:
+        life = self.by_number.get(number)
+        if life is None:
+            raise ValueError(f"group {number} was never admitted, or ended long ago")
+        return life
+
+    def _stand(self, **changes: Any) -> None:
+        self.standing = msgspec.structs.replace(self.standing, **changes)
+
+
+def _is_over(life: Life, step: int) -> bool:
+    """Whether no run that goes on from `step` or later can need it."""
+    is_trained = life.state == "trained" and life.step is not None and life.step <= step
+    return is_trained or life.state == "dropped"

@@ -1,0 +1,57 @@
+"""What may follow what in the life of a group, and where the tasks stand."""
+
+import pytest
+
+from penstock.buffer.life_records import GroupDropped, GroupsTrained, LifeRecord, RunResumed, VersionIssued
+from penstock.buffer.lives import Lives
+from tests.buffer.test_ledger import admitted, finished
+
+
+def lived(*records: LifeRecord) -> Lives:
+    lives = Lives()
+    for record in records:
+        lives.apply(record)
+    return lives
+
+
+def test_a_rollback_returns_later_groups_with_the_step_of_their_first_selection() -> None:
+    trained = [GroupsTrained(step=step, numbers=(step - 1,)) for step in (1, 2, 3)]
+    begun = [admitted(number) for number in range(3)]
+    lives = lived(*begun, *map(finished, range(3)), *trained, RunResumed(step=1))
+    assert [life.state for life in lives.by_number.values()] == ["trained", "scored", "scored"]
+    assert [life.selected_at for life in lives.by_number.values()] == [0, 1, 2]
+    assert lives.standing.step == 1
+    lives.apply(GroupsTrained(step=2, numbers=(1, 2)))
+    assert [life.selected_at for life in lives.by_number.values()] == [0, 1, 2]
+
+
+def test_versions_of_a_history_that_was_given_up_count_from_the_step_that_is_shared() -> None:
+    issued = [VersionIssued(version=step, step=step) for step in range(4)]
+    assert lived(*issued, RunResumed(step=1)).standing.version_steps == (0, 1, 1, 1)
+
+
+def test_a_task_that_was_put_back_is_tried_again_once() -> None:
+    lives = lived(admitted(0), finished(0), GroupDropped(number=0, reason="stale", returns="t0"))
+    assert lives.standing.returned == ("t0",)
+    again = admitted(1, cursor=1)
+    lives.apply(type(again)(ticket=again.ticket, task_id="t0", prompt="p", cursor=1))
+    assert (lives.standing.returned, lives.standing.cursor) == ((), 1)
+    lives.apply(GroupDropped(number=1, reason="score_error"))
+    assert lives.standing.returned == ()
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([admitted(0), admitted(0)], "group 0 was admitted before, with task 't0'"),
+        ([finished(0)], "group 0 was never admitted, or ended long ago"),
+        ([admitted(0), finished(0), finished(0)], "group 0 is scored, so it can't become scored"),
+        (
+            [admitted(0), GroupDropped(number=0, reason="x"), GroupDropped(number=0, reason="x")],
+            "group 0 is dropped, so it can't become dropped",
+        ),
+    ],
+)
+def test_what_cannot_follow_is_refused(records: list[LifeRecord], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lived(*records)
