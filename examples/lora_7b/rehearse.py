@@ -114,7 +114,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", default="7b", choices=sorted(SHAPES))
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument(
         "--folder", type=Path, help="where the random model goes (15 GB); else a temporary one"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.config.loader import read_yaml
 from penstock.errors import UserError
-from penstock.models.adapter_folder import CONFIG, TENSORS, is_adapter, read_adapter
+from penstock.models.adapter_folder import CONFIG, TENSORS, is_adapter, model_below
 from penstock.orchestration.checkpoints import checkpoints_of
 from penstock.safe_files import whole_folder
 from penstock.trainer.trainer_client import MODEL
@@ -57,9 +57,7 @@ def _write_merged(adapter: Path, folder: Path, *, trust_remote_code: bool) -> No
     from penstock.worker.quiet import quieten
 
     quieten()
-    base = read_adapter(adapter).base
-    if base is None:
-        raise UserError(f"{adapter / CONFIG} does not name the model below it (base_model_name_or_path)")
+    base, _ = model_below(str(adapter))
     stored = load_config(base, trust_remote_code=trust_remote_code).dtype
     dtype = "float32" if stored is None else str(stored).removeprefix("torch.")
     model = load_model(base, dtype=dtype, trust_remote_code=trust_remote_code)

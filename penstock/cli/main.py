@@ -195,7 +195,9 @@ def export(
 
 @app.command(name="eval")
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A Hugging Face name or folder, a run folder, or `builtin`.")],
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face name or folder, a run folder, an adapter, or `builtin`.")
+    ],
     config: Annotated[str | None, typer.Argument(help="A YAML config; a run has its own.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …")] = None,
     tasks: Annotated[str | None, typer.Option(help="A source of tasks, in the place of eval.tasks.")] = None,
@@ -233,7 +235,7 @@ def init(
 
 @app.command()
 def generate(
-    model: Annotated[str, typer.Argument(help="A Hugging Face name or folder, or `builtin`.")],
+    model: Annotated[str, typer.Argument(help="A Hugging Face name or folder, an adapter, or `builtin`.")],
     prompts: Annotated[list[str], typer.Argument(help="One or more prompts.")],
     max_tokens: int = 64,
     temperature: float = 1.0,

@@ -52,6 +52,18 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
+def model_below(name_or_path: str) -> tuple[str, Path | None]:
+    """The model to load, and the adapter to put on it: of an adapter's folder the model that it names, of anything
+    else itself alone."""
+    folder = Path(name_or_path)
+    if not is_adapter(folder):
+        return name_or_path, None
+    base = read_adapter(folder).base
+    if base is None:
+        raise UserError(f"{folder / CONFIG} does not name the model below it (base_model_name_or_path)")
+    return base, folder
+
+
 def read_adapter(folder: Path) -> SavedAdapter:
     """What the folder says of itself. Its tensors are only listed."""
     if not is_adapter(folder) or not (folder / TENSORS).is_file():

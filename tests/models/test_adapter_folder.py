@@ -7,7 +7,14 @@ import torch
 from safetensors.torch import save_file
 
 from penstock.errors import UserError
-from penstock.models.adapter_folder import CONFIG, TENSORS, is_adapter, read_adapter, tensor_shapes
+from penstock.models.adapter_folder import (
+    CONFIG,
+    TENSORS,
+    is_adapter,
+    model_below,
+    read_adapter,
+    tensor_shapes,
+)
 from penstock.models.config import LoraConfig
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"], "bias": "none"}
@@ -57,6 +64,16 @@ def test_of_a_pattern_the_saved_layers_are_the_targets(tmp_path: Path, config: d
 def test_more_than_plain_matrices_is_refused(tmp_path: Path, config: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         read_adapter(make(tmp_path, **config))
+
+
+def test_the_model_below_an_adapter_is_the_one_that_it_names(tmp_path: Path) -> None:
+    assert model_below("some/model") == ("some/model", None)
+    assert model_below(str(tmp_path)) == (str(tmp_path), None)
+    make(tmp_path, base_model_name_or_path="the/base")
+    assert model_below(str(tmp_path)) == ("the/base", tmp_path)
+    make(tmp_path)
+    with pytest.raises(UserError, match="does not name the model below it"):
+        model_below(str(tmp_path))
 
 
 def test_what_is_no_adapter_is_said_to_be_none(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.errors import PenstockError
 from penstock.interfaces import Engine, Staged, Tokenizer, Verification
+from penstock.models.adapter_folder import model_below
+from penstock.models.adapter_merge import merge_adapter
 from penstock.models.load import load_model, resolve_device, resolve_dtype
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.types import GenerateRequest, Message, SamplingParams, WeightUpdate
@@ -28,14 +30,18 @@ def generate_text(
     config: EngineConfig | None = None,
     on_text: Callable[[int, str], None] = lambda number, piece: None,
 ) -> list[str]:
-    """Answer `prompts` with the model of that name or folder, all at once, and return the texts.
+    """Answer `prompts` with the model of that name or folder, or the adapter in it, all at once, and return the
+    texts.
 
     `on_text(number, piece)` is called with each piece of the answer to prompt `number` as it comes. Answers
     end at the tokenizer's end-of-sequence tokens, and at what `sampling` adds to them."""
     config = config or EngineConfig()
     device = resolve_device(config.device)
+    model, adapter = model_below(model)
     tokenizer = ChatTokenizer(model)
     loaded = load_model(model, dtype=resolve_dtype(config.dtype, device), device=device)
+    if adapter is not None:
+        merge_adapter(loaded, adapter)
     if config.threads:
         torch.set_num_threads(config.threads)
     sampling = sampling or SamplingParams()

@@ -2,12 +2,17 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.text_generation import FixedWeights, generate_text, stream_text
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import PenstockError, UserError
+from penstock.models.config import LoraConfig
+from penstock.models.tokenizer import ChatTokenizer
+from penstock.trainer.adapter import TrainedAdapter
 from penstock.types import Message, SamplingParams
 from tests.engines.contract import update_to
 from tests.engines.embedded.test_delivery import Letters
@@ -48,6 +53,23 @@ def test_answers_with_a_model_from_a_folder(tiny_model: Path) -> None:
     assert any(texts)
     assert texts == generate_text(str(tiny_model), ["1+2=", "9"], sampling, config=config)
     assert texts[1:] == generate_text(str(tiny_model), ["9"], sampling, config=config)
+
+
+def test_an_adapter_answers_with_the_model_below_it(tiny_model: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    adapter = TrainedAdapter(model, LoraConfig(rank=1, targets=("down_proj",)), base=str(tiny_model))
+    with torch.no_grad():
+        for tensor in adapter.tensors().values():
+            tensor += 3.0
+    adapter.save(tmp_path)
+    greedy = SamplingParams(max_tokens=6, temperature=0.0)
+    (adapted,), (plain,) = (generate_text(str(name), ["1+1="], greedy) for name in (tmp_path, tiny_model))
+    tokenizer = ChatTokenizer(str(tiny_model))
+    ids = torch.tensor([tokenizer.encode_prompt("1+1=")])
+    said = model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :].tolist()
+    ends = [place for place, token in enumerate(said) if token in tokenizer.stop_token_ids]
+    assert adapted == tokenizer.decode(said[: ends[0]] if ends else said)
+    assert adapted != plain
 
 
 def test_a_model_that_is_not_there_is_the_users_error() -> None:
