@@ -90,7 +90,7 @@ def _shrink_kernel(
 def _expand_kernel(
     output, shrunk, b, slots, scales, tiles, rows,
     OUTPUT_ROW: tl.constexpr, B_SLOT: tl.constexpr, ALIGNED: tl.constexpr,
-    SUMS: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr, SPLITS: tl.constexpr,
+    SUMS: tl.constexpr, RANK: tl.constexpr, RANK_TILE: tl.constexpr, SPLITS: tl.constexpr,
     NUM_SLOTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -103,28 +103,26 @@ def _expand_kernel(
             start, stop = tl.multiple_of(start, 16), tl.multiple_of(stop, 16)
         column = start + tl.arange(0, COLUMNS)
         inside = column < stop
-        rank = tl.arange(0, RANK_PAD)
-        source = shrunk + row[:, None] * SUMS + tl.load(tile + 2) * RANK + rank[None, :]
-        narrow = tl.zeros([ROWS, RANK_PAD], tl.float32)
-        for split in tl.static_range(SPLITS):
-            narrow += tl.load(
-                source + split * rows * SUMS,
-                mask=real[:, None] & (rank < RANK)[None, :],
-                other=0.0,
-            )
-        narrow *= tl.load(scales + slot)[:, None]
-        low = narrow.to(b.dtype.element_ty)
+        source = shrunk + row[:, None] * SUMS + tl.load(tile + 2) * RANK
+        scale = tl.load(scales + slot)
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for number in range(1, NUM_SLOTS + 1):
-            mine = slot == number
-            if tl.max(mine.to(tl.int32), 0) > 0:
-                weight = tl.load(
-                    b + (number - 1) * B_SLOT + column[None, :] * RANK + rank[:, None],
-                    mask=inside[None, :] & (rank < RANK)[:, None],
-                    other=0.0,
-                )
-                chosen = tl.where(mine[:, None], low, tl.zeros_like(low))
-                total = tl.dot(chosen, weight, total, input_precision=PRECISION)
+        for first in tl.static_range(0, RANK, RANK_TILE):
+            rank = first + tl.arange(0, RANK_TILE)
+            narrow = tl.zeros([ROWS, RANK_TILE], tl.float32)
+            for split in tl.static_range(SPLITS):
+                part = source + split * rows * SUMS + rank[None, :]
+                narrow += tl.load(part, mask=real[:, None] & (rank < RANK)[None, :], other=0.0)
+            low = (narrow * scale[:, None]).to(b.dtype.element_ty)
+            for number in range(1, NUM_SLOTS + 1):
+                mine = slot == number
+                if tl.max(mine.to(tl.int32), 0) > 0:
+                    weight = tl.load(
+                        b + (number - 1) * B_SLOT + column[None, :] * RANK + rank[:, None],
+                        mask=inside[None, :] & (rank < RANK)[:, None],
+                        other=0.0,
+                    )
+                    chosen = tl.where(mine[:, None], low, tl.zeros_like(low))
+                    total = tl.dot(chosen, weight, total, input_precision=PRECISION)
         target = output + row[:, None] * OUTPUT_ROW + column[None, :]
         mask = real[:, None] & inside[None, :]
         before = tl.load(target, mask=mask, other=0.0)
@@ -181,6 +179,6 @@ def add_adapters(
     _expand_kernel[(triton.cdiv(rows, expand_rows), len(tiles.bounds))](
         output, shrunk, b, slots, scales, tiles.bounds, rows,
         OUTPUT_ROW=output.stride(0), B_SLOT=b.stride(0), ALIGNED=tiles.aligned,
-        SUMS=sums, RANK=rank, RANK_PAD=max(16, triton.next_power_of_2(rank)), SPLITS=plan.splits,
+        SUMS=sums, RANK=rank, RANK_TILE=min(64, max(16, triton.next_power_of_2(rank))), SPLITS=plan.splits,
         NUM_SLOTS=num_slots, ROWS=expand_rows, COLUMNS=COLUMNS, PRECISION=precision, num_warps=4,
     )  # fmt: skip

@@ -115,7 +115,7 @@ def all_kernels() -> Iterator[tuple[str, str]]:
     tiles = {"ROWS": 16, "SUMS_TILE": 64, "DEPTH": 128, "STATE_ROW": 1536, "A_SLOT": 48 * 1536}
     yield "shrink", assembly(low_rank._shrink_kernel, 4, WIDTH=1536, SPLIT=384, **slots, **tiles)
     tiles = {"ROWS": 32, "COLUMNS": low_rank.COLUMNS, "SPLITS": 4, "OUTPUT_ROW": 2048, "B_SLOT": 2048 * 16}
-    ranks = {"RANK": 16, "RANK_PAD": 16, "ALIGNED": True}
+    ranks = {"RANK": 16, "RANK_TILE": 16, "ALIGNED": True}
     yield "expand", assembly(low_rank._expand_kernel, 4, **ranks, **slots, **tiles)
     mixing = {name: getattr(weights, name) for name in ("FACTOR", "WALK", "CARRY", "SPAN")}
     flags = {"COPIES": True, "STRIDE": weights.walk_from(weights.BLOCK), "WIDTH": 2, "ALIGNED": True}

@@ -35,7 +35,7 @@ def draw(rows, width, starts, rank, num_slots, dtype=torch.float32, seed=0):
     }
 
 
-@pytest.mark.parametrize("rank", [1, 4, 16, 24])
+@pytest.mark.parametrize("rank", [1, 4, 16, 72])
 @pytest.mark.parametrize(
     ("rows", "width", "starts"),
     [(1, 32, (0, 32)), (19, 48, (0, 40, 56, 72)), (33, 520, (0, 300)), (5, 40, (0, 129, 260))],
