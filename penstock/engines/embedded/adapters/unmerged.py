@@ -18,7 +18,7 @@ from penstock.engines.embedded.adapters.adapter_tensors import Target, largest_r
 from penstock.engines.embedded.adapters.row_slots import NO_ADAPTER, RowSlots
 from penstock.engines.embedded.config import SPARE_SLOTS
 from penstock.errors import PenstockError
-from penstock.types import WeightUpdate
+from penstock.types import TensorSpec, WeightUpdate
 
 
 class UnmergedAdapters:
@@ -38,6 +38,8 @@ class UnmergedAdapters:
         self._slot_of: dict[str, int] = {}
         self._places: dict[int, tuple[dict[str, Target], Place]] = {}
         """What each slot was filled for last, and where its tensors are."""
+        self._read: tuple[tuple[TensorSpec, ...], dict[str, Target]] = (), {}
+        """The layers of the last update, which the next one has again: to look at hundreds of names takes long."""
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -50,10 +52,7 @@ class UnmergedAdapters:
                 f"policy {update.policy!r} would be adapter {len(self._slot_of) + 1}, and "
                 f"engine.embedded.max_adapters={self._max_adapters} (served: {served}); raise it"
             )
-        targets = targets_of(update)
-        for layer in targets:
-            find_layer(self._model, layer)
-        rank = largest_rank(targets.values())
+        rank = largest_rank(self._targets(update).values())
         if rank > self._max_rank:
             raise PenstockError(
                 f"the adapter of policy {update.policy!r} has rank {rank}, and "
@@ -61,13 +60,13 @@ class UnmergedAdapters:
             )
 
     def has_room(self, update: WeightUpdate) -> bool:
-        targets = targets_of(update)
+        targets = self._targets(update)
         return self._rank >= largest_rank(targets.values()) and all(
             layer in self._stacks for layer in targets
         )
 
     def make_room(self, update: WeightUpdate) -> None:
-        targets = targets_of(update)
+        targets = self._targets(update)
         self.expect(targets, largest_rank(targets.values()))
 
     def expect(self, layers: Iterable[str], rank: int) -> None:
@@ -92,7 +91,7 @@ class UnmergedAdapters:
                     tensor.copy_(before[name])
 
     def open(self, update: WeightUpdate) -> Place:
-        targets = targets_of(update)
+        targets = self._targets(update)
         slot = self._free.pop(0)
         assert update.adapter is not None
         self._rows.scale(slot, update.adapter.scale)
@@ -120,6 +119,15 @@ class UnmergedAdapters:
     def live_tensors(self, policy: str) -> Mapping[str, torch.Tensor]:
         """What a policy is served with."""
         return self._places[self._slot_of[policy]][1].tensors
+
+    def _targets(self, update: WeightUpdate) -> dict[str, Target]:
+        """The layers of an update, all of which can have an adapter."""
+        if self._read[0] != update.tensors:
+            targets = targets_of(update)
+            for layer in targets:
+                find_layer(self._model, layer)
+            self._read = update.tensors, targets
+        return self._read[1]
 
     def _release(self, policy: str) -> None:
         slot = self._slot_of.pop(policy, None)
