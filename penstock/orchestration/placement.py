@@ -12,6 +12,7 @@ from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.launchers.mps import mps
+from penstock.sync.config import SyncConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +105,12 @@ def sharing(
             engine=daemon.environment(yields=placement.first == "trainer"),
             trainer=daemon.environment(yields=placement.first == "engine"),
         )
+
+
+def sync_environment(sync: SyncConfig) -> dict[str, str]:
+    """What trainer and engines must know of broadcasts before they start. NCCL would end every process of a group
+    in which one fails; here the others are told, and go on."""
+    if sync.transport != "collective":
+        return {}
+    handling = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    return handling | ({"NCCL_SOCKET_IFNAME": sync.interface} if sync.interface else {})

@@ -18,7 +18,7 @@ from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.interfaces import BlobStore
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.launchers import Launcher
-from penstock.orchestration.placement import Environments, place_threads, scorer_environment
+from penstock.orchestration.placement import Environments, place_threads, scorer_environment, sync_environment
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.scoring.scorer_pool import ScorerPool
@@ -136,10 +136,12 @@ async def start_workers(
         engine=config.engine.threads,
         trainer=config.trainer.threads,
     )
-    token = secrets.token_urlsafe(24)
-    trainer = trainer_place(launcher, prepared, threads.trainer, environments.trainer, token)
+    token, more = secrets.token_urlsafe(24), sync_environment(config.sync)
+    trainer = trainer_place(launcher, prepared, threads.trainer, {**environments.trainer, **more}, token)
     engines = [
-        engine_place(launcher, prepared, f"engine{index}", threads.engine, environments.engine, token)
+        engine_place(
+            launcher, prepared, f"engine{index}", threads.engine, {**environments.engine, **more}, token
+        )
         for index in range(config.engine.count)
     ]
     async with asyncio.TaskGroup() as starting:

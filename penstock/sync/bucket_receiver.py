@@ -8,6 +8,7 @@ import torch
 from penstock.interfaces import Staged, Verification
 from penstock.sync.bucket_layout import check_same_model, covered, part, specs_by_bucket
 from penstock.sync.fingerprint import Fingerprinter, Shard, compare
+from penstock.sync.side_stream import side_stream
 from penstock.sync.staged_bucket import StagedBucket, Values, check_payload, open_payload
 from penstock.transfer import mark
 from penstock.types import WeightUpdate
@@ -35,7 +36,8 @@ class BucketReceiver:
             check_payload(payload, bucket, what=f"version {update.version}: bucket {number}")
             is_read_in_place = payload.encoding == "dense"
             device = bucket.device if is_read_in_place else self._device
-            staged.append(open_payload(payload, bucket, specs[number], device))
+            with side_stream(self._device):
+                staged.append(open_payload(payload, bucket, specs[number], device))
         return Staged(update, staged)
 
     def cancel(self) -> None:

@@ -27,6 +27,7 @@ from penstock.sync.private_group import (
     device_id,
     open_group,
 )
+from penstock.sync.side_stream import side_stream
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
 from penstock.sync.staging_receiver import StagingReceiver
 from penstock.types import Payload, WeightUpdate
@@ -174,9 +175,10 @@ class CollectiveReceiver(StagingReceiver):
             self._meet(place, name, update.receivers, told)
         group = self._groups[place]
         device = self._device if group.backend == "nccl" else torch.device("cpu")
-        data = torch.empty(update.payloads[number].num_bytes, dtype=torch.uint8, device=device)
-        if data.numel():
-            group.broadcast(data).finish(self._meetings[place])
+        with side_stream(device):
+            data = torch.empty(update.payloads[number].num_bytes, dtype=torch.uint8, device=device)
+            if data.numel():
+                group.broadcast(data).finish(self._meetings[place])
         return data
 
     def _meet(self, place: str, name: str, receivers: int, told: threading.Event) -> None:

@@ -54,10 +54,9 @@ class FilesystemPublisher(HostPublisher):
     def _offer(self, number: int, payload: Payload, data: torch.Tensor) -> str:
         path = self._folder / f"{secrets.token_hex(8)}.safetensors"
         unnamed = path.with_suffix(".part")
-        specs = [spec for spec in self._specs if spec.bucket == number]
         metadata = {
             "payload": msgspec.json.encode(payload).decode(),
-            "tensors": msgspec.json.encode(specs).decode(),
+            "tensors": msgspec.json.encode(self._specs_of[number]).decode(),
         }
         try:
             save_file({TENSOR: data}, unnamed, metadata)

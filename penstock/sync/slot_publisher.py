@@ -76,6 +76,9 @@ class SlotPublisher:
         self._specs, self._sizes = lay_out(
             as_sent, bucket_bytes=publishing.bucket_bytes or bucket_bytes, slices=publishing.slices
         )
+        self._specs_of = [
+            [s for s in self._specs if s.bucket == number] for number in range(len(self._sizes))
+        ]
         self._buckets = [
             [self._make_bucket(slot, number, size) for number, size in enumerate(self._sizes)]
             for slot in range(publishing.num_slots)
@@ -161,16 +164,12 @@ class SlotPublisher:
     def _pack(self, version: int, slot: int, base: int | None) -> tuple[tuple[str, ...], tuple[Payload, ...]]:
         """Names and payloads of the buckets of a slot. The next one is packed while one is offered."""
         before = None if base is None else self._buckets[self._ring.slot_of(base)]
-        widths = [
-            unit_width(spec for spec in self._specs if spec.bucket == number)
-            for number in range(len(self._sizes))
-        ]
 
         def pack(number: int) -> tuple[int, Payload, torch.Tensor]:
             bucket, packed = self._buckets[slot][number], None
             encoding: Encoding = "dense"
             if before is not None:
-                encoding, packed = encode(bucket, before[number], width=widths[number])
+                encoding, packed = encode(bucket, before[number], width=unit_width(self._specs_of[number]))
             data = bucket if packed is None else torch.from_numpy(packed.copy())
             is_read_in_place = packed is None and not self.moves
             checked = None if data.is_cuda or is_read_in_place else checksum(data)

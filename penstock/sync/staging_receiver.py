@@ -14,6 +14,7 @@ from penstock.sync.bucket_layout import specs_by_bucket, view
 from penstock.sync.bucket_receiver import BucketReceiver
 from penstock.sync.fingerprint import Shard
 from penstock.sync.look_ahead import one_ahead
+from penstock.sync.side_stream import side_stream
 from penstock.sync.staged_bucket import StagedBucket, Values, check_payload, open_payload
 from penstock.types import WeightUpdate
 
@@ -41,7 +42,8 @@ class StagingReceiver(BucketReceiver):
         for number, data in enumerate(one_ahead(fetch, range(len(update.buckets)))):
             payload = update.payloads[number]
             check_payload(payload, data, what=f"version {update.version}: bucket {number}")
-            staged.append(open_payload(payload, data, specs[number], self._device))
+            with side_stream(self._device):
+                staged.append(open_payload(payload, data, specs[number], self._device))
         self._check_values(update, staged)
         return Staged(update, staged)
 

@@ -18,10 +18,18 @@ from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.launchers.local import LocalLauncher
-from penstock.orchestration.placement import Threads, place_threads, scorer_environment, shares_a_gpu, sharing
+from penstock.orchestration.placement import (
+    Threads,
+    place_threads,
+    scorer_environment,
+    shares_a_gpu,
+    sharing,
+    sync_environment,
+)
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.session import Session
 from penstock.orchestration.workers import Workers, start_workers
+from penstock.sync.config import SyncConfig
 from penstock.types import Task
 from tests.orchestration.launchers.fake_mps import FakeMps
 
@@ -210,3 +218,12 @@ def test_a_scoring_worker_sees_its_gpu_alone(
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match="reward.device is cuda:2, and 0 GPUs can be seen here; use cpu"):
         scorer_environment("cuda:2", [], {})
+
+
+def test_broadcasts_stay_on_their_interface_and_outlive_a_member() -> None:
+    assert sync_environment(SyncConfig(transport="http", interface="eth0")) == {}
+    assert sync_environment(SyncConfig(transport="collective")) == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    assert sync_environment(SyncConfig(transport="collective", interface="eth0")) == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "NCCL_SOCKET_IFNAME": "eth0",
+    }

@@ -39,6 +39,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str, int]]:
         ("http", "full"),
         ("collective", "full"),
         ("collective", "delta"),
+        ("filesystem", "adapter"),
+        ("http", "adapter"),
+        ("collective", "adapter"),
     ],
 )
 def test_every_engine_serves_the_last_version(
@@ -56,6 +59,10 @@ def test_every_engine_serves_the_last_version(
         "def sevens(task, completion):\n    return completion.count('7') / 8\n"
     )
     weights = tmp_path / "weights"
+    chosen = [f"sync.selection={selection}", "sync.anchor_every=3"]
+    if selection == "adapter":
+        pytest.importorskip("peft", reason="peft is not installed: pip install 'penstock[lora]'")
+        chosen = ["model.lora.rank=2"]
     with pytest.raises(SystemExit) as ended:
         main(
             [
@@ -68,14 +75,17 @@ def test_every_engine_serves_the_last_version(
                 "engine.count=2",
                 f"run.steps={STEPS}",
                 f"sync.transport={transport}",
-                f"sync.selection={selection}",
-                "sync.anchor_every=3",
+                *chosen,
                 f"sync.folder={weights if transport == 'filesystem' else ''}",
             ]
         )
     assert ended.value.code == 0
-    selections = ["full", *[selection] * 2, "full", selection]
-    expected = [(transport, chosen, version) for version, chosen in enumerate(selections)]
+    selections = {
+        "full": ["full"] * 5,
+        "delta": ["full", "delta", "delta", "full", "delta"],
+        "adapter": ["full", *["adapter"] * 5],  # of the weights below it, then it
+    }[selection]
+    expected = [(transport, sent, version) for version, sent in enumerate(selections)]
     for engine in ("engine0", "engine1"):
         assert [update for name, *update in taken if name == engine] == [list(each) for each in expected]
     assert not weights.exists() or list(weights.iterdir()) == []

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.errors import DamagedBucket, PenstockError
+from penstock.errors import BaseMissing, DamagedBucket, FingerprintMismatch, PenstockError
 from penstock.interfaces import Staged, Verification
 from penstock.models.published import published_tensors
 from penstock.sync.in_process import Exchange, InProcessPublisher, InProcessStagingReceiver
+from penstock.sync.slot_publisher import Publishing
+from penstock.sync.transports import AnyReceiver, Rendezvous, make_publisher
 from penstock.types import WeightUpdate
 from tests.engines.contract import ask
 from tests.engines.embedded.tiny import Driver, make_engine, make_model
@@ -181,5 +183,76 @@ def test_a_buffer_that_training_moves_reaches_the_engine() -> None:
         with torch.no_grad():
             logits = world.trained(torch.tensor([[4, 5, 6]])).logits[0, -1]
         assert world.driver.output("a") == [int(logits.argmax())]
+
+    asyncio.run(main())
+
+
+class Changing(World):
+    """Publishes what has changed, by a transport of choice, after a full update."""
+
+    def __init__(self, transport: str) -> None:
+        super().__init__()
+        at = Rendezvous(exchange=self.exchange)
+        published = published_tensors(self.trained)
+        self.publisher = make_publisher(transport, published, Publishing(selection="delta"), at)  # type: ignore[assignment]
+        receiver = AnyReceiver(at)
+        self.engine = make_engine(copy.deepcopy(self.trained), receiver=receiver)
+        self.served = self.engine._updates._tensors
+        self.driver = Driver(self.engine)
+
+    def train(self) -> None:
+        with torch.no_grad():
+            self.trained.model.norm.weight[3] += 1
+
+    def is_served(self) -> bool:
+        return all(torch.equal(self.served[name], t) for name, t in published_tensors(self.trained).items())
+
+
+@pytest.mark.parametrize("transport", ["in_process", "in_process_staged"])
+def test_a_delta_is_taken_between_two_passes_and_a_damaged_one_not_at_all(transport: str) -> None:
+    async def main() -> None:
+        world = Changing(transport)
+        await world.driver.start(ask("a", max_tokens=9, seed=1))
+        for version in (1, 2):
+            world.train()
+            await world.driver.step()
+            await world.engine.update(world.publish(version))
+            world.publisher.release(version)
+            assert world.is_served()
+        world.train()
+        update = world.publish(3)
+        assert update.selection == "delta"
+        number = next(n for n, payload in enumerate(update.payloads) if payload.num_bytes)
+        world.exchange[update.buckets[number]][-1] ^= 1
+        with pytest.raises(DamagedBucket, match=f"version 3: bucket {number} arrived damaged"):
+            await world.engine.update(update)
+        await world.driver.drain()
+        assert world.driver.versions("a") == [0, 1, *[2] * 7]
+        await world.engine.update(world.publisher.describe(3))
+        assert world.is_served()
+
+    asyncio.run(main())
+
+
+def test_an_engine_with_half_an_update_serves_nothing_until_it_gets_a_full_one() -> None:
+    """Without staging, damage shows when it has been loaded."""
+
+    async def main() -> None:
+        world = Changing("in_process")
+        update = world.publish(1)
+        assert update.selection == "full"
+        world.exchange[update.buckets[0]][5] ^= 1
+        with pytest.raises(FingerprintMismatch):
+            await world.engine.update(update)
+        with pytest.raises(PenstockError, match="engine0 has failed: version 1: 1 of"):
+            await anext(world.engine.generate(ask("b")))
+        world.publisher.release(1)
+        with pytest.raises(BaseMissing, match="has weights of no version, got an update to 2"):
+            await world.engine.update(world.publish(2))
+        await world.engine.update(world.publisher.describe(2, full=True))
+        await world.driver.start(ask("c", max_tokens=2))
+        await world.driver.drain()
+        assert world.driver.versions("c") == [2, 2]
+        assert world.is_served()
 
     asyncio.run(main())
