@@ -142,12 +142,13 @@ def test_one_compiled_graph_serves_all_layers_lengths_and_adapters(monkeypatch):
     from torch._dynamo.testing import CompileCounter
 
     torch._dynamo.reset()
-    model, counter, device = make_model("qwen2"), CompileCounter(), torch.device("cpu")
+    model, counter, device = make_model("qwen2").to(DEVICE), CompileCounter(), torch.device(DEVICE)
     attention.register()
     model.set_attn_implementation(attention.IMPLEMENTATION)
     attention.attach(model, device_attention.DeviceAttention())
     current = device_attention.CurrentPass(Averages())
-    device_attention.hang_pools(model, {layer: torch.zeros(1, 1, 2, 16) for layer in range(3)}, current)
+    pools = {layer: torch.zeros(1, 1, 2, 16, device=device) for layer in range(3)}
+    device_attention.hang_pools(model, pools, current)
     join_projections(model)
     slots = DeviceSlots(Gate(device, {"policy": 0, "b": 0}), max_rows=32, num_slots=2, device=device)
     layers = [name for name, _ in model.named_modules() if name.endswith("_proj")]
@@ -160,7 +161,7 @@ def test_one_compiled_graph_serves_all_layers_lengths_and_adapters(monkeypatch):
             matrices.copy_(torch.randn(matrices.shape, generator=torch.Generator().manual_seed(0)))
 
     def logits(policies):
-        ids = torch.arange(len(policies))[None]
+        ids = torch.arange(len(policies), device=device)[None]
         slots.begin_prompts(policies, torch.arange(len(policies)).numpy())
         return model(input_ids=ids, position_ids=ids, use_cache=False).logits
 
