@@ -140,6 +140,6 @@ def sync(
 ) -> None:
     """What a weight update costs an engine: by every transport, as full weights, changes and adapters. On a GPU:
     CUDA IPC and shared memory."""
-    from penstock.bench.sync import run
+    from penstock.bench.sync.comparison import run
 
     run(json, shape=shape, updates=updates, only=only or ())

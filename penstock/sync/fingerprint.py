@@ -9,31 +9,32 @@ to that of the whole. A GPU does the two 32-bit multiplications while it waits f
 halves with each other, changes of two elements do not cancel as they would in a plain sum. An element of 8 bytes
 counts as two of 4.
 
-It runs on whatever device holds the tensor: in pieces of bounded size, or, on a GPU with Triton, for all
-tensors in one pass over their memory.
+It runs on whatever device holds the tensor, in pieces of bounded size: on the host by numpy, elsewhere by torch,
+or, on a GPU with Triton, for all tensors in one pass over their memory.
 """
 
 import importlib.util
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from penstock.errors import FingerprintMismatch
+from penstock.sync.host_hash import sum_on_host
+from penstock.sync.mixing import CARRY, FACTOR, LOW, WALK, walk_from
 from penstock.transfer import download, mark
 
 if TYPE_CHECKING:
     from penstock.sync.hash_kernel import SumPlan
 
 _PIECE = 1 << 18
-FACTOR, WALK, CARRY = 0x5851F42D, 0x61C88647, 0x2545F491
-"""Odd numbers of at most 31 bits, so that no multiplication gives a negative number; the last is for what
-WALK · index loses at 2³²."""
 _MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not pile up plans
 _MASK = (1 << 64) - 1
-_LOW = (1 << 32) - 1
+_THREADS_FROM = 16 << 20
+"""Bytes on the host from which on it takes threads."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
@@ -97,15 +98,22 @@ def fingerprint(tensor: torch.Tensor, *, offset: int = 0) -> int:
     flat = tensor.detach().contiguous().view(-1)
     offset *= flat.element_size() // unit_bytes(flat)
     bits = flat.view(_BITS[unit_bytes(flat)])
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    walk = torch.arange(min(_PIECE, len(bits)), device=tensor.device).mul_(WALK).to(torch.int32)
+    if bits.device.type == "cpu":
+        return sum_on_host(bits.numpy(), offset)
+    return sum_by_torch(bits, offset)
+
+
+def sum_by_torch(bits: torch.Tensor, offset: int) -> int:
+    """On any device."""
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    walk = torch.arange(min(_PIECE, len(bits)), device=bits.device).mul_(WALK).to(torch.int32)
     start = 0
     while start < len(bits):
         piece = bits[start : start + min(_PIECE, (1 << 32) - (offset + start) % (1 << 32))]
         place = (walk[: len(piece)] + walk_from(offset + start)).add_(piece)
-        product = place.to(torch.int64).bitwise_and_(_LOW).mul_(FACTOR)
+        product = place.to(torch.int64).bitwise_and_(LOW).mul_(FACTOR)
         high = (product >> 32).bitwise_or_(1 << 31)
-        total += product.bitwise_and_(_LOW).mul_(high).sum()
+        total += product.bitwise_and_(LOW).mul_(high).sum()
         start += len(piece)
     return int(total.item()) & _MASK
 
@@ -122,22 +130,15 @@ def _scattered(values: torch.Tensor, shape: tuple[int, ...], start: tuple[int, .
         for size, first, step in zip(piece.shape, (start[0] + at, *start[1:]), _steps(shape), strict=True):
             places = places[..., None] + torch.arange(first, first + size, device=values.device) * step
         places = (places.reshape(-1, 1) * units + torch.arange(units, device=values.device)).view(-1)
-        product = (bits + places * WALK + (places >> 32) * CARRY).bitwise_and_(_LOW).mul_(FACTOR)
+        product = (bits + places * WALK + (places >> 32) * CARRY).bitwise_and_(LOW).mul_(FACTOR)
         high = (product >> 32).bitwise_or_(1 << 31)
-        total += product.bitwise_and_(_LOW).mul_(high).sum()
+        total += product.bitwise_and_(LOW).mul_(high).sum()
     return int(total.item()) & _MASK
 
 
 def _steps(shape: tuple[int, ...]) -> list[int]:
     """How far apart neighbours are in each dimension."""
     return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-
-
-def walk_from(index: int) -> int:
-    """What is added to the bits of the element at this place, as a signed number of 32 bits. Each place after it
-    has WALK more, up to a multiple of 2³²."""
-    walk = (index * WALK + (index >> 32) * CARRY) & _LOW
-    return walk - (1 << 32) if walk >> 31 else walk
 
 
 def unsigned(sums: torch.Tensor) -> list[int]:
@@ -190,11 +191,9 @@ class Fingerprinter:
                 for numbers, each in sums
                 for number, value in zip(numbers, unsigned(each), strict=True)
             }
-            values = (
-                found[number] if number in found else shard.fingerprint()
-                for number, shard in enumerate(shards)
-            )
-            return add_up((shard.name for shard in shards), values)
+            left = [number for number in range(len(shards)) if number not in found]
+            found |= zip(left, _each([shards[number] for number in left]), strict=True)
+            return add_up((shard.name for shard in shards), (found[number] for number in range(len(shards))))
 
         return result
 
@@ -215,6 +214,16 @@ class Fingerprinter:
                 self._plans.clear()
             self._plans[key] = SumPlan.of(tensors, firsts=firsts)
         return self._plans[key]
+
+
+def _each(shards: Sequence[Shard]) -> list[int]:
+    """Fingerprints of shards that no kernel takes: on the host by as many threads as torch has."""
+    num_threads = torch.get_num_threads()
+    on_host = all(shard.values.device.type == "cpu" for shard in shards)
+    if num_threads == 1 or not on_host or sum(shard.values.nbytes for shard in shards) < _THREADS_FROM:
+        return [shard.fingerprint() for shard in shards]
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="fingerprint") as pool:
+        return list(pool.map(Shard.fingerprint, shards))
 
 
 def fingerprints(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from penstock.sync.fingerprint import (
     compare,
     fingerprint,
     fingerprints,
-    walk_from,
+    sum_by_torch,
 )
 
 
@@ -40,23 +40,26 @@ def test_it_is_what_the_definition_says() -> None:
 
 
 def test_places_count_beyond_32_bits() -> None:
-    assert [walk_from(index) for index in (0, 1, 2, 2**32, 2**32 + 1)] == [
-        0,
-        0x61C88647,
-        2 * 0x61C88647 - 2**32,
-        0x2545F491,
-        0x61C88647 + 0x2545F491 - 2**32,
-    ]
     tensor = torch.randn(6, generator=torch.Generator().manual_seed(5))
     seen = {fingerprint(tensor, offset=far) for far in (0, 2**32, 2**33, 3 * 2**32)}
     assert len(seen) == 4
 
 
-def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = torch.randn(1000, generator=torch.Generator().manual_seed(1))
-    whole = fingerprint(tensor)
+@pytest.mark.parametrize("offset", [0, 5, 2**32 - 500])
+def test_torch_gives_what_the_host_gives(offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bits = torch.randn(1000, generator=torch.Generator().manual_seed(1)).view(torch.int32)
+    whole = fingerprint(bits, offset=offset)
+    assert sum_by_torch(bits, offset) == whole
     monkeypatch.setattr("penstock.sync.fingerprint._PIECE", 64)
-    assert fingerprint(tensor) == whole
+    assert sum_by_torch(bits, offset) == whole
+
+
+def test_threads_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {str(size): torch.ones(size) for size in (1, 100, 50)}
+    before = fingerprints(tensors)
+    monkeypatch.setattr("penstock.sync.fingerprint._THREADS_FROM", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert fingerprints(tensors) == before == {name: fingerprint(t) for name, t in tensors.items()}
 
 
 def test_any_small_change_shows() -> None:

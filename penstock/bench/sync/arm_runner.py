@@ -1,6 +1,6 @@
 """Runs the arms of `penstock bench sync`: a publisher in this process, and an engine in another.
 
-One engine serves all arms that have its batch, one after another, with ever later versions.
+One engine serves all arms that it fits, one after another, with ever later versions.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from penstock.models.published import published_tensors
 from penstock.orchestration.launchers.private_folder import PrivateFolder
 from penstock.sync.transports import Rendezvous, make_publisher
 
-CONTEXT, SMALL_CONTEXT, CONTEXT_7B = 2048, 96, 1024
+CONTEXT, SMALL_CONTEXT, CONTEXT_7B = 2048, 64, 1024
 """Of the engine: on a GPU, on a CPU, and where the cache would not fit otherwise."""
 
 Results = Iterator[tuple[str, dict[str, Any]]]
@@ -37,7 +37,7 @@ def measure_all(arms: Sequence[UpdateArm], effort: Effort) -> Results:
     """Each arm by its name, as it ends. All engines start at once, since the start takes longest, and wait for
     their turn."""
     torch.set_num_threads(num_threads())
-    groups = [list(alike) for _, alike in itertools.groupby(arms, key=lambda arm: arm.batch)]
+    groups = [list(alike) for _, alike in itertools.groupby(arms, key=lambda arm: (arm.batch, arm.resume_kv))]
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         saved = save_for_engines(effort, Path(folder))
         engines = [Engine(serving_of(group, effort, saved)) for group in groups]
@@ -74,6 +74,7 @@ def serving_of(group: Sequence[UpdateArm], effort: Effort, model: str) -> Servin
         model=model,
         device=effort.device,
         batch=group[0].batch,
+        resume_kv=group[0].resume_kv,
         rank=max(ranks, default=0),
         context=context if on_gpu else SMALL_CONTEXT,
         threads=0 if on_gpu else num_threads(),

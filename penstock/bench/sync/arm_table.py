@@ -21,18 +21,17 @@ def arm_table(report: dict[str, Any]) -> Table:
 
 def cells(arm: dict[str, Any]) -> list[str]:
     times = [
-        f"{arm[f'{name}_ms']:.4g} ({arm['copies'][name]:.3g}×)" if name in arm["copies"] else ""
+        f"{short(arm[f'{name}_ms'])} ({short(arm['copies'][name])}×)" if name in arm["copies"] else ""
         for name in TIMES
     ]
-    rate = f"{arm['hash_gb_per_s']:.3g}" if "hash_gb_per_s" in arm else ""
-    return [
-        f"{arm['bytes'] / 1e6:.4g}",
-        f"{arm['copy_ms']:.3g}",
-        *times,
-        f"{arm['stall_ms_max']:.4g}",
-        f"{arm['lost_ms']:.4g}",
-        rate,
-    ]
+    rate = short(arm["hash_gb_per_s"]) if "hash_gb_per_s" in arm else ""
+    numbers = (arm["bytes"] / 1e6, arm["copy_ms"])
+    return [*map(short, numbers), *times, short(arm["stall_ms_max"]), short(arm["lost_ms"]), rate]
+
+
+def short(number: float) -> str:
+    """Three digits, and all of those before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def in_words(found: dict[str, Any]) -> str:

@@ -24,6 +24,8 @@ from penstock.errors import ConfigError
 from penstock.models.load import resolve_device
 from penstock.worker.quiet import quieten
 
+WIDTH = 180
+
 
 def run(
     json_path: Path | None = None,
@@ -37,6 +39,8 @@ def run(
         raise ConfigError(f"--shape must be one of {', '.join(SHAPES)}, got {shape!r}")
     quieten()
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)  # a file has room for the table
     device = resolve_device("auto")
     part = CpuPart(shape, updates) if device == "cpu" else GpuPart(shape, updates, console.print)
     chosen = choose(part.names, only)

@@ -17,7 +17,7 @@ from penstock.models.published import published_tensors
 from penstock.sync.transports import TRANSPORTS
 from penstock.types import Interrupt, UpdateSelection
 
-SHAPE, UPDATES, WARMUP = "135m", 5, 2
+SHAPE, UPDATES, WARMUP = "135m", 4, 2
 TINY = "tiny"
 NEAREST = "shared_memory"
 """The transport with which interrupts are compared."""
@@ -28,7 +28,7 @@ Found = Iterator[tuple[str, str, dict[str, Any]]]
 
 
 def cpu_arms() -> list[UpdateArm]:
-    """Adapters last: full weights below them would take them off."""
+    """Adapters after full weights, which would take them off. The last arm has an engine of its own."""
     transports = [name for name, each in TRANSPORTS.items() if each.between_processes and name != "cuda_ipc"]
     interrupts = [each for each in get_args(Interrupt) if each != "inflight"]
     full, delta, adapter = (
@@ -36,7 +36,9 @@ def cpu_arms() -> list[UpdateArm]:
         for selection in SELECTIONS
     )
     interrupted = [UpdateArm(transport=NEAREST, interrupt=interrupt) for interrupt in interrupts]
-    return [*full, *interrupted, UpdateArm(transport=NEAREST, drained=True), *delta, *adapter]
+    drained = UpdateArm(transport=NEAREST, drained=True)
+    without_kv = UpdateArm(transport=NEAREST, interrupt="abort_resume", resume_kv="recompute")
+    return [*full, *interrupted, drained, *delta, *adapter, without_kv]
 
 
 class CpuPart:

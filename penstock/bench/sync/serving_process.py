@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -42,6 +42,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """A shape, or a folder."""
     device: str
     batch: int
+    resume_kv: Literal["keep", "recompute"] = "keep"
     rank: int = 0
     """The largest of the adapters that will come; 0: none will."""
     context: int = 2048
@@ -106,6 +107,7 @@ def open_engine(serving: Serving, token: str) -> EmbeddedEngine:
             prefix_cache=False,
             keep_finished=0,
             compile="on" if on_gpu else "off",
+            resume_kv=serving.resume_kv,
             max_adapters=1 if serving.rank else 0,
             max_adapter_rank=max(1, serving.rank),
         ),

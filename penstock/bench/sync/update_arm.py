@@ -1,5 +1,7 @@
 """One arm of `penstock bench sync`: what is sent, how it travels, and what becomes of sequences in flight."""
 
+from typing import Literal
+
 import msgspec
 
 from penstock.types import Interrupt, UpdateSelection
@@ -13,6 +15,8 @@ class UpdateArm(msgspec.Struct, frozen=True, kw_only=True):
     interrupt: Interrupt = "inflight"
     drained: bool = False
     """A baseline: no answer begins until all others have ended, and only then the update is taken."""
+    resume_kv: Literal["keep", "recompute"] = "keep"
+    """Of `abort_resume`: whether keys and values of the prefixes stay or are computed again."""
     rank: int = 16
     """Of an adapter."""
     layers: tuple[str, ...] = ()
@@ -31,7 +35,7 @@ class UpdateArm(msgspec.Struct, frozen=True, kw_only=True):
         if self.selection == "adapter":
             parts[-1] = f"adapter of rank {self.rank}" + (" on attention" if self.layers else "")
         if self.interrupt != "inflight":
-            parts.append(self.interrupt)
+            parts.append(self.interrupt + (" without KV" if self.resume_kv == "recompute" else ""))
         if self.drained:
             parts.append("blocked until drained")
         if self.how:

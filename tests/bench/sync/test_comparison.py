@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.sync import run
-from penstock.bench.sync.comparison import choose
+from penstock.bench.sync.comparison import choose, run
 from penstock.errors import ConfigError
 
 
