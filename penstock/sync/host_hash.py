@@ -16,7 +16,8 @@ _MASK = (1 << 64) - 1
 def sum_on_host(bits: npt.NDArray[np.integer], offset: int) -> int:
     """Of elements of at most 32 bits, the first of which has index `offset`."""
     size = min(PIECE, len(bits))
-    places, products, highs = (np.empty(size, dtype=kind) for kind in (np.int32, np.uint64, np.uint64))
+    places = np.empty(size, dtype=np.int32)
+    products, highs = np.empty(size, dtype=np.uint64), np.empty(size, dtype=np.uint64)
     total = start = 0
     while start < len(bits):
         count = min(size, len(bits) - start, (1 << 32) - (offset + start) % (1 << 32))

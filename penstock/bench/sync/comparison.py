@@ -34,7 +34,7 @@ def run(
     updates: int | None = None,
     only: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """All that this machine is for, or what has one of the texts of `only` in its name."""
+    """All that this machine is for, or what `only` names."""
     if shape is not None and shape not in SHAPES:
         raise ConfigError(f"--shape must be one of {', '.join(SHAPES)}, got {shape!r}")
     quieten()
@@ -58,8 +58,11 @@ def run(
 
 
 def choose(names: Sequence[str], only: Sequence[str]) -> list[str]:
-    """The names that have one of the texts in them; all if there are no texts."""
+    """The names that are one of the texts, or have one in them that is no name; all if there are no texts."""
+    chosen = set(names if not only else ())
     for text in only:
-        if not any(text in name for name in names):
+        found = {text} if text in names else {name for name in names if text in name}
+        if not found:
             raise ConfigError(f"--only {text!r} names nothing; there are: {'; '.join(names)}")
-    return [name for name in names if not only or any(text in name for text in only)]
+        chosen |= found
+    return [name for name in names if name in chosen]

@@ -9,9 +9,14 @@ from penstock.errors import ConfigError
 
 def test_two_processes_exchange_weights(tmp_path: Path) -> None:
     path = tmp_path / "sync.json"
-    report = run(
-        path, shape="tiny", updates=1, only=["shared memory, full", "collective, delta", "adapter bytes"]
-    )
+    names = [
+        "shared memory, full",
+        "shared memory, full, abort_retry",
+        "collective, delta",
+        "drained",
+        "adapter bytes",
+    ]
+    report = run(path, shape="tiny", updates=1, only=names)
     assert json.loads(path.read_text()) == json.loads(json.dumps(report))
     full, delta = report["arms"]["shared memory, full"], report["arms"]["collective, delta"]
     assert full["seen_ms"] >= full["fresh_ms"] > full["stall_ms"] > full["verify_ms"] > 0
@@ -19,8 +24,8 @@ def test_two_processes_exchange_weights(tmp_path: Path) -> None:
     assert 0 < delta["bytes"] < 0.2 * full["bytes"]
     assert delta["transfer_ms"] > 0
     assert report["headline"] == {"adapter_bytes_fraction": report["figures"]["adapter bytes"]["fraction"]}
-    recompute = report["arms"]["shared memory, full, inflight_recompute"]
-    assert recompute["tokens_per_s"] > 0
+    retried = report["arms"]["shared memory, full, abort_retry"]
+    assert retried["discarded_tokens"] > 0
     drained = report["arms"]["shared memory, full, blocked until drained"]
     assert drained["fresh_ms"] > 0
 
@@ -28,7 +33,8 @@ def test_two_processes_exchange_weights(tmp_path: Path) -> None:
 def test_names_are_chosen_by_a_part_of_them() -> None:
     names = ["http, full", "http, delta", "shm copy"]
     assert choose(names, []) == names
-    assert choose(names, ["full", "shm"]) == ["http, full", "shm copy"]
+    assert choose(names, ["shm", "full"]) == ["http, full", "shm copy"]
+    assert choose([*names, "http, full, drain"], ["http, full"]) == ["http, full"]
     with pytest.raises(ConfigError, match="--only 'ftp' names nothing; there are: http, full; http, delta"):
         choose(names, ["full", "ftp"])
 
