@@ -1,6 +1,7 @@
 import copy
 import json
 import sys
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.errors import MissingExtraError, UserError
@@ -178,6 +180,37 @@ def test_a_step_changes_the_adapter_and_nothing_else(config):
     assert sum(master.numel() for master in masters) == sum(tensor.numel() for tensor in before.values())
     assert trainer.weights().keys() == before.keys()
     assert [weights.keys() for weights in trainer.starting_weights()] == [below.keys(), before.keys()]
+
+
+class Matmuls(TorchDispatchMode):
+    """Counts matmuls by the shape of their weights, (in, out)."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name().split(".")[0] == "aten::mm":
+            self.counts[tuple(args[1].shape)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def matmuls_of_backward(mode):
+    model, _ = adapted()
+    enable_checkpointing(model, mode)
+    states = model.model(input_ids=torch.arange(9)[None], use_cache=False).last_hidden_state
+    with Matmuls() as matmuls:
+        torch.autograd.grad(states.sum(), [each for each in model.parameters() if each.requires_grad])
+    return matmuls.counts
+
+
+def test_selective_runs_matmuls_of_the_adapter_again_and_keeps_those_of_the_weights():
+    again = matmuls_of_backward("selective") - matmuls_of_backward("off")
+    of_weights = {shape: count for shape, count in again.items() if LORA.rank not in shape}
+    # In each of two layers one of gate and up, the wide ones, and nothing else.
+    assert of_weights == {(32, 48): 2}
+    # Of the adapters all but the last matmul of a layer, whose result nothing needs.
+    assert sum(again.values()) == 2 + 2 * (2 * 7 - 1)
 
 
 # Dynamo looks at the .grad of what it traces, leaf or not.

@@ -2,11 +2,13 @@
 
 `full` keeps the input of each layer and runs the layer again in backward. `selective` keeps what is expensive to
 compute and small to hold: attention, and matmuls that do not widen their input. Of the wide matmuls it keeps every
-second (the two of a gated MLP are two thirds of all activations). Everything else is computed again.
+second (the two of a gated MLP are two thirds of all activations). Everything else is computed again, matmuls of an
+adapter among it: they are wide, but cheap.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -36,10 +38,11 @@ def enable_checkpointing(model: nn.Module, mode: Checkpointing) -> None:
     if mode == "full":
         _enable_full(model)
     elif mode == "selective":
-        draws = draws_dropout(model)
+        draws, ranks = draws_dropout(model), _adapter_ranks(model)
         for layer in layers_of(model):
             layer.__class__ = _selective_class(type(layer))
             layer._penstock_draws = draws  # type: ignore[assignment]
+            layer._penstock_contexts = partial(_contexts, ranks)  # type: ignore[assignment]
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
@@ -83,6 +86,7 @@ class _Selective:
 
     _penstock_draws: bool
     """Whether it has dropout, so that its random numbers must be the same again."""
+    _penstock_contexts: Callable[[], Any]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(
@@ -90,7 +94,7 @@ class _Selective:
             *args,
             use_reentrant=False,
             preserve_rng_state=self._penstock_draws,
-            context_fn=_contexts,
+            context_fn=self._penstock_contexts,
             **kwargs,
         )
 
@@ -106,11 +110,18 @@ def _selective_class(kind: type[nn.Module]) -> type[nn.Module]:
     return chosen
 
 
-def _contexts() -> Any:
-    return create_selective_checkpoint_contexts(_make_policy())  # type: ignore[no-untyped-call]
+def _adapter_ranks(model: nn.Module) -> frozenset[int]:
+    """The inner widths of the model's adapters, by which their matmuls are known."""
+    return frozenset(
+        int(parameter.shape[0]) for name, parameter in model.named_parameters() if ".lora_A." in name
+    )
 
 
-def _make_policy() -> Callable[..., CheckpointPolicy]:
+def _contexts(ranks: frozenset[int]) -> Any:
+    return create_selective_checkpoint_contexts(_make_policy(ranks))  # type: ignore[no-untyped-call]
+
+
+def _make_policy(ranks: frozenset[int]) -> Callable[..., CheckpointPolicy]:
     """A policy for one run of one layer; forward and recomputation count their matmuls alike."""
     num_wide = {False: 0, True: 0}
 
@@ -121,6 +132,8 @@ def _make_policy() -> Callable[..., CheckpointPolicy]:
         if name not in ("aten::mm", "aten::addmm"):
             return CheckpointPolicy.PREFER_RECOMPUTE
         inner, outer = args[-1].shape
+        if inner in ranks:
+            return CheckpointPolicy.PREFER_RECOMPUTE
         if outer > inner:
             num_wide[context.is_recompute] += 1
             kept = WIDE_KEPT > 0 and num_wide[context.is_recompute] % WIDE_KEPT == 0
