@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -190,6 +191,28 @@ def test_a_dead_child_ends_the_run_with_a_sentence(project: Path, name: str) -> 
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"worker {name} (pid {victim.pid}) was killed by SIGKILL" in output
+    assert not [child for child in children if child.is_running()]
+
+
+def test_an_engine_that_dies_during_a_broadcast_ends_the_run_and_nobody_waits_for_it(project: Path) -> None:
+    """It hangs first, so that trainer and the other engine wait for it in the middle of an update."""
+    process = start_endless(project, "sync.transport=collective", "engine.count=2")
+    children = psutil.Process(process.pid).children(recursive=True)
+    (victim,) = [child for child in children if "engine1" in child.cmdline()]
+    victim.suspend()
+    assert process.stdout is not None
+    same, last = 0, None
+    for line in process.stdout:
+        found = re.search(r"sending version (\d+)", line)
+        sending = found and found[1]
+        same, last = (same + 1 if sending and sending == last else 0), sending
+        if same == 10:
+            break
+    victim.kill()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"worker engine1 (pid {victim.pid}) was killed by SIGKILL" in output
+    assert (project / "runs/run/model/model.safetensors").is_file()
     assert not [child for child in children if child.is_running()]
 
 

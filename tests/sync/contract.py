@@ -97,6 +97,19 @@ class TransportContract:
             assert all(torch.equal(live[name], source[name]) for name in source)
         assert len(update.buckets) == 2
 
+    def test_updates_may_come_in_any_order(self) -> None:
+        """Each is complete in itself. That versions only grow is the engine's rule, not the transport's."""
+        source, live = self.tensors(0), self.tensors(1)
+        publisher, receiver = self.publisher(source, slots=3), self.receiver()
+        updates, expected = [], []
+        for version in (4, 5, 6):
+            source["norm"] += 1
+            updates.append(publish(publisher, version, source))
+            expected.append(source["norm"].clone())
+        for number in (2, 0, 1, 0):
+            self.load(receiver, updates[number], live)()
+            assert torch.equal(live["norm"], expected[number])
+
     def test_a_version_may_arrive_twice(self) -> None:
         source, live = self.tensors(0), self.tensors(1)
         publisher, receiver = self.publisher(source), self.receiver()
