@@ -36,7 +36,8 @@ Results = Iterator[tuple[str, dict[str, Any]]]
 def measure_all(arms: Sequence[UpdateArm], effort: Effort) -> Results:
     """Each arm by its name, as it ends. All engines start at once, since the start takes longest, and wait for
     their turn."""
-    torch.set_num_threads(num_threads())
+    if effort.device == "cpu":
+        torch.set_num_threads(num_threads())
     groups = [list(alike) for _, alike in itertools.groupby(arms, key=lambda arm: (arm.batch, arm.resume_kv))]
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         saved = save_for_engines(effort, Path(folder))
@@ -118,7 +119,7 @@ class Engine:
                 publisher.close()
         finally:
             in_memory.remove()
-        self._version += effort.warmup + effort.updates
+        self._version += effort.num_updates(arm)
         if arm.selection != "adapter":
             self._base = self._version
         return result

@@ -30,7 +30,7 @@ def gpu_arms(shape: str) -> list[UpdateArm]:
             UpdateArm(transport="cuda_ipc", selection="adapter", rank=32, batch=256, how=MPS),
         ]
     return [
-        UpdateArm(transport="shared_memory", batch=64, how=SLICED),
+        UpdateArm(transport="shared_memory", batch=64, how=SLICED, at_most=10),
         UpdateArm(transport="cuda_ipc", batch=512, how=SLICED),
         UpdateArm(transport="cuda_ipc", batch=512, busy=True, how=SLICED),
         UpdateArm(transport="cuda_ipc", batch=64, how=MPS),

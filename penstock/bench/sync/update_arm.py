@@ -27,6 +27,8 @@ class UpdateArm(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the trainer keeps the GPU busy meanwhile."""
     how: str = ""
     """How two processes share the GPU."""
+    at_most: int = 100
+    """Updates, where each takes long."""
 
     @property
     def name(self) -> str:
@@ -56,3 +58,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """Updates before them, which open buckets and warm caches."""
     rate_s: float = 1.0
     """For so long tokens are counted while nothing is updated."""
+
+    def num_updates(self, arm: UpdateArm) -> int:
+        """With those before."""
+        return self.warmup + min(self.updates, arm.at_most)

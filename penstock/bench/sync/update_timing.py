@@ -41,7 +41,7 @@ def measure(
     """Medians over updates, after a few that open buckets and warm caches."""
     records: list[dict[str, float]] = []
     rate, window_s = 1.0, WINDOW_S
-    for number in range(effort.warmup + effort.updates):
+    for number in range(effort.num_updates(arm)):
         if number == effort.warmup:
             rate = tokens_per_s(engine, effort.rate_s)
             steps = WINDOW_STEPS if effort.device != "cpu" else 1
