@@ -5,6 +5,7 @@ One engine serves all arms that it fits, one after another, with ever later vers
 
 import itertools
 import secrets
+import shutil
 import sys
 import tempfile
 import threading
@@ -18,7 +19,7 @@ import torch
 
 from penstock.bench.child import Child
 from penstock.bench.shapes import make_shape, save_shape
-from penstock.bench.sync.publication_source import make_source
+from penstock.bench.sync.publication_source import Source, make_source
 from penstock.bench.sync.serving_process import FIRST_VERSION, Serving
 from penstock.bench.sync.update_arm import Effort, UpdateArm
 from penstock.bench.sync.update_timing import measure
@@ -29,6 +30,8 @@ from penstock.sync.transports import Rendezvous, make_publisher
 
 CONTEXT, SMALL_CONTEXT, CONTEXT_7B = 2048, 64, 1024
 """Of the engine: on a GPU, on a CPU, and where the cache would not fit otherwise."""
+SLOTS = 3
+"""Snapshots that a publisher has at most."""
 
 Results = Iterator[tuple[str, dict[str, Any]]]
 
@@ -108,7 +111,7 @@ class Engine:
         }
         source = make_source(arm, model, weights, base=self._base)
         in_memory = PrivateFolder()
-        place = in_memory.path if arm.transport == "shared_memory" else folder
+        place = place_of(arm, source, in_memory.path, folder)
         at = Rendezvous(folder=place, token=self._token)
         try:
             publisher = make_publisher(arm.transport, source.tensors, source.publishing, at)
@@ -126,6 +129,13 @@ class Engine:
 
     def close(self) -> None:
         self._child.close()
+
+
+def place_of(arm: UpdateArm, source: Source, in_memory: Path, on_disk: Path) -> Path:
+    """Where buckets are that are files: in memory as in a run, where there is room for them."""
+    needed = SLOTS * sum(tensor.nbytes for tensor in source.tensors.values())
+    has_room = shutil.disk_usage(in_memory).free > needed
+    return in_memory if arm.transport == "shared_memory" and has_room else on_disk
 
 
 @contextmanager

@@ -59,6 +59,8 @@ class GpuPart:
         sliced, shared = ([arm for arm in arms if arm.how == how] for how in (SLICED, MPS))
         for name, found in in_child(sliced, self.effort, {}):
             yield "arms", name, found
+        if not shared:
+            return
         with mps(os.environ, self._log) as daemon:
             environ = {} if daemon is None else daemon.environment()
             if daemon is None:
@@ -95,7 +97,11 @@ def in_child(arms: Sequence[UpdateArm], effort: Effort, environ: Mapping[str, st
     )
     assert child.stdout is not None
     with child:
-        for line in child.stdout:
-            yield msgspec.json.decode(line, type=tuple[str, dict[str, Any]])
+        try:
+            for line in child.stdout:
+                yield msgspec.json.decode(line, type=tuple[str, dict[str, Any]])
+        except BaseException:
+            child.terminate()  # its engine ends with its input
+            raise
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, child.args)
