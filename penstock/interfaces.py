@@ -37,10 +37,15 @@ class Engine(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Chunks as they are sampled; the last one says why it is the last."""
 
+    async def stage(self, update: WeightUpdate) -> None:
+        """Fetch new weights beside generation, so that `update` has only to load them. Another update that was
+        staged and not loaded is dropped. So several engines stage at once and load one after the other."""
+
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
-        """Take new weights: stage them while generating, then load them between two forward passes. When staging
-        fails, the engine goes on with the weights that it has. Updates are taken one after another, in the order
-        of the calls. An interrupt that the engine lacks (`interrupt:…` in its capabilities) is refused."""
+        """Take new weights: stage them while generating, unless that is done, then load them between two forward
+        passes. When staging fails, the engine goes on with the weights that it has. Updates are taken one after
+        another, in the order of the calls. An interrupt that the engine lacks (`interrupt:…` in its capabilities)
+        is refused."""
 
     async def report(self) -> EngineReport:
         """What it serves, what it can do, and what it has done so far."""

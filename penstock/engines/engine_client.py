@@ -39,6 +39,7 @@ class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 START_ENGINE = Method("engine.start", EngineStart, EngineReport)
 GENERATE = Method("engine.generate", GenerateRequest, Chunk)
+STAGE = Method("engine.stage", WeightUpdate, type(None))
 UPDATE = Method("engine.update", UpdateRequest, UpdateReceipt)
 REPORT = Method("engine.report", type(None), EngineReport)
 
@@ -54,6 +55,9 @@ class EngineClient:
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         return self._channel.stream(GENERATE, request)
+
+    async def stage(self, update: WeightUpdate) -> None:
+        await self._channel.call(STAGE, update)
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         return await self._channel.call(UPDATE, UpdateRequest(update=update, interrupt=interrupt))

@@ -1,38 +1,19 @@
-"""Several engines as one: each request goes to the least loaded, groups stay together."""
+"""Several engines as one: each request goes to the least loaded, groups stay together, updates roll."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.errors import PenstockError
+from penstock.engines.rolling_update import Member, roll, slowest, stage_all
+from penstock.errors import PenstockError, UpdateAbandoned
 from penstock.interfaces import Engine
 from penstock.types import Chunk, EngineReport, GenerateRequest, Interrupt, UpdateReceipt, WeightUpdate
 
 REMEMBERED = 4096
 """Prompts and requests whose engine is remembered."""
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """An engine of the pool, how many requests it works on, and what it has acknowledged last of each policy."""
-
-    name: str
-    engine: Engine
-    load: int = 0
-    acknowledged: dict[str, UpdateReceipt] = field(default_factory=dict)
-
-    async def update(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
-        self.acknowledged.pop(update.policy, None)
-        receipt = self.acknowledged[update.policy] = await self.engine.update(update, interrupt)
-        return receipt
-
-    def has(self, update: WeightUpdate) -> bool:
-        receipt = self.acknowledged.get(update.policy)
-        return receipt is not None and receipt.version == update.version
 
 
 class EnginePool:
@@ -62,41 +43,79 @@ class EnginePool:
 
     def leave(self, name: str) -> Engine:
         """Take an engine out: it gets no further requests or updates. What it works on goes on, or fails with
-        it."""
+        it. (`expel` gives that to others.)"""
         member = self._members.pop(name)
         for key in [key for key, home in self._homes.items() if home is member]:
             del self._homes[key]
         return member.engine
 
+    async def expel_failed(self) -> dict[str, int]:
+        """Engines that did not take the last update leave, and are closed, unless that would be all. Their requests
+        begin again on the others. Returns how many each had, by name."""
+        failed = [member for member in self._members.values() if member.failure is not None]
+        if len(failed) == len(self._members):
+            return {}
+        loads = {member.name: member.load for member in failed}
+        for member in failed:
+            member.is_expelled = True
+            self.leave(member.name)
+        await asyncio.gather(*(member.engine.close() for member in failed), return_exceptions=True)
+        return loads
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        member = self._choose(request)
-        member.load += 1
-        try:
-            async with aclosing(member.engine.generate(request)) as chunks:  # type: ignore[type-var]
-                async for chunk in chunks:
-                    yield chunk
-        finally:
-            member.load -= 1
+        """On one engine, and from the beginning on another if that one is expelled."""
+        is_void = has_ended = False
+        while not has_ended:
+            member, has_sent = self._choose(request), False
+            member.load += 1
+            try:
+                async with aclosing(member.engine.generate(request)) as chunks:  # type: ignore[type-var]
+                    async for chunk in chunks:
+                        if member.is_expelled:
+                            break
+                        has_sent, has_ended = True, chunk.finish_reason is not None
+                        yield msgspec.structs.replace(chunk, restarts=True) if is_void else chunk
+                        is_void = False
+            except Exception:
+                if not member.is_expelled:
+                    raise
+            finally:
+                member.load -= 1
+            has_ended = has_ended or not member.is_expelled
+            is_void = is_void or has_sent
+
+    async def stage(self, update: WeightUpdate) -> None:
+        async with self._updating:
+            for failure in await stage_all(self._present(), update):
+                if failure is not None:
+                    raise failure
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
-        """Every engine takes the update; the receipt tells of the slowest. When some fail, the first error
-        leaves once all have answered. Where it is sent to all at once, the others are told as soon as one fails,
-        and stay as they are. When it is tried again, those that have it are not asked again."""
+        """Every engine takes the update, one after the other; the receipt tells of the slowest. When some fail, the
+        first error leaves once all have answered. Where it is sent to all at once, the others are told as soon as
+        one fails, and stay as they are. When it is tried again, those that have it are not asked again."""
         async with self._updating:
             members = [member for member in self._present() if not member.has(update)] or self._present()
-            take = _take_together if update.sends else _take_each
-            answers = await take(members, update, interrupt)
+            for member in members:
+                member.failure = None
+            answers = await roll(members, update, interrupt)
         receipts = []
         for member, answer in zip(members, answers, strict=True):
             if not isinstance(answer, BaseException):
                 receipts.append(answer)
-            elif isinstance(answer, asyncio.CancelledError):
+            elif isinstance(answer, asyncio.CancelledError | UpdateAbandoned):
                 continue  # it was told that another one failed
             elif self._members.get(member.name) is member:  # one that has left may fail
+                member.failure = answer
+        for failed in self._members.values():
+            if failed.failure is not None:
+                raise failed.failure
+        for answer in answers:
+            if isinstance(answer, UpdateAbandoned):
                 raise answer
         if not receipts:
             raise PenstockError("every engine left the pool while it was updated")
-        return max(receipts, key=lambda receipt: receipt.stall_s)
+        return slowest(receipts)
 
     async def reports(self) -> list[EngineReport]:
         """One for each engine."""
@@ -132,34 +151,15 @@ class EnginePool:
 
     def _choose(self, request: GenerateRequest) -> Member:
         prompt = request.policy.encode() + b"\0" + request.token_ids.tobytes()
-        least = min(self._present(), key=lambda member: member.load)
+        least = min(self._present(), key=lambda member: (member.is_draining, member.load))
         home = self._homes.get(request.parent.id) if request.parent is not None else None
         if home is None:
             home = self._homes.get(prompt, least)
+        if home.is_draining:
+            home = least
         for key in (prompt, request.id):
             self._homes[key] = home
             self._homes.move_to_end(key)
         while len(self._homes) > 2 * REMEMBERED:
             self._homes.popitem(last=False)
         return home
-
-
-async def _take_each(
-    members: list[Member], update: WeightUpdate, interrupt: Interrupt
-) -> list[UpdateReceipt | BaseException]:
-    updates = (member.update(update, interrupt) for member in members)
-    return await asyncio.gather(*updates, return_exceptions=True)
-
-
-async def _take_together(
-    members: list[Member], update: WeightUpdate, interrupt: Interrupt
-) -> list[UpdateReceipt | BaseException]:
-    """At one moment: the first that fails cancels the others, which tells them."""
-    update = msgspec.structs.replace(update, receivers=len(members))
-    tasks = [asyncio.ensure_future(member.update(update, interrupt)) for member in members]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-    return await asyncio.gather(*tasks, return_exceptions=True)

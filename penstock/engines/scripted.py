@@ -69,6 +69,9 @@ class ScriptedEngine:
         finally:
             self._running.discard(request.id)
 
+    async def stage(self, update: WeightUpdate) -> None:
+        """There is nothing to fetch."""
+
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         served = {self.policy: self.version}
         check_update(

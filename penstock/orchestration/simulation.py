@@ -40,7 +40,7 @@ class SimulatedEngine:
         self._num_tokens = num_tokens
         self._token_s = token_s
         self._update_s = update_s
-        self.version = -1
+        self.version = self._staged = -1
         self.tokens = 0
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -55,8 +55,13 @@ class SimulatedEngine:
                 finish_reason="stop" if index == count - 1 else None,
             )
 
-    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+    async def stage(self, update: WeightUpdate) -> None:
         await asyncio.sleep(self._update_s())
+        self._staged = update.version
+
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+        if self._staged != update.version:
+            await self.stage(update)
         self.version = update.version
         return UpdateReceipt(policy=update.policy, version=update.version, stall_s=0.0, verify_s=0.0)
 

@@ -49,6 +49,9 @@ class LaunchedEngine:
     def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         return self.place.client.generate(request)
 
+    async def stage(self, update: WeightUpdate) -> None:
+        await self.place.client.stage(update)
+
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         return await self.place.client.update(update, interrupt)
 

@@ -10,13 +10,13 @@ from penstock.blobs import open_blobs
 from penstock.channel import Channel
 from penstock.config.unresolved import refuse_auto
 from penstock.engines.config import EngineConfig
-from penstock.engines.engine_client import GENERATE, REPORT, UPDATE, EngineStart, UpdateRequest
+from penstock.engines.engine_client import GENERATE, REPORT, STAGE, UPDATE, EngineStart, UpdateRequest
 from penstock.engines.kinds import EngineParts, open_engine
 from penstock.models.config import LoraConfig
 from penstock.models.load import resolve_device
 from penstock.observe.recorder import Recorder
 from penstock.sync.transports import AnyReceiver, Rendezvous
-from penstock.types import DEFAULT_POLICY, Chunk, EngineReport, GenerateRequest, UpdateReceipt
+from penstock.types import DEFAULT_POLICY, Chunk, EngineReport, GenerateRequest, UpdateReceipt, WeightUpdate
 from penstock.worker.out_of_memory import ENGINE, is_out_of_memory, naming_settings
 from penstock.worker.quiet import quieten
 
@@ -55,6 +55,10 @@ async def start(
                 async for chunk in chunks:
                     yield chunk
 
+    async def stage(update: WeightUpdate) -> None:
+        with naming_settings(engine.name, ENGINE), events.measure("update", "stage", version=update.version):
+            await engine.stage(update)
+
     async def update(request: UpdateRequest) -> UpdateReceipt:
         with naming_settings(engine.name, ENGINE):
             start = events.now()
@@ -71,6 +75,7 @@ async def start(
         return receipt
 
     channel.serve_stream(GENERATE, generate)
+    channel.serve(STAGE, stage)
     channel.serve(UPDATE, update)
     channel.serve(REPORT, lambda _: engine.report())
 

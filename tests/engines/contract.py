@@ -87,6 +87,17 @@ class EngineContract:
 
         self.play(scene)
 
+    def test_what_was_staged_is_served_once_it_is_loaded(self) -> None:
+        async def scene(engine: Engine) -> None:
+            await engine.stage(update_to(3))
+            assert (await engine.report()).versions == {"policy": 0}
+            await engine.stage(update_to(4))  # in its place
+            assert (await engine.update(update_to(4))).version == 4
+            await engine.stage(update_to(5))
+            assert (await engine.update(update_to(6))).version == 6
+
+        self.play(scene)
+
     def test_refuses_a_version_that_is_not_newer(self) -> None:
         async def scene(engine: Engine) -> None:
             await engine.update(update_to(2))

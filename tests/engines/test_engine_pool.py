@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.engines import engine_pool as pool_module
@@ -10,7 +11,7 @@ from penstock.engines.engine_pool import EnginePool
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import PenstockError
 from penstock.interfaces import Engine
-from penstock.types import Parent, UpdateReceipt, WeightUpdate
+from penstock.types import Parent, UpdateReceipt, WeightUpdate, since_restart
 from tests.engines.contract import EngineContract, ask, collect, update_to
 
 
@@ -175,17 +176,21 @@ def test_one_that_left_gets_nothing_more() -> None:
 
 
 class Meeting(ScriptedEngine):
-    """Takes updates when it may, and notes what it was told."""
+    """Stages when it may, and notes in a diary what it does."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(lambda request: range(100), name=name)
-        self.may_go = asyncio.Event()
+    def __init__(self, name: str, diary: list[str] | None = None, **options: Any) -> None:
+        super().__init__(lambda request: range(100), name=name, **options)
+        self.may_go, self.may_load, self.loads = (asyncio.Event() for _ in range(3))
+        self.staged = 0
+        self.may_load.set()
         self.error: Exception | None = None
         self.seen: list[int] = []
         self.was_cancelled = False
+        self.diary = [] if diary is None else diary
 
-    async def update(self, update: WeightUpdate, interrupt: Any = "inflight") -> UpdateReceipt:
+    async def stage(self, update: WeightUpdate) -> None:
         self.seen.append(update.receivers)
+        self.diary.append(f"{self.name} stages")
         try:
             await self.may_go.wait()
         except asyncio.CancelledError:
@@ -193,7 +198,71 @@ class Meeting(ScriptedEngine):
             raise
         if self.error is not None:
             raise self.error
-        return await super().update(update, interrupt)
+        self.staged = update.version
+
+    async def update(self, update: WeightUpdate, interrupt: Any = "inflight") -> UpdateReceipt:
+        if self.staged != update.version:
+            await self.stage(update)
+        self.loads.set()
+        self.diary.append(f"{self.name} loads")
+        await self.may_load.wait()
+        receipt = await super().update(update, "inflight")
+        self.diary.append(f"{self.name} serves {update.version}")
+        return msgspec.structs.replace(receipt, stall_s=ord(self.name) / 100, discarded_tokens=2)
+
+
+def test_engines_stage_at_once_and_load_one_after_the_other() -> None:
+    async def main() -> None:
+        diary: list[str] = []
+        engines = [Meeting(name, diary) for name in "abc"]
+        pool = pool_of(engines)
+        updating = asyncio.create_task(pool.update(update_to(2)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert diary == ["a stages", "b stages", "c stages"]
+        for engine in reversed(engines):
+            engine.may_go.set()
+        receipt = await updating
+        assert diary[3:] == ["a loads", "a serves 2", "b loads", "b serves 2", "c loads", "c serves 2"]
+        assert (receipt.version, receipt.stall_s, receipt.discarded_tokens) == (2, 0.99, 6)
+
+    asyncio.run(main())
+
+
+def test_one_that_cant_stage_keeps_its_version_and_holds_nobody_up() -> None:
+    async def main() -> None:
+        engines = [Meeting("a"), Meeting("b")]
+        pool = pool_of(engines)
+        for engine in engines:
+            engine.may_go.set()
+        engines[0].error = PenstockError("a bucket is damaged")
+        with pytest.raises(PenstockError, match="damaged"):
+            await pool.update(update_to(2))
+        assert [engine.version for engine in engines] == [0, 2]
+        engines[0].error = None
+        assert (await pool.update(update_to(2))).version == 2
+        assert [len(engine.seen) for engine in engines] == [2, 1]  # b has it, and is not asked again
+
+    asyncio.run(main())
+
+
+def test_new_requests_go_to_others_while_an_engine_drains() -> None:
+    async def main() -> None:
+        engines = [Meeting("a"), Meeting("b")]
+        pool = pool_of(engines)
+        assert await homes(pool, engines, ask("x", [1])) == ["a"]
+        for engine in engines:
+            engine.may_go.set()
+        engines[0].may_load.clear()
+        updating = asyncio.create_task(pool.update(update_to(1), "drain"))
+        await engines[0].loads.wait()
+        fork = ask("f", [1, 0], parent=Parent(id="x", keep=2))
+        assert await homes(pool, engines, ask("y", [1]), fork) == ["b", "b"]
+        engines[0].may_load.set()
+        await updating
+        assert await homes(pool, engines, ask("z", [5])) == ["a"]
+
+    asyncio.run(main())
 
 
 def test_one_that_fails_cancels_the_others_of_a_broadcast_and_the_rest_can_try_again() -> None:
@@ -206,11 +275,48 @@ def test_one_that_fails_cancels_the_others_of_a_broadcast_and_the_rest_can_try_a
         engines[1].error = PenstockError("b died")
         with pytest.raises(PenstockError, match="b died"):
             await pool.update(update)
-        assert [engine.version for engine in engines] == [2, 0, 0]
+        assert [engine.version for engine in engines] == [0, 0, 0]
         assert engines[2].was_cancelled
-        pool.leave("b")
+        assert await pool.expel_failed() == {"b": 0}
         engines[2].may_go.set()
         assert (await pool.update(update)).version == 2
-        assert [engine.seen for engine in engines] == [[3], [3], [3, 1]]
+        assert [engine.seen for engine in engines] == [[3, 2], [3], [3, 2]]
+        assert [engine.version for engine in engines] == [2, 0, 2]
+
+    asyncio.run(main())
+
+
+def test_requests_of_an_expelled_engine_begin_again_on_another() -> None:
+    async def main() -> None:
+        ticks = asyncio.Event()
+
+        async def sleep(_: float) -> None:
+            await ticks.wait()
+
+        slow, other = Meeting("a", sleep=sleep), Meeting("b", version=1)
+        pool = pool_of([slow, other])
+        ticks.set()
+        stream = pool.generate(ask("x", [1], max_tokens=4))
+        first = await anext(stream)
+        ticks.clear()
+        untold = asyncio.create_task(collect(pool.generate(ask("y", [1], max_tokens=2))))
+        await asyncio.sleep(0)
+        for engine in (slow, other):
+            engine.may_go.set()
+        slow.error = PenstockError("a bucket is damaged")
+        with pytest.raises(PenstockError, match="damaged"):
+            await pool.update(update_to(2))
+        rest = asyncio.create_task(collect(stream))
+        await asyncio.sleep(0)
+        assert await pool.expel_failed() == {"a": 2}
+        chunks = [first, *await rest]
+        assert [chunk.restarts for chunk in chunks] == [False, True, False, False, False]
+        assert [int(v) for chunk in since_restart(chunks) for v in chunk.versions] == [2] * 4
+        assert [chunk.restarts for chunk in await untold] == [False, False]
+        assert pool.names == ("b",)
+        other.error = PenstockError("a bucket is damaged")
+        with pytest.raises(PenstockError, match="damaged"):
+            await pool.update(update_to(3))
+        assert await pool.expel_failed() == {}  # the last one stays
 
     asyncio.run(main())

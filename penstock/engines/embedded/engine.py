@@ -160,6 +160,9 @@ class EmbeddedEngine:
             if self._scheduler.find(request.id) is seq:
                 self._scheduler.cancel(seq)
 
+    async def stage(self, update: WeightUpdate) -> None:
+        await self._updates.stage(update)
+
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         """Take new weights: stage them while generating, then load them between two forward passes.
 
@@ -198,6 +201,7 @@ class EmbeddedEngine:
         for seq in self._scheduler.live():
             self._outbox.end(seq, "cancelled")
         self._receiver.cancel()
+        self._updates.close()
         self._receiver.close()
 
     async def run(self) -> None:

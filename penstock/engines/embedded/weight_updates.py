@@ -20,6 +20,7 @@ from penstock.engines.embedded.adapters.policy_adapters import PolicyAdapters
 from penstock.engines.embedded.interrupts import INTERRUPTS, Cost, Drain, Interrupts
 from penstock.engines.embedded.outbox import Outbox
 from penstock.engines.embedded.scheduler import Scheduler
+from penstock.engines.embedded.staged_updates import StagedUpdates
 from penstock.engines.embedded.stepper import Stepper, Swapped
 from penstock.engines.update_check import check_update
 from penstock.errors import PenstockError
@@ -65,6 +66,7 @@ class WeightUpdates:
         """The version under which the full weights came."""
         self._tensors = tensors
         self._receiver = receiver
+        self._staged = StagedUpdates(receiver)
         self._adapters = adapters
         self._scheduler = scheduler
         self._stepper = stepper
@@ -76,19 +78,20 @@ class WeightUpdates:
 
     async def take(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
         async with self._lock:
-            check_update(
-                update,
-                interrupt,
-                name=self._health.name,
-                versions=self.versions,
-                base=self._base,
-                interrupts=INTERRUPTS,
-                adds_policies=True,
-                is_intact=self._health.failure is None,
-            )
+            self._check(update, interrupt)
             if update.selection == "adapter":
                 return await self._take_adapter(update, interrupt)
             return await self._take_full(update, interrupt)
+
+    async def stage(self, update: WeightUpdate) -> None:
+        """Fetch an update that `take` will be asked for."""
+        async with self._lock:
+            self._check(update, "inflight")
+            await self._staged.keep(update)
+
+    def close(self) -> None:
+        """Nothing more is taken."""
+        self._staged.close()
 
     def fail(self, error: BaseException) -> None:
         """Every request fails with this error, and so does every new one."""
@@ -96,6 +99,18 @@ class WeightUpdates:
         for seq in self._scheduler.live():
             self._scheduler.cancel(seq)
         self._outbox.fail(error)
+
+    def _check(self, update: WeightUpdate, interrupt: Interrupt) -> None:
+        check_update(
+            update,
+            interrupt,
+            name=self._health.name,
+            versions=self.versions,
+            base=self._base,
+            interrupts=INTERRUPTS,
+            adds_policies=True,
+            is_intact=self._health.failure is None,
+        )
 
     def forget_cache(self) -> None:
         """Drop everything that is only kept for reuse. What running sequences hold stays."""
@@ -110,9 +125,8 @@ class WeightUpdates:
                 f"{self._health.name} serves {' and '.join(map(repr, plain))} with the same full weights, got new "
                 f"ones for {update.policy!r}; give a policy an adapter, or an engine of its own"
             )
-        started = time.perf_counter()
-        staged = await self._stage(update)
-        stage_s = time.perf_counter() - started
+        fetched = await self._staged.fetch(update)
+        staged = fetched.staged
         try:
             with self._interrupts.holding(interrupt, tuple(self.versions)) as drain:
                 await drain.wait()
@@ -127,14 +141,14 @@ class WeightUpdates:
         finally:
             self._receiver.drop(staged)
         self._base = update.version
-        return _receipt(update, swapped, cost, drain, stage_s=stage_s)
+        return _receipt(update, swapped, cost, drain, stage_s=fetched.stage_s)
 
     async def _take_adapter(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
         serving = self._adapters.serving(update, self.versions)
+        fetched = await self._staged.fetch(update)
         started = time.perf_counter()
-        staged = await self._stage(update)
-        place, verify_s = await self._fill(staged, serving)
-        stage_s = time.perf_counter() - started
+        place, verify_s = await self._fill(fetched.staged, serving)
+        stage_s = fetched.stage_s + time.perf_counter() - started
 
         def settle() -> Verification:
             serving.settle(update, place)
@@ -203,23 +217,6 @@ class WeightUpdates:
         except BaseException:
             undo()
             raise
-
-    async def _stage(self, update: WeightUpdate) -> Staged:
-        """In a thread, if it takes long. Cancelled, it is told so; what it stages for nobody is dropped."""
-        receiver = self._receiver
-        if not receiver.stages(update):
-            return receiver.stage(update)
-        staging = asyncio.get_running_loop().run_in_executor(None, receiver.stage, update)
-        try:
-            return await asyncio.shield(staging)
-        except asyncio.CancelledError:
-            staging.add_done_callback(self._drop_staged)
-            receiver.cancel()
-            raise
-
-    def _drop_staged(self, staging: "asyncio.Future[Staged]") -> None:
-        if not staging.cancelled() and staging.exception() is None:
-            self._receiver.drop(staging.result())
 
     def _take_off_adapters(self, update: WeightUpdate) -> None:
         """The weights below all adapters are about to change. Other policies are no longer served."""

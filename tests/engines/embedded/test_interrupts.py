@@ -239,7 +239,7 @@ async def play_with_interrupts(engine: EmbeddedEngine, data: st.DataObject) -> N
     assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_any_schedule_under_any_interrupts_equals_a_replay(data: st.DataObject) -> None:
     weights = SeededWeights("llama")

@@ -1,0 +1,61 @@
+"""Updates on their way into an engine: fetched in a thread while it generates, and kept until they are loaded."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from penstock.interfaces import Staged, WeightReceiver
+from penstock.types import WeightUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An update that is ready to be loaded, and how long that took."""
+
+    staged: Staged
+    stage_s: float
+
+
+class StagedUpdates:
+    """Stages through `receiver`. At most one update is kept: a second takes its place."""
+
+    def __init__(self, receiver: WeightReceiver) -> None:
+        self._receiver = receiver
+        self._kept: Fetched | None = None
+
+    async def keep(self, update: WeightUpdate) -> None:
+        """Fetch an update that will be asked for later."""
+        self._kept = await self.fetch(update)
+
+    async def fetch(self, update: WeightUpdate) -> Fetched:
+        """The update that is kept, if it is this one; otherwise that one is dropped, and this one fetched."""
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.staged.update == update:
+            return kept
+        if kept is not None:
+            self._receiver.drop(kept.staged)
+        started = time.perf_counter()
+        staged = await self._stage(update)
+        return Fetched(staged, time.perf_counter() - started)
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._receiver.drop(self._kept.staged)
+            self._kept = None
+
+    async def _stage(self, update: WeightUpdate) -> Staged:
+        """In a thread, if it takes long. Cancelled, it is told so; what it stages for nobody is dropped."""
+        receiver = self._receiver
+        if not receiver.stages(update):
+            return receiver.stage(update)
+        staging = asyncio.get_running_loop().run_in_executor(None, receiver.stage, update)
+        try:
+            return await asyncio.shield(staging)
+        except asyncio.CancelledError:
+            staging.add_done_callback(self._drop_unwanted)
+            receiver.cancel()
+            raise
+
+    def _drop_unwanted(self, staging: "asyncio.Future[Staged]") -> None:
+        if not staging.cancelled() and staging.exception() is None:
+            self._receiver.drop(staging.result())

@@ -1,0 +1,95 @@
+"""Several engines take an update in a rolling way, so that generation as a whole never stops.
+
+    engine a   ── generates, stages ── load ── generates ─────────────────
+    engine b   ── generates, stages ────────── load ── generates ─────────
+    engine c   ── generates, stages ───────────────── load ── generates ──
+
+All stage at once, or together where the trainer sends; then they load one after the other.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock.interfaces import Engine
+from penstock.types import Interrupt, UpdateReceipt, WeightUpdate
+
+Answer = UpdateReceipt | BaseException
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An engine of the pool, how many requests it works on, and what it has acknowledged last of each policy."""
+
+    name: str
+    engine: Engine
+    load: int = 0
+    acknowledged: dict[str, UpdateReceipt] = field(default_factory=dict)
+    failure: BaseException | None = None
+    """Why it did not take the last update. Those that were only told of another's failure have none."""
+    is_draining: bool = False
+    """It lets answers end, and begins none: others take new requests meanwhile."""
+    is_expelled: bool = False
+    """Its requests begin again on other engines."""
+
+    async def update(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
+        self.acknowledged.pop(update.policy, None)
+        self.is_draining = interrupt == "drain"
+        try:
+            receipt = self.acknowledged[update.policy] = await self.engine.update(update, interrupt)
+        finally:
+            self.is_draining = False
+        return receipt
+
+    def has(self, update: WeightUpdate) -> bool:
+        receipt = self.acknowledged.get(update.policy)
+        return receipt is not None and receipt.version == update.version
+
+
+async def roll(members: Sequence[Member], update: WeightUpdate, interrupt: Interrupt) -> list[Answer]:
+    """What each answers. When one can't stage what is sent to all at once, the others are cancelled, which tells
+    them, and nobody loads it."""
+    if update.sends:
+        update = msgspec.structs.replace(update, receivers=len(members))
+    if len(members) == 1:
+        return [await _caught(members[0].update(update, interrupt))]
+    failures = await stage_all(members, update)
+    answers: list[Answer] = []
+    for member, failure in zip(members, failures, strict=True):
+        if failure is None and update.sends and any(failures):
+            failure = asyncio.CancelledError()
+        answers.append(failure or await _caught(member.update(update, interrupt)))
+    return answers
+
+
+async def stage_all(members: Sequence[Member], update: WeightUpdate) -> list[BaseException | None]:
+    """Why each failed to, if it did."""
+    tasks = [asyncio.ensure_future(member.engine.stage(update)) for member in members]
+    try:
+        await asyncio.wait(
+            tasks, return_when=asyncio.FIRST_EXCEPTION if update.sends else asyncio.ALL_COMPLETED
+        )
+    finally:
+        for task in tasks:
+            task.cancel()
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def slowest(receipts: Sequence[UpdateReceipt]) -> UpdateReceipt:
+    """One receipt for all: the longest times, and sums of tokens."""
+    times = ("stage_s", "stall_s", "verify_s", "drain_s")
+    tokens = ("recomputed_tokens", "discarded_tokens")
+    return msgspec.structs.replace(
+        receipts[0],
+        **{name: max(getattr(receipt, name) for receipt in receipts) for name in times},
+        **{name: sum(getattr(receipt, name) for receipt in receipts) for name in tokens},
+    )
+
+
+async def _caught(updating: Awaitable[UpdateReceipt]) -> Answer:
+    try:
+        return await updating
+    except Exception as error:
+        return error

@@ -1,0 +1,46 @@
+import asyncio
+
+from penstock.engines.embedded.staged_updates import StagedUpdates
+from penstock.interfaces import Staged
+from penstock.types import WeightUpdate
+from tests.engines.contract import update_to
+from tests.engines.embedded.tiny import NoWeights
+
+
+class Diary(NoWeights):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def stage(self, update: WeightUpdate) -> Staged:
+        self.lines.append(f"stage {update.version}")
+        return Staged(update)
+
+    def drop(self, staged: Staged) -> None:
+        self.lines.append(f"drop {staged.update.version}")
+
+
+def test_an_update_is_fetched_once_and_another_takes_its_place() -> None:
+    async def main() -> None:
+        receiver = Diary()
+        updates = StagedUpdates(receiver)
+        await updates.keep(update_to(1))
+        assert (await updates.fetch(update_to(1))).staged.update.version == 1
+        assert receiver.lines == ["stage 1"]
+        await updates.keep(update_to(2))
+        await updates.keep(update_to(3))
+        assert (await updates.fetch(update_to(4))).staged.update.version == 4
+        assert receiver.lines[1:] == ["stage 2", "drop 2", "stage 3", "drop 3", "stage 4"]
+
+    asyncio.run(main())
+
+
+def test_what_nobody_loaded_is_dropped_at_the_end() -> None:
+    async def main() -> None:
+        receiver = Diary()
+        updates = StagedUpdates(receiver)
+        await updates.keep(update_to(1))
+        updates.close()
+        updates.close()
+        assert receiver.lines == ["stage 1", "drop 1"]
+
+    asyncio.run(main())
