@@ -67,6 +67,10 @@ class BaseMissing(PenstockError):
     a full one."""
 
 
+class SnapshotReplaced(PenstockError):
+    """A version can't be published any more: the trainer has put newer weights in the place of its snapshot."""
+
+
 class UpdateAbandoned(PenstockError):
     """Somebody else failed to take an update that all take together. Nothing has changed here."""
 

@@ -85,8 +85,12 @@ class Trainer(Protocol):
     async def step(self, plan: StepPlan) -> StepResult:
         """Make one optimizer step."""
 
+    async def snapshot(self, version: int) -> None:
+        """Copy the weights as they are now, where the last step did not."""
+
     async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
-        """Describe the snapshot of a version, so that engines can take it."""
+        """Describe the snapshot of a version, so that engines can take it. Raises `SnapshotReplaced` where the
+        trainer needed its place for a newer one."""
 
     async def send(self, version: int) -> None:
         """Act while engines stage the version, where the transport needs both sides."""

@@ -29,6 +29,7 @@ from penstock.errors import (
     NonFiniteLogits,
     RemoteError,
     RequestRefused,
+    SnapshotReplaced,
     UpdateAbandoned,
     UserError,
 )
@@ -46,6 +47,7 @@ _RAISED_AS_THEMSELVES = {
         FingerprintMismatch,
         DamagedBucket,
         BaseMissing,
+        SnapshotReplaced,
         UpdateAbandoned,
         BlobLost,
         Diverged,

@@ -26,6 +26,8 @@ class EnginePool:
         self._members = {name: Member(name, engine) for name, engine in engines.items()}
         self._homes: OrderedDict[str | bytes, Member] = OrderedDict()
         self._updating = asyncio.Lock()
+        self._begun: tuple[str, int] | None = None
+        """Policy and version of an update that some engines have and others do not."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,7 +97,13 @@ class EnginePool:
         first error leaves once all have answered. Where it is sent to all at once, the others are told as soon as
         one fails, and stay as they are. When it is tried again, those that have it are not asked again."""
         async with self._updating:
-            members = [member for member in self._present() if not member.has(update)] or self._present()
+            members = [member for member in self._present() if not member.has(update)]
+            is_retry = self._begun == (update.policy, update.version)
+            if not members and is_retry:  # those that lacked it have left
+                self._begun = None
+                return slowest([member.acknowledged[update.policy] for member in self._present()])
+            members = members or self._present()
+            self._begun = (update.policy, update.version)
             for member in members:
                 member.failure = None
             answers = await roll(members, update, interrupt)
@@ -113,6 +121,7 @@ class EnginePool:
         for answer in answers:
             if isinstance(answer, UpdateAbandoned):
                 raise answer
+        self._begun = None
         if not receipts:
             raise PenstockError("every engine left the pool while it was updated")
         return slowest(receipts)

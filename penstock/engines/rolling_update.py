@@ -53,7 +53,7 @@ async def roll(members: Sequence[Member], update: WeightUpdate, interrupt: Inter
     them, and nobody loads it."""
     if update.sends:
         update = msgspec.structs.replace(update, receivers=len(members))
-    if len(members) == 1:
+    if len(members) == 1 and not update.sends:
         return [await _caught(members[0].update(update, interrupt))]
     failures = await stage_all(members, update)
     answers: list[Answer] = []

@@ -126,9 +126,31 @@ class UpdateEvent(Event, frozen=True, kw_only=True):
 
     policy: str
     version: int
+    snapshot_s: float = 0.0
+    """How long the trainer took to copy its weights: all that its step waits for."""
+    publish_s: float = 0.0
+    """How long the trainer hashed and described them, beside its next step."""
     stage_s: float
+    """How long an engine fetched them, beside generation."""
     stall_s: float
+    """How long no forward pass could run."""
     verify_s: float
+    """How long the engine's fingerprint took."""
+    fresh_s: float = 0.0
+    """From the end of the step to the moment at which every engine serves its weights."""
+    drain_s: float = 0.0
+    """Under `drain`: how long new requests waited."""
+    recomputed_tokens: int = 0
+    discarded_tokens: int = 0
+    num_bytes: int = 0
+    """What was sent."""
+    num_skipped: int = 0
+    """Versions since the last update that were never sent, since newer ones replaced them."""
+
+    @property
+    def transfer_s(self) -> float:
+        """From snapshots to engines that are ready to load."""
+        return self.publish_s + self.stage_s
 
 
 class EvaluationEvent(Event, frozen=True, kw_only=True):

@@ -73,7 +73,10 @@ class RunState:
         self._pace: deque[float] = deque(maxlen=PACE_STEPS + 1)
         """When training began, then when the last steps ended."""
         self._training_since: float | None = None
-        self._stalls_told = 0
+        self._updates: list[UpdateEvent] = []
+        """Since the last step."""
+        self.num_skipped = 0
+        """Versions that were never sent, since newer ones replaced them."""
         self._bottleneck = Bottleneck()
         self._handlers: dict[type, Callable[[Any], None]] = {
             RunEvent: self._on_run,
@@ -253,16 +256,15 @@ class RunState:
         self.processes[TRAINER].work(event.time, event.seconds)
         self.last_progress = max(self.last_progress, event.time)
         self.row = self._row(event)
-        self._stalls_told = len(self.stalls)
+        self._updates.clear()
 
     def _row(self, event: StepEvent) -> dict[str, float]:
-        stalls = self.stalls[self._stalls_told :]
         return {
             "time_s": event.time - self.started,
             "reward": event.reward,
             **event.metrics,
             **{f"{part}_s": value for part, value in event.seconds.items()},
-            **({"sync_stall_s": max(stalls)} if stalls else {}),
+            **self._sync_row(),
             "max_staleness": float(event.max_staleness),
             "waited_s": event.waited_s,
             "step_s": event.took_s,
@@ -271,10 +273,33 @@ class RunState:
             **self.loss_counts(),
         }
 
+    def _sync_row(self) -> dict[str, float]:
+        """Of the updates since the last step: the longest times, and sums of what was sent or lost. What never
+        happens under an interrupt is left out."""
+        updates = self._updates
+        if not updates:
+            return {}
+        row = {
+            "sync_transfer_s": max(update.transfer_s for update in updates),
+            "sync_stall_s": max(update.stall_s for update in updates),
+            "sync_fingerprint_s": max(update.verify_s for update in updates),
+            "sync_fresh_s": max(update.fresh_s for update in updates),
+            "sync_bytes": float(sum(update.num_bytes for update in updates)),
+        }
+        lost = {
+            "sync_drain_s": max(update.drain_s for update in updates),
+            "sync_recomputed_tokens": float(sum(update.recomputed_tokens for update in updates)),
+            "sync_discarded_tokens": float(sum(update.discarded_tokens for update in updates)),
+            "sync_skipped": float(self.num_skipped),
+        }
+        return row | {name: value for name, value in lost.items() if value}
+
     def _on_update(self, event: UpdateEvent) -> None:
         # Before training nothing is generated that an update could delay.
         if event.version > 0 and self.phase != "verifying weights":
             self.stalls.append(event.stall_s)
+            self._updates.append(event)
+            self.num_skipped += event.num_skipped
 
     def _on_evaluation(self, event: EvaluationEvent) -> None:
         self.heldout.append((event.step, event.reward))

@@ -16,8 +16,10 @@ from penstock.buffer.blob_cleanup import CleaningLog
 from penstock.buffer.group_log import GroupLog, NoGroupLog
 from penstock.buffer.history import VersionHistory
 from penstock.buffer.rollout_buffer import RolloutBuffer
+from penstock.engines.engine_pool import EnginePool
 from penstock.interfaces import BlobStore, Engine, Scorer, Tokenizer, Trainer
 from penstock.observe.event_stream import EventStream
+from penstock.orchestration.activity import Activity
 from penstock.orchestration.checkpoints import Checkpoints
 from penstock.orchestration.closed_loop import ClosedLoop, starting_bound
 from penstock.orchestration.config import PenstockConfig
@@ -28,6 +30,7 @@ from penstock.orchestration.failure_streak import FailureStreak, limit_of
 from penstock.orchestration.intake import Intake
 from penstock.orchestration.resume import Resume
 from penstock.orchestration.step_planner import StepPlanner
+from penstock.orchestration.weight_sync import Retries, WeightSync
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EVALUATION
 from penstock.rollout.group_runner import RolloutRunner
@@ -74,8 +77,10 @@ def build_controller(
     blobs: BlobStore = parts.blobs if parts.blobs is not None else MemoryBlobs()
     buffer = RolloutBuffer(gate, log=CleaningLog(parts.log or NoGroupLog(), blobs))
     loop = ClosedLoop.of(staleness, buffer)
+    told = ControllerEvents(events or EventStream(asyncio.get_running_loop()), gate)
+    activity = Activity()
     return Controller(
-        engine=parts.engine,
+        sync=build_sync(config, parts, buffer, told, activity),
         trainers=parts.trainers,
         scorer=parts.scorer,
         runner=build_runner(config, parts),
@@ -96,10 +101,28 @@ def build_controller(
         blobs=blobs,
         starting_updates=2 if config.model.trains_adapter else 1,
         resumed=resume.groups if resume is not None else (),
-        interrupt=config.sync.interrupt,
-        events=ControllerEvents(events or EventStream(asyncio.get_running_loop()), gate),
+        publish_every=config.sync.every,
+        activity=activity,
+        events=told,
         after_step=loop.observe,
         checkpoints=parts.checkpoints,
+    )
+
+
+def build_sync(
+    config: PenstockConfig, parts: Parts, buffer: RolloutBuffer, events: ControllerEvents, activity: Activity
+) -> WeightSync:
+    engine, section = parts.engine, config.sync
+    may_expel = {"expel_failed": engine.expel_failed} if isinstance(engine, EnginePool) else {}
+    return WeightSync(
+        trainer=parts.trainers[0],
+        engine=engine,
+        buffer=buffer,
+        events=events,
+        activity=activity,
+        interrupt=section.interrupt,
+        retries=Retries(count=section.retries, first_s=section.retry_s),
+        **may_expel,
     )
 
 

@@ -110,6 +110,13 @@ class PenstockConfig(Section):
                 "a step must have at least 2 episodes (rollout.group_size x rollout.groups_per_step), got 1: the "
                 "advantage 'reinforce_pp' compares the episodes of a step with each other"
             )
+        bound = self.staleness.adaptive_min if self.staleness.adaptive else self.staleness.max_staleness
+        if self.sync.every > bound + 1:
+            raise ValueError(
+                f"sync.every must be at most {bound + 1}, got {self.sync.every}: engines would sample tokens older "
+                f"than the bound of {bound} updates; raise staleness.max_staleness"
+                + (" and adaptive_min" if self.staleness.adaptive else "")
+            )
         if self.engine.dtype != AUTO:
             self.check_wire_dtype()
         heldout = self.eval.tasks

@@ -2,7 +2,7 @@
 
       feed ─ admit ─► produce: rollout ─ score ─► buffer ─► train: plan ─ step ─┐
                         ▲                                                       │ snapshot
-                        └──── engines ◄──── sync (beside the next step) ◄───────┘
+                        └── engines ◄── weight sync (beside the next step) ◄────┘
 
 Everything it needs is passed in behind interfaces, and the only clock is the event loop's, so the same
 code drives real processes and simulated ones.
@@ -11,15 +11,14 @@ code drives real processes and simulated ones.
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.blobs.verification import check_group
 from penstock.buffer.admission import Dropped, StepGroups, Ticket
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
-from penstock.errors import BaseMissing, BlobLost, PenstockError, RolloutFailed, ScoringFailed
-from penstock.interfaces import BlobStore, Engine, Scorer, Trainer
-from penstock.orchestration.broadcast import send_and_take
+from penstock.errors import BlobLost, RolloutFailed, ScoringFailed
+from penstock.interfaces import BlobStore, Scorer, Trainer
+from penstock.orchestration.activity import Activity
 from penstock.orchestration.checkpoints import Checkpoints
 from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.failure_streak import FailureStreak
@@ -27,15 +26,14 @@ from penstock.orchestration.group_scoring import GroupScoring
 from penstock.orchestration.intake import Intake
 from penstock.orchestration.resume import Resume
 from penstock.orchestration.step_planner import StepPlanner, TrainedStep
+from penstock.orchestration.weight_sync import Offer, WeightSync
 from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import (
     Episode,
     Group,
-    Interrupt,
     ScoredGroup,
     StepResult,
     Task,
-    UpdateReceipt,
 )
 
 LOST_BLOB = "lost_blob"
@@ -50,23 +48,13 @@ class TaskSource(Protocol):
     def put_back(self, task: Task) -> None: ...
 
 
-@dataclass(slots=True)
-class Activity:
-    """What the controller is waiting for right now, for the terminal view and the watchdog."""
-
-    trainer: str = "starting"
-    num_generating: int = 0
-    num_scoring: int = 0
-    syncing_version: int | None = None
-
-
 class Controller:
     """Runs steps until the planned number is reached or `stop` is called."""
 
     def __init__(
         self,
         *,
-        engine: Engine,
+        sync: WeightSync,
         trainers: Sequence[Trainer],
         scorer: Scorer,
         runner: RolloutRunner,
@@ -79,14 +67,15 @@ class Controller:
         blobs: BlobStore,
         starting_updates: int = 1,
         resumed: Sequence[tuple[Ticket, Task]] = (),
-        interrupt: Interrupt = "inflight",
+        publish_every: int = 1,
+        activity: Activity,
         events: ControllerEvents,
         after_step: Callable[[TrainedStep], int],
         checkpoints: Checkpoints | None = None,
     ) -> None:
         """`starting_updates` is how many updates bring an engine to the weights of the start: an adapter comes
         after the weights below it."""
-        self._engine = engine
+        self.sync = sync
         self._trainers = trainers
         self._scorer = scorer
         self._runner = runner
@@ -98,7 +87,7 @@ class Controller:
         self._blobs = blobs
         self._starting_updates = starting_updates
         self._resumed = resumed
-        self._interrupt: Interrupt = interrupt
+        self._publish_every = publish_every
         self._events = events
         self._after_step = after_step
         self._checkpoints = checkpoints
@@ -107,10 +96,9 @@ class Controller:
         self._stopping = False
         self._producing: set[asyncio.Task[None]] = set()
         self.buffer = buffer
-        self.activity = Activity()
-        self._sync_order = asyncio.Lock()
-        self._unreleased: set[int] = set()
-        """Versions whose snapshots the trainer may still hold."""
+        self.activity = activity
+        self._is_published = True
+        """Whether the weights of the last step have a version."""
         self._stepped = asyncio.Event()
 
     def stop(self) -> None:
@@ -121,25 +109,22 @@ class Controller:
     async def start(self) -> None:
         """Bring every engine to the trainer's starting weights, verified."""
         for _ in range(self._starting_updates):
-            await self._sync(self._issue(self.buffer.gate.step))
+            version = self.sync.issue(self.buffer.gate.step)
+            await self.sync.deliver(Offer(version=version, made_s=self._now()))
 
     async def run(self) -> None:
         """The whole training. Returns when engines serve the last version."""
         async with asyncio.TaskGroup() as background:
             feeding = background.create_task(self._feed(background))
+            background.create_task(self.sync.run())
             with contextlib.suppress(BufferClosed):
-                await self._train(background)
+                await self._train()
             self.buffer.close()
             feeding.cancel()
             for task in self._producing:
                 task.cancel()
-
-    async def abandon_updates(self) -> None:
-        """No engine will read what was published: a trainer that waits for a free slot goes on, and can be asked
-        to save."""
-        for version in sorted(self._unreleased):
-            with contextlib.suppress(PenstockError):  # it has no snapshot yet
-                await self._trainers[0].release(version, delivered=False)
+            await self._publish_last()
+            self.sync.finish()
 
     def stand(self) -> Resume:
         """Where it stands now, between two steps."""
@@ -242,7 +227,7 @@ class Controller:
         if error is not None:
             self.buffer.fail(error)
 
-    async def _train(self, background: asyncio.TaskGroup) -> None:
+    async def _train(self) -> None:
         for number in range(self.buffer.gate.step + 1, self._steps + 1):
             if self._stopping:
                 return
@@ -252,22 +237,23 @@ class Controller:
             waited_s = self._now() - waiting_since
             self._events.recorder.span("train", "wait for groups", waiting_since, step=number)
             self.activity.trainer = f"step {number}"
-            version = await self._step(number, taken, waited_s)
-            background.create_task(self._sync(version))
+            await self._step(number, taken, waited_s)
             if self._checkpoints is not None and self._checkpoints.is_due(number):
                 self.activity.trainer = f"checkpoint of step {number}"
                 await self._checkpoints.write(self.stand())
         self.activity.trainer = "done"
 
-    def _issue(self, step: int) -> int:
-        """A number for the weights that `step` makes."""
-        version = self.buffer.gate.history.issue(step)
-        self._unreleased.add(version)
-        return version
+    async def _publish_last(self) -> None:
+        """A run that was stopped between two publications ends with its last weights served too."""
+        if not self._is_published:
+            version = self.sync.issue(self.buffer.gate.step)
+            await self._trainers[0].snapshot(version)
+            await self.sync.offer(Offer(version=version, made_s=self._now()))
 
-    async def _step(self, number: int, taken: StepGroups, waited_s: float) -> int:
-        """Train on the groups; returns the version under which the result may be published."""
-        version = self._issue(number)
+    async def _step(self, number: int, taken: StepGroups, waited_s: float) -> None:
+        """Train on the groups, and offer the result to the engines if it is its turn."""
+        self._is_published = number % self._publish_every == 0 or number == self._steps
+        version = self.sync.issue(number) if self._is_published else None
         start = self._now()
         while True:
             try:
@@ -287,9 +273,11 @@ class Controller:
             time_s=self._now(),
         )
         self._events.trained(step, self._after_step(step))
-        return version
+        if version is not None:
+            snapshot_s = max(result.seconds.get("snapshot", 0.0) for result in results)
+            await self.sync.offer(Offer(version=version, made_s=step.time_s, snapshot_s=snapshot_s))
 
-    async def _run_plans(self, taken: StepGroups, version: int) -> list[StepResult]:
+    async def _run_plans(self, taken: StepGroups, version: int | None) -> list[StepResult]:
         with self._events.recorder.measure("train", "plan", step=taken.step + 1):
             plans = self._planner.plan(taken, self.buffer.gate.history, version)
         return await asyncio.gather(
@@ -311,30 +299,6 @@ class Controller:
             taken = await self.buffer.drop_taken(taken, number, LOST_BLOB)
             self._events.dropped(scored.group, LOST_BLOB, message, scored.scores)
         return taken
-
-    async def _sync(self, version: int) -> None:
-        """Publish one version and bring every engine to it, in order, beside the next step."""
-        async with self._sync_order:
-            self.activity.syncing_version = version
-            try:
-                receipt = await self._deliver(version)
-            except BaseMissing:  # an engine is new, or lost what it had
-                receipt = await self._deliver(version, full=True)
-            self._events.updated(receipt)
-            self.buffer.served(version)
-            await self._trainers[0].release(version)
-            self._unreleased.discard(version)
-            self.activity.syncing_version = None
-
-    async def _deliver(self, version: int, *, full: bool = False) -> UpdateReceipt:
-        """Bring every engine to a version. Where it is sent, trainer and engines act together."""
-        with self._events.recorder.measure("sync", "publish", version=version):
-            update = await self._trainers[0].publish(version, full=full)
-        with self._events.recorder.measure("sync", "update", version=version):
-            taking = self._engine.update(update, self._interrupt)
-            if not update.sends:
-                return await taking
-            return await send_and_take(self._trainers[0].send(version), taking)
 
     def _now(self) -> float:
         return self._events.now()

@@ -1,6 +1,7 @@
 """What the controller tells: groups, steps, updates and waits, as events. Drops are told here and nowhere else."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +17,18 @@ from penstock.types import NOT_SAMPLED, Episode, Group, Score, UpdateReceipt
 PROCESS = "controller"
 KEPT_TEXT = 2000
 """Characters of a prompt or an answer that a sample keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """A version that every engine serves, and what that took."""
+
+    receipt: UpdateReceipt
+    snapshot_s: float
+    publish_s: float
+    fresh_s: float
+    num_bytes: int
+    num_skipped: int
 
 
 class ControllerEvents:
@@ -82,16 +95,25 @@ class ControllerEvents:
             )
         )
 
-    def updated(self, receipt: UpdateReceipt) -> None:
+    def updated(self, delivered: "Delivered") -> None:
+        receipt = delivered.receipt
         self.recorder.emit(
             UpdateEvent(
                 process=PROCESS,
                 time=self.now(),
                 policy=receipt.policy,
                 version=receipt.version,
+                snapshot_s=delivered.snapshot_s,
+                publish_s=delivered.publish_s,
                 stage_s=receipt.stage_s,
                 stall_s=receipt.stall_s,
                 verify_s=receipt.verify_s,
+                fresh_s=delivered.fresh_s,
+                drain_s=receipt.drain_s,
+                recomputed_tokens=receipt.recomputed_tokens,
+                discarded_tokens=receipt.discarded_tokens,
+                num_bytes=delivered.num_bytes,
+                num_skipped=delivered.num_skipped,
             )
         )
 

@@ -52,7 +52,7 @@ class RunMonitor:
         soon are left out."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_POLL_S):
-                await asyncio.gather(*(self._ask(engine) for engine in self._engines))
+                await asyncio.gather(*(self._ask_if_there(engine) for engine in self._engines))
 
     def look(self) -> None:
         """Tell what everybody does, and whether nothing has moved for too long."""
@@ -78,9 +78,12 @@ class RunMonitor:
 
     async def _follow(self, engine: Engine) -> None:
         while True:
-            with contextlib.suppress(ChannelClosed):  # whoever supervises it says what became of it
-                await self._ask(engine)
+            await self._ask_if_there(engine)
             await asyncio.sleep(POLL_S)
+
+    async def _ask_if_there(self, engine: Engine) -> None:
+        with contextlib.suppress(ChannelClosed):  # whoever supervises it says what became of it
+            await self._ask(engine)
 
     async def _ask(self, engine: Engine) -> None:
         report = await engine.report()

@@ -29,7 +29,7 @@ from penstock.orchestration.preflight import Prepared, open_samples, open_writer
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.run_folder import held, put_aside_rows_past
 from penstock.orchestration.summary import Summary, summarise
-from penstock.orchestration.supervision import supervised, unwrapped
+from penstock.orchestration.supervision import Mortal, WhileNeeded, supervised, unwrapped
 from penstock.orchestration.worker_events import EventCollector
 from penstock.orchestration.workers import Workers, start_scorers, start_workers
 from penstock.rollout.episode_runner import EpisodeRunner
@@ -158,7 +158,7 @@ class Session:
 
     async def _free_trainer(self) -> None:
         if self._controller is not None:
-            await self._controller.abandon_updates()
+            await self._controller.sync.abandon()
 
     async def _with_scorers(
         self, launcher: Launcher, workers: Workers, stream: EventStream, state: RunState
@@ -168,10 +168,18 @@ class Session:
         episodes = await start_episodes(launcher, self._prepared, engine)
         work = self._work(workers, engine, scorer, episodes, stream, state)
         try:
-            await supervised(work, workers.places)
+            await supervised(work, self._mortals(workers, engine))
         finally:
             await episodes.close()
             await scorer.close()
+
+    def _mortals(self, workers: Workers, pool: EnginePool) -> list[Mortal]:
+        """Whose end ends the run. An engine that was expelled from the pool may end."""
+        engines = [
+            WhileNeeded(engine.place, lambda name=engine.name: name in pool.names)  # type: ignore[misc]
+            for engine in workers.engines
+        ]
+        return [workers.trainer.place, *engines]
 
     async def _work(
         self,

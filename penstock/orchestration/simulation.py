@@ -100,6 +100,9 @@ class SimulatedTrainer:
         await asyncio.sleep(self._publish_s())
         return WeightUpdate(version=version, transport="none", tensors=(), buckets=(), fingerprint={})
 
+    async def snapshot(self, version: int) -> None:
+        pass
+
     async def send(self, version: int) -> None:
         pass
 

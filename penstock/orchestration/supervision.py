@@ -1,7 +1,7 @@
 """Work, and a watch on the processes that it can't do without."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
@@ -16,6 +16,20 @@ class Mortal(Protocol):
     """Whatever may end before its time."""
 
     async def died(self) -> WorkerDied: ...
+
+
+class WhileNeeded:
+    """A worker whose end counts only as long as it is needed."""
+
+    def __init__(self, worker: Mortal, is_needed: Callable[[], bool]) -> None:
+        self._worker = worker
+        self._is_needed = is_needed
+
+    async def died(self) -> WorkerDied:
+        death = await self._worker.died()
+        if not self._is_needed():
+            await asyncio.Event().wait()
+        return death
 
 
 async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[Mortal]) -> T:

@@ -74,6 +74,9 @@ class LaunchedTrainer:
     async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
         return await self.place.client.publish(version, full=full)
 
+    async def snapshot(self, version: int) -> None:
+        await self.place.client.snapshot(version)
+
     async def send(self, version: int) -> None:
         await self.place.client.send(version)
 

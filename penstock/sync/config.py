@@ -42,7 +42,15 @@ class SyncConfig(Section):
     end first while new ones wait, `abort_resume` takes them out of the batch and goes on from their prefixes,
     `abort_retry` throws them away and starts them again. An engine that lacks one says so at the start."""
     slots: int = Field(default=2, ge=1)
-    """Snapshots that may exist at once; the trainer waits for a free one only when engines lag this far."""
+    """Snapshots that may exist at once. With 2 or more the trainer never waits for engines: one is being sent, and
+    a newer one takes the place of one that waits."""
+    every: int = Field(default=1, ge=1)
+    """Publish the weights of every n-th step, and of the last one. At most `staleness.max_staleness` + 1."""
+    retries: int = Field(default=3, ge=0)
+    """How often a transfer that failed is tried again. Then the engines that failed leave the run, and their
+    requests begin again on the others; without any other engine, the run ends."""
+    retry_s: float = Field(default=1.0, gt=0)
+    """Seconds before the first retry; each of the next waits twice as long."""
 
     @field_validator("transport")
     @classmethod

@@ -20,5 +20,6 @@ def open_publisher(
         "bucket_bytes": section.bucket_mb << 20,
         "selection": section.selection,
         "anchor_every": section.anchor_every,
+        "replaces": True,
     }
     return make_publisher(section.transport, tensors, Publishing(**{**settings, **options}), at)

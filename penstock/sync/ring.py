@@ -2,11 +2,18 @@
 
 import threading
 
+from penstock.errors import SnapshotReplaced
+
 
 class SlotRing:
-    """Hands out slots, and waits for one when all are taken; closing wakes whoever waits."""
+    """Hands out slots, and waits for one when all are taken; closing wakes whoever waits. With `replaces`, a
+    version that nobody has asked for yet gives its slot to a newer one that would have to wait."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, replaces: bool = False) -> None:
+        self._replaces = replaces
+        self._idle: set[int] = set()
+        """Versions that nobody has asked for."""
+        self._replaced: set[int] = set()
         self._free = list(range(slots))
         self._taken: dict[int, int] = {}
         self._changed = threading.Condition()
@@ -16,12 +23,36 @@ class SlotRing:
         with self._changed:
             if version in self._taken:
                 raise ValueError(f"version {version} has a snapshot already; a version is published once")
-            self._changed.wait_for(lambda: self._free or self._closed)
+            self._changed.wait_for(lambda: self._free or self._closed or self._replaceable() is not None)
             if self._closed:
                 raise RuntimeError("the publisher is closed")
-            slot = self._free.pop(0)
+            old = self._replaceable()
+            if self._free or old is None:
+                slot = self._free.pop(0)
+            else:
+                slot = self._taken.pop(old)
+                self._idle.discard(old)
+                self._replaced.add(old)
             self._taken[version] = slot
+            self._idle.add(version)
             return slot
+
+    def ask_for(self, version: int) -> int:
+        """Its slot, which from here on is its own until it is released."""
+        with self._changed:
+            if version in self._replaced:
+                raise SnapshotReplaced(
+                    f"version {version} was replaced by a newer one before it was published"
+                )
+            self._idle.discard(version)
+            return self.slot_of(version)
+
+    def forget_replaced(self, version: int) -> bool:
+        """Whether it had been replaced, so that there is nothing to release."""
+        with self._changed:
+            was_replaced = version in self._replaced
+            self._replaced.discard(version)
+            return was_replaced
 
     def slot_of(self, version: int) -> int:
         if version not in self._taken:
@@ -32,7 +63,11 @@ class SlotRing:
         with self._changed:
             self._free.append(self.slot_of(version))
             del self._taken[version]
+            self._idle.discard(version)
             self._changed.notify_all()
+
+    def _replaceable(self) -> int | None:
+        return max(self._idle, default=None) if self._replaces else None
 
     def close(self) -> bool:
         """Whether this call closed it."""

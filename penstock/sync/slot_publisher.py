@@ -47,6 +47,9 @@ class Publishing:
     """Of selection `delta`: one in so many versions is sent in full."""
     adapter: AdapterSpec | None = None
     """Of selection `adapter`: how its matrices act."""
+    replaces: bool = False
+    """Where all slots are taken, a snapshot takes the place of one that nobody has described yet. `describe` then
+    raises `SnapshotReplaced` for that one. Otherwise it waits."""
 
     @property
     def num_slots(self) -> int:
@@ -86,7 +89,7 @@ class SlotPublisher:
         self._views = [
             [view(buckets[spec.bucket], spec) for spec in self._specs] for buckets in self._buckets
         ]
-        self._ring = SlotRing(publishing.num_slots)
+        self._ring = SlotRing(publishing.num_slots, replaces=publishing.replaces)
         self._fingerprints = Fingerprinter()
 
     def snapshot(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -101,7 +104,7 @@ class SlotPublisher:
 
     def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
         """The update that engines are sent, with the fingerprint of the snapshot."""
-        slot = self._ring.slot_of(version)
+        slot = self._ring.ask_for(version)
         base = self._bases.of(version, full=full)
         is_delta = self._publishing.selection == "delta"
         payloads: tuple[Payload, ...] = ()
@@ -130,6 +133,8 @@ class SlotPublisher:
         pass
 
     def release(self, version: int, *, delivered: bool = True) -> None:
+        if self._ring.forget_replaced(version):
+            return
         self._ring.slot_of(version)
         for name in self._offers.pop(version, []):
             self._withdraw(name)

@@ -77,6 +77,7 @@ class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 START_TRAINER = Method("trainer.start", TrainerStart, TrainerReady)
+SNAPSHOT = Method("trainer.snapshot", int, type(None))
 PUBLISH = Method("trainer.publish", PublishRequest, WeightUpdate)
 SEND = Method("trainer.send", int, type(None))
 RELEASE = Method("trainer.release", ReleaseRequest, type(None))
@@ -98,6 +99,9 @@ class TrainerClient:
 
     async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
         return await self._channel.call(PUBLISH, PublishRequest(version=version, full=full))
+
+    async def snapshot(self, version: int) -> None:
+        await self._channel.call(SNAPSHOT, version)
 
     async def send(self, version: int) -> None:
         await self._channel.call(SEND, version)

@@ -96,6 +96,11 @@ class WeightUpdate(Record, frozen=True, kw_only=True):
     receivers: int = 1
     """How many engines stage it together, where it is sent: the pool says so to each of them."""
 
+    @property
+    def num_bytes(self) -> int:
+        """What travels."""
+        return sum(each.num_bytes for each in self.payloads or self.tensors)
+
     def __post_init__(self) -> None:
         if self.selection != "full" and self.base is None:
             raise ValueError(

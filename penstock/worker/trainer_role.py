@@ -40,6 +40,7 @@ from penstock.trainer.trainer_client import (
     RELEASE,
     SAVE,
     SEND,
+    SNAPSHOT,
     TRAINER_STATE,
     CheckpointRequest,
     PublishRequest,
@@ -86,6 +87,9 @@ class TrainerService:
     async def step(self, plan: StepPlan) -> StepResult:
         return await asyncio.get_running_loop().run_in_executor(self._stepping, self._step, plan)
 
+    async def snapshot(self, version: int) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._stepping, self._snapshot, version)
+
     async def publish(self, request: PublishRequest) -> WeightUpdate:
         return await asyncio.get_running_loop().run_in_executor(self._publishing, self._describe, request)
 
@@ -115,6 +119,10 @@ class TrainerService:
     def _warm_up(self) -> None:
         with naming_settings("the trainer", TRAINER), self._events.measure("step", "warm up"):
             self._trainer.warm_up()
+
+    def _snapshot(self, version: int) -> None:
+        with self._events.measure("step", "snapshot", version=version):
+            self._publisher.snapshot(version, self._trainer.weights())
 
     def _describe(self, request: PublishRequest) -> WeightUpdate:
         with self._events.measure("publish", "hash", version=request.version):
@@ -177,6 +185,7 @@ async def start(
     with naming_settings("the trainer", TRAINER):
         service = await asyncio.to_thread(_build, request, events)
     serve_steps(channel, service.step)
+    channel.serve(SNAPSHOT, service.snapshot)
     channel.serve(PUBLISH, service.publish)
     channel.serve(SEND, service.send)
     channel.serve(RELEASE, service.release)

@@ -66,9 +66,12 @@ def update(version: int, stall_s: float, time: float = 103.0) -> UpdateEvent:
         time=time,
         policy="policy",
         version=version,
-        stage_s=0.0,
+        publish_s=0.25,
+        stage_s=0.125,
         stall_s=stall_s,
-        verify_s=0.0,
+        verify_s=0.0625,
+        fresh_s=2.0,
+        num_bytes=1024,
     )
 
 

@@ -34,6 +34,10 @@ def test_a_step_makes_a_row_by_the_names_of_metrics_jsonl() -> None:
         "forward_s": 0.25,
         "prepare_s": 0.125,
         "sync_stall_s": 0.5,
+        "sync_transfer_s": 0.375,
+        "sync_fingerprint_s": 0.0625,
+        "sync_fresh_s": 2.0,
+        "sync_bytes": 1024.0,
         "max_staleness": 4.0,
         "waited_s": 0.5,
         "step_s": 1.0,
@@ -53,6 +57,17 @@ def test_a_row_has_the_longest_stall_since_the_last_and_none_from_before_trainin
         stalls.append(state.row.get("sync_stall_s"))
     assert stalls == [None, 0.5, None]
     assert state.stalls == [0.5, 0.25]
+
+
+def test_what_interrupts_cost_and_what_was_skipped_is_there_once_it_happens() -> None:
+    state = state_of(run_event(), step(1, 101.0))
+    for number in (2, 3):
+        state.on(
+            msgspec.structs.replace(update(number, 0.5), num_skipped=1, discarded_tokens=7, drain_s=0.25)
+        )
+    state.on(step(2, 102.0))
+    names = ("sync_skipped", "sync_discarded_tokens", "sync_drain_s", "sync_recomputed_tokens", "sync_bytes")
+    assert [state.row.get(name) for name in names] == [2.0, 14.0, 0.25, None, 2048.0]
 
 
 def test_busy_is_work_over_time_for_trainer_and_engine_alike() -> None:

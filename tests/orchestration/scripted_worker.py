@@ -1,7 +1,15 @@
 """Workers of this process that become scripted engines when they are told to."""
 
 from penstock.channel import Channel
-from penstock.engines.engine_client import GENERATE, REPORT, START_ENGINE, UPDATE, EngineClient, EngineStart
+from penstock.engines.engine_client import (
+    GENERATE,
+    REPORT,
+    STAGE,
+    START_ENGINE,
+    UPDATE,
+    EngineClient,
+    EngineStart,
+)
 from penstock.engines.scripted import ScriptedEngine
 from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.replaceable import ReplaceableWorker
@@ -17,6 +25,7 @@ async def serve_scripted(name: str, channel: Channel) -> None:
         engine = ScriptedEngine(lambda request: range(5), name=request.name, version=-1)
         channel.serve_stream(GENERATE, engine.generate)
         channel.serve(REPORT, lambda _: engine.report())
+        channel.serve(STAGE, engine.stage)
         channel.serve(UPDATE, lambda request: engine.update(request.update, request.interrupt))
         return await engine.report()
 

@@ -69,3 +69,11 @@ def test_engines_must_hold_what_is_sent(sent: str, held: str, is_good: bool) -> 
     else:
         with pytest.raises(ConfigError, match=rf"what engines of {held} hold without loss, got {sent}"):
             PenstockConfig.model_validate(overrides)
+
+
+def test_weights_are_published_often_enough_for_the_bound():
+    assert config(sync={"every": 5}).sync.every == 5
+    with pytest.raises(ValidationError, match="sync.every must be at most 5, got 6: engines would sample"):
+        config(sync={"every": 6})
+    with pytest.raises(ValidationError, match="sync.every must be at most 2, got 3"):
+        config(sync={"every": 3}, staleness={"adaptive": True})

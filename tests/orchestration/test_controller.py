@@ -18,7 +18,7 @@ from penstock.buffer.group_log import MemoryGroupLog
 from penstock.buffer.history import HistoryState
 from penstock.errors import BaseMissing, ScoringFailed, UserError
 from penstock.observe.event_stream import EventStream
-from penstock.observe.events import AnyEvent, Drop, SampleEvent, Span
+from penstock.observe.events import AnyEvent, Drop, SampleEvent, Span, UpdateEvent
 from penstock.observe.readers import MemoryReader
 from penstock.observe.run_state import RunState
 from penstock.orchestration.assembly import Parts, build_controller
@@ -99,6 +99,8 @@ def build(
     seed: int = 0,
     resume: Resume | None = None,
     workflow: Any = None,
+    every: int = 1,
+    stop_after: int | None = None,
     model: dict[str, Any] | None = None,
 ) -> World:
     rng = np.random.default_rng(seed)
@@ -125,6 +127,7 @@ def build(
             "algorithm": {"selection": {"zero_variance": {}} if filter_zero_variance else {}},
             "trainer": {"micro_batch_tokens": 64},
             "run": {"steps": steps},
+            "sync": {"every": every},
             "model": model or {},
         }
     )
@@ -148,11 +151,19 @@ def build(
         stream.subscribe("memory", memory)
         controller = build_controller(config, parts, resume=resume, events=stream)
         await controller.start()
-        await controller.run()
+        if stop_after is None:
+            await controller.run()
+        else:
+            await asyncio.gather(controller.run(), stop_at(controller, stop_after))
         stream.close()
 
     run_in_virtual_time(make())
     return World(controller, trainer, engine, tasks, state, memory.events, log)
+
+
+async def stop_at(controller: Controller, step: int) -> None:
+    await controller.reached(step)
+    controller.stop()
 
 
 def staleness_of(world: World) -> list[int]:
@@ -246,6 +257,28 @@ def test_an_adapter_follows_the_weights_below_it_before_anything_is_generated() 
     assert world.engine.version == 3
 
 
+@pytest.mark.parametrize("every", [2, 3])
+def test_every_nth_step_is_published_and_the_last_one_always(every: int) -> None:
+    world = build(steps=7, every=every, max_staleness=2, late="wait", sync_s=0.0001)
+    published = [plan.step for plan in world.trainer.plans if plan.publishes is not None]
+    assert published == [*range(every, 7, every), 7] if 7 % every else [*range(every, 8, every)]
+    assert [plan.publishes for plan in world.trainer.plans if plan.publishes is not None] == list(
+        range(1, len(published) + 1)
+    )
+    assert world.engine.version == len(published)
+    assert world.controller.buffer.gate.served_step == 7
+    assert max(staleness_of(world)) == 2  # counted in updates of the history, not in versions
+    assert min(staleness_of(world)) >= 0
+
+
+def test_a_run_that_is_stopped_between_publications_serves_its_last_weights() -> None:
+    world = build(steps=9, every=3, max_staleness=2, stop_after=4)
+    done = world.controller.steps_done
+    assert 4 <= done < 9
+    assert world.controller.buffer.gate.served_step == done
+    assert world.controller.buffer.gate.history.step_of(world.engine.version) == done
+
+
 def test_training_overlaps_generation() -> None:
     """Generation and training take the same time: staleness 0 alternates, staleness 2 overlaps them."""
     settings = dict(token_s=0.03, step_s=0.1, sync_s=0.0001, steps=30, late="mask")
@@ -314,7 +347,9 @@ def test_every_stage_tells_what_it_does() -> None:
     counts = Counter((span.track.split()[0], span.name) for span in spans)
     num_groups = len(world.log.entries)
     assert counts["train", "wait for groups"] == counts["train", "plan"] == counts["train", "step"] == 20
-    assert counts["sync", "publish"] == counts["sync", "update"] == 21
+    updates = [event for event in world.events if isinstance(event, UpdateEvent)]
+    assert counts["sync", "publish"] == counts["sync", "update"] == len(updates)
+    assert len(updates) + sum(event.num_skipped for event in updates) == 21
     assert counts["slot", "generate"] == num_groups
     assert counts["admission", "blocked"] > 0
     assert all(span.start <= span.time for span in spans)

@@ -2,6 +2,7 @@ import threading
 
 import pytest
 
+from penstock.errors import SnapshotReplaced
 from penstock.sync.ring import SlotRing
 
 
@@ -11,6 +12,20 @@ def test_slots_are_taken_and_given_back_in_order() -> None:
     ring.release(7)
     assert ring.take(9) == 0
     assert (ring.slot_of(8), ring.slot_of(9)) == (1, 0)
+
+
+def test_a_newer_version_takes_the_place_of_one_that_nobody_has_asked_for() -> None:
+    ring = SlotRing(2, replaces=True)
+    assert [ring.take(1), ring.take(2)] == [0, 1]
+    assert ring.ask_for(1) == 0
+    assert ring.take(3) == 1
+    with pytest.raises(SnapshotReplaced, match="version 2 was replaced by a newer one"):
+        ring.ask_for(2)
+    assert ring.forget_replaced(2)
+    assert not ring.forget_replaced(3)
+    ring.release(1)
+    assert ring.take(4) == 0  # there is a free one: nothing is replaced
+    assert (ring.ask_for(3), ring.ask_for(4)) == (1, 0)
 
 
 def test_closing_wakes_whoever_waits() -> None:

@@ -24,13 +24,16 @@ class StagedUpdates:
         self._kept: Fetched | None = None
 
     async def keep(self, update: WeightUpdate) -> None:
-        """Fetch an update that will be asked for later."""
+        """Fetch an update that will be asked for later. One that is sent is fetched again even if it is there: its
+        sender waits for everybody."""
+        if update.sends:
+            self.close()
         self._kept = await self.fetch(update)
 
     async def fetch(self, update: WeightUpdate) -> Fetched:
         """The update that is kept, if it is this one; otherwise that one is dropped, and this one fetched."""
         kept, self._kept = self._kept, None
-        if kept is not None and kept.staged.update == update:
+        if kept is not None and _identity(kept.staged.update) == _identity(update):
             return kept
         if kept is not None:
             self._receiver.drop(kept.staged)
@@ -59,3 +62,8 @@ class StagedUpdates:
     def _drop_unwanted(self, staging: "asyncio.Future[Staged]") -> None:
         if not staging.cancelled() and staging.exception() is None:
             self._receiver.drop(staging.result())
+
+
+def _identity(update: WeightUpdate) -> tuple[object, ...]:
+    """What tells two updates apart: the same version may be published again, whole instead of as a delta."""
+    return (update.policy, update.version, update.transport, update.selection, update.base, update.buckets)

@@ -34,6 +34,18 @@ def test_an_update_is_fetched_once_and_another_takes_its_place() -> None:
     asyncio.run(main())
 
 
+def test_one_that_is_sent_is_fetched_again() -> None:
+    async def main() -> None:
+        receiver = Diary()
+        updates = StagedUpdates(receiver)
+        for _ in range(2):
+            await updates.keep(update_to(1, sends=True))
+        await updates.fetch(update_to(1, sends=True))
+        assert receiver.lines == ["stage 1", "drop 1", "stage 1"]
+
+    asyncio.run(main())
+
+
 def test_what_nobody_loaded_is_dropped_at_the_end() -> None:
     async def main() -> None:
         receiver = Diary()

@@ -1,0 +1,211 @@
+"""Brings the trainer's weights to the engines, beside training: one transfer at a time, and the newest waits.
+
+    step 7 ─► 7 is sent ────────────────────► served
+    step 8 ─► 8 waits ─► replaced, never sent
+    step 9 ────────────► 9 waits ───────────► 9 is sent ─► served
+
+A transfer that fails leaves engines on the version that they have. It is tried again, and then the engines that
+failed leave the pool.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from penstock.buffer.rollout_buffer import RolloutBuffer
+from penstock.errors import (
+    BaseMissing,
+    ChannelClosed,
+    FingerprintMismatch,
+    PenstockError,
+    SnapshotReplaced,
+    UserError,
+    WorkerDied,
+)
+from penstock.interfaces import Engine, Trainer
+from penstock.orchestration.activity import Activity
+from penstock.orchestration.broadcast import send_and_take
+from penstock.orchestration.controller_events import ControllerEvents, Delivered
+from penstock.types import Interrupt
+
+FINAL = (ChannelClosed, FingerprintMismatch, SnapshotReplaced, UserError, WorkerDied)
+"""To try again would not help."""
+
+Expel = Callable[[], Awaitable[dict[str, int]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A version that can be published."""
+
+    version: int
+    made_s: float
+    """When its weights were there."""
+    snapshot_s: float = 0.0
+    """How long the trainer took to copy them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """How often a failed transfer is tried again, and after how long; each time twice as long."""
+
+    count: int = 3
+    first_s: float = 1.0
+
+
+async def _nobody() -> dict[str, int]:
+    return {}
+
+
+class WeightSync:
+    """`run` is its background task. `finish` lets it end once what was offered is served."""
+
+    def __init__(
+        self,
+        *,
+        trainer: Trainer,
+        engine: Engine,
+        buffer: RolloutBuffer,
+        events: ControllerEvents,
+        activity: Activity,
+        interrupt: Interrupt = "inflight",
+        retries: Retries | None = None,
+        expel_failed: Expel = _nobody,
+    ) -> None:
+        """`expel_failed` takes engines that did not take the last update out of their pool, and says how many
+        requests each had; none where all have failed."""
+        self._trainer = trainer
+        self._engine = engine
+        self._buffer = buffer
+        self._events = events
+        self._activity = activity
+        self._interrupt: Interrupt = interrupt
+        self._retries = retries or Retries()
+        self._expel_failed = expel_failed
+        self._waiting: Offer | None = None
+        self._is_finished = False
+        self._changed = asyncio.Event()
+        self._unreleased: set[int] = set()
+        """Versions whose snapshots the trainer may still hold."""
+        self._num_skipped = 0
+        """Versions that were never sent, since the last that was."""
+
+    def issue(self, step: int) -> int:
+        """A number for the weights that `step` makes."""
+        version = self._buffer.gate.history.issue(step)
+        self._unreleased.add(version)
+        return version
+
+    async def offer(self, offer: Offer) -> None:
+        """Send it when nothing else is being sent. One that waits is given up for it."""
+        replaced, self._waiting = self._waiting, offer
+        self._changed.set()
+        if replaced is not None:
+            await self._skip(replaced.version)
+
+    def finish(self) -> None:
+        """Nothing more will be offered."""
+        self._is_finished = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until all is sent, after `finish`."""
+        while True:
+            while self._waiting is None:
+                if self._is_finished:
+                    return
+                self._changed.clear()
+                await self._changed.wait()
+            offer, self._waiting = self._waiting, None
+            await self.deliver(offer)
+
+    async def deliver(self, offer: Offer) -> None:
+        """Bring every engine to a version."""
+        version = offer.version
+        self._activity.syncing_version = version
+        try:
+            delivered = await self._persist(offer)
+        except SnapshotReplaced:  # the trainer is faster than this: the version after it comes soon
+            await self._skip(version)
+            return
+        finally:
+            self._activity.syncing_version = None
+        self._events.updated(delivered)
+        self._num_skipped = 0
+        self._buffer.served(version)
+        await self._trainer.release(version)
+        self._unreleased.discard(version)
+
+    async def abandon(self) -> None:
+        """No engine will read what was published: a trainer that waits for a free slot goes on."""
+        for version in sorted(self._unreleased):
+            with contextlib.suppress(PenstockError):  # it has no snapshot yet
+                await self._trainer.release(version, delivered=False)
+
+    async def _skip(self, version: int) -> None:
+        self._num_skipped += 1
+        self._unreleased.discard(version)
+        await self._trainer.release(version, delivered=False)
+
+    async def _persist(self, offer: Offer) -> Delivered:
+        """Try until every engine that is left has the version."""
+        full, num_failed, wait_s = False, 0, self._retries.first_s
+        while True:
+            try:
+                return await self._attempt(offer, full=full)
+            except FINAL:
+                raise
+            except BaseMissing as error:  # an engine is new, or lost what it had
+                failure: PenstockError = error
+                if not full:
+                    full = True
+                    continue
+            except PenstockError as error:
+                failure = error
+            num_failed += 1
+            if num_failed <= self._retries.count:
+                self._events.recorder.log(
+                    f"version {offer.version} did not reach every engine, trying again in {wait_s:g} s: {failure}"
+                )
+                await asyncio.sleep(wait_s)
+                wait_s *= 2
+                continue
+            await self._expel(offer.version, num_failed, failure)
+            num_failed, wait_s = 0, self._retries.first_s
+
+    async def _expel(self, version: int, num_failed: int, failure: PenstockError) -> None:
+        """Go on without the engines that failed. Without any, the run ends."""
+        expelled = await self._expel_failed()
+        if not expelled:
+            raise PenstockError(
+                f"version {version} could not be brought to the engines in {num_failed} attempts, and no other "
+                f"engine is left: {failure}"
+            ) from failure
+        for name, num_requests in expelled.items():
+            self._events.recorder.log(
+                f"{name} leaves the run: it could not be brought to version {version} in {num_failed} attempts "
+                f"({failure}); its {num_requests} requests begin again on the other engines"
+            )
+
+    async def _attempt(self, offer: Offer, *, full: bool) -> Delivered:
+        """Where it is sent, trainer and engines act together."""
+        version, measure = offer.version, self._events.recorder.measure
+        started = self._events.now()
+        with measure("sync", "publish", version=version):
+            update = await self._trainer.publish(version, full=full)
+        publish_s = self._events.now() - started
+        with measure("sync", "update", version=version):
+            taking = self._engine.update(update, self._interrupt)
+            if update.sends:
+                receipt = await send_and_take(self._trainer.send(version), taking)
+            else:
+                receipt = await taking
+        return Delivered(
+            receipt=receipt,
+            snapshot_s=offer.snapshot_s,
+            publish_s=publish_s,
+            fresh_s=self._events.now() - offer.made_s,
+            num_bytes=update.num_bytes,
+            num_skipped=self._num_skipped,
+        )

@@ -1,0 +1,289 @@
+"""Weight sync in virtual time: what is sent, what is skipped, what is tried again, and who has to leave."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.buffer.admission import StalenessGate
+from penstock.buffer.rollout_buffer import RolloutBuffer
+from penstock.engines.engine_pool import EnginePool
+from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import BaseMissing, DamagedBucket, FingerprintMismatch, PenstockError, SnapshotReplaced
+from penstock.interfaces import Engine
+from penstock.observe.event_stream import EventStream
+from penstock.observe.events import LogLine, UpdateEvent
+from penstock.observe.readers import MemoryReader
+from penstock.orchestration.activity import Activity
+from penstock.orchestration.controller_events import ControllerEvents
+from penstock.orchestration.simulation import SimulatedEngine, SimulatedTrainer
+from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.orchestration.weight_sync import Offer, Retries, WeightSync
+from penstock.sync.ring import SlotRing
+from penstock.types import Interrupt, UpdateReceipt, WeightUpdate
+
+
+class Trainer(SimulatedTrainer):
+    """Has a ring of slots, as a publisher has; notes what it was asked for."""
+
+    def __init__(self, *, slots: int = 2, publish_s: float = 0.0) -> None:
+        super().__init__(step_s=lambda: 0.0, publish_s=lambda: publish_s)
+        self.ring = SlotRing(slots, replaces=True)
+        self.published: list[tuple[int, bool]] = []
+        self.released: list[tuple[int, bool]] = []
+
+    async def snapshot(self, version: int) -> None:
+        self.ring.take(version)
+
+    async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
+        self.ring.ask_for(version)
+        self.published.append((version, full))
+        return await super().publish(version, full=full)
+
+    async def release(self, version: int, *, delivered: bool = True) -> None:
+        self.released.append((version, delivered))
+        if not self.ring.forget_replaced(version):
+            self.ring.release(version)
+
+
+class World:
+    def __init__(self, engine: Engine, trainer: Trainer, **options: Any) -> None:
+        loop = asyncio.get_running_loop()
+        stream = EventStream(loop)
+        self.memory = MemoryReader()
+        stream.subscribe("memory", self.memory)
+        self.gate = StalenessGate(groups_per_step=1, max_staleness=9, late="mask")
+        self.trainer = trainer
+        self.activity = Activity()
+        self.flush = stream.flush
+        self.sync = WeightSync(
+            trainer=trainer,
+            engine=engine,
+            buffer=RolloutBuffer(self.gate),
+            events=ControllerEvents(stream, self.gate),
+            activity=self.activity,
+            **options,
+        )
+
+    async def step(self, number: int) -> int:
+        version = self.sync.issue(number)
+        await self.trainer.snapshot(version)
+        now = asyncio.get_running_loop().time()
+        await self.sync.offer(Offer(version=version, made_s=now, snapshot_s=0.25))
+        return version
+
+    def updates(self) -> list[UpdateEvent]:
+        self.flush()
+        return [event for event in self.memory.events if isinstance(event, UpdateEvent)]
+
+    def log(self) -> list[str]:
+        self.flush()
+        return [event.line for event in self.memory.events if isinstance(event, LogLine)]
+
+
+def simulated(update_s: float = 0.0) -> SimulatedEngine:
+    return SimulatedEngine(num_tokens=lambda: 1, token_s=lambda: 1.0, update_s=lambda: update_s)
+
+
+def play(scene: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scene()
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_the_newest_waits_and_what_it_replaces_is_never_sent(slots: int) -> None:
+    async def scene() -> None:
+        trainer = Trainer(slots=slots, publish_s=1.0)
+        world = World(engine := simulated(update_s=9.0), trainer)
+        running = asyncio.create_task(world.sync.run())
+        for number in range(1, 6):  # at 0, 4, 8, 12 and 16 s: a transfer takes 10
+            await asyncio.sleep(4.0 if number > 1 else 0.0)
+            await world.step(number)
+        assert world.activity.syncing_version == 2
+        world.sync.finish()
+        await running
+        assert [version for version, _ in trainer.published] == [0, 2, 4]
+        assert sorted(trainer.released) == [(0, True), (1, False), (2, True), (3, False), (4, True)]
+        assert engine.version == 4
+        assert world.gate.served_step == 5  # the step of version 4
+        assert [(u.version, u.num_skipped, u.fresh_s) for u in world.updates()] == [
+            (0, 1, 10.0),
+            (2, 1, 12.0),
+            (4, 0, 14.0),
+        ]
+        assert {(u.snapshot_s, u.publish_s) for u in world.updates()} == {(0.25, 1.0)}
+        assert world.activity.syncing_version is None
+
+    play(scene)
+
+
+def test_a_snapshot_that_the_trainer_has_replaced_is_skipped() -> None:
+    """The step that took its slot has ended, but nobody has heard of it yet."""
+
+    async def scene() -> None:
+        trainer = Trainer(publish_s=5.0)
+        world = World(simulated(), trainer)
+        running = asyncio.create_task(world.sync.run())
+        await world.step(1)
+        await asyncio.sleep(1.0)
+        await world.step(2)
+        newest = world.sync.issue(3)
+        await trainer.snapshot(newest)  # takes the slot of version 1
+        await asyncio.sleep(10.0)
+        assert trainer.released == [(0, True), (1, False)]
+        await world.sync.offer(Offer(version=newest, made_s=0.0))
+        world.sync.finish()
+        await running
+        assert [version for version, _ in trainer.published] == [0, 2]
+        assert world.updates()[-1].num_skipped == 1
+
+    play(scene)
+
+
+class Flaky(SimulatedEngine):
+    """Fails with each of `errors`, then takes updates."""
+
+    def __init__(self, *errors: PenstockError) -> None:
+        super().__init__(num_tokens=lambda: 1, token_s=lambda: 1.0, update_s=lambda: 0.0)
+        self.errors = list(errors)
+        self.asked_at: list[float] = []
+
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+        self.asked_at.append(asyncio.get_running_loop().time())
+        if self.errors:
+            raise self.errors.pop(0)
+        return await super().update(update, interrupt)
+
+
+async def deliver(world: World) -> None:
+    version = world.sync.issue(0)
+    await world.trainer.snapshot(version)
+    await world.sync.deliver(Offer(version=version, made_s=0.0))
+
+
+def test_a_failed_transfer_is_tried_again_after_longer_and_longer() -> None:
+    async def scene() -> None:
+        engine = Flaky(*(DamagedBucket(f"bucket {n} is damaged") for n in range(3)))
+        world = World(engine, Trainer(), retries=Retries(count=3, first_s=0.5))
+        await deliver(world)
+        assert engine.asked_at == [0.0, 0.5, 1.5, 3.5]
+        assert world.trainer.released == [(0, True)]
+        assert world.log() == [
+            f"version 0 did not reach every engine, trying again in {wait} s: bucket {n} is damaged"
+            for n, wait in enumerate(("0.5", "1", "2"))
+        ]
+
+    play(scene)
+
+
+def test_the_run_ends_when_no_engine_is_left() -> None:
+    async def scene() -> None:
+        engine = Flaky(*(DamagedBucket("bucket 0 is damaged") for _ in range(9)))
+        world = World(engine, Trainer(), retries=Retries(count=2))
+        with pytest.raises(
+            PenstockError,
+            match="version 0 could not be brought to the engines in 3 attempts, and no other engine is left: "
+            "bucket 0 is damaged",
+        ):
+            await deliver(world)
+        assert world.gate.served_step == 0
+        assert world.trainer.released == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize("error", [FingerprintMismatch("layer 3 differs"), SnapshotReplaced("gone")])
+def test_what_no_retry_mends_is_not_tried_again(error: PenstockError) -> None:
+    async def scene() -> None:
+        engine = Flaky(error)
+        world = World(engine, Trainer())
+        if isinstance(error, SnapshotReplaced):
+            await deliver(world)
+            assert world.trainer.released == [(0, False)]
+        else:
+            with pytest.raises(FingerprintMismatch):
+                await deliver(world)
+        assert engine.asked_at == [0.0]
+
+    play(scene)
+
+
+def test_an_engine_without_the_base_is_sent_a_full_update_at_once() -> None:
+    async def scene() -> None:
+        engine = Flaky(BaseMissing("it serves version 3"))
+        world = World(engine, Trainer())
+        await deliver(world)
+        assert engine.asked_at == [0.0, 0.0]
+        assert world.trainer.published == [(0, False), (0, True)]
+
+    play(scene)
+
+
+def test_engines_that_fail_for_good_leave_and_the_others_go_on() -> None:
+    class Broken(ScriptedEngine):
+        async def stage(self, update: WeightUpdate) -> None:
+            raise DamagedBucket("its disk is full")
+
+        async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+            await self.stage(update)
+            return await super().update(update, interrupt)
+
+    async def scene() -> None:
+        engines: list[ScriptedEngine] = [
+            Broken(lambda request: [1], name="engine0", version=-1),
+            ScriptedEngine(lambda request: [1], name="engine1", version=-1),
+        ]
+        pool = EnginePool({engine.name: engine for engine in engines})
+        world = World(pool, Trainer(), retries=Retries(count=1), expel_failed=pool.expel_failed)
+        await deliver(world)
+        assert pool.names == ("engine1",)
+        assert [engine.version for engine in engines] == [-1, 0]
+        assert len(engines[1].updates) == 1  # what it has is not sent again
+        assert world.log()[-1] == (
+            "engine0 leaves the run: it could not be brought to version 0 in 2 attempts (its disk is full); its 0 "
+            "requests begin again on the other engines"
+        )
+        assert world.trainer.released == [(0, True)]
+        await world.step(1)
+        world.sync.finish()
+        await world.sync.run()
+        assert engines[1].version == 1
+
+    play(scene)
+
+
+def test_a_trainer_is_freed_of_what_nobody_will_read() -> None:
+    async def scene() -> None:
+        world = World(simulated(update_s=99.0), Trainer())
+        running = asyncio.create_task(world.sync.run())
+        await world.step(1)
+        await asyncio.sleep(1.0)
+        await world.step(2)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await world.sync.abandon()
+        assert world.trainer.released == [(0, False), (1, False)]
+
+    play(scene)
+
+
+def test_a_broadcast_is_sent_while_engines_take_it() -> None:
+    class Sending(Trainer):
+        sent: list[int] = []  # noqa: RUF012
+
+        async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
+            return msgspec.structs.replace(await super().publish(version), sends=True)
+
+        async def send(self, version: int) -> None:
+            self.sent.append(version)
+
+    async def scene() -> None:
+        trainer = Sending()
+        await deliver(World(engine := simulated(), trainer))
+        assert (trainer.sent, engine.version) == ([0], 0)
+
+    play(scene)
