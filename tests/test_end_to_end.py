@@ -151,6 +151,20 @@ def test_synchronous_training_with_a_trl_reward_and_a_reference_is_on_policy(pro
     assert max(row["logprob_gap_max"] for row in rows) < 1e-4
 
 
+@pytest.mark.parametrize("interrupt", ["drain", "abort_resume", "abort_retry"])
+def test_two_engines_are_updated_one_after_the_other_under_every_interrupt(
+    project: Path, interrupt: str
+) -> None:
+    summary = train(f"sync.interrupt={interrupt}", "sync.every=2", "run.steps=5", "engine.count=2")
+    assert summary["steps"] == 5
+    rows = [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
+    told = [row for row in rows if "sync_stall_s" in row]
+    assert told
+    assert all(row["sync_fresh_s"] >= row["sync_transfer_s"] > 0 < row["sync_bytes"] for row in told)
+    if interrupt != "abort_resume":  # an answer has one version, and so does all that it attends to
+        assert max(row["logprob_gap_max"] for row in rows) < 1e-4
+
+
 def start_endless(project: Path, *words: str) -> subprocess.Popen[str]:
     code = "from penstock.cli import main; main()"
     endless = ("train", "config.yaml", "run.steps=1000000", "observe.every_s=0.1")
