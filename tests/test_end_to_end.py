@@ -162,7 +162,8 @@ def test_two_engines_are_updated_one_after_the_other_under_every_interrupt(
     assert told
     assert all(row["sync_fresh_s"] >= row["sync_transfer_s"] > 0 < row["sync_bytes"] for row in told)
     if interrupt != "abort_resume":  # an answer has one version, and so does all that it attends to
-        assert max(row["logprob_gap_max"] for row in rows) < 1e-4
+        gaps = [row["logprob_gap_max"] for row in rows if "logprob_gap_max" in row]
+        assert 0 < max(gaps) < 1e-4
 
 
 def start_endless(project: Path, *words: str) -> subprocess.Popen[str]:
