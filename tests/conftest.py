@@ -23,6 +23,11 @@ WITH_PROCESSES = (
 """Tests that start processes of their own: two test workers must not do that at once on two cores."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seeds", type=int, default=40, help="how many crash schedules to play")
+    parser.addoption("--first-seed", type=int, default=0, help="the first of them")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(item.path).relative_to(Path(__file__).parent).parts[0] in WITH_PROCESSES:

@@ -1,6 +1,7 @@
 """What every store checks: keys that name a blob, and bytes that are those that were put."""
 
 import zlib
+from collections.abc import Iterator
 
 from penstock.errors import BlobLost
 from penstock.interfaces import BlobStore
@@ -28,11 +29,16 @@ def verified(ref: BlobRef, data: bytes) -> bytes:
     return data
 
 
+def refs_of(group: Group) -> Iterator[BlobRef]:
+    """All that a group's episodes refer to."""
+    for episode in group.episodes:
+        for turn in episode.turns:
+            yield from (mask.blob for mask in turn.sampling_masks)
+
+
 def check_group(blobs: BlobStore, group: Group, *, read: bool = False) -> None:
     """`BlobLost` unless all that a group refers to is in the store. `read` also compares the bytes."""
-    for ref in (
-        mask.blob for episode in group.episodes for turn in episode.turns for mask in turn.sampling_masks
-    ):
+    for ref in refs_of(group):
         if read:
             blobs.get(ref)
         elif not blobs.holds(ref):

@@ -15,7 +15,6 @@ younger groups while that would leave too little room for older ones still runni
 outstanding has finished, earliest-deadline-first always fits.
 """
 
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -47,6 +46,9 @@ class ReadyGroup(Record, frozen=True, kw_only=True):
     scored: ScoredGroup
     samples: Samples
     oldest_step: int
+    selected_at: int | None = None
+    """Of a group that a rollback returned: the step of the weights for which it was first selected. It keeps the
+    age that it had then, so it is never late."""
 
     @property
     def deadline(self) -> int:
@@ -160,7 +162,7 @@ class StalenessGate:
         where selection has kept some out of the loss. False when none has a token in the loss: it is dropped."""
         if samples is None:
             samples = tuple(scored.samples(index) for index in range(len(scored.scores)))
-        oldest = self._oldest_step(sample for row in samples for sample in row)
+        oldest = oldest_step(samples, self.history)
         if oldest is None:
             self.drop_running(ticket)
             return False
@@ -179,8 +181,7 @@ class StalenessGate:
         dropped = self._drop_late()
         if len(self._ready) < self.groups_per_step:
             return None, dropped
-        by_deadline = sorted(self._ready.values(), key=lambda group: (group.deadline, group.ticket.number))
-        chosen = by_deadline[: self.groups_per_step]
+        chosen = sorted(self._ready.values(), key=_order)[: self.groups_per_step]
         if self.late == "wait" and not self._leaves_room(chosen):
             return None, dropped
         for group in chosen:
@@ -225,6 +226,8 @@ class StalenessGate:
     def _drop_late(self) -> list[Dropped]:
         dropped = []
         for number, group in list(self._ready.items()):
+            if group.selected_at is not None:
+                continue
             too_old = self.late == "drop" and group.deadline < self.step
             if too_old or not _has_loss(self._within_bound(group)):
                 del self._ready[number]
@@ -232,31 +235,49 @@ class StalenessGate:
         return dropped
 
     def _within_bound(self, group: ReadyGroup) -> ReadyGroup:
-        if self.late != "mask" or group.deadline >= self.step:
+        if self.late != "mask" or group.deadline >= self.step or group.selected_at is not None:
             return group
-        floor = self.step - group.ticket.bound
-        samples = tuple(
-            tuple(sample.in_loss_where(self.history.steps_of(sample.versions) >= floor) for sample in row)
-            for row in group.samples
-        )
+        samples = masked_before(self.step - group.ticket.bound, group.samples, self.history)
         return msgspec.structs.replace(group, samples=samples)
 
-    def _oldest_step(self, samples: Iterable[Sample]) -> int | None:
-        """Of the tokens in the loss; None when there are none."""
-        versions = [sample.versions[sample.loss_mask] for sample in samples]
-        joined = np.concatenate(versions) if versions else np.empty(0, dtype=np.int32)
-        return int(self.history.steps_of(joined).min()) if joined.size else None
-
     def _leaves_room(self, chosen: list[ReadyGroup]) -> bool:
-        """Whether, with `chosen` trained now, every other outstanding group can still train in time."""
+        """Whether, with `chosen` trained now, every other outstanding group can still train in time. When none runs
+        there is nothing to wait for: groups that a rollback returned have taken the room."""
+        if not self._running:
+            return True
         taken = {group.ticket.number for group in chosen}
-        deadlines = [group.deadline for number, group in self._ready.items() if number not in taken]
+        deadlines = [
+            group.deadline
+            for number, group in self._ready.items()
+            if number not in taken and group.selected_at is None
+        ]
         deadlines += [ticket.deadline for ticket in self._running.values()]
         for rank, deadline in enumerate(sorted(deadlines)):
             first_step_after_now = rank // self.groups_per_step + 1
             if self.step + first_step_after_now > deadline:
                 return False
         return True
+
+
+def oldest_step(samples: Samples, history: VersionHistory) -> int | None:
+    """Of the tokens in the loss; None when there are none."""
+    versions = [sample.versions[sample.loss_mask] for row in samples for sample in row]
+    joined = np.concatenate(versions) if versions else np.empty(0, dtype=np.int32)
+    return int(history.steps_of(joined).min()) if joined.size else None
+
+
+def masked_before(floor: int, samples: Samples, history: VersionHistory) -> Samples:
+    """Without the tokens in the loss that are of steps before `floor`."""
+    return tuple(
+        tuple(sample.in_loss_where(history.steps_of(sample.versions) >= floor) for sample in row)
+        for row in samples
+    )
+
+
+def _order(group: ReadyGroup) -> tuple[bool, int, int]:
+    """Earliest deadline first; before them what a rollback returned, in the order in which it was selected."""
+    is_new = group.selected_at is None
+    return is_new, group.deadline if group.selected_at is None else group.selected_at, group.ticket.number
 
 
 def _has_loss(group: ReadyGroup) -> bool:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from penstock.buffer.admission import Ticket
+from penstock.buffer.admission import Samples, Ticket
 from penstock.buffer.group_log import GroupLog
 from penstock.interfaces import BlobStore
-from penstock.types import ScoredGroup, Task, group_scope
+from penstock.types import Episode, ScoredGroup, Task, group_scope
 
 
 class CleaningLog:
@@ -16,11 +16,14 @@ class CleaningLog:
         self._log = log
         self._blobs = blobs
 
-    async def admitted(self, ticket: Ticket, task: Task) -> None:
-        await self._log.admitted(ticket, task)
+    async def admitted(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
+        await self._log.admitted(ticket, task, num_taken)
 
-    async def finished(self, ticket: Ticket, scored: ScoredGroup) -> None:
-        await self._log.finished(ticket, scored)
+    def ended(self, number: int, episode: Episode) -> None:
+        self._log.ended(number, episode)
+
+    async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
+        await self._log.finished(ticket, scored, samples)
 
     async def trained(self, step: int, numbers: Sequence[int]) -> None:
         await self._log.trained(step, numbers)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from penstock.buffer.admission import Ticket
-from penstock.types import ScoredGroup, Task
+from penstock.buffer.admission import Samples, Ticket
+from penstock.types import Episode, ScoredGroup, Task
 
 State = Literal["running", "scored", "trained", "dropped"]
 
@@ -21,9 +21,15 @@ State = Literal["running", "scored", "trained", "dropped"]
 class GroupLog(Protocol):
     """Every group ends exactly once: trained or dropped. A call that raises ends the run."""
 
-    async def admitted(self, ticket: Ticket, task: Task) -> None: ...
+    async def admitted(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
+        """`num_taken` counts the new tasks taken so far, this one included. Told again after a restart for a group
+        that was running."""
 
-    async def finished(self, ticket: Ticket, scored: ScoredGroup) -> None: ...
+    def ended(self, number: int, episode: Episode) -> None:
+        """An episode is over while its group runs. Nobody waits for this record."""
+
+    async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
+        """`samples` are those of its episodes after selection; None when it took nothing out of the loss."""
 
     async def trained(self, step: int, numbers: Sequence[int]) -> None: ...
 
@@ -33,10 +39,13 @@ class GroupLog(Protocol):
 class NoGroupLog:
     """Keeps nothing: for runs that need not survive a crash."""
 
-    async def admitted(self, ticket: Ticket, task: Task) -> None:
+    async def admitted(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
         pass
 
-    async def finished(self, ticket: Ticket, scored: ScoredGroup) -> None:
+    def ended(self, number: int, episode: Episode) -> None:
+        pass
+
+    async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
         pass
 
     async def trained(self, step: int, numbers: Sequence[int]) -> None:
@@ -64,13 +73,16 @@ class MemoryGroupLog:
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
 
-    async def admitted(self, ticket: Ticket, task: Task) -> None:
+    async def admitted(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
         known = self.entries.get(ticket.number)
         if known is not None and (known.state != "running" or known.task.id != task.id):
             raise ValueError(f"group {ticket.number} was admitted before, with task {known.task.id!r}")
         self.entries[ticket.number] = Entry(ticket, task)
 
-    async def finished(self, ticket: Ticket, scored: ScoredGroup) -> None:
+    def ended(self, number: int, episode: Episode) -> None:
+        pass
+
+    async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
         self._move(ticket.number, "scored", ("running",)).scored = scored
 
     async def trained(self, step: int, numbers: Sequence[int]) -> None:

@@ -5,7 +5,7 @@ optimizer step of the surviving history, and steps can be rolled back. Staleness
 the age of a token asks here for the step of its version.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -26,6 +26,8 @@ class VersionHistory:
     def __init__(self, policy: str = DEFAULT_POLICY, steps: Sequence[int] = ()) -> None:
         self.policy = policy
         self._steps = list(steps)
+        self.on_issue: Callable[[int, int], None] = lambda version, step: None
+        """Told every version that is issued, and its step."""
 
     @classmethod
     def of(cls, state: HistoryState) -> "VersionHistory":
@@ -47,6 +49,7 @@ class VersionHistory:
                 f"{self._steps[-1]}; roll_back first"
             )
         self._steps.append(step)
+        self.on_issue(self.newest, step)
         return self.newest
 
     def step_of(self, version: int) -> int:

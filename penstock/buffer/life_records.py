@@ -19,7 +19,7 @@ class GroupAdmitted(Record, frozen=True, kw_only=True, tag="admitted"):
     ticket: Ticket
     task_id: str
     prompt: str | tuple[Message, ...]
-    cursor: int
+    num_taken: int
     """New tasks taken so far, this one included. As before when a task that was put back is tried again."""
 
 
@@ -74,10 +74,25 @@ class CheckpointKept(Record, frozen=True, kw_only=True, tag="checkpoint"):
     step: int
 
 
+class Standing(Record, frozen=True, kw_only=True):
+    """What the records before a point add up to, besides the groups themselves."""
+
+    num_admitted: int = 0
+    num_taken: int = 0
+    """New tasks taken so far."""
+    returned: tuple[str, ...] = ()
+    """Tasks that were put back and not tried again yet."""
+    version_steps: tuple[int, ...] = ()
+    """The step of every version issued so far."""
+    step: int = 0
+
+
 class RunResumed(Record, frozen=True, kw_only=True, tag="resumed"):
     """A run goes on from the checkpoint of a step; what was trained later is undone."""
 
     step: int
+    standing: Standing | None = None
+    """Where the run stands, when the journal begins here and the checkpoint alone knows."""
 
 
 LifeRecord: TypeAlias = (

@@ -24,6 +24,7 @@ from penstock.buffer.life_records import (
     GroupsTrained,
     LifeRecord,
     RunResumed,
+    Standing,
     VersionIssued,
 )
 from penstock.types import Episode, Record
@@ -54,22 +55,11 @@ class Life:
     reason: str = ""
     selected_at: int | None = None
     """The step of the weights for which it was first selected, once it has been."""
+    steps_at_selection: tuple[int, ...] = ()
+    """The step of every version, as it was when the group was first selected."""
     scored: GroupScored | None = None
     episodes: dict[int, Episode] = field(default_factory=dict)
     """Those that ended before the group did, by their index."""
-
-
-class Standing(Record, frozen=True, kw_only=True):
-    """What the records before a point add up to, besides the groups themselves."""
-
-    num_admitted: int = 0
-    cursor: int = 0
-    """New tasks taken so far."""
-    returned: tuple[str, ...] = ()
-    """Tasks that were put back and not tried again yet."""
-    version_steps: tuple[int, ...] = ()
-    """The step of every version issued so far."""
-    step: int = 0
 
 
 class Forgotten(Record, frozen=True, kw_only=True):
@@ -80,8 +70,8 @@ class Forgotten(Record, frozen=True, kw_only=True):
     trained: int = 0
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
     """By reason."""
-    over: tuple[int, ...] = ()
-    """Groups that are counted above, and of which later segments still speak."""
+    over: dict[int, int] = msgspec.field(default_factory=dict)
+    """Groups that are counted above and of which later segments still speak, each with the last that does."""
 
 
 class Lives:
@@ -91,7 +81,7 @@ class Lives:
         self.forgotten = forgotten or Forgotten()
         self.standing = self.forgotten.standing
         self.by_number: dict[int, Life] = {}
-        self._keeps_content = keeps_content
+        self.keeps_content = keeps_content
         self._segment = 0
         self._starts: dict[int, Standing] = {}
         """The standing at the beginning of every segment."""
@@ -115,10 +105,16 @@ class Lives:
             case VersionIssued():
                 self._stand(version_steps=(*self.standing.version_steps, record.step))
             case RunResumed():
-                return self._roll_back(record.step)
+                return self._roll_back(record)
             case CheckpointKept():
                 self._release(record.step)
         return ()
+
+    def let_go(self) -> None:
+        """What groups consist of is with somebody else now."""
+        for life in self.by_number.values():
+            life.scored = None
+            life.episodes.clear()
 
     def counts(self) -> Counter[str]:
         """Groups by state, forgotten ones included."""
@@ -140,7 +136,7 @@ class Lives:
         if first not in self._starts:
             return first, []
         lives = [self.by_number.pop(number) for number in gone]
-        over = {life.ticket.number for life in lives if life.last_segment >= first}
+        over = self.forgotten.over | {life.ticket.number: life.last_segment for life in lives}
         self.forgotten = Forgotten(
             standing=self._starts[first],
             trained=self.forgotten.trained + sum(life.state == "trained" for life in lives),
@@ -148,7 +144,7 @@ class Lives:
                 Counter(self.forgotten.dropped)
                 + Counter(life.reason for life in lives if life.state == "dropped")
             ),
-            over=tuple(sorted({*self.forgotten.over, *over})),
+            over={number: last for number, last in over.items() if last >= first},
         )
         self._starts = {segment: start for segment, start in self._starts.items() if segment >= first}
         return first, gone
@@ -160,11 +156,11 @@ class Lives:
                 f"group {number} was admitted before, with task {self.by_number[number].task_id!r}"
             )
         returned = list(now.returned)
-        if record.cursor == now.cursor and record.task_id in returned:
+        if record.num_taken == now.num_taken and record.task_id in returned:
             returned.remove(record.task_id)
         self._stand(
             num_admitted=max(now.num_admitted, number + 1),
-            cursor=max(now.cursor, record.cursor),
+            num_taken=max(now.num_taken, record.num_taken),
             returned=tuple(returned),
         )
         self.by_number[number] = Life(record.ticket, record.task_id, segment, segment)
@@ -176,7 +172,7 @@ class Lives:
         life = self._life(record.number)
         if life.state == "running":
             life.last_segment = segment
-            if self._keeps_content:
+            if self.keeps_content:
                 life.episodes[record.episode.index] = record.episode
         return (record.number,)
 
@@ -184,7 +180,7 @@ class Lives:
         moved = self._move((record.number,), "scored", segment)
         for life in moved:
             life.episodes.clear()
-            life.scored = record if self._keeps_content else None
+            life.scored = record if self.keeps_content else None
         return [life.ticket.number for life in moved]
 
     def _train(self, record: GroupsTrained, segment: int) -> Sequence[int]:
@@ -193,6 +189,7 @@ class Lives:
             life.step = record.step
             if life.selected_at is None:
                 life.selected_at = record.step - 1
+                life.steps_at_selection = self.standing.version_steps
         self._stand(step=record.step)
         return [life.ticket.number for life in moved]
 
@@ -205,12 +202,14 @@ class Lives:
             self._stand(returned=(*self.standing.returned, record.returns))
         return [life.ticket.number for life in moved]
 
-    def _roll_back(self, step: int) -> Sequence[int]:
-        touched = []
+    def _roll_back(self, record: RunResumed) -> Sequence[int]:
+        touched, step = [], record.step
         for number, life in self.by_number.items():
             if life.state == "trained" and life.step is not None and life.step > step:
                 life.state, life.step = "scored", None
                 touched.append(number)
+        if record.standing is not None:
+            self.standing = record.standing
         self._stand(step=step, version_steps=tuple(min(one, step) for one in self.standing.version_steps))
         return touched
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from penstock.buffer.admission import Dropped, Samples, StalenessGate, StepGroups, Ticket
 from penstock.buffer.group_log import GroupLog, NoGroupLog
-from penstock.types import ScoredGroup, Task
+from penstock.types import Episode, ScoredGroup, Task
 
 
 class BufferClosed(Exception):
@@ -37,13 +37,17 @@ class RolloutBuffer:
         self._check_open()
         return self.gate.admit()
 
-    async def start(self, ticket: Ticket, task: Task) -> None:
-        """The group that was admitted is an attempt at this task."""
-        await self._log.admitted(ticket, task)
+    async def start(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
+        """The group that was admitted is an attempt at this task. `num_taken` counts the new tasks taken so far."""
+        await self._log.admitted(ticket, task, num_taken)
+
+    def ended(self, ticket: Ticket, episode: Episode) -> None:
+        """An episode of a running group is over."""
+        self._log.ended(ticket.number, episode)
 
     async def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
         """The group waits for its step. False when it has no token to train on, and was dropped as `empty`."""
-        await self._log.finished(ticket, scored)
+        await self._log.finished(ticket, scored, samples)
         kept = self.gate.finish(ticket, scored, samples)
         if not kept:
             await self._log.dropped(ticket.number, "empty")

@@ -13,6 +13,7 @@ import msgspec
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import StalenessGate
 from penstock.buffer.blob_cleanup import CleaningLog
+from penstock.buffer.durable_log import DurableGroupLog
 from penstock.buffer.group_log import GroupLog, NoGroupLog
 from penstock.buffer.history import VersionHistory
 from penstock.buffer.rollout_buffer import RolloutBuffer
@@ -74,6 +75,8 @@ def build_controller(
     )
     if resume is not None:
         gate.restore(resume.gate)
+    if isinstance(parts.log, DurableGroupLog):
+        gate.history.on_issue = parts.log.issued
     blobs: BlobStore = parts.blobs if parts.blobs is not None else MemoryBlobs()
     buffer = RolloutBuffer(gate, log=CleaningLog(parts.log or NoGroupLog(), blobs))
     loop = ClosedLoop.of(staleness, buffer)
@@ -101,6 +104,7 @@ def build_controller(
         blobs=blobs,
         starting_updates=2 if config.model.trains_adapter else 1,
         resumed=resume.groups if resume is not None else (),
+        episodes=resume.episodes if resume is not None else None,
         publish_every=config.sync.every,
         activity=activity,
         events=told,

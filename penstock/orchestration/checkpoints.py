@@ -12,7 +12,7 @@ generated again.
 import math
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -126,7 +126,10 @@ class Checkpoints:
         events: Recorder,
         heldout: Callable[[], Sequence[tuple[int, float]]] = tuple,
         only_in_python: tuple[Part, ...] = (),
+        covered: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
+        """`covered` is told the step of the oldest one that is kept, after each that was written."""
+        self._covered = covered
         self._run = run
         self._trainer = trainer
         self._tasks = tasks
@@ -155,6 +158,9 @@ class Checkpoints:
                 await self._trainer.checkpoint(str(folder), {PROGRESS: progress}, self._superfluous(step))
         except (RemoteError, UserError) as error:
             self._events.log(f"the checkpoint of step {step} could not be written: {error}; the run goes on")
+            return
+        if self._covered is not None:
+            await self._covered(min(checkpoints_of(self._run)))
 
     def _progress(self, stand: Resume) -> Progress:
         gate = stand.gate

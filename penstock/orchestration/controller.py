@@ -10,7 +10,7 @@ code drives real processes and simulated ones.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from penstock.blobs.verification import check_group
@@ -47,6 +47,10 @@ class TaskSource(Protocol):
 
     def put_back(self, task: Task) -> None: ...
 
+    @property
+    def num_taken(self) -> int:
+        """New tasks taken so far; one that was put back and taken again counts once."""
+
 
 class Controller:
     """Runs steps until the planned number is reached or `stop` is called."""
@@ -67,6 +71,7 @@ class Controller:
         blobs: BlobStore,
         starting_updates: int = 1,
         resumed: Sequence[tuple[Ticket, Task]] = (),
+        episodes: Mapping[int, Mapping[int, Episode]] | None = None,
         publish_every: int = 1,
         activity: Activity,
         events: ControllerEvents,
@@ -74,7 +79,7 @@ class Controller:
         checkpoints: Checkpoints | None = None,
     ) -> None:
         """`starting_updates` is how many updates bring an engine to the weights of the start: an adapter comes
-        after the weights below it."""
+        after the weights below it. `episodes` are those of resumed groups that had ended, by group and index."""
         self.sync = sync
         self._trainers = trainers
         self._scorer = scorer
@@ -91,7 +96,10 @@ class Controller:
         self._events = events
         self._after_step = after_step
         self._checkpoints = checkpoints
-        self._admitted: dict[int, Task] = {}
+        self._episodes = dict(episodes or {})
+        self._admitted: dict[int, Task] = {
+            group.ticket.number: group.scored.group.task for group in buffer.gate.state().ready
+        }
         """The tasks of groups that are outstanding, and of some that no longer are."""
         self._stopping = False
         self._producing: set[asyncio.Task[None]] = set()
@@ -165,13 +173,13 @@ class Controller:
 
     def _start_group(self, background: asyncio.TaskGroup, ticket: Ticket, task: Task) -> None:
         self._admitted[ticket.number] = task
-        producing = background.create_task(self._produce(ticket, task))
+        producing = background.create_task(self._produce(ticket, task, self._tasks.num_taken))
         self._producing.add(producing)
         producing.add_done_callback(self._producing.discard)
 
-    async def _produce(self, ticket: Ticket, task: Task) -> None:
+    async def _produce(self, ticket: Ticket, task: Task, num_taken: int) -> None:
         """One group, from its task to the buffer. What goes wrong costs the group, with a reason."""
-        await self.buffer.start(ticket, task)
+        await self.buffer.start(ticket, task, num_taken)
         slot = self._events.begin_group()
         ended: list[Episode] = []
         try:
@@ -184,27 +192,40 @@ class Controller:
         except (RolloutFailed, ScoringFailed) as error:
             await self._drop(ticket, task, error.reason, str(error), ended)
         else:
-            self._failures.good()
-            reason = await self._intake.take(ticket, scored)
-            if reason is not None:
-                message = f"group {ticket.number} has nothing to train on"
-                self._events.dropped(group, reason, message, scored.scores)
+            await self._take_in(ticket, scored)
         finally:
             self._events.end_group(slot)
+
+    async def _take_in(self, ticket: Ticket, scored: ScoredGroup) -> None:
+        """Into the buffer, unless selection drops it or the log can't keep its blobs."""
+        self._failures.good()
+        group = scored.group
+        try:
+            reason = await self._intake.take(ticket, scored)
+        except BlobLost as error:
+            await self._drop(ticket, group.task, LOST_BLOB, str(error), group.episodes)
+            return
+        if reason is not None:
+            message = f"group {ticket.number} has nothing to train on"
+            self._events.dropped(group, reason, message, scored.scores)
 
     async def _generate(
         self, slot: int, ticket: Ticket, task: Task, scoring: GroupScoring, ended: list[Episode]
     ) -> Group:
         """The group; its episodes are in `ended` as they end, whatever becomes of the others."""
 
+        done = self._episodes.pop(ticket.number, {})
+
         def on_end(episode: Episode) -> None:
+            if episode.index not in done:
+                self.buffer.ended(ticket, episode)
             ended.append(episode)
             scoring.ended(episode)
 
         start = self._now()
         self.activity.num_generating += 1
         try:
-            return await self._runner.run_group(ticket.number, task, ended=on_end)
+            return await self._runner.run_group(ticket.number, task, ended=on_end, done=done)
         finally:
             self.activity.num_generating -= 1
             self._events.group_span(slot, "generate", start, ticket.number)

@@ -8,6 +8,7 @@ import gc
 import os
 import time
 
+from penstock.blobs import open_blobs
 from penstock.engines.engine_pool import EnginePool
 from penstock.interfaces import Scorer
 from penstock.observe.event_stream import EventStream
@@ -16,6 +17,7 @@ from penstock.observe.readers import ShownRun
 from penstock.observe.recorder import Recorder
 from penstock.observe.run_state import RunState
 from penstock.orchestration.assembly import Parts, build_controller, build_evaluator
+from penstock.orchestration.beginning import Beginning, begin
 from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.checkpoints import Checkpoints, Part, sweep_unfinished
 from penstock.orchestration.controller import Controller
@@ -34,7 +36,6 @@ from penstock.orchestration.worker_events import EventCollector
 from penstock.orchestration.workers import Workers, start_scorers, start_workers
 from penstock.rollout.episode_runner import EpisodeRunner
 from penstock.safe_files import write_private
-from penstock.tasks.stream import TaskStream
 
 
 class Session:
@@ -122,13 +123,25 @@ class Session:
     ) -> None:
         """However training ends, the model is saved if its trainer lives."""
         events = stream.of("controller")
+        async with begin(self._prepared, open_blobs(str(launcher.blobs)), events.log) as beginning:
+            await self._train_from(beginning, launcher, environments, stream, state)
+
+    async def _train_from(
+        self,
+        beginning: Beginning,
+        launcher: Launcher,
+        environments: Environments,
+        stream: EventStream,
+        state: RunState,
+    ) -> None:
+        events = stream.of("controller")
         try:
-            starting = unwrapped(start_workers(launcher, self._prepared, environments))
+            starting = unwrapped(start_workers(launcher, beginning.prepared, environments))
             workers = await self._ending.unless_hurried(starting)
         except Hurried:
             raise asyncio.CancelledError from None  # there is nothing to save yet
         try:
-            await self._ending.unless_hurried(self._with_scorers(launcher, workers, stream, state))
+            await self._ending.unless_hurried(self._with_scorers(beginning, launcher, workers, stream, state))
         except Hurried:
             await self._free_trainer()
         except Exception as error:
@@ -161,12 +174,17 @@ class Session:
             await self._controller.sync.abandon()
 
     async def _with_scorers(
-        self, launcher: Launcher, workers: Workers, stream: EventStream, state: RunState
+        self,
+        beginning: Beginning,
+        launcher: Launcher,
+        workers: Workers,
+        stream: EventStream,
+        state: RunState,
     ) -> None:
         scorer = self._scorer or await start_scorers(launcher, self._prepared)
         engine = EnginePool({one.name: one for one in workers.engines})
         episodes = await start_episodes(launcher, self._prepared, engine)
-        work = self._work(workers, engine, scorer, episodes, stream, state)
+        work = self._work(beginning, workers, engine, scorer, episodes, stream, state)
         try:
             await supervised(work, self._mortals(workers, engine))
         finally:
@@ -183,6 +201,7 @@ class Session:
 
     async def _work(
         self,
+        beginning: Beginning,
         workers: Workers,
         engine: EnginePool,
         scorer: Scorer,
@@ -193,22 +212,21 @@ class Session:
         check_capabilities(self._config, await engine.reports())
         config, prepared = self._config, self._prepared
         events, saved = stream.of("controller"), prepared.saved
-        tasks = TaskStream(prepared.tasks, seed=config.run.seed, shuffle=config.tasks.shuffle)
-        if saved is not None:
-            tasks.restore(saved.progress.tasks)
-        checkpoints = self._checkpoints(workers, tasks, events, state)
+        checkpoints = self._checkpoints(beginning, workers, events, state)
         parts = Parts(
             engine=engine,
             trainers=[workers.trainer],
             scorer=scorer,
             tokenizer=prepared.tokenizer,
-            tasks=tasks,
+            tasks=beginning.tasks,
             episodes=episodes,
+            log=beginning.log,
             blobs=workers.blobs,
             checkpoints=checkpoints,
         )
-        resume = None if saved is None else saved.progress.resume(config)
-        controller = self._controller = build_controller(config, parts, resume=resume, events=stream)
+        controller = self._controller = build_controller(
+            config, parts, resume=beginning.resume, events=stream
+        )
         monitor = RunMonitor(stream, state, controller, workers.engines, watchdog_s=config.observe.watchdog_s)
         evaluations = EvaluationSchedule(
             build_evaluator(config, parts, prepared.heldout),
@@ -235,19 +253,20 @@ class Session:
                 task.cancel()
 
     def _checkpoints(
-        self, workers: Workers, tasks: TaskStream, events: Recorder, state: RunState
+        self, beginning: Beginning, workers: Workers, events: Recorder, state: RunState
     ) -> Checkpoints:
         run, prepared = self._config.run, self._prepared
         own_reward: tuple[Part, ...] = () if self._scorer is None else ("reward",)
         return Checkpoints(
             prepared.folder,
             workers.trainer,
-            tasks,
+            beginning.tasks,
             every=run.checkpoint_every,
             keep=run.keep_checkpoints,
             events=events,
             heldout=lambda: state.heldout,
             only_in_python=(*own_reward, *prepared.only_in_python),
+            covered=None if beginning.log is None else beginning.log.covered,
         )
 
     async def _train(

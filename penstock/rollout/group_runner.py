@@ -1,7 +1,7 @@
 """From a task to a group: G episodes at once, the failed ones kept apart."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from penstock.errors import RolloutFailed, UserError
 from penstock.rollout.episode_runner import REFUSED, EpisodeRunner
@@ -44,13 +44,19 @@ class RolloutRunner:
         self._failed_in_a_row = 0
 
     async def run_group(
-        self, number: int, task: Task, *, ended: Callable[[Episode], None] = lambda episode: None
+        self,
+        number: int,
+        task: Task,
+        *,
+        ended: Callable[[Episode], None] = lambda episode: None,
+        done: Mapping[int, Episode] | None = None,
     ) -> Group:
-        """All episodes of one group. `ended` is told of each as it ends. Raises `RolloutFailed` when too
-        few are good, and what ends the run."""
+        """All episodes of one group. `ended` is told of each as it ends; those in `done`, by index, have ended
+        before. Raises `RolloutFailed` when too few are good, and what ends the run."""
+        known = done or {}
 
         async def run(index: int) -> Episode:
-            episode = await self._episodes.run(self._spec(number, index, task))
+            episode = known.get(index) or await self._episodes.run(self._spec(number, index, task))
             ended(episode)
             return episode
 

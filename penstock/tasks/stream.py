@@ -39,6 +39,20 @@ class TaskStream:
         """How many times the whole set has been taken."""
         return self._epoch
 
+    @property
+    def num_taken(self) -> int:
+        """New tasks taken so far; one that was put back and taken again counts once."""
+        return self._epoch * len(self._tasks) + self._position
+
+    def task(self, task_id: str) -> Task:
+        return self._by_id[task_id]
+
+    def move_to(self, num_taken: int, returned: Sequence[str]) -> None:
+        """Go on as a stream of which this many new tasks were taken and these put back."""
+        epoch, position = divmod(num_taken, len(self._tasks))
+        self._start_epoch(epoch, position)
+        self._returned = deque(self._by_id[task_id] for task_id in returned)
+
     def next(self) -> Task:
         if self._returned:
             return self._returned.popleft()

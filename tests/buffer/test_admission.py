@@ -1,6 +1,7 @@
+import msgspec
 import numpy as np
 
-from penstock.buffer.admission import Late, StalenessGate, Ticket
+from penstock.buffer.admission import Late, ReadyGroup, StalenessGate, Ticket
 from penstock.buffer.history import VersionHistory
 from penstock.channel import codec
 from penstock.types import Episode, Group, SamplingParams, Score, ScoredGroup, Task, Turn
@@ -199,3 +200,26 @@ def test_its_state_goes_on_in_another_gate() -> None:
     other.trained(again)
     assert other.step == 1
     assert other.admit().number == 5
+
+
+def test_a_group_that_a_rollback_returned_goes_first_and_is_never_late() -> None:
+    """It was selected at step 5, and the run went back to step 3; whatever its bound, it trains as it was."""
+    for late in ("mask", "drop", "wait"):
+        one = gate(late, per_step=1, max_staleness=1)
+        one.step = one.served_step = 3
+        fresh = one.admit()
+        one.finish(fresh, scored(fresh.number, [3]))
+        state = one.state()
+        old = ReadyGroup(
+            ticket=Ticket(number=90, bound=0, deadline=1),
+            scored=scored(90, [1, 1]),
+            samples=(scored(90, [1, 1]).samples(0),),
+            oldest_step=1,
+            selected_at=5,
+        )
+        other = gate(late, per_step=1, max_staleness=1)
+        other.restore(msgspec.structs.replace(state, ready=(*state.ready, old)))
+        taken, dropped = other.select()
+        assert taken is not None
+        assert (taken.numbers, dropped) == ((90,), [])
+        assert taken.groups[0].samples[0][0].num_loss_tokens == 2

@@ -27,12 +27,12 @@ from penstock.buffer.lives import Lives
 from tests.buffer.test_admission import scored
 
 
-def admitted(number: int, cursor: int | None = None) -> GroupAdmitted:
+def admitted(number: int, num_taken: int | None = None) -> GroupAdmitted:
     return GroupAdmitted(
         ticket=Ticket(number=number, bound=2, deadline=2),
         task_id=f"t{number}",
         prompt="p",
-        cursor=number + 1 if cursor is None else cursor,
+        num_taken=number + 1 if num_taken is None else num_taken,
     )
 
 
@@ -111,7 +111,7 @@ def _plain(lives: Lives) -> tuple[object, ...]:
     standing = lives.standing
     return (
         standing.num_admitted,
-        standing.cursor,
+        standing.num_taken,
         standing.returned,
         standing.version_steps,
         standing.step,

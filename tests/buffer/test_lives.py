@@ -33,9 +33,9 @@ def test_versions_of_a_history_that_was_given_up_count_from_the_step_that_is_sha
 def test_a_task_that_was_put_back_is_tried_again_once() -> None:
     lives = lived(admitted(0), finished(0), GroupDropped(number=0, reason="stale", returns="t0"))
     assert lives.standing.returned == ("t0",)
-    again = admitted(1, cursor=1)
-    lives.apply(type(again)(ticket=again.ticket, task_id="t0", prompt="p", cursor=1))
-    assert (lives.standing.returned, lives.standing.cursor) == ((), 1)
+    again = admitted(1, num_taken=1)
+    lives.apply(type(again)(ticket=again.ticket, task_id="t0", prompt="p", num_taken=1))
+    assert (lives.standing.returned, lives.standing.num_taken) == ((), 1)
     lives.apply(GroupDropped(number=1, reason="score_error"))
     assert lives.standing.returned == ()
 

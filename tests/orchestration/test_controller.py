@@ -49,6 +49,10 @@ class Tasks:
         self.issued.append(task.id)
         return task
 
+    @property
+    def num_taken(self) -> int:
+        return 0
+
     def put_back(self, task: Task) -> None:
         self.returned.append(task.id)
         self._queue.append(task)

@@ -365,7 +365,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_step(
 
 def test_a_resumed_run_skips_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two groups a step for 25 steps are the 50 tasks, each once, though groups were under way in the middle."""
-    settings = {"run": {"steps": 25, "checkpoint_every": 10, "keep_checkpoints": 9}}
+    settings = {"run": {"steps": 25, "checkpoint_every": 10, "keep_checkpoints": 9, "journal": False}}
     trained = []
     for _ in range(2):
         run = Run(tmp_path, monkeypatch, **settings)
@@ -383,3 +383,27 @@ def test_a_resumed_run_skips_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(second) == 2 * 30
     assert set(first) == {str(number) for number in range(50)}
     assert before.num_admitted > 20  # some were under way
+
+
+def test_a_run_with_a_journal_generates_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes back from step 25 to step 10: its last 30 groups are trained again, as they are."""
+    settings = {"run": {"steps": 25, "checkpoint_every": 10, "keep_checkpoints": 9}}
+    first = Run(tmp_path, monkeypatch, **settings)
+    first.play(lambda run: asyncio.sleep(0))
+    for step in (25, 20):
+        shutil.rmtree(tmp_path / "checkpoints" / f"step-{step}")
+    second = Run(tmp_path, monkeypatch, **settings)
+    second.saved = last_checkpoint(tmp_path)
+    scored: list[str] = []
+    second.reward = lambda task, completion: scored.append(task.id) or 1.0
+    second.play(lambda run: asyncio.sleep(0))
+    assert scored == []
+    assert [plan.step for plan in second.trainer.plans] == list(range(11, 26))
+    assert [plan.publishes for plan in second.trainer.plans] == list(range(27, 42))
+
+    def rewards(plan: StepPlan) -> list[list[float]]:
+        return [[score.value for score in scores] for scores in plan.scores]
+
+    assert list(map(rewards, second.trainer.plans)) == list(map(rewards, first.trainer.plans[10:]))

@@ -77,6 +77,10 @@ class Tasks:
     def next(self) -> Task:
         return Task(id="t", prompt="p")
 
+    @property
+    def num_taken(self) -> int:
+        return 0
+
     def put_back(self, task: Task) -> None:
         raise AssertionError("nothing is dropped here")
 

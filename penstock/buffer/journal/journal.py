@@ -93,13 +93,16 @@ class Journal:
         self._wanted.set()
         return future
 
-    async def collect(self, covered: Callable[[], tuple[int, bytes]]) -> None:
+    async def collect(self, covered: Callable[[], tuple[int, bytes] | None]) -> None:
         """Remove old segments. `covered` says, in the writing thread and between two commits, which segment is the
-        first to stay, and what stands for those before it from now on."""
+        first to stay, and what stands for those before it from now on; or None when all stay."""
         async with self._order:
-            await self._in_thread(lambda: self._collect(*covered()))
+            await self._in_thread(lambda: self._collect(covered()))
 
-    def _collect(self, first: int, state: bytes) -> None:
+    def _collect(self, covered: tuple[int, bytes] | None) -> None:
+        if covered is None:
+            return
+        first, state = covered
         if first > self._segment:
             raise ValueError(f"segment {first} is not written yet; the current one is {self._segment}")
         self._files.replace(BASE, base_file(first, state))

@@ -1,0 +1,64 @@
+"""Where a run begins, or goes on: its journal, its place in the tasks, and what it still has to do."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from penstock.buffer.durable_log import FOLDER, DurableGroupLog, open_log
+from penstock.interfaces import BlobStore
+from penstock.orchestration.preflight import Prepared
+from penstock.orchestration.recovery import recover, remove_other_history
+from penstock.orchestration.resume import Resume
+from penstock.tasks.stream import TaskStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What a session starts its workers and its controller with."""
+
+    prepared: Prepared
+    """A saved run with every version that was issued before, also after its checkpoint."""
+    tasks: TaskStream
+    resume: Resume | None = None
+    log: DurableGroupLog | None = None
+    """None: the run has no journal."""
+
+
+@asynccontextmanager
+async def begin(prepared: Prepared, blobs: BlobStore, say: Callable[[str], None]) -> AsyncIterator[Beginning]:
+    """Without checkpoints there is nothing to go on from, so there is no journal either."""
+    config, saved = prepared.config, prepared.saved
+    tasks = TaskStream(prepared.tasks, seed=config.run.seed, shuffle=config.tasks.shuffle)
+    has_journal = config.run.journal and config.run.checkpoint_every > 0
+    reached = None if saved is None or not has_journal else saved.progress.step
+    if remove_other_history(prepared.folder / FOLDER, reached):
+        say(
+            "the journal does not reach the checkpoint: it begins anew, and groups under way are generated again"
+        )
+    if not has_journal:
+        if saved is not None:
+            tasks.restore(saved.progress.tasks)
+        resume = None if saved is None else saved.progress.resume(config)
+        yield Beginning(prepared=prepared, tasks=tasks, resume=resume)
+        return
+    async with open_log(prepared.folder / FOLDER, blobs=blobs, say=say) as log:
+        if saved is None:
+            yield Beginning(prepared=prepared, tasks=tasks, log=log)
+            return
+        resume = await recover(log, saved.progress, config, tasks)
+        say(describe(resume))
+        progress = msgspec.structs.replace(saved.progress, history=resume.history)
+        going_on = replace(prepared, saved=replace(saved, progress=progress))
+        yield Beginning(prepared=going_on, tasks=tasks, resume=resume, log=log)
+
+
+def describe(resume: Resume) -> str:
+    """What was saved of the work after the checkpoint, in a sentence."""
+    gate = resume.gate
+    episodes = sum(map(len, resume.episodes.values()))
+    return (
+        f"going on after step {gate.step} with {len(gate.ready)} finished groups from the journal; "
+        f"{len(gate.running)} groups were under way, {episodes} of their episodes finished"
+    )

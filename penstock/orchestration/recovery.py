@@ -1,0 +1,102 @@
+"""From a journal and a checkpoint to where a controller goes on.
+
+Groups that were finished go back to the buffer, not to the engines; those that undone steps had trained are first.
+Groups that were running are generated on under their old numbers, and their finished episodes are kept.
+"""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from penstock.buffer.admission import ReadyGroup, masked_before, oldest_step
+from penstock.buffer.durable_log import DurableGroupLog, read_lives
+from penstock.buffer.history import HistoryState, VersionHistory
+from penstock.buffer.journal.journal_files import DiskFiles
+from penstock.buffer.life_records import Standing, samples_of
+from penstock.buffer.lives import Life
+from penstock.errors import BlobLost
+from penstock.orchestration.checkpoints import Progress
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.controller import LOST_BLOB
+from penstock.orchestration.resume import Resume
+from penstock.tasks.stream import TaskStream
+
+
+def remove_other_history(folder: Path, step: int | None) -> bool:
+    """Remove a journal that does not know `step`, since the run went on without it; None removes any."""
+    if not folder.exists():
+        return False
+    if step is not None and read_lives(DiskFiles(folder), keeps_content=False).standing.step >= step:
+        return False
+    shutil.rmtree(folder)
+    return True
+
+
+async def recover(
+    log: DurableGroupLog, progress: Progress, config: PenstockConfig, tasks: TaskStream
+) -> Resume:
+    """Where the run goes on, with `tasks` at their place. The journal is told first that it does."""
+    tasks.restore(progress.tasks)
+    plain = progress.resume(config)
+    if not log.lives.standing.version_steps:
+        await log.resumed(progress.step, _standing(progress, tasks))
+        return plain
+    await log.resumed(progress.step)
+    standing, lives = log.lives.standing, log.lives.by_number.values()
+    tasks.move_to(standing.num_taken, standing.returned)
+    history = VersionHistory(progress.history.policy, standing.version_steps)
+    ready = []
+    for life in [life for life in lives if life.state == "scored"]:
+        group = _ready(life, history, config, tasks)
+        try:
+            log.bring_back_blobs(group.scored.group)
+            ready.append(group)
+        except BlobLost:
+            await log.dropped(life.ticket.number, LOST_BLOB)
+    running = [life for life in lives if life.state == "running"]
+    outstanding = [*running, *(log.lives.by_number[group.ticket.number] for group in ready)]
+    resume = Resume(
+        gate=msgspec.structs.replace(
+            plain.gate,
+            num_admitted=standing.num_admitted,
+            ready=tuple(ready),
+            running=tuple(
+                msgspec.structs.replace(life.ticket, deadline=progress.step + life.ticket.bound)
+                for life in running
+            ),
+        ),
+        history=HistoryState(policy=history.policy, steps=standing.version_steps),
+        running={life.ticket.number: tasks.task(life.task_id) for life in outstanding},
+        episodes={life.ticket.number: dict(life.episodes) for life in running},
+    )
+    log.lives.let_go()
+    return resume
+
+
+def _ready(life: Life, history: VersionHistory, config: PenstockConfig, tasks: TaskStream) -> ReadyGroup:
+    assert life.scored is not None, "a group that may be trained keeps what it consists of"
+    scored = life.scored.with_task(tasks.task(life.task_id))
+    samples = samples_of(life.scored, scored)
+    oldest = oldest_step(samples, history)
+    assert oldest is not None, "a group without loss was dropped"
+    if life.selected_at is not None and config.staleness.late == "mask":
+        then = VersionHistory(history.policy, life.steps_at_selection)
+        samples = masked_before(life.selected_at - life.ticket.bound, samples, then)
+    return ReadyGroup(
+        ticket=life.ticket,
+        scored=scored,
+        samples=samples,
+        oldest_step=oldest,
+        selected_at=life.selected_at,
+    )
+
+
+def _standing(progress: Progress, tasks: TaskStream) -> Standing:
+    return Standing(
+        num_admitted=progress.num_admitted,
+        num_taken=tasks.num_taken,
+        returned=progress.tasks.returned,
+        version_steps=progress.history.steps,
+        step=progress.step,
+    )
