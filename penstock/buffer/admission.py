@@ -114,16 +114,18 @@ class StalenessGate:
         self._num_admitted = 0
         self._num_trained = 0
         self._running: dict[int, Ticket] = {}
+        self._held: dict[int, Ticket] = {}
+        """Running before a restart, and not begun again yet."""
         self._ready: dict[int, ReadyGroup] = {}
         self._training: dict[int, ReadyGroup] = {}
 
     @property
     def outstanding(self) -> int:
-        return len(self._running) + len(self._ready) + len(self._training)
+        return len(self._held) + len(self._running) + len(self._ready) + len(self._training)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._held) + len(self._running)
 
     @property
     def num_ready(self) -> int:
@@ -156,6 +158,19 @@ class StalenessGate:
         self._num_admitted += 1
         self._running[ticket.number] = ticket
         return ticket
+
+    def may_readmit(self) -> bool:
+        """As for a new group, among those that are under way again. After a rollback many groups may be ready, and
+        what is generated behind them would grow old."""
+        return self.outstanding - len(self._held) < self.limit and not self.stocked
+
+    def readmit(self, ticket: Ticket) -> Ticket:
+        """A group that was running before a restart is generated on, under its number and bound."""
+        assert self.may_readmit()
+        del self._held[ticket.number]
+        again = msgspec.structs.replace(ticket, deadline=self.served_step + ticket.bound)
+        self._running[ticket.number] = again
+        return again
 
     def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
         """The group is generated and scored: it waits for its step. `samples` are those of its episodes,
@@ -210,17 +225,17 @@ class StalenessGate:
             max_staleness=self.max_staleness,
             num_admitted=self._num_admitted,
             num_trained=self._num_trained,
-            running=tuple(self._running.values()),
+            running=(*self._held.values(), *self._running.values()),
             ready=(*self._training.values(), *self._ready.values()),
         )
 
     def restore(self, state: GateState) -> None:
-        """Go on from `state`. Whoever restores generates the running groups again, under their old numbers."""
+        """Go on from `state`. Whoever restores readmits the running groups, under their old numbers."""
         assert not self.outstanding, "a gate is restored before anything is admitted"
         self.step, self.served_step = state.step, state.served_step
         self.max_staleness = state.max_staleness
         self._num_admitted, self._num_trained = state.num_admitted, state.num_trained
-        self._running = {ticket.number: ticket for ticket in state.running}
+        self._held = {ticket.number: ticket for ticket in state.running}
         self._ready = {group.ticket.number: group for group in state.ready}
 
     def _drop_late(self) -> list[Dropped]:

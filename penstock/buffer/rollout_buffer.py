@@ -37,6 +37,13 @@ class RolloutBuffer:
         self._check_open()
         return self.gate.admit()
 
+    async def readmit(self, ticket: Ticket) -> Ticket:
+        """Leave to go on with a group that was running before a restart."""
+        while not self.gate.may_readmit():
+            await self._wait()
+        self._check_open()
+        return self.gate.readmit(ticket)
+
     async def start(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
         """The group that was admitted is an attempt at this task. `num_taken` counts the new tasks taken so far."""
         await self._log.admitted(ticket, task, num_taken)

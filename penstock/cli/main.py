@@ -153,12 +153,25 @@ def samples(
 
 
 @app.command()
+def inspect(
+    run: Annotated[str, typer.Argument(help="A run folder, or its name in runs/.")],
+    group: Annotated[int | None, typer.Option(min=0, help="Show the whole life of this group.")] = None,
+    debug: Debug = False,
+) -> None:
+    """What became of a run's groups: how many are in each state, and why some were dropped. Also while it runs."""
+    from penstock.cli.inspect import print_run
+
+    with contextlib.suppress(BrokenPipeError):
+        print_run(run, group=group)
+
+
+@app.command()
 def resume(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …")] = None,
     debug: Debug = False,
 ) -> None:
-    """Go on with a run from its last checkpoint, in its folder; run.steps=N makes it longer."""
+    """Go on with a run from its last checkpoint and its journal, in its folder; run.steps=N makes it longer."""
     _say_that_it_starts()
     from penstock.api import run
     from penstock.cli.report import print_summary

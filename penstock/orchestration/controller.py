@@ -99,7 +99,7 @@ class Controller:
         self._episodes = dict(episodes or {})
         self._admitted: dict[int, Task] = {
             group.ticket.number: group.scored.group.task for group in buffer.gate.state().ready
-        }
+        } | {ticket.number: task for ticket, task in resumed}
         """The tasks of groups that are outstanding, and of some that no longer are."""
         self._stopping = False
         self._producing: set[asyncio.Task[None]] = set()
@@ -160,7 +160,11 @@ class Controller:
 
     async def _feed(self, background: asyncio.TaskGroup) -> None:
         """Start groups: first those that were under way before a restart, then as many as may be admitted."""
-        for ticket, task in self._resumed:
+        for held, task in self._resumed:
+            try:
+                ticket = await self.buffer.readmit(held)
+            except BufferClosed:
+                return
             self._start_group(background, ticket, task)
         while not self._stopping:
             start, reason = self._now(), self.buffer.waiting_for()[0]

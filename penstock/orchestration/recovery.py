@@ -61,10 +61,7 @@ async def recover(
             plain.gate,
             num_admitted=standing.num_admitted,
             ready=tuple(ready),
-            running=tuple(
-                msgspec.structs.replace(life.ticket, deadline=progress.step + life.ticket.bound)
-                for life in running
-            ),
+            running=tuple(life.ticket for life in running),
         ),
         history=HistoryState(policy=history.policy, steps=standing.version_steps),
         running={life.ticket.number: tasks.task(life.task_id) for life in outstanding},

@@ -194,11 +194,15 @@ def test_its_state_goes_on_in_another_gate() -> None:
     other = gate(per_step=2, max_staleness=1)
     other.restore(state)
     assert (other.num_running, other.num_ready, other.outstanding, other.max_staleness) == (2, 3, 5, 3)
+    assert not other.may_readmit()  # a step's worth of groups waits
     again, _ = other.select()
     assert again is not None
     assert again.numbers == taken.numbers
     other.trained(again)
     assert other.step == 1
+    other.served_step = 1
+    assert other.readmit(tickets[3]) == Ticket(number=3, bound=3, deadline=4)
+    assert [ticket.number for ticket in other.state().running] == [4, 3]
     assert other.admit().number == 5
 
 

@@ -1,10 +1,16 @@
 """A run that crashes at random moments trains on every group once, and generates none that was finished again."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from penstock.buffer.admission import Ticket
+from penstock.buffer.durable_log import open_log
 from penstock.buffer.ledger import LedgerCounts, rows_of
+from penstock.orchestration.recovery import remove_other_history
+from penstock.types import Task
+from tests.buffer.test_admission import scored
 from tests.orchestration.crash_world import CrashWorld, audit, naming
 
 
@@ -19,6 +25,21 @@ def test_every_group_is_trained_once_through_any_crash(pytestconfig: pytest.Conf
             _audit_ledger(world)
         crashes += world.crashes
     assert crashes > count
+
+
+def test_a_journal_that_the_run_went_on_without_is_removed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with open_log(tmp_path / "journal") as log:
+            await log.admitted(Ticket(number=0, bound=1, deadline=1), Task(id="t", prompt="p"), 1)
+            await log.finished(Ticket(number=0, bound=1, deadline=1), scored(0, [0]))
+            await log.trained(4, [0])
+
+    asyncio.run(scene())
+    assert not remove_other_history(tmp_path / "none", 4)
+    assert not remove_other_history(tmp_path / "journal", 4)
+    assert (tmp_path / "journal").exists()
+    assert remove_other_history(tmp_path / "journal", 5)
+    assert not (tmp_path / "journal").exists()
 
 
 def _audit_ledger(world: CrashWorld) -> None:

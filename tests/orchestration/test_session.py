@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from penstock.blobs import MemoryBlobs
+from penstock.buffer.ledger import LedgerCounts
 from penstock.config.loader import build
 from penstock.errors import Diverged, PenstockError, UserError, WorkerDied
 from penstock.observe.events import LogLine
@@ -383,6 +384,18 @@ def test_a_resumed_run_skips_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(second) == 2 * 30
     assert set(first) == {str(number) for number in range(50)}
     assert before.num_admitted > 20  # some were under way
+
+
+def test_a_run_that_went_on_without_its_journal_begins_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for steps, journal in ((4, True), (8, False), (12, True), (16, True)):
+        run = Run(tmp_path, monkeypatch, run={"steps": steps, "checkpoint_every": 2, "journal": journal})
+        run.saved = last_checkpoint(tmp_path) if steps > 4 else None
+        run.play(lambda run: asyncio.sleep(0))
+        assert [plan.step for plan in run.trainer.plans] == list(range(steps - 3, steps + 1))
+        assert (tmp_path / "journal").exists() == journal
+    assert LedgerCounts(tmp_path / "journal" / "ledger.sqlite").states["trained"] == 2 * 8
 
 
 def test_a_run_with_a_journal_generates_nothing_again(

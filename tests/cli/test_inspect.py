@@ -1,0 +1,90 @@
+"""Counts, drops and one group's life, in 80 columns and with others' text escaped."""
+
+import asyncio
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from penstock.buffer.admission import Ticket
+from penstock.buffer.durable_log import FOLDER, open_log
+from penstock.cli.inspect import print_run
+from penstock.errors import UserError
+from penstock.types import ScoredGroup, Task
+from tests.buffer.test_admission import scored
+
+
+def answered(number: int, text: str) -> ScoredGroup:
+    group = scored(number, [4, 5])
+    episode = group.group.episodes[0]
+    turn = msgspec.structs.replace(episode.turns[0], text=text)
+    episode = msgspec.structs.replace(episode, turns=(turn,))
+    return msgspec.structs.replace(group, group=msgspec.structs.replace(group.group, episodes=(episode,)))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    async def scene() -> None:
+        async with open_log(tmp_path / FOLDER) as log:
+            for number in range(4):
+                ticket = Ticket(number=number, bound=2, deadline=2)
+                await log.admitted(ticket, Task(id=f"t{number}", prompt="what is\n1+1?"), number + 1)
+                if number < 3:
+                    await log.finished(ticket, answered(number, "it is \x1b[31m2" + "!" * 90))
+            await log.trained(7, [0])
+            await log.resumed(6)
+            await log.trained(7, [0])
+            await log.dropped(2, "stale")
+
+    asyncio.run(scene())
+    return tmp_path
+
+
+def shown(run: Path, group: int | None = None) -> str:
+    output = io.StringIO()
+    print_run(str(run), group=group, console=Console(file=output, width=80))
+    text = output.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    return text
+
+
+def test_counts_by_state_the_oldest_and_drops_by_reason(run: Path) -> None:
+    text = shown(run)
+    assert "4 groups" in text
+    rows = [line.split("│")[1:-1] for line in text.splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["running: being generated or scored", "1", "3 (task t3)"],
+        ["scored: waiting for their step", "1", "1 (task t1)"],
+        ["trained: in the weights", "1", "0 (task t0)"],
+        ["dropped: left without being trained", "1", "2 (task t2)"],
+    ]
+    assert "       1  stale" in text
+
+
+def test_the_whole_life_of_a_group_with_its_text(run: Path) -> None:
+    lines = [line.strip() for line in shown(run, group=0).splitlines()]
+    assert lines[:6] == [
+        "group 0",
+        "admitted: task t0, at most 2 updates old",
+        "what is",
+        "1+1?",
+        "finished and scored: 1 episodes",
+        "episode 0 · 2 tokens · version 4–5 · reward 1",
+    ]
+    assert lines[6] == "it is"
+    assert lines[7].startswith("\\x1b[31m2!!!")
+    assert lines[-3:] == [
+        "trained in step 7",
+        "waits again: the run went back to step 6",
+        "trained in step 7",
+    ]
+    assert "dropped: stale; its task goes back" in shown(run, group=2)
+
+
+def test_what_is_not_there_is_said(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the journal has no group 9: it was never admitted, or a checkpoint"):
+        shown(run, group=9)
+    with pytest.raises(UserError, match="has no journal: a run keeps one when it has checkpoints"):
+        shown(tmp_path / FOLDER)
