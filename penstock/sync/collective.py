@@ -11,7 +11,7 @@ serve. Over gloo on a CPU or on GPUs that are shared, over NCCL where every memb
 
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -30,6 +30,7 @@ from penstock.sync.private_group import (
 from penstock.sync.side_stream import side_stream
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
 from penstock.sync.staging_receiver import StagingReceiver
+from penstock.transfer import mark
 from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "collective"
@@ -57,6 +58,8 @@ class CollectivePublisher(SlotPublisher):
         self._meetings: dict[int, str] = {}
         """The name under which each version is sent next."""
         self._offered: dict[str, torch.Tensor] = {}
+        self._copied: dict[int, Callable[[], None]] = {}
+        """By slot: waits until the snapshot in it is there."""
         self._members: set[str] = set()
         self._epoch = -1
         self._group: PrivateGroup | None = None
@@ -113,7 +116,12 @@ class CollectivePublisher(SlotPublisher):
         """The next one is made ready while one travels."""
         device = self._device if group.backend == "nccl" else torch.device("cpu")
         transfers: list[Transfer] = []
-        for data in one_ahead(lambda bucket: bucket.to(device), buckets):
+
+        def ready(bucket: torch.Tensor) -> torch.Tensor:
+            with side_stream(bucket.device):
+                return bucket.to(device)
+
+        for data in one_ahead(ready, buckets):
             if data.numel():
                 transfers.append(group.broadcast(data))
             if len(transfers) > 1:
@@ -128,6 +136,16 @@ class CollectivePublisher(SlotPublisher):
 
     def _make_bucket(self, slot: int, number: int, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8, device=self._device)
+
+    def _fill(self, slot: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        super()._fill(slot, tensors)
+        self._copied[slot] = mark(self._device)
+
+    def _fingerprint(self, slot: int) -> dict[str, int]:
+        """Beside the next step, which the trainer may have queued by now."""
+        self._copied[slot]()
+        with side_stream(self._device):
+            return super()._fingerprint(slot)
 
     def _offer(self, number: int, payload: Payload, data: torch.Tensor) -> str:
         name = f"{self._place}/{self._meeting}/{number}"

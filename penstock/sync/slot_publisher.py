@@ -15,6 +15,7 @@ from penstock.sync.delta import encode
 from penstock.sync.fingerprint import Fingerprinter, Shard
 from penstock.sync.look_ahead import one_ahead
 from penstock.sync.ring import SlotRing
+from penstock.sync.side_stream import side_stream
 from penstock.sync.staged_bucket import checksum
 from penstock.types import (
     DEFAULT_POLICY,
@@ -107,6 +108,7 @@ class SlotPublisher:
         slot = self._ring.ask_for(version)
         base = self._bases.of(version, full=full)
         is_delta = self._publishing.selection == "delta"
+        fingerprint = self._fingerprint(slot)  # on a GPU, the snapshot is there when this is
         payloads: tuple[Payload, ...] = ()
         if self.moves or (is_delta and base is not None):
             names, payloads = self._pack(version, slot, base if is_delta else None)
@@ -119,7 +121,7 @@ class SlotPublisher:
             tensors=self._specs,
             buckets=names,
             payloads=payloads,
-            fingerprint=self._fingerprint(slot),
+            fingerprint=fingerprint,
             selection="full" if is_delta and base is None else self._publishing.selection,
             base=base,
             adapter=self._publishing.adapter,
@@ -174,7 +176,9 @@ class SlotPublisher:
             bucket, packed = self._buckets[slot][number], None
             encoding: Encoding = "dense"
             if before is not None:
-                encoding, packed = encode(bucket, before[number], width=unit_width(self._specs_of[number]))
+                with side_stream(bucket.device):
+                    width = unit_width(self._specs_of[number])
+                    encoding, packed = encode(bucket, before[number], width=width)
             data = bucket if packed is None else torch.from_numpy(packed.copy())
             is_read_in_place = packed is None and not self.moves
             checked = None if data.is_cuda or is_read_in_place else checksum(data)

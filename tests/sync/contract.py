@@ -53,7 +53,7 @@ class TransportContract:
 
     @pytest.fixture(autouse=True)
     def meet(self, tmp_path: Path) -> Any:
-        self.at = Rendezvous(tmp_path, token="secret")
+        self.at = Rendezvous(tmp_path, token="secret", device=self.device)
         self.opened: list[Any] = []
         yield
         for each in self.opened:

@@ -37,6 +37,11 @@ class TestCollective(TransportContract):
                 assert not thread.is_alive()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="weights are on a GPU")
+class TestCollectiveOfAGpu(TestCollective):
+    device = "cuda"
+
+
 def meet_again(senders: list[CollectivePublisher], update: WeightUpdate) -> WeightUpdate:
     """The same buckets under the name of another meeting."""
     names, meeting = [], secrets.token_hex(4)

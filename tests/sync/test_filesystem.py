@@ -22,6 +22,11 @@ class TestFilesystem(TransportContract):
         monkeypatch.setattr(filesystem, "PATIENCE_S", 0.0)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="weights are on a GPU")
+class TestFilesystemOfAGpu(TestFilesystem):
+    device = "cuda"
+
+
 def test_files_go_when_every_engine_has_their_version(tmp_path: Path) -> None:
     source = make_tensors(0)
     publisher = FilesystemPublisher(source, Publishing(bucket_bytes=600), folder=tmp_path)

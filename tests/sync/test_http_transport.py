@@ -20,6 +20,11 @@ class TestHttp(TransportContract):
     transport = "http"
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="weights are on a GPU")
+class TestHttpOfAGpu(TestHttp):
+    device = "cuda"
+
+
 @pytest.fixture
 def world() -> Iterator[tuple[Tensors, HttpPublisher]]:
     source = {"w": torch.randn(1000, generator=torch.Generator().manual_seed(0))}

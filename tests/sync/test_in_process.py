@@ -10,8 +10,18 @@ class TestInProcess(TransportContract):
     transport = "in_process"
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="weights are on a GPU")
+class TestInProcessOfAGpu(TestInProcess):
+    device = "cuda"
+
+
 class TestInProcessStaged(TransportContract):
     transport = "in_process_staged"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="weights are on a GPU")
+class TestInProcessStagedOfAGpu(TestInProcessStaged):
+    device = "cuda"
 
 
 def test_staging_takes_a_copy_that_outlives_the_slot() -> None:

@@ -13,6 +13,11 @@ class TestSharedMemory(TransportContract):
     transport = "shared_memory"
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="weights are on a GPU")
+class TestSharedMemoryOfAGpu(TestSharedMemory):
+    device = "cuda"
+
+
 class SkipsOneTensor(SharedMemoryReceiver):
     def _copy(self, name: str, live: torch.Tensor, published: torch.Tensor) -> None:
         if name != "norm":
