@@ -14,12 +14,12 @@ Requests are held while new weights wait for those before them to end (`sync.int
 """
 
 import bisect
-import heapq
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from penstock.engines.embedded.prefix_cache import PrefixCache
 from penstock.engines.embedded.sequence import Sequence
+from penstock.engines.embedded.waiting_line import WaitingLine
 
 Span = tuple[Sequence, int, int]
 """A sequence, its first token to compute, and how many."""
@@ -49,15 +49,6 @@ class Batch:
         self.origins[target] = source
 
 
-@dataclass(slots=True)
-class Hold:
-    """Requests of `policies` that wait for new weights."""
-
-    policies: Collection[str]
-    on_drained: Callable[[], None]
-    sequences: list[Sequence] = field(default_factory=list)
-
-
 class Scheduler:
     """Continuous batching over `cache`, at most `max_batch` sequences at once."""
 
@@ -66,16 +57,18 @@ class Scheduler:
         self.max_batch = max_batch
         self.prefill_chunk = prefill_chunk
         self.running: list[Sequence] = []
-        self._waiting: list[tuple[tuple[int, int], Sequence]] = []
+        self._waiting = WaitingLine()
         self._live: dict[str, Sequence] = {}
         self._prefilling: dict[tuple[str, bytes], Sequence] = {}
         self._is_full = False
         """The next waiting sequence did not fit the cache, and nothing has been freed since."""
-        self._hold: Hold | None = None
+        self._draining: Collection[str] = ()
+        """Policies whose sequences are to end before any other begins."""
+        self._on_drained: Callable[[], None] = _nobody_waits
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + (len(self._hold.sequences) if self._hold is not None else 0)
+        return len(self._waiting) + self._waiting.num_held
 
     @property
     def has_work(self) -> bool:
@@ -91,30 +84,20 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         self._live[seq.request.id] = seq
-        if self._hold is not None and seq.policy in self._hold.policies:
-            self._hold.sequences.append(seq)
-        else:
-            heapq.heappush(self._waiting, (seq.order, seq))
+        self._waiting.arrive(seq)
 
     def hold(self, policies: Collection[str], on_drained: Callable[[], None]) -> None:
         """Requests of these policies that have not begun wait until `let_go`; `on_drained` is called when all
         others of these policies have ended."""
-        assert self._hold is None, "updates are taken one after another"
-        self._hold = Hold(policies, on_drained)
-        begun = [entry for entry in self._waiting if entry[1].num_output or entry[1].policy not in policies]
-        self._hold.sequences = [
-            seq for _, seq in self._waiting if not seq.num_output and seq.policy in policies
-        ]
-        self._waiting = begun
-        heapq.heapify(self._waiting)
+        assert not self._draining, "updates are taken one after another"
+        self._draining, self._on_drained = policies, on_drained
+        self._waiting.hold(policies)
         self._tell_if_drained()
 
     def let_go(self) -> None:
         """Those that were held may begin."""
-        assert self._hold is not None
-        for seq in self._hold.sequences:
-            heapq.heappush(self._waiting, (seq.order, seq))
-        self._hold = None
+        self._draining, self._on_drained = (), _nobody_waits
+        self._waiting.let_go()
         self._is_full = False
 
     def finish(self, seq: Sequence) -> None:
@@ -131,10 +114,7 @@ class Scheduler:
         if seq.is_running:
             self._leave_running(seq)
         else:
-            self._waiting = [entry for entry in self._waiting if entry[1] is not seq]
-            heapq.heapify(self._waiting)
-            if self._hold is not None:
-                self._hold.sequences = [held for held in self._hold.sequences if held is not seq]
+            self._waiting.remove(seq)
         self.cache.release(seq)
         self._is_full = False
         self._tell_if_drained()
@@ -266,7 +246,7 @@ class Scheduler:
 
     def _admit(self, budget: int, batch: Batch) -> None:
         while self._waiting and len(self.running) < self.max_batch:
-            seq = self._waiting[0][1]
+            seq = self._waiting.first
             leader = self._prefilling.get(seq.prompt_key) if seq.num_output == 0 else None
             if leader is not None and seq.request.parent is None:
                 self._enter(seq)
@@ -359,14 +339,13 @@ class Scheduler:
         follower.kv_version = leader.kv_version
 
     def _tell_if_drained(self) -> None:
-        hold = self._hold
-        if hold is not None:
-            num_left = sum(seq.policy in hold.policies for seq in self._live.values())
-            if num_left == len(hold.sequences):
-                hold.on_drained()
+        if self._draining:
+            num_left = sum(seq.policy in self._draining for seq in self._live.values())
+            if num_left == self._waiting.num_held:
+                self._on_drained()
 
     def _enter(self, seq: Sequence) -> None:
-        heapq.heappop(self._waiting)
+        self._waiting.pop()
         bisect.insort(self.running, seq, key=lambda each: each.order)
         seq.is_running = True
 
@@ -382,7 +361,7 @@ class Scheduler:
             follower.leader = None
             follower.is_running = False
             self.running.remove(follower)
-            heapq.heappush(self._waiting, (follower.order, follower))
+            self._waiting.push(follower)
         seq.followers = []
 
     def _preempt(self, seq: Sequence) -> None:
@@ -391,9 +370,13 @@ class Scheduler:
         self._leave_running(seq)
         self.cache.release(seq)
         seq.num_preempted += 1
-        heapq.heappush(self._waiting, (seq.order, seq))
+        self._waiting.push(seq)
 
 
 def _missing(seq: Sequence) -> int:
     """Tokens whose keys and values are not computed."""
     return seq.num_tokens + seq.num_pending - seq.num_computed
+
+
+def _nobody_waits() -> None:
+    pass

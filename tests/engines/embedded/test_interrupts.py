@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.errors import PenstockError
-from penstock.types import Interrupt, UpdateReceipt, WeightUpdate, since_restart
+from penstock.types import Interrupt, Parent, UpdateReceipt, WeightUpdate, since_restart
 from tests.engines.contract import ask, update_to
 from tests.engines.embedded.test_exact import play_move
 from tests.engines.embedded.test_swaps import Shadow, any_engine, replay
@@ -157,6 +157,30 @@ def test_masks_of_tokens_that_were_thrown_away_are_gone() -> None:
         masks = driver.masks("a")
         assert [len(kept) for kept in masks] == [5] * 6
         assert all(token in kept for token, kept in zip(driver.output("a"), masks, strict=True))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "reads_old"), [("inflight", True), ("drain", False), ("abort_retry", False)]
+)
+def test_a_later_turn_reads_what_older_weights_computed_only_where_that_is_kept(
+    interrupt: Interrupt, reads_old: bool
+) -> None:
+    weights = SeededWeights("llama")
+
+    async def main() -> None:
+        driver = Driver(make(weights))
+        await driver.start(ask("first", [5, 6, 7], max_tokens=6, seed=1))
+        await driver.drain()
+        await update(driver, interrupt)
+        turns = [5, 6, 7, *driver.output("first"), 9]
+        await driver.start(ask("second", turns, max_tokens=5, seed=2, parent=Parent(id="first", keep=8)))
+        await driver.drain()
+        assert driver.versions("second") == [1] * 5
+        fresh = replay(weights, turns, driver.output("second"), [1] * 5, set())
+        differs = (driver.logprobs("second") - fresh).abs().max() > 1e-3
+        assert bool(differs) == reads_old
 
     asyncio.run(main())
 
