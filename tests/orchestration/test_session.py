@@ -14,7 +14,7 @@ import pytest
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.ledger import LedgerCounts
 from penstock.config.loader import build
-from penstock.errors import Diverged, PenstockError, UserError, WorkerDied
+from penstock.errors import ChannelClosed, DamagedBucket, Diverged, PenstockError, UserError, WorkerDied
 from penstock.observe.events import LogLine
 from penstock.observe.readers import MemoryReader, show
 from penstock.observe.views import SilentView
@@ -30,7 +30,7 @@ from penstock.orchestration.simulation import SimulatedEngine, SimulatedTokenize
 from penstock.orchestration.summary import Summary
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.scoring.thread_scorer import MemoryScorer
-from penstock.types import EngineReport, StepPlan, StepResult, Task, UpdateReceipt
+from penstock.types import EngineReport, StepPlan, StepResult, Task, UpdateReceipt, WeightUpdate
 
 
 class Place:
@@ -68,6 +68,34 @@ class Engine(SimulatedEngine):
     async def _thaw(self) -> None:
         if self.frozen:
             await asyncio.Event().wait()
+
+
+class Failing(Engine):
+    """Can't fetch version 3, or any after it. Its process ends when it is closed."""
+
+    name = "engine1"
+    is_closed = False
+
+    async def stage(self, update: WeightUpdate) -> None:
+        if update.version >= 3:
+            raise DamagedBucket("the disk of engine1 is full")
+        await super().stage(update)
+
+    async def generate(self, request: Any) -> Any:
+        async for chunk in super().generate(request):
+            if self.is_closed:
+                raise ChannelClosed("engine1 is gone")
+            yield chunk
+
+    async def report(self) -> EngineReport:
+        if self.is_closed:
+            raise ChannelClosed("engine1 is gone")
+        return msgspec.structs.replace(await super().report(), name=self.name)
+
+    async def close(self) -> None:
+        self.is_closed = True
+        if not self.place.death.done():
+            self.place.death.set_result(WorkerDied("engine1 ended"))
 
 
 class Trainer(SimulatedTrainer):
@@ -127,12 +155,14 @@ class Run:
         self.view = SilentView()
         self.reward: Callable[..., Any] = lambda task, completion: float(len(completion))
         self._patch = monkeypatch
+        self.others: tuple[type[Engine], ...] = ()
 
     async def start(self, disturb: Callable[["Run"], Any]) -> Summary:
-        self.engine = Engine(tuple(needed_capabilities(self.config)))
+        capabilities = tuple(needed_capabilities(self.config))
+        self.engine = Engine(capabilities)
         self.trainer = Trainer()
         workers = SimpleNamespace(
-            engines=(self.engine,),
+            engines=(self.engine, *(kind(capabilities) for kind in self.others)),
             trainer=self.trainer,
             blobs=MemoryBlobs(),
             places=(self.trainer.place, self.engine.place),
@@ -178,6 +208,18 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_a_run_that_is_left_alone_is_saved(run: Run) -> None:
     assert run.play(lambda run: asyncio.sleep(0)).steps == 20
     assert run.trainer.saved == [str(run.folder / "model")]
+
+
+def test_a_run_goes_on_without_an_engine_that_new_weights_cant_reach(run: Run) -> None:
+    """Its requests begin again on the other one, and the end of its process is none of the run's business."""
+    run.others = (Failing,)
+    assert run.play(lambda run: asyncio.sleep(0)).steps == 20
+    assert run.engine.version == 20
+    assert any(
+        "engine1 leaves the run: it could not be brought to version" in line for line in run.view.lines
+    )
+    oldest = {sample.step: sample.oldest_version for sample in read_samples(run.folder) if sample.step}
+    assert all(oldest[step] >= step - 5 for step in oldest)  # the bound is 4: nothing old came from it later
 
 
 def test_every_trained_sample_is_on_disk_and_in_the_metrics(run: Run) -> None:

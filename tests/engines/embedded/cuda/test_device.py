@@ -23,7 +23,6 @@ from tests.engines.embedded.test_exact import check_against_plain_forwards, plai
 from tests.engines.embedded.test_interrupts import (
     answers_across,
     check_labels,
-    make,
     play_with_interrupts,
 )
 from tests.engines.embedded.test_swaps import Shadow, any_engine, play_with_swaps, replay
@@ -432,10 +431,11 @@ def test_any_schedule_under_any_interrupts_equals_a_replay(data):
     ],
 )
 def test_answers_in_launches_are_drained_resumed_or_tried_again(interrupt, kv, rebuilt, of_one_version):
-    weights = SeededWeights("llama", prepared=True)
+    weights = SeededWeights("llama")
 
     async def main():
-        engine = make(weights, window=2, max_batch=4, resume_kv=kv)
+        model = copy.deepcopy(weights.model(0)).to(DEVICE)
+        engine = make_engine(model, receiver=weights, window=2, max_batch=4, resume_kv=kv)
         driver, receipt = await answers_across(engine, interrupt, known=2, late=True)
         check_labels(driver, weights, rebuilt)
         assert driver.versions("late") == [1] * 5
