@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from penstock.buffer.history import VersionHistory
+from penstock.buffer.spans import with_numbers
 from penstock.types import DEFAULT_POLICY, Record, Sample, ScoredGroup
 
 Late = Literal["mask", "wait", "drop", "correct"]
@@ -86,6 +87,8 @@ class GateState(Record, frozen=True, kw_only=True):
     num_trained: int
     running: tuple[Ticket, ...]
     ready: tuple[ReadyGroup, ...]
+    consumed: tuple[tuple[int, int], ...] = ()
+    """The groups that its steps have trained on, as spans of numbers: (first, last)."""
 
 
 class StalenessGate:
@@ -118,6 +121,7 @@ class StalenessGate:
         """Running before a restart, and not begun again yet."""
         self._ready: dict[int, ReadyGroup] = {}
         self._training: dict[int, ReadyGroup] = {}
+        self._consumed: tuple[tuple[int, int], ...] = ()
 
     @property
     def outstanding(self) -> int:
@@ -215,6 +219,7 @@ class StalenessGate:
         """The step is done: its groups are no longer outstanding, and the trainer is one step further."""
         for number in taken.numbers:
             del self._training[number]
+        self._consumed = with_numbers(self._consumed, taken.numbers)
         self._num_trained += len(taken.groups)
         self.step += 1
 
@@ -227,6 +232,7 @@ class StalenessGate:
             num_trained=self._num_trained,
             running=(*self._held.values(), *self._running.values()),
             ready=(*self._training.values(), *self._ready.values()),
+            consumed=self._consumed,
         )
 
     def restore(self, state: GateState) -> None:
@@ -235,6 +241,7 @@ class StalenessGate:
         self.step, self.served_step = state.step, state.served_step
         self.max_staleness = state.max_staleness
         self._num_admitted, self._num_trained = state.num_admitted, state.num_trained
+        self._consumed = state.consumed
         self._held = {ticket.number: ticket for ticket in state.running}
         self._ready = {group.ticket.number: group for group in state.ready}
 

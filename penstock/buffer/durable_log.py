@@ -7,6 +7,7 @@ Illegal transitions are refused before they reach the journal, so the journal ne
 
 import asyncio
 import sqlite3
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -124,7 +125,9 @@ class DurableGroupLog:
     def _push(self, record: LifeRecord) -> "asyncio.Future[int]":
         data = to_bytes(record)
         self.lives.apply(record)
-        return self._journal.push(data)
+        pushed = self._journal.push(data)
+        self._follower.expect(record)
+        return pushed
 
 
 class LedgerFollower:
@@ -136,11 +139,16 @@ class LedgerFollower:
         self._ledger = ledger
         self._say = say
         self._is_behind = False
+        self._expected: deque[LifeRecord] = deque()
+        """What was pushed and is not committed yet, in order: it need not be decoded again."""
         self._forgotten: list[int] = []
         self._first = first
 
+    def expect(self, record: LifeRecord) -> None:
+        self._expected.append(record)
+
     def committed(self, records: Sequence[bytes], segment: int, sequence: int) -> None:
-        applied = [from_bytes(record) for record in records]
+        applied = [self._expected.popleft() for _ in records]
         self._guarded(lambda: self._ledger.apply(applied, segment, sequence))
 
     def forget_before(self, step: int) -> tuple[int, bytes] | None:

@@ -46,6 +46,8 @@ class Progress(Record, frozen=True, kw_only=True):
     """The bound in force, which the closed loop may have changed."""
     num_admitted: int
     history: HistoryState
+    consumed: tuple[tuple[int, int], ...] = ()
+    """The groups that its weights were trained on, as spans of numbers: (first, last). An audit needs no ledger."""
     tasks: StreamState
     """With the tasks of the groups that were under way put back."""
     heldout: tuple[tuple[int, float | None], ...] = ()
@@ -68,6 +70,7 @@ class Progress(Record, frozen=True, kw_only=True):
             num_trained=self.step * config.rollout.groups_per_step,
             running=(),
             ready=(),
+            consumed=self.consumed,
         )
         return Resume(gate=gate, history=self.history, running={})
 
@@ -172,6 +175,7 @@ class Checkpoints:
             max_staleness=gate.max_staleness,
             num_admitted=gate.num_admitted,
             history=stand.history,
+            consumed=gate.consumed,
             tasks=msgspec.structs.replace(place, returned=(*under_way, *place.returned)),
             heldout=tuple(self._heldout()),
             only_in_python=self._only_in_python,

@@ -14,6 +14,7 @@ import numpy as np
 from penstock.buffer.durable_log import open_log
 from penstock.buffer.journal.replay import replay
 from penstock.buffer.life_records import GroupAdmitted, GroupScored, LifeRecord, from_bytes
+from penstock.buffer.spans import numbers_of
 from penstock.observe.event_stream import EventStream
 from penstock.orchestration.assembly import Parts, build_controller
 from penstock.orchestration.checkpoints import Checkpoints, checkpoints_of, read_progress, sweep_unfinished
@@ -217,6 +218,9 @@ def audit(world: CrashWorld) -> None:
     assert all(len(groups) == world.groups_per_step for groups in weights)
     trained = [number for groups in weights for number in groups]
     assert len(trained) == len(set(trained)), f"trained twice: {sorted(trained)}"
+    last = list(checkpoints_of(world.folder).values())[-1]
+    progress = read_progress(last)
+    assert numbers_of(progress.consumed) == {one for groups in weights[: progress.step] for one in groups}
     records = world.records()
     scored = [record.number for record in records if isinstance(record, GroupScored)]
     assert len(scored) == len(set(scored))
