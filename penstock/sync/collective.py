@@ -57,6 +57,8 @@ class CollectivePublisher(SlotPublisher):
         self._told = threading.Event()
         self._meetings: dict[int, str] = {}
         """The name under which each version is sent next."""
+        self._held: dict[int, list[Meeting]] = {}
+        """Meetings that were held for each version."""
         self._offered: dict[str, torch.Tensor] = {}
         self._copied: dict[int, Callable[[], None]] = {}
         """By slot: waits until the snapshot in it is there."""
@@ -77,6 +79,7 @@ class CollectivePublisher(SlotPublisher):
             raise UpdateAbandoned(f"version {version} was sent already; describe it again to send it again")
         told = self._told = threading.Event()
         meeting = Meeting(self._store, name, told)
+        self._held.setdefault(version, []).append(meeting)
         try:
             arrivals = meeting.gather()
             group = self._meet(meeting, arrivals)
@@ -87,7 +90,12 @@ class CollectivePublisher(SlotPublisher):
             meeting.stop(f"the trainer could not send it: {error}")
             self._leave()
             raise
-        meeting.forget(len(arrivals))
+
+    def release(self, version: int, *, delivered: bool = True) -> None:
+        """Only now are its meetings over: where nothing has changed, an engine may hear of it after `send`."""
+        super().release(version, delivered=delivered)
+        for meeting in self._held.pop(version, []):
+            meeting.forget()
 
     def cancel(self) -> None:
         self._told.set()

@@ -132,9 +132,9 @@ class Meeting:
         except RuntimeError as error:
             raise UpdateAbandoned(f"the trainer's store is gone: {error}") from error
 
-    def forget(self, num_receivers: int) -> None:
-        """Remove its keys."""
-        arrivals = [f"arrival/{number + 1}" for number in range(num_receivers)]
+    def forget(self) -> None:
+        """Remove its keys, when nobody can be waiting for one of them any more."""
+        arrivals = [f"arrival/{number + 1}" for number in range(self._store.add(self._key("count"), 0))]
         for key in ("count", "go", "stop", *arrivals):
             self._store.delete_key(self._key(key))
 

@@ -12,7 +12,7 @@ import torch
 from penstock.errors import PenstockError, UpdateAbandoned
 from penstock.interfaces import Staged, WeightReceiver
 from penstock.sync.collective import CollectivePublisher, CollectiveReceiver
-from penstock.sync.meeting import connect_store
+from penstock.sync.meeting import Arrival, Meeting, connect_store
 from penstock.sync.slot_publisher import Publishing
 from penstock.types import WeightUpdate
 from tests.sync.contract import TransportContract, make_tensors, publish
@@ -105,6 +105,30 @@ def test_a_group_is_made_anew_when_its_members_change() -> None:
     assert epochs == [0, 0, 1, 1, 2, 3]
     for each in (one, two, again, publisher):
         each.close()
+
+
+def test_an_engine_may_hear_of_an_empty_update_after_it_was_sent() -> None:
+    """The sender has nothing to broadcast, so nothing holds it until the engine has read what it decided."""
+    source = make_tensors(0)
+    publisher = CollectivePublisher(source, Publishing(selection="delta"))
+    receiver = CollectiveReceiver()
+    live = make_tensors(1)
+    (staged,) = deliver(publisher, publish(publisher, 1, source), [receiver])
+    receiver.load(staged, live)()
+    publisher.release(1)
+    update = publish(publisher, 2, source)
+    assert [payload.num_bytes for payload in update.payloads] == [0]
+    name = update.buckets[0].split("/")[1]
+    before = Meeting(connect_store(publisher._place), name, threading.Event())
+    before._store.add(f"{name}/count", 1)  # it has arrived, and is then held up
+    arrival = Arrival(id=receiver._id, epoch=publisher._epoch, device="cpu", receivers=1)
+    before._store.set(f"{name}/arrival/1", msgspec.json.encode(arrival).decode())
+    publisher.send(2)
+    before._await_key("go")
+    publisher.release(2)
+    assert not publisher._store.check([f"{name}/go"])
+    receiver.close()
+    publisher.close()
 
 
 def test_an_engine_that_can_not_take_it_stops_the_others() -> None:
