@@ -189,7 +189,7 @@ class Lives:
             life.step = record.step
             if life.selected_at is None:
                 life.selected_at = record.step - 1
-                life.steps_at_selection = self.standing.version_steps
+                life.steps_at_selection = self.standing.version_steps if self.keeps_content else ()
         self._stand(step=record.step)
         return [life.ticket.number for life in moved]
 
@@ -216,7 +216,7 @@ class Lives:
     def _release(self, step: int) -> None:
         for life in self.by_number.values():
             if _is_over(life, step):
-                life.scored = None
+                life.scored, life.steps_at_selection = None, ()
 
     def _move(self, numbers: Sequence[int], state: State, segment: int) -> list[Life]:
         """All of them or none; groups that are forgotten are passed over."""

@@ -15,6 +15,7 @@ from penstock.buffer.durable_log import open_log
 from penstock.buffer.journal.replay import replay
 from penstock.buffer.life_records import GroupAdmitted, GroupScored, LifeRecord, from_bytes
 from penstock.buffer.spans import numbers_of
+from penstock.errors import ScoringFailed
 from penstock.observe.event_stream import EventStream
 from penstock.orchestration.assembly import Parts, build_controller
 from penstock.orchestration.checkpoints import Checkpoints, checkpoints_of, read_progress, sweep_unfinished
@@ -28,7 +29,7 @@ from penstock.orchestration.simulation import (
 )
 from penstock.orchestration.virtual_time import VirtualTimeLoop
 from penstock.tasks.stream import TaskStream
-from penstock.types import Chunk, GenerateRequest, StepPlan, StepResult, Task
+from penstock.types import Chunk, Episode, GenerateRequest, Score, StepPlan, StepResult, Task
 from tests.buffer.journal.power_loss import PowerLossFiles
 
 TASKS = [Task(id=f"t{number}", prompt="p") for number in range(7)]
@@ -69,6 +70,16 @@ class NumberedEngine(SimulatedEngine):
             yield msgspec.structs.replace(chunk, token_ids=np.full_like(chunk.token_ids, number))
 
 
+class FlakyScorer(SimulatedScorer):
+    """Fails for every attempt at one of the tasks."""
+
+    async def score_episode(self, task: Task, episode: Episode) -> Score:
+        score = await super().score_episode(task, episode)
+        if task.id == "t4":
+            raise ScoringFailed("flaky", "score_error")
+        return score
+
+
 class RememberingTrainer(SimulatedTrainer):
     """Its weights are the list of the groups of every step."""
 
@@ -104,13 +115,16 @@ class CrashWorld:
         self.trainer: RememberingTrainer
         self.outstanding: set[int] = set()
         """Groups that the controller knew of when it was done."""
+        max_staleness = rng.randint(0, 3)
         self.config = PenstockConfig.model_validate(
             {
                 "rollout": {"group_size": 2, "groups_per_step": self.groups_per_step, "max_new_tokens": 99},
                 "staleness": {
-                    "max_staleness": rng.randint(0, 3),
+                    "max_staleness": max_staleness,
                     "late": rng.choice(["mask", "wait", "drop", "correct"]),
                 },
+                "algorithm": {"selection": rng.choice([{}, {"zero_variance": {}}, {"overlong_filter": {}}])},
+                "sync": {"every": rng.choice([1, 1, min(2, max(1, max_staleness))])},
                 "trainer": {"micro_batch_tokens": 64},
                 "run": {"steps": STEPS, "checkpoint_every": rng.randint(1, 3)},
             }
@@ -193,7 +207,7 @@ class CrashWorld:
             parts = Parts(
                 engine=engine,
                 trainers=[trainer],
-                scorer=SimulatedScorer(score_s=self._some(0.01), value=lambda task, episode: episode.index),
+                scorer=FlakyScorer(score_s=self._some(0.01), value=self._value),
                 tokenizer=SimulatedTokenizer(),
                 tasks=tasks,
                 log=log,
@@ -206,6 +220,10 @@ class CrashWorld:
             self.outstanding = {one.number for one in gate.running} | {
                 one.ticket.number for one in gate.ready
             }
+
+    def _value(self, task: Task, episode: Episode) -> float:
+        """Now and then the same for all episodes, so that selection drops the group."""
+        return 0.0 if task.id in ("t2", "t5") else float(episode.index)
 
     def _some(self, mean_s: float) -> Callable[[], float]:
         return lambda: mean_s * self.rng.lognormvariate(0, 0.7)

@@ -111,19 +111,21 @@ class Journal:
                 self._files.remove(segment_name(number))
 
     async def _write(self) -> None:
-        while not (self._closing and not self._pending):
-            await self._wanted.wait()
-            self._wanted.clear()
-            while self._pending:
-                batch = self._take_batch()
-                try:
+        batch: list[tuple[bytes, asyncio.Future[int]]] = []
+        try:
+            while not (self._closing and not self._pending):
+                await self._wanted.wait()
+                self._wanted.clear()
+                while self._pending:
+                    batch = self._take_batch()
                     await self._commit([record for record, _ in batch])
-                except Exception as error:
-                    self._fail(error, batch)
-                    return
-                for _, future in batch:
-                    if not future.done():
-                        future.set_result(self._segment)
+                    for _, future in batch:
+                        if not future.done():
+                            future.set_result(self._segment)
+        except Exception as error:
+            self._fail(f"the journal can't be written: {error}", batch)
+        finally:  # also when the event loop ends: nobody may wait for a writer that is gone
+            self._fail("the journal is closed", batch)
 
     def _take_batch(self) -> list[tuple[bytes, "asyncio.Future[int]"]]:
         size, count = 0, 0
@@ -133,8 +135,9 @@ class Journal:
         batch, self._pending = self._pending[:count], self._pending[count:]
         return batch
 
-    def _fail(self, error: Exception, batch: Sequence[tuple[bytes, "asyncio.Future[int]"]]) -> None:
-        self._error = JournalFailed(f"the journal can't be written: {error}")
+    def _fail(self, why: str, batch: Sequence[tuple[bytes, "asyncio.Future[int]"]]) -> None:
+        if self._error is None:
+            self._error = JournalFailed(why)
         for _, future in (*batch, *self._pending):
             if not future.done():
                 future.set_exception(self._error)

@@ -132,6 +132,28 @@ def test_a_disk_that_fails_ends_the_run() -> None:
     asyncio.run(scene())
 
 
+def test_nobody_waits_for_a_writer_that_was_cancelled() -> None:
+    async def scene() -> None:
+        files = PowerLossFiles()
+
+        async def stuck(write: Callable[[], None]) -> None:
+            await asyncio.Event().wait()
+
+        journal = Journal(files, replay(files, lambda r, s: None), in_thread=stuck)
+        await journal.__aenter__()
+        appending = asyncio.create_task(journal.append(b"1"))
+        await asyncio.sleep(0.1)
+        others = asyncio.all_tasks() - {asyncio.current_task(), appending}
+        assert len(others) == 1
+        others.pop().cancel()
+        with pytest.raises(JournalFailed, match="the journal is closed"):
+            await appending
+        with pytest.raises(JournalFailed, match="the journal is closed"):
+            journal.push(b"2")
+
+    run_in_virtual_time(scene())
+
+
 def test_segments_rotate_and_those_that_are_covered_go(tmp_path: Path) -> None:
     async def scene() -> None:
         _, journal = recovered(DiskFiles(tmp_path))
