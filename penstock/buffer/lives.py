@@ -174,7 +174,7 @@ class Lives:
             life.last_segment = segment
             if self.keeps_content:
                 life.episodes[record.episode.index] = record.episode
-        return (record.number,)
+        return ()
 
     def _score(self, record: GroupScored, segment: int) -> Sequence[int]:
         moved = self._move((record.number,), "scored", segment)

@@ -55,6 +55,17 @@ def loop(
 
 
 @bench.command()
+def journal(
+    json: Json = None,
+    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of runs.")] = 10,
+) -> None:
+    """Throughput of the demo with the journal, as a share of the same run's without it."""
+    from penstock.bench.journal_cost import run
+
+    run(json, pairs=pairs)
+
+
+@bench.command()
 def controller(json: Json = None) -> None:
     """CPU time that the controller's process spends on an episode of four tokens."""
     from penstock.bench.controller_cost import run
