@@ -5,13 +5,10 @@ from typing import Any
 import pytest
 
 from penstock.config.loader import build
-from penstock.engines.config import EngineConfig
-from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.errors import UserError
-from penstock.models.config import LoraConfig
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.preflight import _engine_with_adapter, new_run_folder, prepare
+from penstock.orchestration.preflight import new_run_folder, prepare
 from penstock.types import Task
 
 
@@ -39,28 +36,6 @@ def test_the_memory_of_a_gpu_is_shared_out_before_anything_starts(tiny_model: Pa
     assert prepared.config.engine.dtype == "bfloat16"
     assert prepared.memory.kv_bytes_per_token == 2 * 2 * 2 * 32
     assert "transport: cuda_ipc" in (prepared.folder / "config.yaml").read_text()
-
-
-@pytest.mark.parametrize(
-    ("lora", "given", "served"),
-    [
-        ({"rank": 4}, {}, ("auto", 1, 16)),
-        ({"rank": 64}, {"max_adapters": 3, "adapters": "unmerged"}, ("unmerged", 3, 64)),
-        ({"rank": 8, "dora": True}, {}, ("merged", 1, 16)),
-    ],
-)
-def test_engines_are_told_to_serve_the_adapter(
-    lora: dict[str, Any], given: dict[str, Any], served: tuple[str, int, int]
-) -> None:
-    section = EngineConfig(embedded=EmbeddedConfig(**given))
-    found = _engine_with_adapter(section, LoraConfig(**lora)).embedded
-    assert (found.adapters, found.max_adapters, found.max_adapter_rank) == served
-
-
-def test_dora_beside_the_weights_is_refused_before_anything_starts() -> None:
-    section = EngineConfig(embedded=EmbeddedConfig(adapters="unmerged"))
-    with pytest.raises(UserError, match="dora=true needs engine.embedded.adapters to be auto or merged"):
-        _engine_with_adapter(section, LoraConfig(dora=True))
 
 
 def test_a_gpu_that_is_too_small_stops_the_run_before_it_has_a_folder(
