@@ -1,8 +1,8 @@
 """`penstock bench journal`: what the journal costs, as a ratio of throughputs of the same run with and without it.
 
 Pairs are interleaved, and the median of their ratios counts: a machine that grows slower does so for both. The run
-is the demo, whose answers have about four tokens. A group of long answers costs the journal little more and takes the
-engines far longer, so this is the worst case.
+is the demo, whose answers have about four tokens: the worst case. A group of long answers costs the journal little
+more, and takes the engines far longer.
 """
 
 import asyncio
