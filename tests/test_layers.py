@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "penstock"
 LAYERS = {
     "types": 0,
     "sampling_masks": 0,
+    "routing_records": 0,
     "errors": 0,
     "usercode": 0,
     "safe_files": 0,

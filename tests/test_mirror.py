@@ -29,6 +29,7 @@ ACROSS_MODULES = {
     "sync/test_processes.py": "engines in processes of their own over each transport",
     "sync/test_runs.py": "whole runs over each transport",
     "trainer/test_algorithms.py": "every algorithm through the trainer",
+    "trainer/test_routing_replay.py": "routes from an engine to the metrics of a step",
     "trainer/test_token_columns.py": "columns from a score to the loss",
 }
 """Tests of no single module, and what they are of."""

@@ -30,10 +30,11 @@ def verified(ref: BlobRef, data: bytes) -> bytes:
 
 
 def refs_of(group: Group) -> Iterator[BlobRef]:
-    """All that a group's episodes refer to."""
-    for episode in group.episodes:
-        for turn in episode.turns:
-            yield from (mask.blob for mask in turn.sampling_masks)
+    """All that a group's episodes refer to, each once: turns that continue each other refer to the same routes."""
+    turns = [turn for episode in group.episodes for turn in episode.turns]
+    refs = [mask.blob for turn in turns for mask in turn.sampling_masks]
+    refs += [routes.blob for turn in turns for routes in turn.routing]
+    yield from dict.fromkeys(refs)
 
 
 def check_group(blobs: BlobStore, group: Group, *, read: bool = False) -> None:

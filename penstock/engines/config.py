@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from penstock.config import Section
-from penstock.engines.embedded.config import EmbeddedConfig
+from penstock.engines.embedded.config import EmbeddedConfig, RecordRouting
 
 
 class EngineConfig(Section):
@@ -24,5 +24,8 @@ class EngineConfig(Section):
     computes in it, else float32."""
     max_context: int = Field(default=0, ge=0)
     """Longest sequence, prompt and output together; 0 takes the model's own limit."""
+    record_routing: RecordRouting = "auto"
+    """Record which experts of a mixture-of-experts model computed each token, for the trainer to replay. `auto`: on
+    where the engine can, which is on a CPU so far."""
     embedded: EmbeddedConfig = EmbeddedConfig()
     """Of `kind: embedded`."""

@@ -34,6 +34,7 @@ from penstock.types import (
     ScoredGroup,
     StepResult,
     Task,
+    group_scope,
 )
 
 LOST_BLOB = "lost_blob"
@@ -318,6 +319,10 @@ class Controller:
                 check_group(self._blobs, group.scored.group, read=True)
             except BlobLost as reason:
                 lost[group.ticket.number] = (group.scored, str(reason))
+            else:
+                # Routes of another model are whole, and only the trainer knows its model: it names the blob.
+                if f"blob {group_scope(group.ticket.number)}/" in str(error):
+                    lost[group.ticket.number] = (group.scored, str(error))
         if not 0 < len(lost) < len(taken.groups):
             raise error
         for number, (scored, message) in lost.items():

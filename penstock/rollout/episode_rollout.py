@@ -25,12 +25,14 @@ from penstock.types import (
     IntArray,
     Message,
     Parent,
+    RoutingRef,
     SamplingParams,
     Task,
     Turn,
     group_scope,
     since_restart,
 )
+from penstock.types.blobs import routes_within
 
 Messages = Sequence[Message | Mapping[str, str]]
 Context = str | Messages | Sequence[int] | IntArray
@@ -104,6 +106,7 @@ class Rollout:
         if policy == DEFAULT_POLICY and not self.spec.is_evaluation:
             check_replayed(settings)
         earlier = parent if parent is not None else self._continued(token_ids, policy)
+        known = _known_routes(earlier, token_ids, policy)
         request = GenerateRequest(
             id=self.spec.turn_id(number),
             token_ids=token_ids,
@@ -113,9 +116,11 @@ class Rollout:
             priority=self.spec.group,
             chunk_tokens=self.spec.chunk_tokens,
             record_sampling_mask=settings.truncates and not self.spec.is_evaluation,
+            record_routing=policy == DEFAULT_POLICY and not self.spec.is_evaluation,
+            routing_start=known[-1].end if known else 0,
             blob_scope=group_scope(self.spec.group),
         )
-        turn = self._turn_of(request, earlier, await self._chunks(request))
+        turn = self._turn_of(request, earlier, await self._chunks(request), known)
         self._turns[number] = turn
         return turn
 
@@ -140,7 +145,13 @@ class Rollout:
         finally:
             self._generating.discard(task)
 
-    def _turn_of(self, request: GenerateRequest, parent: Turn | None, chunks: Sequence[Chunk]) -> Turn:
+    def _turn_of(
+        self,
+        request: GenerateRequest,
+        parent: Turn | None,
+        chunks: Sequence[Chunk],
+        known: tuple[RoutingRef, ...],
+    ) -> Turn:
         """Where truncation cuts the distribution, what was kept is recorded too: without it the trainer's ratios
         would be biased."""
         finish_reason = _finish_reason(chunks)
@@ -157,6 +168,7 @@ class Rollout:
             text=self.tokenizer.decode(output_ids.tolist()),
             policy=request.policy,
             sampling_masks=tuple(c.sampling_mask for c in chunks if c.sampling_mask is not None),
+            routing=(*known, *(chunk.routing for chunk in chunks if chunk.routing is not None)),
         )
 
     def _token_ids(self, context: Context) -> IntArray:
@@ -200,6 +212,13 @@ def _fork(parent: Turn | None, token_ids: IntArray) -> Parent | None:
     """As much of the parent's cache as is right for these tokens."""
     keep = _common(parent.token_ids, token_ids) if parent is not None else 0
     return Parent(id=parent.id, keep=keep) if parent is not None and keep else None
+
+
+def _known_routes(earlier: Turn | None, token_ids: IntArray, policy: str) -> tuple[RoutingRef, ...]:
+    """The routes of an earlier turn for the tokens that both begin with: those need not be sent again."""
+    if earlier is None or earlier.policy != policy:
+        return ()
+    return routes_within(earlier.routing, 0, _common(earlier.token_ids, token_ids))
 
 
 def _common(one: IntArray, other: IntArray) -> int:

@@ -4,7 +4,7 @@ Per token, loss = (policy loss × correction weights + kl_coef · KL − entropy
 + value_coef · value loss) × share, where the shares come from the plan's step-wide denominators.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +18,17 @@ from penstock.trainer.forward.value_head import value_loss
 from penstock.trainer.step_preparation import PreparedRow
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minimised:
+    """The loss of a row, with gradient, and what the step's metrics are made of."""
+
+    loss: torch.Tensor
+    columns: dict[str, torch.Tensor]
+    """(loss tokens,) each."""
+    routing: torch.Tensor | None
+    """As in `TokenOutputs`."""
+
+
 class Objective:
     """Gives the loss of a prepared row, with gradient, and columns for the step's metrics."""
 
@@ -28,7 +39,7 @@ class Objective:
         self._corrections = [CORRECTIONS.bind(*item) for item in algorithm.corrections.items()]
         self._engine_corrections = [CORRECTIONS.bind(*item) for item in algorithm.engine_corrections.items()]
 
-    def __call__(self, prepared: PreparedRow) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def __call__(self, prepared: PreparedRow) -> Minimised:
         outputs = self._policy(prepared.row)
         whole = prepared.tokens(outputs.logprobs, self._algorithm.effective_proximal)
         tokens, nonfinite, left_out = without_nonfinite(whole)
@@ -47,7 +58,8 @@ class Objective:
             **values.facts,
             **facts,
         }
-        return ((values.loss + penalties) * prepared.shares).sum(), columns
+        loss = ((values.loss + penalties) * prepared.shares).sum()
+        return Minimised(loss=loss, columns=columns, routing=outputs.routing)
 
     def _weighted(self, tokens: LossTokens, fresh: torch.Tensor) -> LossTokens:
         """All corrections multiplied. Those for the engine's gap touch only tokens that show it alone."""

@@ -178,6 +178,11 @@ def _sequence_bytes(sequence: TrainSequence) -> int:
     sample = sequence.sample
     arrays = [sample.token_ids, sample.loss_mask, sample.logprobs, sample.versions, *sample.columns.values()]
     num_records = (
-        4 + len(sample.turns) + len(sample.sampling_masks) + len(sample.sampling.logit_bias) + len(arrays)
+        4
+        + len(sample.turns)
+        + len(sample.sampling_masks)
+        + 2 * len(sample.routing)
+        + len(sample.sampling.logit_bias)
+        + len(arrays)
     )
     return RECORD_BYTES * num_records + sum(array.nbytes for array in arrays)

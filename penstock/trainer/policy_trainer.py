@@ -86,7 +86,7 @@ class PolicyTrainer:
         self._without_adapter: AdapterOff | None = None
         if reference is not None:
             reference.to(device=device).requires_grad_(False)
-            frozen = PackedModel(reference, chunk_tokens=config.logprob_chunk_tokens)
+            frozen = PackedModel(reference, chunk_tokens=config.logprob_chunk_tokens, replays_routing=False)
         elif adapter is not None and algorithm.needs_reference:
             frozen = self._without_adapter = AdapterOff(policy, adapter)
         self._prepare = Preparation(
@@ -181,10 +181,10 @@ class PolicyTrainer:
         record = StepRecord()
         for row in rows:
             with clock.device("forward"):
-                loss, columns = self._objective(row)
+                result = self._objective(row)
             with clock.device("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
-            record.add(loss, columns)
+                result.loss.backward()  # type: ignore[no-untyped-call]
+            record.add(result.loss, result.columns, result.routing)
         record.fetch()
         return record
 

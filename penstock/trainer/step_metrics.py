@@ -23,9 +23,15 @@ class StepRecord:
 
     losses: list[torch.Tensor] = field(default_factory=list)
     columns: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    routing: list[torch.Tensor] = field(default_factory=list)
+    """Choices of experts that would have flipped, all, and those replayed; of rows with recorded routes."""
 
-    def add(self, loss: torch.Tensor, columns: dict[str, torch.Tensor]) -> None:
+    def add(
+        self, loss: torch.Tensor, columns: dict[str, torch.Tensor], routing: torch.Tensor | None = None
+    ) -> None:
         self.losses.append(loss.detach())
+        if routing is not None:
+            self.routing.append(routing)
         for name, column in columns.items():
             self.columns.setdefault(name, []).append(column.detach().float())
 
@@ -33,6 +39,7 @@ class StepRecord:
         """Copy everything to the host, before the device is given other work."""
         self.losses = [loss.cpu() for loss in self.losses]
         self.columns = {name: [torch.cat(parts).cpu()] for name, parts in self.columns.items()}
+        self.routing = [counts.cpu() for counts in self.routing]
 
     @property
     def loss(self) -> float:
@@ -48,7 +55,7 @@ class StepRecord:
         if not bool(left_out.any()):
             return self
         columns = {name: [self.column(name)[~left_out]] for name in self.columns}
-        return StepRecord(losses=self.losses, columns=columns)
+        return StepRecord(losses=self.losses, columns=columns, routing=self.routing)
 
 
 def behaviour_kl(gap: torch.Tensor) -> torch.Tensor:
@@ -73,6 +80,7 @@ def summarise(record: StepRecord, plan: StepPlan) -> dict[str, Metric]:
         "reward_mean": Shared(value=float(scores.mean()) if scores.size else 0.0),
         "reward_std": Shared(value=float(scores.std()) if scores.size else 0.0),
     }
+    metrics |= routing_facts(record.routing)
     if not gap.numel():
         return metrics
     weight = record.column("weight")
@@ -87,6 +95,21 @@ def summarise(record: StepRecord, plan: StepPlan) -> dict[str, Metric]:
     metrics |= {name: mean_of(record.column(name)) for name in record.columns if name not in CORE}
     metrics |= by_age(record)
     return metrics
+
+
+def routing_facts(counts: list[torch.Tensor]) -> dict[str, Metric]:
+    """Shares of (layer, token) choices of experts, where routes were recorded: those that were replayed, those left
+    to the live router for want of a record, and of the replayed those that it would have made otherwise."""
+    if not counts:
+        return {}
+    flipped, num_choices, num_replayed = (float(each) for each in torch.stack(counts).sum(dim=0))
+    facts: dict[str, Metric] = {
+        "routing_replayed": Mean(total=num_replayed, weight=num_choices),
+        "routing_fallbacks": Mean(total=num_choices - num_replayed, weight=num_choices),
+    }
+    if num_replayed:
+        facts["routing_flipped"] = Mean(total=flipped, weight=num_replayed)
+    return facts
 
 
 def drift(gap: torch.Tensor) -> dict[str, Metric]:

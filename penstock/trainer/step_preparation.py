@@ -16,6 +16,7 @@ from penstock.algorithms.returns import TOKEN_ADVANTAGES, SequenceTokens, TokenA
 from penstock.algorithms.tokens import LossTokens, TokenColumns
 from penstock.errors import BlobLost
 from penstock.interfaces import BlobStore, Ranks
+from penstock.routing_records import check_routing
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
 from penstock.trainer.forward.packed_row import PackedRow
@@ -23,7 +24,7 @@ from penstock.trainer.forward.reference_policy import Reference
 from penstock.trainer.packing import pack
 from penstock.trainer.ranks import SingleRank
 from penstock.trainer.sharing import forward_length
-from penstock.types import NOT_SAMPLED, StepPlan, TrainSequence
+from penstock.types import NOT_SAMPLED, RoutingShape, StepPlan, TrainSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,7 @@ class Preparation:
         rows: list[PackedRow | None] = []
         lost: BlobLost | None = None
         try:
+            routing = self._routing_shape(plan)
             for micro_batch in plan.micro_batches:
                 for sequences in self._cut(micro_batch):
                     row = PackedRow.of(
@@ -128,6 +130,7 @@ class Preparation:
                         shared_prompts=self.lays_once,
                         columns=plan.columns,
                         blobs=self._blobs,
+                        routing=routing,
                     )
                     rows.append(row)
         except BlobLost as error:
@@ -136,6 +139,16 @@ class Preparation:
         if any(bool(part.any()) for part in told):
             raise lost or BlobLost("a blob that another rank needs is lost")
         return [row for row in rows if row is not None]
+
+    def _routing_shape(self, plan: StepPlan) -> RoutingShape | None:
+        """What routes of the model are like; None in a step that has none. In a step that has some, tokens without
+        are counted."""
+        refs = [ref for batch in plan.micro_batches for sequence in batch for ref in sequence.sample.routing]
+        routers = self._policy.routers
+        shape = routers.shape if routers is not None else None
+        for ref in refs:
+            check_routing(ref, shape)
+        return shape if refs else None
 
     def _cut(self, sequences: tuple[TrainSequence, ...]) -> list[list[TrainSequence]]:
         """A plan counts shared prompts once; where the model can't share them, the row may be too long."""

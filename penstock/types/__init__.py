@@ -18,6 +18,8 @@ from penstock.types.base import (
 from penstock.types.blobs import (
     BlobRef,
     MaskRef,
+    RoutingRef,
+    RoutingShape,
     group_scope,
 )
 from penstock.types.episodes import (
@@ -78,6 +80,8 @@ __all__ = [
     "check_aligned",
     "BlobRef",
     "MaskRef",
+    "RoutingRef",
+    "RoutingShape",
     "group_scope",
     "FinishReason",
     "SamplingParams",

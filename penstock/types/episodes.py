@@ -15,7 +15,7 @@ from penstock.types.base import (
     Record,
     check_aligned,
 )
-from penstock.types.blobs import MaskRef, check_masks
+from penstock.types.blobs import MaskRef, RoutingRef, check_masks, check_routes, routes_within
 from penstock.types.generation import FinishReason, SamplingParams
 
 
@@ -73,10 +73,14 @@ class Turn(Record, frozen=True, kw_only=True):
     """Who speaks, where a workflow has several."""
     sampling_masks: tuple[MaskRef, ...] = ()
     """In order, of output tokens; a token that none covers was drawn from the whole vocabulary."""
+    routing: tuple[RoutingRef, ...] = ()
+    """In order, the experts of its tokens, context and output. Of context that an earlier turn has recorded, these
+    are that turn's. The last token has none, since nothing was computed from it."""
 
     def __post_init__(self) -> None:
         check_aligned("Turn", self.output_ids, self.logprobs, self.versions)
         check_masks("Turn", self.sampling_masks, len(self.output_ids))
+        check_routes("Turn", self.routing, len(self.prompt_ids) + len(self.output_ids))
 
     @property
     def token_ids(self) -> IntArray:
@@ -113,6 +117,8 @@ class Sample(Record, frozen=True, kw_only=True):
     """Whose weights are trained on it."""
     sampling_masks: tuple[MaskRef, ...] = ()
     """In order, those of all its turns; `start` counts the sample's tokens."""
+    routing: tuple[RoutingRef, ...] = ()
+    """In order, the experts of its tokens, each recorded when the token was first computed."""
     turns: tuple[TurnSpan, ...] = ()
     """Where its turns' outputs are, in order."""
     columns: dict[str, FloatArray] = {}
@@ -122,6 +128,7 @@ class Sample(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_aligned("Sample", self.token_ids, self.loss_mask, self.logprobs, self.versions)
         check_masks("Sample", self.sampling_masks, len(self.token_ids))
+        check_routes("Sample", self.routing, len(self.token_ids))
         for name, values in self.columns.items():
             check_aligned(f"Sample with its column {name!r}", self.token_ids, values)
 
@@ -231,6 +238,7 @@ def _sample_of_chain(chain: Sequence[tuple[int, Turn]]) -> Sample:
     versions = np.full(len(token_ids), NOT_SAMPLED, dtype=np.int32)
     spans = []
     masks: list[MaskRef] = []
+    routes: list[RoutingRef] = []
     for number, turn in chain:
         start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.output_ids)
         loss_mask[start:end] = True
@@ -238,6 +246,8 @@ def _sample_of_chain(chain: Sequence[tuple[int, Turn]]) -> Sample:
         versions[start:end] = turn.versions
         spans.append(TurnSpan(turn=number, start=start, end=end))
         masks += [mask.shifted(start) for mask in turn.sampling_masks]
+        # What an earlier turn has recorded stays: those experts sampled its tokens.
+        routes += routes_within(turn.routing, routes[-1].end if routes else 0, end)
     return Sample(
         token_ids=token_ids,
         loss_mask=loss_mask,
@@ -246,5 +256,6 @@ def _sample_of_chain(chain: Sequence[tuple[int, Turn]]) -> Sample:
         sampling=last.sampling,
         policy=last.policy,
         sampling_masks=tuple(masks),
+        routing=tuple(routes),
         turns=tuple(spans),
     )

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from penstock.types.base import DEFAULT_POLICY, FloatArray, IntArray, Record, check_aligned
-from penstock.types.blobs import MaskRef
+from penstock.types.blobs import MaskRef, RoutingRef
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -108,7 +108,9 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     record_sampling_mask: bool = False
     """Whether to record which tokens truncation left."""
     record_routing: bool = False
-    """Whether to record the experts of a mixture; no engine does so yet."""
+    """Whether to record the experts of a mixture, where the engine does so."""
+    routing_start: int = 0
+    """The first token whose experts are asked for: those of earlier ones are known."""
     blob_scope: str = "requests"
     """Where in the blob store its recorded data goes. Whoever asked deletes the scope."""
 
@@ -156,6 +158,8 @@ class Chunk(Record, frozen=True, kw_only=True):
     """Why the generation ended; None while it goes on."""
     sampling_mask: MaskRef | None = None
     """Of tokens up to the end of this chunk, those of earlier chunks among them."""
+    routing: RoutingRef | None = None
+    """The experts of the tokens up to the last but one, from the request's `routing_start` on."""
     restarts: bool = False
     """The generation has begun again with this chunk: earlier ones are void."""
 

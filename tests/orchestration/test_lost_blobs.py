@@ -155,6 +155,26 @@ def test_a_blob_damaged_before_its_step_drops_its_group_and_the_rest_trains(tmp_
     assert not run.left() & run.ended()
 
 
+def test_routes_of_another_model_drop_their_group_and_the_rest_trains(tmp_path: Path) -> None:
+    """Their bytes are whole; only the trainer can tell, and it names the blob."""
+    message = "blob group-2/g2.1.0.routes is a record of MixtralForCausalLM, and the model is another"
+
+    def refuse(plan: StepPlan) -> None:
+        blobs = [
+            mask.blob.key
+            for batch in plan.micro_batches
+            for sequence in batch
+            for mask in sequence.sample.sampling_masks
+        ]
+        if any(key.startswith("group-2/") for key in blobs):
+            raise BlobLost(message)
+
+    run = Run(tmp_path, refuse)
+    assert run.drops == [("lost_blob", message)]
+    assert run.log.entries[2].state == "dropped"
+    assert run.log.counts()["trained"] == STEPS * GROUPS - 1
+
+
 def test_a_store_that_has_lost_everything_ends_the_run(tmp_path: Path) -> None:
     def damage(plan: StepPlan) -> None:
         for path in tmp_path.glob("*/*"):

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from penstock.config import Section
 
+RecordRouting = Literal["auto", "off", "on"]
+
 SPARE_SLOTS = 1
 """Slots of adapters beyond one for each policy: an update is loaded there before it is served."""
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.engines.embedded.sequence import Sequence
 from penstock.interfaces import Tokenizer
-from penstock.types import Chunk, FinishReason, MaskRef
+from penstock.types import Chunk, FinishReason, MaskRef, RoutingRef
 
 
 class Stream:
@@ -68,7 +68,12 @@ def end_within(
         del seq.tokens[start:]
 
 
-def cut_chunk(seq: Sequence, reason: FinishReason | None, mask: MaskRef | None = None) -> Chunk:
+def cut_chunk(
+    seq: Sequence,
+    reason: FinishReason | None,
+    mask: MaskRef | None = None,
+    routing: RoutingRef | None = None,
+) -> Chunk:
     """What has been drawn since the last chunk."""
     start, seq.num_sent = seq.num_sent, seq.num_output
     restarts, seq.restarts = seq.restarts, False
@@ -78,6 +83,7 @@ def cut_chunk(seq: Sequence, reason: FinishReason | None, mask: MaskRef | None =
         versions=np.array(seq.versions[start:], dtype=np.int32),
         finish_reason=reason,
         sampling_mask=mask,
+        routing=routing,
         restarts=restarts,
     )
 

@@ -90,7 +90,10 @@ class EmbeddedEngine:
         self.name = name
         self.config = config.embedded
         self.versions = dict(versions)
-        self._runner = ModelRunner(model, self.config, max_context=config.max_context)
+        self._runner = ModelRunner(
+            model, self.config, max_context=config.max_context, record_routing=config.record_routing
+        )
+        routes = self._runner.routes
         self._receiver = receiver
         self._tokenizer = tokenizer
         pool = BlockPool(self._runner.num_blocks, self.config.block_size)
@@ -104,9 +107,10 @@ class EmbeddedEngine:
             cache,
             max_batch=self.config.max_batch,
             prefill_chunk=self.config.prefill_chunk or self._runner.prefill_chunk,
+            on_preempt=routes.keep if routes is not None else None,
         )
         self.blobs: BlobStore = MemoryBlobs() if blobs is None else blobs
-        self._outbox = Outbox(self._scheduler, tokenizer, self._runner.vocab_size, self.blobs)
+        self._outbox = Outbox(self._scheduler, tokenizer, self._runner.vocab_size, self.blobs, routes)
         self._stepper = self._open_stepper()
         self._health = Health(name)
         self._adapters = PolicyAdapters(model, self._stepper.slots, self.config)
@@ -176,7 +180,9 @@ class EmbeddedEngine:
         return EngineReport(
             name=self.name,
             versions=dict(self.versions),
-            capabilities=CAPABILITIES + (("stop_strings",) if self._tokenizer is not None else ()),
+            capabilities=CAPABILITIES
+            + (("stop_strings",) if self._tokenizer is not None else ())
+            + (("routing",) if self._runner.routes is not None else ()),
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
             max_context=self._runner.max_context,

@@ -1,6 +1,7 @@
 """Runs the model's own forward pass over a batch, with the paged cache behind its attention."""
 
 import inspect
+import logging
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,17 +13,20 @@ from penstock.engines.embedded.adapters.adapted_linear import detach_stacks
 from penstock.engines.embedded.adapters.row_slots import HostSlots
 from penstock.engines.embedded.batch_layout import lay_out
 from penstock.engines.embedded.cache_sizing import adapter_bytes, count_blocks, device_memory
-from penstock.engines.embedded.config import EmbeddedConfig
+from penstock.engines.embedded.config import EmbeddedConfig, RecordRouting
 from penstock.engines.embedded.float32_logits import keep_logits_in_float32
 from penstock.engines.embedded.joined_projections import join_projections
 from penstock.engines.embedded.paged_attention import LayerShape, PagedAttention, ShapeProbe
+from penstock.engines.embedded.route_store import RouteStore
 from penstock.engines.embedded.scheduler import Batch
 from penstock.errors import UserError
 from penstock.models import attention, triton_support
+from penstock.models.routing import Recording, Routers, find_routers, unwatch
 
 if TYPE_CHECKING:
     from penstock.engines.embedded.cuda.device import Device
 
+log = logging.getLogger(__name__)
 
 PREFILL_CHUNK = {"cpu": 512, "cuda": 8192}
 """Prompt tokens of a pass that keep a device busy, where the config names none."""
@@ -33,7 +37,14 @@ class ModelRunner:
 
     The model is switched to our attention; whoever shares the instance must not run it meanwhile."""
 
-    def __init__(self, model: nn.Module, config: EmbeddedConfig, *, max_context: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: EmbeddedConfig,
+        *,
+        max_context: int = 0,
+        record_routing: RecordRouting = "off",
+    ) -> None:
         self.model = model.eval()
         self.device = next(model.parameters()).device
         text_config = model.config.get_text_config()  # type: ignore[operator, union-attr]
@@ -43,6 +54,7 @@ class ModelRunner:
         self.slots = HostSlots(self.device)
         self.prefill_chunk = PREFILL_CHUNK.get(self.device.type, PREFILL_CHUNK["cpu"])
         detach_stacks(model)
+        unwatch(model)
         for module in model.modules():
             module.__dict__.pop("_penstock_pool", None)  # an earlier engine's cache
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -51,6 +63,7 @@ class ModelRunner:
         attention.register()
         model.set_attn_implementation(attention.IMPLEMENTATION)  # type: ignore[operator]
         self.shapes = shapes = self._probe(text_config)
+        self._routers = self._find_routers(record_routing)
         dtype = self._cache_dtype(config)
         self.num_blocks = count_blocks(
             config,
@@ -67,7 +80,38 @@ class ModelRunner:
             dtype=dtype,
             device=self.device,
         )
+        self.routes = self._open_routes()
         attention.attach(model, self.cache)
+
+    def _find_routers(self, record: RecordRouting) -> Routers | None:
+        """The routers whose choices are recorded; None where none are."""
+        if record == "off":
+            return None
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        try:
+            routers = find_routers(self.model, lambda: self._run(one, one, one[0]))
+            if routers is None and record == "on":
+                raise UserError(
+                    f"engine.record_routing=on needs a model with experts, and {type(self.model).__name__} has "
+                    "none; use auto or off"
+                )
+            if routers is not None and self.device.type != "cpu":
+                raise UserError(
+                    f"{routers.shape.family}'s choice of experts is not recorded on a GPU yet; "
+                    "set engine.record_routing=off to train it without, or engine.device=cpu"
+                )
+        except UserError as error:
+            if record == "on":
+                raise
+            log.warning("engine.record_routing=auto is off: %s", error)
+            return None
+        return routers
+
+    def _open_routes(self) -> RouteStore | None:
+        if self._routers is None:
+            return None
+        self._routers.watch()
+        return RouteStore(self._routers.shape, num_blocks=self.num_blocks, block_size=self.block_size)
 
     def _cache_dtype(self, config: EmbeddedConfig) -> torch.dtype:
         if config.kv_dtype == "auto":
@@ -114,7 +158,14 @@ class ModelRunner:
             if start + count == seq.num_tokens
         ]
         rows = torch.from_numpy(layout.last[ends]).to(self.device)
-        return self._run(layout.input_ids, layout.positions, rows)
+        if self._routers is None or self.routes is None:
+            return self._run(layout.input_ids, layout.positions, rows)
+        self.routes.copy_blocks(batch.copies)
+        recording = Recording(self._routers.shape.num_layers)
+        with self._routers.seen_by(recording):
+            logits = self._run(layout.input_ids, layout.positions, rows)
+        self.routes.write(layout.slots, recording.ids)
+        return logits
 
     def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         keep: dict[str, Any] = {"logits_to_keep": rows} if self._selects_rows else {}

@@ -3,23 +3,32 @@
 from math import isfinite
 
 from penstock.engines.embedded.delivery import Stream, cut_chunk, end_within
+from penstock.engines.embedded.route_store import RouteStore
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence
 from penstock.errors import BlobLost, NonFiniteLogits
 from penstock.interfaces import BlobStore, Tokenizer
+from penstock.routing_records import store_routes
 from penstock.sampling_masks import Packed, first_tokens, join_packed, store_mask
-from penstock.types import FinishReason, MaskRef
+from penstock.types import FinishReason, MaskRef, RoutingRef
 
 
 class Outbox:
     """The streams of all requests, by id."""
 
     def __init__(
-        self, scheduler: Scheduler, tokenizer: Tokenizer | None, vocab_size: int, blobs: BlobStore
+        self,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        blobs: BlobStore,
+        routes: RouteStore | None = None,
     ) -> None:
+        """`routes` is where the chosen experts are, of an engine that records them."""
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._blobs = blobs
+        self._routes = routes
         self.vocab_size = vocab_size
         self.streams: dict[str, Stream] = {}
         self.num_tokens = 0
@@ -81,10 +90,11 @@ class Outbox:
         stream = self.streams[seq.request.id]
         try:
             mask = None if reason is None else self._store_mask(seq)
+            routing = None if reason is None else self._store_routes(seq)
         except BlobLost as error:  # costs this request, not the engine
             stream.fail(error)
             return
-        stream.put(cut_chunk(seq, reason, mask))
+        stream.put(cut_chunk(seq, reason, mask, routing))
 
     def _store_mask(self, seq: Sequence) -> MaskRef | None:
         """One blob a request, when it ends: most are small, and files are not free."""
@@ -95,6 +105,18 @@ class Outbox:
         return store_mask(
             self._blobs, f"{request.blob_scope}/{request.id}.mask", join_packed(masks, self.vocab_size)
         )
+
+    def _store_routes(self, seq: Sequence) -> RoutingRef | None:
+        """The rows that whoever asked does not have yet."""
+        request = seq.request
+        if self._routes is None or not request.record_routing:
+            return None
+        start = request.routing_start
+        rows = self._routes.of(seq)[start : seq.num_tokens]
+        if not len(rows):
+            return None
+        key = f"{request.blob_scope}/{request.id}.routes"
+        return store_routes(self._blobs, key, rows, self._routes.shape, start=start)
 
 
 def _nonfinite(seq: Sequence) -> NonFiniteLogits:

@@ -52,8 +52,17 @@ class Batch:
 class Scheduler:
     """Continuous batching over `cache`, at most `max_batch` sequences at once."""
 
-    def __init__(self, cache: PrefixCache, *, max_batch: int, prefill_chunk: int) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        *,
+        max_batch: int,
+        prefill_chunk: int,
+        on_preempt: Callable[[Sequence], None] | None = None,
+    ) -> None:
+        """`on_preempt` is told of a sequence that is about to lose its blocks and will be computed again."""
         self.cache = cache
+        self._on_preempt = on_preempt
         self.max_batch = max_batch
         self.prefill_chunk = prefill_chunk
         self.running: list[Sequence] = []
@@ -368,6 +377,8 @@ class Scheduler:
         if not seq.is_running:
             return
         self._leave_running(seq)
+        if self._on_preempt is not None:
+            self._on_preempt(seq)
         self.cache.release(seq)
         seq.num_preempted += 1
         self._waiting.push(seq)

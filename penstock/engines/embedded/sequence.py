@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from penstock.engines.embedded.blocks import ROOT
+from penstock.routing_records import Routes
 from penstock.sampling_masks import Packed
 from penstock.types import GenerateRequest
 
@@ -23,6 +24,8 @@ class Sequence:
     versions: list[int] = field(default_factory=list)
     masks: list[Packed] = field(default_factory=list)
     """Kept ids of the output tokens, until they are stored together when the request ends."""
+    routes: Routes | None = None
+    """Experts of its first tokens, kept when it lost its blocks; those of later ones are beside its blocks."""
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     node: int = ROOT
@@ -60,6 +63,7 @@ class Sequence:
         """Throw its output away. Its seed stays, so the same weights would give the same tokens again."""
         del self.tokens[self.num_prompt :]
         self.logprobs, self.versions, self.masks = [], [], []
+        self.routes = None
         self.restarts = self.restarts or self.num_sent > 0
         self.num_sent = 0
 

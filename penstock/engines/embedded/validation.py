@@ -42,7 +42,10 @@ def check_request(
         ),
         (all(0 <= token < vocab_size for token in ids), f"stop and bias ids must be in 0..{vocab_size - 1}"),
         (not request.sampling.stop or has_tokenizer, "stop strings need an engine with a tokenizer"),
-        (not request.record_routing, "this engine does not record routing"),
+        (
+            0 <= request.routing_start <= num_prompt,
+            f"routing_start must be in 0..{num_prompt}, its prompt's length, got {request.routing_start}",
+        ),
         (request.chunk_tokens >= 1, f"chunk_tokens must be >= 1, got {request.chunk_tokens}"),
     )
     for holds, reason in rules:

@@ -3,13 +3,15 @@
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from penstock.errors import UserError
 from penstock.models import attention
+from penstock.models.routing import Replay, Routers, find_routers, unwatch
 from penstock.trainer.forward.checkpointing import (
     Checkpointing,
     compile_layers,
@@ -32,6 +34,8 @@ class TokenOutputs:
     logprobs: torch.Tensor
     entropy: torch.Tensor
     values: torch.Tensor | None
+    routing: torch.Tensor | None = None
+    """Where routes are replayed: (layer, token) choices that would have flipped, all, and those replayed."""
 
 
 class PackedModel:
@@ -47,12 +51,15 @@ class PackedModel:
         checkpointing: Checkpointing = "off",
         compiled: bool = False,
         value_head: ValueHead | None = None,
+        replays_routing: bool = True,
     ) -> None:
+        """Without `replays_routing`, routers choose anew also where a row says what was chosen."""
         attention.register()
         causal_lm: Any = model
         causal_lm.set_attn_implementation(attention.IMPLEMENTATION)
         self._attention = PackedAttention()
         attention.attach(model, self._attention)
+        unwatch(model)
         model.eval()
         enable_checkpointing(model, checkpointing)
         self._value_head = value_head
@@ -61,6 +68,8 @@ class PackedModel:
         self._packs = True
         self._shares = True
         self._verify(type(model).__name__, causal_lm.get_input_embeddings().num_embeddings)
+        self._routers, self._no_routers = self._find_routers(model) if replays_routing else (None, "")
+        self._replays = replays_routing
         if value_head is not None and self._head.uses_full_logits:
             raise ValueError(
                 f"a value head needs hidden states, and {type(model).__name__} gives only logits; "
@@ -75,13 +84,57 @@ class PackedModel:
         """Whether rows may lay a prefix once for several sequences."""
         return self._shares
 
-    def __call__(self, row: PackedRow) -> TokenOutputs:
+    @property
+    def routers(self) -> Routers | None:
+        """Of a mixture-of-experts model whose choices can be replayed."""
+        return self._routers
+
+    def __call__(self, row: PackedRow, *, replays_routing: bool = True) -> TokenOutputs:
+        """A row's backward must come before the next row: layers that are computed again in it replay the routes of
+        the last row."""
+        replay = self._begin_replay(row) if replays_routing else None
+        if self._routers is not None:
+            self._routers.choices = replay
+        outputs = self._outputs(row)
+        if replay is None or row.routing is None:
+            return outputs
+        counts = [row.routing.num_choices, row.routing.num_replayed]
+        routing = torch.stack([replay.num_flipped, *torch.tensor(counts, device=self._device)])
+        return replace(outputs, routing=routing)
+
+    def _begin_replay(self, row: PackedRow) -> Replay | None:
+        if row.routing is None or not self._replays:
+            return None
+        if self._routers is None:
+            raise UserError(self._no_routers or "routes were recorded, and the trained model has no experts")
+        if self._compiled:
+            raise UserError(
+                "routes can't be replayed in compiled layers yet; set trainer.compile=off, or "
+                "engine.record_routing=off to train without them"
+            )
+        self._routers.watch()
+        return row.routing.replay()
+
+    def _outputs(self, row: PackedRow) -> TokenOutputs:
         with compiler_settings() if self._compiled else nullcontext():
             states = self._states(row.input_ids, row.position_ids, row.lengths, row.members)
         states = gather(states, row.rows) if row.num_shared_tokens else states.index_select(0, row.rows)
         logprobs, entropy = self._head(states, row.targets, row.temperature, row.kept)
         values = self._value_head(states) if self._value_head is not None else None
         return TokenOutputs(logprobs=logprobs, entropy=entropy, values=values)
+
+    @torch.no_grad()
+    def _find_routers(self, model: nn.Module) -> tuple[Routers | None, str]:
+        """The routers, or why there are none to replay. That matters only where routes were recorded."""
+        one = torch.zeros(1, 1, dtype=torch.long, device=self._device)
+        self._attention.set_single()
+        try:
+            routers = find_routers(model, lambda: self._head.states(one, one))
+        except UserError as error:
+            return None, str(error)
+        if routers is not None and not self._packs:
+            return None, f"{type(model).__name__} can't be packed, so its routes can't be replayed"
+        return routers, ""
 
     def _states(
         self,

@@ -10,8 +10,9 @@ from penstock.blobs import MemoryBlobs
 from penstock.interfaces import BlobStore
 from penstock.sampling_masks import fetch_mask, kept_ids
 from penstock.trainer.forward.logprob_head import KeptIds
+from penstock.trainer.forward.row_routing import RowRouting
 from penstock.trainer.sharing import RowLayout, loss_positions
-from penstock.types import FloatArray, IntArray, Sample, TrainSequence
+from penstock.types import FloatArray, IntArray, RoutingShape, Sample, TrainSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class PackedRow:
     """Rests of each shared prefix, as `penstock.trainer.forward.shared_prefixes` reads them."""
     num_shared_tokens: int = 0
     """Tokens that sharing left out of the row."""
+    routing: RowRouting | None = None
+    """The experts that were chosen when its tokens were sampled; None: routers choose anew."""
 
     @property
     def num_loss_tokens(self) -> int:
@@ -58,9 +61,10 @@ class PackedRow:
         shared_prompts: bool = False,
         columns: Sequence[str] = (),
         blobs: BlobStore | None = None,
+        routing: RoutingShape | None = None,
     ) -> "PackedRow | None":
         """None when no sequence has a loss token. `columns` names those of the step, which every row gets. Recorded
-        masks come out of `blobs`."""
+        masks come out of `blobs`, and so do routes where `routing` says what those of the model are like."""
         positions_of = [loss_positions(sequence.sample) for sequence in sequences]
         chosen = [index for index, positions in enumerate(positions_of) if positions.size]
         if not chosen:
@@ -83,6 +87,7 @@ class PackedRow:
         def column(parts: list[np.ndarray], dtype: torch.dtype) -> torch.Tensor:
             return torch.from_numpy(np.concatenate(parts)).to(device=device, dtype=dtype)
 
+        blobs = blobs or MemoryBlobs()
         picked = list(zip(samples, positions_of, strict=True))
         return cls(
             sequences=tuple(sequences[index] for index in chosen),
@@ -104,12 +109,15 @@ class PackedRow:
             segments=column([np.full(n, i) for i, n in enumerate(counts)], torch.long),
             counts=tuple(counts),
             positions=tuple(positions_of),
-            kept=_kept(picked, device, blobs or MemoryBlobs()),
+            kept=_kept(picked, device, blobs),
             columns={
                 name: column([_values(s, name)[p] for s, p in picked], torch.float32) for name in columns
             },
             members=layout.members,
             num_shared_tokens=layout.num_shared_tokens,
+            routing=None
+            if routing is None
+            else RowRouting.of(samples, layout.segments, routing, blobs=blobs, device=device),
         )
 
 

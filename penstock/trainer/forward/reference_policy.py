@@ -33,4 +33,4 @@ class AdapterOff:
 
     def __call__(self, row: PackedRow) -> TokenOutputs:
         with self._adapter.off():
-            return self._policy(row)
+            return self._policy(row, replays_routing=False)

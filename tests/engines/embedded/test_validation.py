@@ -34,7 +34,7 @@ def test_accepts_what_fits() -> None:
         ({"max_tokens": 2, "logit_bias": {-1: 1.0}}, "stop and bias ids"),
         ({"max_tokens": 2, "stop": ("x",)}, "need an engine with a tokenizer"),
         ({"max_tokens": 2, "policy": "other"}, "serves policy 'policy', got 'other'"),
-        ({"max_tokens": 2, "record_routing": True}, "does not record routing"),
+        ({"max_tokens": 2, "routing_start": 4}, r"routing_start must be in 0\.\.3, .*, got 4"),
         ({"max_tokens": 2, "chunk_tokens": 0}, "chunk_tokens must be >= 1, got 0"),
     ],
 )

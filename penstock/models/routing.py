@@ -1,0 +1,220 @@
+"""The routers of a mixture-of-experts model: which experts they choose, observed or answered.
+
+Families differ in how they score experts and in what they make of the scores. All of them choose with one
+`topk(scores, k)` over a (tokens, experts) matrix. That call is all that is looked at here: no family is known by
+name. Its ids are written down (`Recording`), or replaced by ids that were written down before (`Replay`). What
+follows in the router then takes the weights from its own scores at these ids, so its gradient stays.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from penstock.errors import UserError
+from penstock.types import RoutingShape
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""What configs call the number of experts among which a router chooses."""
+TOPK = (torch.topk, torch.Tensor.topk)
+
+
+class Choices(Protocol):
+    """Sees every choice of a forward pass."""
+
+    def choose(self, layer: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """The ids to go on with, where router number `layer` has chosen `ids` by `scores`."""
+
+
+class Recording:
+    """Writes down what every router chooses; `ids` has (tokens, k) of each."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.ids: list[torch.Tensor | None] = [None] * num_layers
+
+    def choose(self, layer: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        self.ids[layer] = ids
+        return ids
+
+
+class Replay:
+    """Answers with recorded ids, (layers, tokens, k). A token that is not `known` keeps the live router's."""
+
+    def __init__(self, ids: torch.Tensor, known: torch.Tensor) -> None:
+        self._ids, self._known = ids, known
+        self._all_known = bool(known.all())
+        self._flipped: list[torch.Tensor | None] = [None] * len(ids)
+
+    def choose(self, layer: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        recorded = self._ids[layer].to(ids.dtype)
+        if recorded.shape != ids.shape:
+            raise ValueError(
+                f"a router chose ids of shape {tuple(ids.shape)}, and {tuple(recorded.shape)} are recorded"
+            )
+        differs = (recorded.sort(dim=1).values != ids.sort(dim=1).values).any(dim=1)
+        # Written, not added: a layer that is computed again in backward says the same again.
+        self._flipped[layer] = (differs & self._known).sum()
+        return recorded if self._all_known else torch.where(self._known[:, None], recorded, ids)
+
+    @property
+    def num_flipped(self) -> torch.Tensor:
+        """(layer, token) pairs whose live choice is another set of experts than the recorded one."""
+        return torch.stack([count for count in self._flipped if count is not None]).sum()
+
+
+class Routers:
+    """All routers of a model, in the order in which a forward pass comes to them.
+
+    `choices` sees their choices from the moment it is set, in every thread: layers that are computed again in
+    backward are answered as they were in forward, as long as no other pass has begun."""
+
+    def __init__(self, modules: Sequence[nn.Module], shape: RoutingShape) -> None:
+        self.shape = shape
+        self.choices: Choices | None = None
+        self._modules = list(modules)
+
+    def watch(self) -> None:
+        """Come between the routers and their choices. Until then the model is as it was."""
+        for layer, module in enumerate(self._modules):
+            module.__class__ = _watched_class(type(module))
+            module._penstock_watch = (self, layer)  # type: ignore[assignment]
+
+    @contextmanager
+    def seen_by(self, choices: Choices | None) -> Iterator[None]:
+        """In this block, and no longer."""
+        before, self.choices = self.choices, choices
+        try:
+            yield
+        finally:
+            self.choices = before
+
+
+class _Watched:
+    """Mixed into a router's class: its forward, with somebody who sees its choice. Names of parameters stay."""
+
+    _penstock_watch: tuple[Routers, int] | None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        forward = super().forward  # type: ignore[misc]
+        routers, layer = self._penstock_watch or (None, 0)
+        choices = routers.choices if routers is not None else None
+        if routers is None or choices is None:
+            return forward(*args, **kwargs)
+        with _Topk(routers.shape, lambda scores, ids: choices.choose(layer, scores, ids)):
+            return forward(*args, **kwargs)
+
+
+def _watched_class(kind: type[nn.Module]) -> type[nn.Module]:
+    if issubclass(kind, _Watched):
+        return kind
+    return type(kind.__name__, (_Watched, kind), {"__module__": kind.__module__})
+
+
+class _Topk(TorchFunctionMode):
+    """Hands the ids of each choice among experts to `answer`, and goes on with those that it gives back."""
+
+    def __init__(
+        self, shape: RoutingShape, answer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self._shape, self._answer = shape, answer
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in TOPK:
+            return result
+        scores = args[0] if args else (kwargs or {})["input"]
+        if scores.dim() != 2 or scores.shape[1] != self._shape.num_experts:
+            return result
+        ids = self._answer(scores, result[1])
+        return result if ids is result[1] else torch.return_types.topk((scores.gather(1, ids), ids))
+
+
+def unwatch(model: nn.Module) -> None:
+    """Let the routers of a model choose alone, whoever has watched them before."""
+    for module in model.modules():
+        if isinstance(module, _Watched):
+            module._penstock_watch = None
+
+
+def num_experts_of(config: Any) -> int:
+    """Experts that a router of a model with this config chooses among; 0 for a dense model."""
+    text = config.get_text_config()
+    counts = (getattr(text, name, None) for name in EXPERT_COUNTS)
+    most = max((count for count in counts if isinstance(count, int)), default=0)
+    return most if most > 1 else 0
+
+
+def find_routers(model: nn.Module, run: Callable[[], object]) -> Routers | None:
+    """The routers of a model, found while `run` computes one token with it; None for a dense model. A model whose
+    routers do not choose exactly once for the token, or not in every layer that has experts, is refused."""
+    num_experts = num_experts_of(model.config)
+    if not num_experts:
+        return None
+    family = type(model).__name__
+    unwatch(model)
+    calls = _calls(model, RoutingShape(family=family, num_layers=0, num_experts=num_experts, top_k=0), run)
+    names = {module: name for name, module in model.named_modules()}
+    chosen = Counter(_layer_of(names[module]) for module, _ in calls)
+    layers = {_layer_of(name) for name in _names_of_experts(model, num_experts)}
+    if not calls or max(chosen.values()) > 1 or not layers <= set(chosen):
+        found = ", ".join(f"{count} in {name}" for name, count in chosen.items()) or "none"
+        raise UserError(
+            f"{family}'s choice of experts can't be recorded: each of its {len(layers)} layers with experts must "
+            f"choose with exactly one topk over {num_experts} scores, got {found}; "
+            "set engine.record_routing=off to train it without"
+        )
+    sizes = {size for _, size in calls}
+    if len(sizes) != 1:
+        raise UserError(
+            f"{family}'s choice of experts can't be recorded: all of its routers must choose equally many, got "
+            f"{', '.join(map(str, sorted(sizes)))}; set engine.record_routing=off to train it without"
+        )
+    shape = RoutingShape(family=family, num_layers=len(calls), num_experts=num_experts, top_k=sizes.pop())
+    return Routers([module for module, _ in calls], shape)
+
+
+def _calls(model: nn.Module, shape: RoutingShape, run: Callable[[], object]) -> list[tuple[nn.Module, int]]:
+    """Each choice of a forward pass: the innermost module that it was made in, and how many it chose."""
+    inside: list[nn.Module] = []
+    calls: list[tuple[nn.Module, int]] = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        inside.append(module)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        inside.pop()
+
+    def note(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        calls.append((inside[-1], int(ids.shape[1])))
+        return ids
+
+    with ExitStack() as hooks, torch.no_grad():
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        with _Topk(shape, note):
+            run()
+    return calls
+
+
+def _names_of_experts(model: nn.Module, num_experts: int) -> list[str]:
+    """Parameters that hold a matrix of each expert, as transformers stores them: one tensor for all."""
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 3 and parameter.shape[0] == num_experts
+    ]
+
+
+def _layer_of(name: str) -> str:
+    """`model.layers.3` for what lies in it: the name up to its first number."""
+    parts = name.split(".")
+    end = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
+    return ".".join(parts[: end + 1])

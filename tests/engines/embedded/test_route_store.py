@@ -1,0 +1,211 @@
+"""Every token that an engine has computed comes with the experts that computed it, under any schedule."""
+
+import asyncio
+import copy
+import logging
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.route_store import RouteStore
+from penstock.errors import UserError
+from penstock.models.routing import Recording, find_routers
+from penstock.routing_records import fetch_routes
+from penstock.types import GenerateRequest, Interrupt, Parent, RoutingShape, since_restart
+from tests.engines.contract import ask
+from tests.engines.embedded.test_exact import first_tie, play_move
+from tests.engines.embedded.test_interrupts import update
+from tests.engines.embedded.test_swaps import any_engine
+from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine, make_model
+
+FAMILY = "gpt_oss"
+SHAPE = RoutingShape(family="GptOssForCausalLM", num_layers=3, num_experts=4, top_k=2)
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+
+
+class RecordingDriver(Driver):
+    """Asks for routes, and remembers those of every pass that a token was drawn from."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        super().__init__(engine)
+        self.drawn: dict[str, dict[int, np.ndarray]] = {}
+        store, forward = engine._runner.routes, engine._runner.forward
+        assert store is not None
+
+        def remembering(batch: Any) -> torch.Tensor:
+            logits = forward(batch)
+            for seq, start, count in batch.spans:
+                last = start + count - 1
+                if last == seq.num_tokens - 1:
+                    slot = (
+                        seq.blocks[last // store._block_size] * store._block_size + last % store._block_size
+                    )
+                    for each in (seq, *seq.followers):
+                        self.drawn.setdefault(each.request.id, {})[last] = store._tokens[slot].copy()
+            return logits
+
+        engine._runner.forward = remembering  # type: ignore[method-assign]
+
+    async def start(self, request: GenerateRequest) -> None:
+        """A fork asks for what its parent has not sent."""
+        start = 0
+        if request.parent is not None and request.parent.id in self.finished():
+            start = min(request.parent.keep, len(self.routes(request.parent.id)))
+        await super().start(msgspec.structs.replace(request, record_routing=True, routing_start=start))
+
+    def routes(self, name: str) -> np.ndarray:
+        """Of all tokens of a finished request, those that its parent has sent among them."""
+        request = self.requests[name]
+        (ref,) = [chunk.routing for chunk in since_restart(self.chunks[name]) if chunk.routing is not None]
+        assert (ref.start, ref.shape) == (request.routing_start, SHAPE)
+        rows = fetch_routes(self.engine.blobs, ref)
+        if not request.routing_start:
+            return rows
+        assert request.parent is not None
+        return np.concatenate([self.routes(request.parent.id)[: request.routing_start], rows])
+
+    def tokens(self, name: str) -> list[int]:
+        output = [int(token) for chunk in since_restart(self.chunks[name]) for token in chunk.token_ids]
+        return [*self.requests[name].token_ids.tolist(), *output]
+
+
+def plain_routes(model: nn.Module, tokens: list[int]) -> np.ndarray:
+    ids = torch.tensor([tokens])
+    routers = find_routers(model, lambda: model(ids[:, :1]))
+    assert routers is not None
+    routers.watch()
+    recording = Recording(routers.shape.num_layers)
+    with routers.seen_by(recording), torch.no_grad():
+        model(ids)
+    return torch.stack([each for each in recording.ids if each is not None], dim=1).numpy()
+
+
+def check_all_rows(driver: RecordingDriver) -> None:
+    """One for every token but the last, and those that tokens were drawn from are those of the drawing passes."""
+    for name in driver.finished():
+        rows, tokens = driver.routes(name), driver.tokens(name)
+        assert len(rows) == len(tokens) - 1
+        own = [at for at in sorted(driver.drawn[name]) if at < len(rows)]
+        assert own[-1] == len(rows) - 1
+        assert len(own) >= len(tokens) - driver.requests[name].token_ids.size
+        for at in own:
+            assert rows[at].tolist() == driver.drawn[name][at].tolist(), (name, at)
+
+
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_any_schedule_sends_the_routes_of_a_plain_forward(data: st.DataObject) -> None:
+    reference = make_model(FAMILY)
+
+    async def main() -> None:
+        engine = make_engine(
+            copy.deepcopy(reference),
+            kv_tokens=data.draw(st.sampled_from([64, 96, 400]), label="cache"),
+            block_size=data.draw(st.sampled_from([1, 4, 16]), label="block"),
+            max_batch=data.draw(st.integers(1, 8), label="batch"),
+            prefill_chunk=data.draw(st.sampled_from([1, 5, 64]), label="chunk"),
+            prefix_cache=data.draw(st.booleans(), label="prefix cache"),
+        )
+        driver = RecordingDriver(engine)
+        for _ in range(data.draw(st.integers(1, 8), label="moves")):
+            await play_move(driver, data)
+        await driver.drain()
+        check_all_rows(driver)
+        for name in driver.finished():
+            tokens = driver.tokens(name)
+            sure = first_tie(reference, tokens)
+            got, want = driver.routes(name)[:sure], plain_routes(reference, tokens)[:-1][:sure]
+            assert np.array_equal(np.sort(got), np.sort(want))
+
+    asyncio.run(main())
+
+
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_updates_in_flight_lose_no_row(data: st.DataObject) -> None:
+    """Under any interrupt a token keeps the experts of the pass that drew the next one."""
+    weights = SeededWeights(FAMILY)
+
+    async def main() -> None:
+        engine = any_engine(weights, data, resume_kv=data.draw(st.sampled_from(["keep", "recompute"])))
+        driver = RecordingDriver(engine)
+        for _ in range(data.draw(st.integers(1, 7), label="moves")):
+            await play_move(driver, data)
+            if data.draw(st.booleans(), label="update"):
+                await update(driver, data.draw(st.sampled_from(get_args(Interrupt)), label="interrupt"))
+        await driver.drain()
+        check_all_rows(driver)
+
+    asyncio.run(main())
+
+
+def test_a_later_turn_sends_new_rows_only() -> None:
+    async def main() -> None:
+        driver = RecordingDriver(make_engine(make_model(FAMILY)))
+        await driver.start(ask("a", PROMPT, max_tokens=6, seed=1))
+        await driver.drain()
+        tokens = driver.tokens("a")
+        await driver.start(ask("b", [*tokens, 7, 7], parent=Parent(id="a", keep=17), max_tokens=4, seed=2))
+        await driver.drain()
+        (ref,) = [chunk.routing for chunk in driver.chunks["b"] if chunk.routing is not None]
+        assert (ref.start, ref.end) == (16, 22)  # the first turn's last token was not computed by it
+        assert ref.blob.num_bytes == 6 * SHAPE.token_bytes == 6 * 3 * 2
+        assert np.array_equal(driver.routes("b"), plain_routes(make_model(FAMILY), driver.tokens("b"))[:-1])
+
+    asyncio.run(main())
+
+
+def test_nobody_gets_routes_who_did_not_ask() -> None:
+    async def main() -> None:
+        driver = Driver(make_engine(make_model(FAMILY)))
+        await driver.start(ask("a", PROMPT, max_tokens=3))
+        await driver.drain()
+        assert driver.chunks["a"][-1].routing is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("family", "setting"), [("gpt_oss", "off"), ("llama", "auto")])
+def test_nothing_is_recorded_when_off_or_dense(family: str, setting: str) -> None:
+    async def main() -> None:
+        engine = make_engine(make_model(family), record_routing=setting)
+        driver = Driver(engine)
+        await driver.start(ask("a", PROMPT, max_tokens=3, record_routing=True))
+        await driver.drain()
+        assert driver.chunks["a"][-1].routing is None
+        assert "routing" not in (await engine.report()).capabilities
+
+    asyncio.run(main())
+
+
+def test_recording_a_dense_model_is_refused_when_it_is_asked_for() -> None:
+    with pytest.raises(
+        UserError, match=r"record_routing=on needs a model with experts, and LlamaForCausalLM has"
+    ):
+        make_engine(make_model("llama"), record_routing="on")
+
+
+def test_a_family_that_does_not_fit_is_said_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model(FAMILY)
+    model.config.num_local_experts = 5  # no router chooses among five
+    with caplog.at_level(logging.WARNING, logger="penstock"):
+        make_engine(copy.deepcopy(model))
+    assert "engine.record_routing=auto is off: GptOssForCausalLM's choice of experts can't be" in caplog.text
+    with pytest.raises(UserError, match="GptOssForCausalLM's choice of experts can't be recorded"):
+        make_engine(model, record_routing="on")
+
+
+def test_blocks_are_copied_with_their_routes() -> None:
+    store = RouteStore(SHAPE, num_blocks=4, block_size=2)
+    ids = [torch.full((2, 2), layer) for layer in range(3)]
+    store.write(torch.tensor([2, 3]), ids)
+    store.copy_blocks([(1, 3), (0, 2)])
+    assert store._tokens[6:8].tolist() == store._tokens[2:4].tolist() == [[[0, 0], [1, 1], [2, 2]]] * 2
+    assert not store._tokens[4:6].any()

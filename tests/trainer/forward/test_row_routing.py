@@ -1,0 +1,193 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from penstock.blobs import MemoryBlobs
+from penstock.errors import BlobLost, UserError
+from penstock.models.routing import Recording, find_routers
+from penstock.routing_records import store_routes
+from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.forward.packed_row import PackedRow
+from penstock.types import RoutingShape, Sample, SamplingParams, TrainSequence
+from tests.models.moe import EXPERTS, VOCAB, moe_model
+from tests.trainer.builders import tiny_model
+
+PROMPT, LENGTH = 9, 26
+
+
+def plain(model: nn.Module, tokens: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
+    """Logprobs of each token after the first by transformers' own forward pass, and the routes (tokens, layers, k)."""
+    ids = torch.from_numpy(tokens).long()[None]
+    routers = find_routers(model, lambda: model(input_ids=ids[:, :1]))
+    routers.watch()
+    recording = Recording(routers.shape.num_layers)
+    with routers.seen_by(recording), torch.no_grad():
+        logits = model(input_ids=ids).logits[0].float()
+    logprobs = logits.log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    return logprobs, torch.stack(recording.ids, dim=1).numpy()
+
+
+class Recorded:
+    """Samples of one group with one prompt, recorded by plain forward passes of a model."""
+
+    def __init__(self, model: nn.Module, *, count: int = 4, length: int = LENGTH, store: bool = True) -> None:
+        rng = np.random.default_rng(0)
+        self.blobs = MemoryBlobs()
+        prompt = rng.integers(0, VOCAB, PROMPT)
+        self.sequences, self.logprobs = [], []
+        twin = copy.deepcopy(model)
+        self.shape = find_routers(twin, lambda: twin(input_ids=torch.zeros(1, 1, dtype=torch.long))).shape
+        for number in range(count):
+            tokens = np.concatenate([prompt, rng.integers(0, VOCAB, length - PROMPT - number)]).astype(
+                np.int32
+            )
+            logprobs, routes = plain(twin, tokens)
+            self.logprobs.append(logprobs[PROMPT - 1 :])
+            ref = store_routes(self.blobs, f"s/{number}", routes[:-1], self.shape, start=0)
+            self.sequences.append(self._sequence(tokens, number, (ref,) if store else ()))
+
+    def _sequence(self, tokens: np.ndarray, episode: int, routing: tuple) -> TrainSequence:
+        sample = Sample(
+            token_ids=tokens,
+            loss_mask=np.arange(len(tokens)) >= PROMPT,
+            logprobs=np.zeros(len(tokens), dtype=np.float32),
+            versions=np.zeros(len(tokens), dtype=np.int32),
+            sampling=SamplingParams(),
+            routing=routing,
+        )
+        return TrainSequence(sample=sample, group=0, episode=episode)
+
+    def row(self, *, shared: bool, replays: bool = True) -> PackedRow:
+        row = PackedRow.of(
+            self.sequences, shared_prompts=shared, blobs=self.blobs, routing=self.shape if replays else None
+        )
+        assert row is not None
+        return row
+
+
+def gradients(model: nn.Module, policy: PackedModel, row: PackedRow) -> tuple[torch.Tensor, list]:
+    model.zero_grad()
+    outputs = policy(row)
+    (outputs.logprobs * torch.linspace(-1, 1, row.num_loss_tokens)).sum().backward()
+    return outputs, [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("family", "checkpointing", "shared"),
+    [
+        ("qwen3-moe", "off", False),
+        ("qwen3-moe", "selective", True),
+        ("gpt-oss", "full", True),
+        ("deepseek-v3", "selective", False),
+    ],
+)
+def test_in_float32_replay_changes_nothing(family: str, checkpointing: str, shared: bool) -> None:
+    model = moe_model(family)
+    recorded = Recorded(model)
+    policy = PackedModel(model, chunk_tokens=16, checkpointing=checkpointing)
+    free, free_gradients = gradients(model, policy, recorded.row(shared=shared, replays=False))
+    row = recorded.row(shared=shared)
+    assert row.num_shared_tokens == (3 * PROMPT if shared else 0)
+    replayed, replayed_gradients = gradients(model, policy, row)
+    assert float((replayed.logprobs - free.logprobs).detach().abs().max()) <= 1e-6
+    assert all(
+        ours is theirs or torch.equal(ours, theirs)
+        for ours, theirs in zip(replayed_gradients, free_gradients, strict=True)
+    )
+    num_choices = recorded.shape.num_layers * row.input_ids.shape[1]
+    assert replayed.routing.tolist() == [0, num_choices, num_choices]
+    assert free.routing is None
+
+
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+def test_layers_that_are_computed_again_replay_too(checkpointing: str) -> None:
+    """Other experts than the live ones: gradients equal those without recomputation."""
+    model = moe_model("qwen3-moe")
+    recorded = Recorded(model)
+    moved = moved_by(model, 0.3)
+    row = recorded.row(shared=True)
+    want, expected = gradients(moved, PackedModel(moved, chunk_tokens=16), row)
+    assert int(want.routing[0]) > 10
+    again = copy.deepcopy(moved)
+    got, found = gradients(again, PackedModel(again, chunk_tokens=16, checkpointing=checkpointing), row)
+    assert torch.equal(got.routing, want.routing)
+    torch.testing.assert_close(got.logprobs, want.logprobs, rtol=0, atol=1e-6)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def moved_by(model: nn.Module, share: float) -> nn.Module:
+    """A copy with relative noise on every weight."""
+    moved = copy.deepcopy(model)
+    noise = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in moved.parameters():
+            weight.mul_(1 + share * torch.randn(weight.shape, generator=noise))
+    return moved
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+def test_replay_at_least_halves_the_gap_after_a_small_move(family: str) -> None:
+    sizes = {"num_hidden_layers": 6, "num_experts_per_tok": 8}
+    sizes["num_local_experts" if family == "gpt-oss" else "num_experts"] = 64
+    model = moe_model(family, **sizes)
+    recorded = Recorded(model, count=6, length=60)
+    moved = moved_by(model, 0.001)
+    policy = PackedModel(moved, chunk_tokens=64)
+    want = torch.cat(recorded.logprobs)
+    with torch.no_grad():
+        free = policy(recorded.row(shared=True, replays=False)).logprobs
+        outputs = policy(recorded.row(shared=True))
+    assert int(outputs.routing[0]) > 0
+    without, with_replay = ((each - want).abs().mean() for each in (free, outputs.logprobs))
+    assert float(with_replay) <= float(without) / 2
+
+
+def test_tokens_without_a_record_are_left_to_the_router_and_counted() -> None:
+    model = moe_model("qwen3-moe")
+    recorded = Recorded(model)
+    half = recorded.sequences[0].sample.routing[0].within(0, 12)
+    first = recorded._sequence(recorded.sequences[0].sample.token_ids, 0, (half,))
+    recorded.sequences = [first, *recorded.sequences[1:]]
+    row = recorded.row(shared=False)
+    outputs = PackedModel(model, chunk_tokens=16)(row)
+    missing = LENGTH - 1 - 12
+    assert row.routing.num_replayed == 3 * (row.input_ids.shape[1] - missing)
+    torch.testing.assert_close(outputs.logprobs, torch.cat(recorded.logprobs), rtol=0, atol=1e-5)
+
+
+def test_a_reference_chooses_anew() -> None:
+    model = moe_model("qwen3-moe")
+    recorded = Recorded(model)
+    moved = moved_by(model, 0.3)
+    reference = PackedModel(moved, chunk_tokens=16, replays_routing=False)
+    free = PackedModel(copy.deepcopy(moved), chunk_tokens=16)
+    with torch.no_grad():
+        ours, theirs = reference(recorded.row(shared=False)), free(recorded.row(shared=False, replays=False))
+    assert ours.routing is None
+    torch.testing.assert_close(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-6)
+
+
+def test_routes_of_another_model_cost_their_group() -> None:
+    recorded = Recorded(moe_model("qwen3-moe"))
+    other = RoutingShape(family="MixtralForCausalLM", num_layers=3, num_experts=EXPERTS, top_k=2)
+    with pytest.raises(
+        BlobLost, match="s/0 is a record of Qwen3MoeForCausalLM with 3 routers.*MixtralForCausalLM"
+    ):
+        PackedRow.of(recorded.sequences, blobs=recorded.blobs, routing=other)
+
+
+def test_a_missing_blob_costs_its_group() -> None:
+    recorded = Recorded(moe_model("qwen3-moe"))
+    recorded.blobs.delete("s")
+    with pytest.raises(BlobLost, match="blob s/0 is not in this process's memory"):
+        recorded.row(shared=False)
+
+
+def test_a_dense_model_can_not_replay() -> None:
+    recorded = Recorded(moe_model("qwen3-moe"))
+    with pytest.raises(UserError, match="the trained model has no experts"):
+        PackedModel(tiny_model("llama"), chunk_tokens=16)(recorded.row(shared=False))

@@ -1,0 +1,144 @@
+"""Routes on their whole way: recorded by an engine, carried by turns, replayed by steps, shown in their metrics."""
+
+import asyncio
+import copy
+
+import msgspec
+import pytest
+import torch
+
+from penstock.algorithms.config import AlgorithmConfig
+from penstock.errors import BlobLost
+from penstock.rollout.episode_rollout import Rollout
+from penstock.trainer.config import TrainerConfig
+from penstock.trainer.packing import plan_step
+from penstock.trainer.policy_trainer import PolicyTrainer
+from penstock.types import Episode, Group, Score, ScoredGroup, StepPlan, metric_values
+from tests.engines.embedded.tiny import make_engine
+from tests.models.moe import VOCAB, moe_model
+from tests.rollout.contract import spec_of
+
+TURNS = 2
+
+
+class Numbers:
+    """A tokenizer of which only decoding is asked."""
+
+    stop_token_ids = ()
+
+    def decode(self, token_ids):
+        return " ".join(map(str, token_ids))
+
+
+async def episodes_of(engine, group: int, count: int) -> list[Episode]:
+    """Two turns each, the second after three tokens of somebody else."""
+    prompt = [(group * 7 + 3 * n) % VOCAB for n in range(9)]
+
+    async def episode(index: int) -> Episode:
+        spec = msgspec.structs.replace(spec_of(), group=group, index=index)
+        rollout = Rollout(spec, engine, Numbers())
+        context = prompt
+        for _ in range(TURNS):
+            turn = await rollout.generate(context, max_tokens=5 + index, temperature=1.0, seed=index)
+            context = [*turn.token_ids.tolist(), 1, 2, 3]
+        return Episode(task_id=str(group), turns=rollout.turns, index=index)
+
+    return list(await asyncio.gather(*(episode(index) for index in range(count))))
+
+
+def sample_groups(engine) -> list[ScoredGroup]:
+    async def main() -> list[ScoredGroup]:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(engine.run())
+            groups = []
+            for number in range(2):
+                episodes = await episodes_of(engine, number, 3)
+                group = Group(number=number, task=spec_of().task, episodes=tuple(episodes))
+                scores = tuple(Score(value=float(index)) for index in range(3))
+                groups.append(ScoredGroup(group=group, scores=scores))
+            await engine.close()
+        return groups
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """A model, an engine that has served it, and what it sampled."""
+    model = moe_model("qwen3-moe")
+    engine = make_engine(copy.deepcopy(model), record_routing="on")
+    return model, engine, sample_groups(engine)
+
+
+def run_step(model, engine, groups, **config):
+    settings = {"micro_batch_tokens": 64, "learning_rate": 0.0, **config}
+    trainer = PolicyTrainer(
+        copy.deepcopy(model),
+        config=TrainerConfig(**settings),
+        algorithm=AlgorithmConfig(),
+        total_steps=10,
+        blobs=engine.blobs,
+    )
+    plan: StepPlan = plan_step(1, groups, micro_batch_tokens=settings["micro_batch_tokens"])[0]
+    assert len(plan.micro_batches) > 1
+    return metric_values(trainer.step(plan).metrics)
+
+
+@pytest.mark.parametrize("checkpointing", ["off", "full"])
+def test_every_choice_of_a_step_is_replayed(recorded, checkpointing: str) -> None:
+    model, engine, groups = recorded
+    metrics = run_step(model, engine, groups, checkpointing=checkpointing, passes=2)
+    assert (metrics["routing_replayed"], metrics["routing_fallbacks"]) == (1.0, 0.0)
+    assert metrics["routing_flipped"] == 0.0
+    assert metrics["logprob_gap_max"] < 1e-4
+
+
+def test_turns_refer_to_the_routes_of_those_before_them(recorded) -> None:
+    for episode in (episode for group in recorded[2] for episode in group.group.episodes):
+        first, second = episode.turns
+        assert [ref.blob.key for ref in second.routing] == [
+            f"group-{first.id[1]}/{turn.id}.routes" for turn in episode.turns
+        ]
+        assert second.routing[0] == first.routing[0]
+        (sample,) = episode.samples()
+        assert sample.routing == second.routing
+        assert sample.routing[-1].end == len(sample.token_ids) - 1
+
+
+def test_flips_after_the_weights_have_moved_are_shown(recorded) -> None:
+    model, engine, groups = recorded
+    moved = copy.deepcopy(model)
+    noise = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in moved.parameters():
+            weight.mul_(1 + 0.2 * torch.randn(weight.shape, generator=noise))
+    metrics = run_step(moved, engine, groups)
+    assert metrics["routing_replayed"] == 1.0
+    assert 0.02 < metrics["routing_flipped"] < 0.8
+
+
+def without_routes(scored: ScoredGroup) -> ScoredGroup:
+    episodes = tuple(
+        msgspec.structs.replace(
+            episode, turns=tuple(msgspec.structs.replace(turn, routing=()) for turn in episode.turns)
+        )
+        for episode in scored.group.episodes
+    )
+    return msgspec.structs.replace(scored, group=msgspec.structs.replace(scored.group, episodes=episodes))
+
+
+def test_groups_without_a_record_are_fallbacks(recorded) -> None:
+    model, engine, groups = recorded
+    metrics = run_step(model, engine, [groups[0], without_routes(groups[1])])
+    assert 0.3 < metrics["routing_replayed"] < 0.7
+    assert metrics["routing_fallbacks"] == pytest.approx(1 - metrics["routing_replayed"])
+    metrics = run_step(model, engine, [without_routes(group) for group in groups])
+    assert not any(name.startswith("routing_") for name in metrics)
+
+
+def test_routes_of_another_model_stop_a_step_before_it_trains(recorded) -> None:
+    _, engine, groups = recorded
+    with pytest.raises(
+        BlobLost, match="blob group-0/.*routes is a record of Qwen3MoeForCausalLM.*MixtralForCausal"
+    ):
+        run_step(moe_model("mixtral"), engine, groups)
