@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -139,8 +140,8 @@ def test_a_loss_that_is_not_finite_on_one_rank_skips_the_update_on_both(
             objective = trainer._objective
 
             def spoiled(row: Any) -> Any:
-                loss, columns = objective(row)
-                return loss + float("inf"), columns
+                result = objective(row)
+                return replace(result, loss=result.loss + float("inf"))
 
             trainer._objective = spoiled  # type: ignore[assignment]
         before = {name: weight.clone() for name, weight in trainer.weights().items()}

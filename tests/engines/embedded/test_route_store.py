@@ -146,6 +146,26 @@ def test_updates_in_flight_lose_no_row(data: st.DataObject) -> None:
     asyncio.run(main())
 
 
+def test_what_is_computed_again_with_new_weights_keeps_the_experts_that_sampled() -> None:
+    weights = SeededWeights(FAMILY)
+
+    async def main() -> None:
+        driver = RecordingDriver(make_engine(copy.deepcopy(weights.model(0)), receiver=weights))
+        await driver.start(ask("a", PROMPT, max_tokens=12, seed=1))
+        for _ in range(6):
+            await driver.step()
+        await update(driver, "inflight_recompute")
+        await driver.drain()
+        check_all_rows(driver)
+        old, new = (plain_routes(weights.model(version), driver.tokens("a"))[:-1] for version in (0, 1))
+        known = len(PROMPT) + 5
+        assert np.array_equal(driver.routes("a")[:known], old[:known])
+        assert np.array_equal(driver.routes("a")[known:], new[known:])
+        assert not np.array_equal(old[:known], new[:known])
+
+    asyncio.run(main())
+
+
 def test_a_later_turn_sends_new_rows_only() -> None:
     async def main() -> None:
         driver = RecordingDriver(make_engine(make_model(FAMILY)))
