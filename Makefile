@@ -17,9 +17,9 @@ export OMP_NUM_THREADS ?= 1
 demo: $(VENV)/.installed
 	$(BIN)/penstock train
 
-# Two workers, of which only one runs the tests that start processes.
+# Two workers, of which only one runs the tests that start processes. --seeds: crash schedules (40 without it).
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --seeds 500
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

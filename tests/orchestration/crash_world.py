@@ -4,6 +4,7 @@ and the journal's disk are simulated. What outlives a crash is kept here, apart 
 import asyncio
 import contextlib
 import random
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,14 @@ class RememberingTrainer(SimulatedTrainer):
         if self.is_dead:
             raise Crash
         weights = msgspec.json.encode([sorted(one) for one in self.weights])
-        await super().checkpoint(folder, {**files, "weights.json": weights}, remove)
+        unnamed, named = Path(folder).with_name(".unnamed"), Path(folder)
+        unnamed.mkdir(parents=True)
+        for name, data in {**files, "weights.json": weights}.items():
+            (unnamed / name).write_bytes(data)
+        await asyncio.sleep(0.05)  # a crash here leaves it without a name
+        for old in [named, *map(Path, remove)]:
+            shutil.rmtree(old, ignore_errors=True)
+        unnamed.rename(named)
 
 
 class CrashWorld:
