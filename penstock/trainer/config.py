@@ -40,6 +40,8 @@ class TrainerConfig(Section):
     costs time in every update."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Tokens packed into one forward and backward pass; a longer sequence gets its own."""
+    replay_reference: bool = False
+    """Whether the model of a KL penalty computes with the recorded experts too. Otherwise it chooses its own."""
     shared_prompts: bool = True
     """Run what the sequences of a group begin with once per micro-batch instead of once per sequence."""
     passes: int = Field(default=1, ge=1)

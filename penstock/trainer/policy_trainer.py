@@ -86,9 +86,13 @@ class PolicyTrainer:
         self._without_adapter: AdapterOff | None = None
         if reference is not None:
             reference.to(device=device).requires_grad_(False)
-            frozen = PackedModel(reference, chunk_tokens=config.logprob_chunk_tokens, replays_routing=False)
+            frozen = PackedModel(
+                reference, chunk_tokens=config.logprob_chunk_tokens, replays_routing=config.replay_reference
+            )
         elif adapter is not None and algorithm.needs_reference:
-            frozen = self._without_adapter = AdapterOff(policy, adapter)
+            frozen = self._without_adapter = AdapterOff(
+                policy, adapter, replays_routing=config.replay_reference
+            )
         self._prepare = Preparation(
             policy, frozen, algorithm, config=config, device=device, blobs=blobs, ranks=self._ranks
         )

@@ -70,13 +70,14 @@ def recorded():
     return model, engine, sample_groups(engine)
 
 
-def run_step(model, engine, groups, **config):
+def run_step(model, engine, groups, *, reference=None, **config):
     settings = {"micro_batch_tokens": 64, "learning_rate": 0.0, **config}
     trainer = PolicyTrainer(
         copy.deepcopy(model),
         config=TrainerConfig(**settings),
-        algorithm=AlgorithmConfig(),
+        algorithm=AlgorithmConfig(kl_coef=0.1 if reference is not None else 0.0),
         total_steps=10,
+        reference=copy.deepcopy(reference),
         blobs=engine.blobs,
     )
     plan: StepPlan = plan_step(1, groups, micro_batch_tokens=settings["micro_batch_tokens"])[0]
@@ -115,6 +116,20 @@ def test_flips_after_the_weights_have_moved_are_shown(recorded) -> None:
     metrics = run_step(moved, engine, groups)
     assert metrics["routing_replayed"] == 1.0
     assert 0.02 < metrics["routing_flipped"] < 0.8
+
+
+def test_a_reference_replays_when_it_is_asked_to(recorded) -> None:
+    """With routes of other experts, the policy and the same model as its reference agree only if both replay."""
+    model, engine, groups = recorded
+    moved = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, weight in moved.named_parameters():
+            if "gate.weight" in name:
+                weight.neg_()
+    free = run_step(moved, engine, groups, reference=moved)
+    replayed = run_step(moved, engine, groups, reference=moved, replay_reference=True)
+    assert free["routing_flipped"] > 0.2
+    assert replayed["reference_kl"] < 1e-6 < 1e-3 < free["reference_kl"]
 
 
 def without_routes(scored: ScoredGroup) -> ScoredGroup:

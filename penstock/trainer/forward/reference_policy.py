@@ -24,8 +24,9 @@ class Removable(Protocol):
 class AdapterOff:
     """No second model: the policy's, while its adapter does nothing."""
 
-    def __init__(self, policy: PackedModel, adapter: Removable) -> None:
+    def __init__(self, policy: PackedModel, adapter: Removable, *, replays_routing: bool = False) -> None:
         self._policy, self._adapter = policy, adapter
+        self._replays_routing = replays_routing
 
     @property
     def shares_prefixes(self) -> bool:
@@ -33,4 +34,4 @@ class AdapterOff:
 
     def __call__(self, row: PackedRow) -> TokenOutputs:
         with self._adapter.off():
-            return self._policy(row, replays_routing=False)
+            return self._policy(row, replays_routing=self._replays_routing)
