@@ -33,7 +33,7 @@ from penstock.trainer.forward.value_head import ValueHead
 from penstock.trainer.objective import Objective
 from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
 from penstock.trainer.ranks import SingleRank
-from penstock.trainer.step_metrics import StepRecord, summarise
+from penstock.trainer.step_metrics import StepRecord, mean_of, summarise
 from penstock.trainer.step_preparation import Preparation, PreparedRow
 from penstock.types import Metric, StepPlan, StepResult, metric_values
 from penstock.types.metrics import Max, Shared, Sum
@@ -127,6 +127,7 @@ class PolicyTrainer:
         clock = StepClock(self._device)
         with clock.host("prepare"):
             rows = self._prepare(plan)
+            routing_gaps = self._routing_gaps(plan)
         metrics: dict[str, Metric] = {}
         for index in range(self._config.passes):
             record = self._accumulate(rows, clock)
@@ -137,6 +138,7 @@ class PolicyTrainer:
                     metrics = summarise(record, plan)
                     shared = sum(row.row.num_shared_tokens for row in rows)
                     metrics["prompt_tokens_shared"] = Sum(value=float(shared))
+                metrics |= routing_gaps
                 self._watch_gap(metric_values(metrics), plan.step)
                 metrics["logprob_gap_warnings"] = Max(value=float(self._num_gap_warnings))
             metrics |= update
@@ -191,6 +193,18 @@ class PolicyTrainer:
             record.add(result.loss, result.columns, result.routing)
         record.fetch()
         return record
+
+    @torch.no_grad()
+    def _routing_gaps(self, plan: StepPlan) -> dict[str, Metric]:
+        """|Δ logprob| between engine and trainer on one sequence, with its experts replayed and chosen anew."""
+        row = self._prepare.routing_sample(plan)
+        if row is None:
+            return {}
+        gaps = {
+            name: (self._policy(row, replays_routing=replays).logprobs - row.behaviour_logprobs).abs()
+            for name, replays in (("routing_gap", True), ("routing_gap_without", False))
+        }
+        return {name: mean_of(gap.cpu()) for name, gap in gaps.items()}
 
     def _watch_gap(self, metrics: dict[str, float], step: int) -> None:
         """Count steps whose training–inference gap is too wide; say so the first and every 100th time."""

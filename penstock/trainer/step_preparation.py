@@ -140,6 +140,15 @@ class Preparation:
             raise lost or BlobLost("a blob that another rank needs is lost")
         return [row for row in rows if row is not None]
 
+    def routing_sample(self, plan: StepPlan) -> PackedRow | None:
+        """One sequence of the plan that has recorded routes, another one in every step; None where none has."""
+        recorded = [sequence for batch in plan.micro_batches for sequence in batch if sequence.sample.routing]
+        shape = self._routing_shape(plan)
+        if shape is None:
+            return None
+        chosen = recorded[plan.step % len(recorded)]
+        return PackedRow.of([chosen], self._device, blobs=self._blobs, routing=shape)
+
     def _routing_shape(self, plan: StepPlan) -> RoutingShape | None:
         """What routes of the model are like; None in a step that has none. In a step that has some, tokens without
         are counted."""

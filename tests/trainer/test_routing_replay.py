@@ -92,6 +92,8 @@ def test_every_choice_of_a_step_is_replayed(recorded, checkpointing: str) -> Non
     assert (metrics["routing_replayed"], metrics["routing_fallbacks"]) == (1.0, 0.0)
     assert metrics["routing_flipped"] == 0.0
     assert metrics["logprob_gap_max"] < 1e-4
+    assert metrics["routing_gap"] == pytest.approx(metrics["routing_gap_without"], abs=1e-6)
+    assert metrics["routing_gap"] < 1e-4
 
 
 def test_turns_refer_to_the_routes_of_those_before_them(recorded) -> None:
@@ -116,6 +118,8 @@ def test_flips_after_the_weights_have_moved_are_shown(recorded) -> None:
     metrics = run_step(moved, engine, groups)
     assert metrics["routing_replayed"] == 1.0
     assert 0.02 < metrics["routing_flipped"] < 0.8
+    assert metrics["routing_gap"] > 0
+    assert metrics["routing_gap"] != metrics["routing_gap_without"]
 
 
 def test_a_reference_replays_when_it_is_asked_to(recorded) -> None:
