@@ -74,7 +74,7 @@ class DurableGroupLog:
         life = self.lives.by_number.get(number)
         is_running = life is not None and life.state == "running"
         if is_running and episode.failure is None and not any(turn.sampling_masks for turn in episode.turns):
-            self._push(EpisodeEnded(number=number, episode=episode))
+            self._push(EpisodeEnded(number=number, episode=episode), in_no_hurry=True)
 
     async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
         record = scored_record(ticket.number, scored, samples)
@@ -94,7 +94,7 @@ class DurableGroupLog:
 
     def issued(self, version: int, step: int) -> None:
         """In the journal before any group that was sampled with it."""
-        self._push(VersionIssued(version=version, step=step))
+        self._push(VersionIssued(version=version, step=step), in_no_hurry=True)
 
     async def resumed(self, step: int, standing: Standing | None = None) -> None:
         """The run goes on from the checkpoint of this step; with `standing` when this journal begins there."""
@@ -122,10 +122,10 @@ class DurableGroupLog:
     async def _append(self, record: LifeRecord) -> None:
         await self._push(record)
 
-    def _push(self, record: LifeRecord) -> "asyncio.Future[int]":
+    def _push(self, record: LifeRecord, *, in_no_hurry: bool = False) -> "asyncio.Future[int]":
         data = to_bytes(record)
         self.lives.apply(record)
-        pushed = self._journal.push(data)
+        pushed = self._journal.push(data, in_no_hurry=in_no_hurry)
         self._follower.expect(record)
         return pushed
 

@@ -19,6 +19,7 @@ from penstock.errors import PenstockError
 SEGMENT_BYTES = 64 << 20
 COMMIT_BYTES = 16 << 20
 """A commit takes no further record past this, so that none grows without bound."""
+NO_HURRY_S = 0.2
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Runner = Callable[[Callable[[], None]], Awaitable[None]]
@@ -81,8 +82,9 @@ class Journal:
         """Returns when the record is durable, with the segment that holds it."""
         return await self.push(record)
 
-    def push(self, record: bytes) -> "asyncio.Future[int]":
-        """Durable before whatever is appended after it; the future says when."""
+    def push(self, record: bytes, *, in_no_hurry: bool = False) -> "asyncio.Future[int]":
+        """Durable before whatever is appended after it; the future says when. One that is in no hurry waits a
+        moment for others to share its commit."""
         if self._error is not None:
             raise self._error
         if self._closing:
@@ -90,7 +92,10 @@ class Journal:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_take_note)
         self._pending.append((record, future))
-        self._wanted.set()
+        if not in_no_hurry:
+            self._wanted.set()
+        elif len(self._pending) == 1:
+            asyncio.get_running_loop().call_later(NO_HURRY_S, self._wanted.set)
         return future
 
     async def collect(self, covered: Callable[[], tuple[int, bytes] | None]) -> None:
@@ -116,12 +121,14 @@ class Journal:
             while not (self._closing and not self._pending):
                 await self._wanted.wait()
                 self._wanted.clear()
-                while self._pending:
-                    batch = self._take_batch()
+                batch = self._take_batch()
+                if self._pending:
+                    self._wanted.set()
+                if batch:
                     await self._commit([record for record, _ in batch])
-                    for _, future in batch:
-                        if not future.done():
-                            future.set_result(self._segment)
+                for _, future in batch:
+                    if not future.done():
+                        future.set_result(self._segment)
         except Exception as error:
             self._fail(f"the journal can't be written: {error}", batch)
         finally:  # also when the event loop ends: nobody may wait for a writer that is gone
