@@ -18,7 +18,7 @@ from penstock.buffer.ledger import LedgerCounts, rows_of
 from penstock.buffer.spans import numbers_of
 from penstock.orchestration.checkpoints import checkpoints_of, read_progress
 
-SETTINGS = ["run.checkpoint_every=10", "observe.view=plain", "run.name=killed"]
+SETTINGS = ["run.checkpoint_every=10", "run.journal=true", "observe.view=plain", "run.name=killed"]
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 GROUPS_PER_STEP = 16
 """Of the demo."""

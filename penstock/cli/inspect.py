@@ -41,7 +41,7 @@ def print_run(run: str, *, group: int | None, console: Console | None = None) ->
     if not (journal / LEDGER).is_file():
         raise UserError(
             f"{journal.parent} has no journal: a run keeps one when it has checkpoints (run.checkpoint_every) and "
-            "run.journal is not false"
+            "run.journal=true"
         )
     if group is None:
         _print_counts(console, LedgerCounts(journal / LEDGER))

@@ -444,7 +444,7 @@ def test_a_run_with_a_journal_generates_nothing_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes back from step 25 to step 10: its last 30 groups are trained again, as they are."""
-    settings = {"run": {"steps": 25, "checkpoint_every": 10, "keep_checkpoints": 9}}
+    settings = {"run": {"steps": 25, "checkpoint_every": 10, "keep_checkpoints": 9, "journal": True}}
     first = Run(tmp_path, monkeypatch, **settings)
     first.play(lambda run: asyncio.sleep(0))
     for step in (25, 20):
