@@ -40,8 +40,8 @@ class RunConfig(Section):
 
     journal: bool = False
     """In a run with checkpoints: keep a journal of every group, so that `penstock resume` goes on with those that
-    were finished and `penstock inspect` shows what became of each. Off, a resumed run generates them again. It waits
-    for the disk twice a group, which slows a run of very short answers."""
+    were finished and `penstock inspect` shows what became of each. Off, a resumed run generates them again. It
+    waits for the disk twice a group, which slows a run of very short answers."""
 
     @field_validator("name")
     @classmethod
