@@ -2,10 +2,25 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from penstock.orchestration.interruption import asking, ending_at_once
+
+
+@pytest.fixture(autouse=True)
+def signals_as_in_a_terminal() -> Iterator[None]:
+    """Whoever starts the tests in the background may have them ignored."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class Session:
