@@ -117,7 +117,15 @@ BOOK = (
     Part(
         title="What engines read and write",
         entries=_types(
-            "GenerateRequest", "Parent", "Chunk", "EngineReport", "SamplingMask", "MaskRef", "BlobRef"
+            "GenerateRequest",
+            "Parent",
+            "Chunk",
+            "EngineReport",
+            "SamplingMask",
+            "MaskRef",
+            "RoutingRef",
+            "RoutingShape",
+            "BlobRef",
         ),
         without=frozenset({"bitmask_words"}),
     ),
