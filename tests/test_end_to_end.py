@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,22 @@ def test_two_engines_are_updated_one_after_the_other_under_every_interrupt(
         assert 0 < max(gaps) < 1e-4
 
 
+STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on() -> Iterator[None]:
+    """A run of a test that failed ends with it."""
+    yield
+    while STARTED:
+        with STARTED.pop() as process:  # closes its pipe, and waits
+            process.kill()
+
+
 def start_endless(project: Path, *words: str) -> subprocess.Popen[str]:
-    code = "from penstock.cli import main; main()"
+    # Whoever starts the tests in the background may have interrupts ignored.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from penstock.cli import main; main()"
     endless = ("train", "config.yaml", "run.steps=1000000", "observe.every_s=0.1")
     process = subprocess.Popen(
         [sys.executable, "-c", code, *endless, *words],
@@ -177,6 +192,7 @@ def start_endless(project: Path, *words: str) -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
     )
+    STARTED.append(process)
     assert process.stdout is not None
     for line in process.stdout:
         if " step 3" in line or "step 1" in line:
