@@ -84,16 +84,19 @@ def test_a_report_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_adapter_is_what_answers(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that makes the model say the same letter for ever, whatever it is asked."""
+    """One that makes the model say something else than by itself."""
     monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     adapter = TrainedAdapter(model, LoraConfig(rank=1, targets=("down_proj",)), base=str(tiny_model))
     with torch.no_grad():
         for tensor in adapter.tensors().values():
             tensor += 3.0
     adapter.save(tmp_path / "adapter")
-    said = model.generate(torch.tensor([[5]]), max_new_tokens=4, do_sample=False)[0, 1:]
-    text = AutoTokenizer.from_pretrained(tiny_model).decode(said)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    prompt = tokenizer("1+1=", return_tensors="pt")["input_ids"]
+    said = model.generate(prompt, max_new_tokens=4, do_sample=False)[0, prompt.shape[1] :]
+    text = tokenizer.decode(said, skip_special_tokens=True)
     Path("tasks.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": text}) + "\n")
     for name in ("adapter", str(tiny_model)):
         with pytest.raises(SystemExit):
