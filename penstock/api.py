@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.arguments import DEMO, Config, Tasks, read_arguments
+from penstock.arguments import DEMO, NAMED, Config, Tasks, read_arguments
 from penstock.interfaces import Scorer
 from penstock.observe.events import RunEvent
 from penstock.observe.readers import ShownRun, show
@@ -81,10 +81,6 @@ async def train_async(
     return await Run.of(config, workflow, arguments, **own).beside()
 
 
-NAMED = ("model", "tasks", "eval_tasks", "reward", "steps")
-"""Arguments of `train` that are no sections."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """All that a session is made from."""
@@ -120,11 +116,15 @@ class Run:
                 root.reward, [one.in_this_process(device) for one in arguments.local_rewards]
             )
             notes.append(
-                "the reward can't be imported by a worker process, so it runs in this one, in a thread"
+                "the reward can't be imported by a worker process, so it runs in this one, in a thread, where no "
+                "limit of CPU time or memory holds"
             )
         own = None if workflow is None or isinstance(workflow, str) else as_workflow(workflow)
-        if own is not None and path is None and root.rollout.workers:
-            notes.append("the workflow can't be imported by a worker process, so it runs in this one")
+        if own is not None and path is None:
+            notes.append(
+                "the workflow can't be imported by a worker process, so it runs in this one, where no limit of CPU "
+                "time or memory holds"
+            )
         return cls(
             config=root,
             view=make_view(root.observe),

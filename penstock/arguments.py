@@ -1,5 +1,7 @@
 """What `penstock.train` was called with, as a config, rows of tasks and reward functions."""
 
+import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from penstock.config.loader import build, read_yaml
-from penstock.config.section import section_of
+from penstock.config.section import nearest_key, section_of
 from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
 from penstock.reward_arguments import GivenReward, Rewards, read_rewards
@@ -22,6 +24,8 @@ Tasks = str | Mapping[str, Any] | Iterable[Row]
 DEMO = Path(__file__).parent / "demo" / "demo.yaml"
 ROWS, HELDOUT_ROWS = "rows", "heldout_rows"
 """What the config names as the source of rows that were given in Python."""
+NAMED = ("model", "tasks", "eval_tasks", "reward", "steps")
+"""Arguments that are no sections."""
 OF_EVERY_ROW = ("prompt", "columns", "as_chat", "system")
 """Settings of `tasks` that also hold for held-out rows, unless these have their own."""
 
@@ -48,6 +52,7 @@ def read_arguments(
     sections: Mapping[str, Mapping[str, Any]],
 ) -> Arguments:
     """One config from all that was said, later words over earlier ones."""
+    _check_names(sections)
     data = _sections(_start(config, model, tasks, reward))
     own: dict[str, Any] = {**sections}
     if model is not None:
@@ -75,6 +80,23 @@ def read_arguments(
     )
 
 
+def _check_names(sections: Mapping[str, Any]) -> None:
+    """Sections are keyword arguments, so every misspelt argument arrives as one."""
+    known = PenstockConfig.model_fields
+    for name in sections:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, [*NAMED, "workflow", *known], n=1, cutoff=0.7)
+        if near:
+            hint = f"did you mean {near[0]}?"
+        elif (key := nearest_key(name, PenstockConfig)) is not None and "." in key:
+            section, _, inner = key.partition(".")
+            hint = f"did you mean {section}={{{inner!r}: …}}?"
+        else:
+            hint = f"it has {', '.join([*NAMED, 'workflow'])} and sections of the config: {', '.join(known)}"
+        raise UserError(f"train has no argument {name!r}; {hint}")
+
+
 def _start(config: Config | None, model: object, tasks: object, reward: object) -> Mapping[str, Any]:
     """What the other arguments are laid over."""
     if isinstance(config, PenstockConfig):
@@ -95,7 +117,10 @@ def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
         if name == "tasks" and section is not None:
             section = _tasks_section(section, "tasks", ROWS)
         if section is not None and not isinstance(section, Mapping):
-            raise UserError(f"{name} must be a section such as {name}={{'key': value}}, got {section!r}")
+            more = "; held-out tasks are eval_tasks=…" if name == "eval" else ""
+            raise UserError(
+                f"{name} must be a section such as {name}={{'key': value}}, got {reprlib.repr(section)}{more}"
+            )
         data[name] = dict(section or {})
     heldout = data.get("eval", {}).get("tasks")
     if heldout is not None:

@@ -33,12 +33,21 @@ class Diverged(UserError):
     """Training has broken the weights: losses or gradients are not finite, step after step."""
 
 
+class OutOfMemory(UserError):
+    """A device, or what a process may take of the host, had no room left. The message names settings to turn."""
+
+
+class StepTooLarge(OutOfMemory):
+    """The same in the middle of a step, before it changed anything: with smaller micro-batches it may fit."""
+
+
 class WorkerDied(PenstockError):
     """A worker process ended without being asked to. `detail` is what it left behind (its traceback)."""
 
-    def __init__(self, message: str, detail: str = "") -> None:
+    def __init__(self, message: str, detail: str = "", *, out_of_memory: bool = False) -> None:
         super().__init__(message)
         self.detail = detail
+        self.out_of_memory = out_of_memory
 
 
 class RemoteError(PenstockError):
@@ -52,6 +61,15 @@ class RemoteError(PenstockError):
 
 class ChannelClosed(PenstockError):
     """The other side of a channel is gone."""
+
+
+class EngineLost(PenstockError):
+    """An engine has lost what computes for it (a server that died). Its requests may begin again elsewhere, and it
+    may come back."""
+
+
+class TrainerLost(ChannelClosed):
+    """The trainer's process is gone. Another one will go on from its last checkpoint."""
 
 
 class FingerprintMismatch(PenstockError):

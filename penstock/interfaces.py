@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.types import (
     BlobRef,
+    CheckpointWritten,
     Chunk,
     EngineReport,
     Episode,
@@ -102,8 +103,12 @@ class Trainer(Protocol):
         """Write the model as a folder that transformers can load."""
 
     async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
-        """Write all that another process needs to go on from here, and `files` (names and what is in them) beside
-        it. The folder is there when all of it is; then the folders of older checkpoints are removed."""
+        """Begin to write all that another process needs to go on from here, and `files` (names and what is in them)
+        beside it; the next steps need not wait. The folder is there when all of it is; then the folders of older
+        checkpoints are removed."""
+
+    async def checkpoint_written(self) -> CheckpointWritten:
+        """Wait until the checkpoint that was begun last is durable. Raises when it could not be written."""
 
 
 Verification = Callable[[], float]
@@ -187,6 +192,9 @@ class Ranks(Protocol):
 
     def gather(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """What each rank gave, by rank. Lengths may differ."""
+
+    def sum_tensors(self, tensors: Sequence[Any]) -> None:
+        """Make each tensor the sum of what the ranks have, in place. Shapes are the same on all."""
 
 
 class BlobStore(Protocol):

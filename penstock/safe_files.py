@@ -1,12 +1,16 @@
 """Files that are there whole or not at all, and that their owner alone can read."""
 
+import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers: no room on the disk, in the quota, or under the limit for a file."""
 
 
 def open_private(path: Path, mode: str) -> IO[Any]:
@@ -17,10 +21,16 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 
 def write_private(path: Path, text: str) -> None:
     """Replace a file by another one: a full disk or a crash leaves the old one, or none."""
+    replace_private(path, [text.encode()])
+
+
+def replace_private(path: Path, parts: Iterable[bytes]) -> None:
+    """The same for bytes, which need not all be in memory at once."""
     unnamed = path.with_name(f".{path.name}.new")
     try:
-        with open_private(unnamed, "w") as file:
-            file.write(text)
+        with open_private(unnamed, "wb") as file:
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         unnamed.replace(path)
@@ -56,6 +66,15 @@ def remove_folder(folder: Path) -> None:
     unnamed = folder.with_name(f".{folder.name}.old")
     folder.rename(unnamed)
     shutil.rmtree(unnamed, ignore_errors=True)
+
+
+def replace_link(link: Path, target: str) -> None:
+    """Let a symbolic link name something else in its folder. At every moment it names the old or the new one."""
+    unnamed = link.with_name(f".{link.name}.new")
+    unnamed.unlink(missing_ok=True)
+    unnamed.symlink_to(target)
+    unnamed.replace(link)
+    sync_path(link.parent)
 
 
 def sync_path(path: Path) -> None:

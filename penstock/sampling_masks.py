@@ -87,11 +87,11 @@ def kept_ids(mask: SamplingMask, tokens: IntArray) -> tuple[IntArray, IntArray]:
     return counts, ids
 
 
-def store_mask(blobs: BlobStore, key: str, mask: SamplingMask) -> MaskRef:
-    """Put the mask of a whole generation into the store: its counts, then its words."""
+def store_mask(blobs: BlobStore, key: str, mask: SamplingMask, *, start: int = 0) -> MaskRef:
+    """Put the mask of output tokens from `start` on into the store: its counts, then its words."""
     data = mask.counts.astype(_WORD, copy=False).tobytes() + mask.words.astype(_WORD, copy=False).tobytes()
     return MaskRef(
-        start=0, num_tokens=len(mask.counts), vocab_size=mask.vocab_size, blob=blobs.put(key, data)
+        start=start, num_tokens=len(mask.counts), vocab_size=mask.vocab_size, blob=blobs.put(key, data)
     )
 
 

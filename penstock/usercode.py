@@ -106,11 +106,16 @@ def _import(module_name: str, what: str) -> ModuleType:
         ) from error
 
 
+def where_looked(file_name: str | Path) -> str:
+    """What to say after "does not exist": a relative path is one of the current folder, not of its config's."""
+    return "" if Path(file_name).expanduser().is_absolute() else f" in the current folder, {Path.cwd()}"
+
+
 def _load_file(file_name: str, what: str) -> ModuleType:
     """Execute a file once per process as a module of its own, its folder importable as for a script."""
     file = Path(file_name).expanduser().resolve()
     if not file.is_file():
-        raise UserError(f"the {what} file {file_name} does not exist")
+        raise UserError(f"the {what} file {file_name} does not exist{where_looked(file_name)}")
     module_name = _name_of_file(file)
     if module_name in sys.modules:
         return sys.modules[module_name]

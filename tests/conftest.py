@@ -14,23 +14,40 @@ if not Path("/dev/nvidiactl").exists():
 WITH_PROCESSES = (
     "bench",
     "cli",
+    "engines/vllm",
     "orchestration",
+    "serve",
     "sync",
     "test_api.py",
+    "test_deterministic_runs.py",
     "test_end_to_end.py",
     "test_examples.py",
+    "test_lora_runs.py",
+    "test_parallel_runs.py",
+    "test_routing_runs.py",
+    "worker/test_node_agent.py",
 )
 """Tests that start processes of their own: two test workers must not do that at once on two cores."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=40, help="how many crash schedules to play")
+    parser.addoption("--verifiers", help="the Python that has verifiers, for tests/verifiers_live")
+    parser.addoption("--vllm", help="the program that starts vLLM, for tests/vllm_live")
+    parser.addoption(
+        "--vllm-url", help="a server that runs already, with the demo's model and a context of 512"
+    )
+    parser.addoption("--vllm-lora-url", help="the same, with room for adapters of rank 4")
+    parser.addoption("--ray", action="store_true", help="start a Ray cluster, for tests/ray_live")
+    parser.addoption("--ray-node", action="store_true", help="this is a node of that cluster")
+    parser.addoption("--chromium", help="a Chromium, for tests/browser")
     parser.addoption("--first-seed", type=int, default=0, help="the first of them")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(item.path).relative_to(Path(__file__).parent).parts[0] in WITH_PROCESSES:
+        path = Path(item.path).relative_to(Path(__file__).parent)
+        if any(path.is_relative_to(name) for name in WITH_PROCESSES):
             item.add_marker(pytest.mark.xdist_group("processes"))
 
 

@@ -91,6 +91,17 @@ def test_the_demo_is_what_runs_when_nothing_is_named() -> None:
     [
         ({"rollout": 4}, "rollout must be a section such as"),
         ({"config": {"rollout": 4}}, "rollout must be a section such as"),
+        ({"eval": [*ROWS] * 99}, r"eval must be a section .{,400}; held-out tasks are eval_tasks=…$"),
+        ({"rewards": len}, "^train has no argument 'rewards'; did you mean reward\\?$"),
+        ({"step": 4}, "^train has no argument 'step'; did you mean steps\\?$"),
+        (
+            {"learning_rate": 1e-5},
+            r"^train has no argument 'learning_rate'; did you mean trainer=\{'learning_rate': …\}\?$",
+        ),
+        (
+            {"qqq": 4},
+            "^train has no argument 'qqq'; it has model, tasks, .* and sections of the config: model,",
+        ),
         ({"tasks": 4}, "tasks must be a source, a list of rows or a section, got 4"),
         ({"eval": {"tasks": 4}}, "eval.tasks must be a source"),
     ],

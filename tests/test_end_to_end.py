@@ -18,8 +18,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from penstock.buffer.ledger import LedgerCounts
+from penstock.buffer.spans import numbers_of
 from penstock.cli.main import main
-from penstock.orchestration.checkpoints import checkpoints_of
+from penstock.observe.reading.run_reading import RunReading
+from penstock.orchestration.checkpoints import read_progress
+from penstock.orchestration.kept_checkpoints import checkpoints_of
 from penstock.trainer.state_files import load_state
 
 REWARDS = """
@@ -129,6 +133,67 @@ def test_a_pad_token_is_saved_with_the_model(project: Path, padless_model: Path)
     assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("<eos>", 0)
 
 
+AGENT = """
+answer=$(curl -sf "$OPENAI_BASE_URL/completions" -H "Authorization: Bearer $OPENAI_API_KEY" -d '{"prompt": "1+1="}')
+curl -sf "$PENSTOCK_EPISODE_URL/reward" -d '{"reward": 0.625, "parts": {"tries": 1}}' > reward.json
+"""
+
+
+def test_a_shell_script_is_an_agent_whose_reward_is_trained_on(project: Path) -> None:
+    (project / "agent.sh").write_text(AGENT)
+    summary = train(
+        "rollout.workflow=sh agent.sh", "reward.functions=episode", "rollout.group_size=2", "run.steps=2"
+    )
+    rows = [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "loss" in row]
+    assert [row["reward"] for row in steps] == [0.625, 0.625]
+    assert [row["reward_episode.tries"] for row in steps] == [1.0, 1.0]
+    assert (summary["samples"], summary["drops"]) == (2 * 4 * 2, {})
+    assert workers() == []
+
+
+CURRICULUM = """
+def when_divisors_were_tried(task, rewards):
+    return task.columns["reasoning_gym"]["name"] == "gcd" or "gcd" in rewards
+"""
+
+
+def test_mixed_reasoning_gym_tasks_come_as_the_curriculum_says(project: Path, tiny_model: Path) -> None:
+    """Bits have three times the weight, and come only once answers about divisors have been trained."""
+    pytest.importorskip("reasoning_gym")
+    model = shutil.copytree(tiny_model, project / "model")
+    settings = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 256}
+    (model / "config.json").write_text(json.dumps(settings))
+    (project / "curriculum.py").write_text(CURRICULUM)
+    (project / "mix.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "model": {"name": str(model)},
+                "tasks": {
+                    "source": "reasoning_gym:mix",
+                    "arguments": {"size": 400, "datasets": {"gcd": {}, "count_bits": {"weight": 3}}},
+                    "curriculum": "curriculum.py:when_divisors_were_tried",
+                    "shuffle": False,
+                },
+                "reward": {"functions": "reasoning_gym"},
+                "rollout": {"max_new_tokens": 4, "groups_per_step": 2, "group_size": 2},
+                "staleness": {"max_staleness": 1},
+                "run": {"steps": 8, "name": "mix"},
+            }
+        )
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "mix.yaml"])
+    assert ended.value.code == 0
+    reading = RunReading(project / "runs" / "mix")
+    reading.refresh()
+    samples = [reading.samples.head(row) for row in range(len(reading.samples))]
+    kinds = [(sample.step, sample.task_id.split("-")[0]) for sample in samples if sample.step is not None]
+    assert {kind for step, kind in kinds if step <= 1} == {"gcd"}
+    late = [kind for step, kind in kinds if step >= 5]
+    assert late.count("count_bits") > late.count("gcd")
+
+
 def test_rewards_that_raise_hang_or_give_nan_cost_their_groups(project: Path) -> None:
     summary = train("reward.functions=rewards.py:sometimes_broken", "reward.timeout_s=0.5", "run.steps=4")
     assert summary["steps"] == 4
@@ -200,11 +265,15 @@ def start_endless(project: Path, *words: str) -> subprocess.Popen[str]:
     raise AssertionError(f"it ended with {process.wait()}")
 
 
-def test_one_interrupt_saves_the_model_and_leaves_no_orphan(project: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_saves_the_model_and_leaves_no_orphan(project: Path, number: signal.Signals) -> None:
+    """Ctrl-C reaches the controller alone; a scheduler sends its signal to every process of a job."""
     process = start_endless(project)
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) == 4  # trainer, engine, scorer and the launcher's keeper
-    process.send_signal(signal.SIGINT)
+    for child in children if number == signal.SIGTERM else []:
+        child.send_signal(number)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert "stopped early" in output
@@ -213,19 +282,77 @@ def test_one_interrupt_saves_the_model_and_leaves_no_orphan(project: Path) -> No
     assert not [child for child in children if child.is_running()]
 
 
-@pytest.mark.parametrize("name", ["engine0", "trainer"])
-def test_a_dead_child_ends_the_run_with_a_sentence(project: Path, name: str) -> None:
-    process = start_endless(project)
+def child_of(process: "subprocess.Popen[str]", name: str) -> psutil.Process:
     children = psutil.Process(process.pid).children(recursive=True)
-    (victim,) = [child for child in children if name in child.cmdline()]
+    (found,) = [child for child in children if name in child.cmdline()]
+    return found
+
+
+def read_until(process: "subprocess.Popen[str]", *words: str) -> list[str]:
+    """The lines up to one that has all of these words."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if all(word in line for word in words):
+            return lines
+    raise AssertionError("".join(lines))
+
+
+@pytest.mark.parametrize("lora", [(), ("model.lora.rank=2",)])
+def test_a_run_goes_on_when_its_only_engine_is_killed(project: Path, lora: tuple[str, ...]) -> None:
+    """The one that takes its place serves the trainer's weights, of an adapter with those below it."""
+    process = start_endless(project, *lora)
+    victim = child_of(process, "engine0")
     victim.kill()
+    read_until(process, f"worker engine0 (pid {victim.pid}) was killed by SIGKILL", "it is started again")
+    read_until(process, "engine0 is back at work")
+    read_until(process, " step ", "running")
+    assert child_of(process, "engine0").pid != victim.pid
+    process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert f"worker {name} (pid {victim.pid}) was killed by SIGKILL" in output
-    assert not [child for child in children if child.is_running()]
+    assert process.returncode == 0, output
+    rows = [json.loads(line) for line in (project / "runs/run/metrics.jsonl").read_text().splitlines()]
+    gaps = [row["logprob_gap_max"] for row in rows if "logprob_gap_max" in row]
+    assert max(gaps) < 0.5  # tokens of the new engine are those of the weights that they are labelled with
 
 
-def test_an_engine_that_dies_during_a_broadcast_ends_the_run_and_nobody_waits_for_it(project: Path) -> None:
+def test_a_run_goes_on_from_its_checkpoint_when_its_trainer_is_killed(project: Path) -> None:
+    process = start_endless(project, "run.checkpoint_every=2")
+    while not checkpoints_of(project / "runs/run"):
+        read_until(process, " step ")
+    victim = child_of(process, "trainer")
+    victim.kill()
+    read_until(process, f"worker trainer (pid {victim.pid}) was killed by SIGKILL", "it is started again")
+    (line,) = read_until(process, "the trainer goes on from step")[-1:]
+    read_until(process, "trainer is back at work")
+    read_until(process, " step ")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    step, run = int(line.partition("from step ")[2].split(":")[0]), project / "runs/run"
+    assert step >= 2
+    last = max(checkpoints_of(run))
+    trained = LedgerCounts(run / "journal" / "ledger.sqlite").states["trained"]
+    assert trained == 4 * last  # each group once, though some were trained twice
+    assert (run / "model/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", ["engine0", "trainer"])
+def test_a_frozen_worker_is_ended_and_replaced(project: Path, name: str) -> None:
+    process = start_endless(project, "run.freeze_s=4")
+    read_until(process, " step ", "reward 0.")
+    victim = child_of(process, name)
+    victim.suspend()
+    read_until(process, f"worker {name} is frozen, so it was ended", "it is started again")
+    read_until(process, f"{name} is back at work")
+    assert not victim.is_running()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+
+
+def test_a_run_goes_on_when_an_engine_dies_during_a_broadcast(project: Path) -> None:
     """It hangs first, so that trainer and the other engine wait for it in the middle of an update."""
     process = start_endless(project, "sync.transport=collective", "engine.count=2")
     children = psutil.Process(process.pid).children(recursive=True)
@@ -240,10 +367,11 @@ def test_an_engine_that_dies_during_a_broadcast_ends_the_run_and_nobody_waits_fo
         if same == 10:
             break
     victim.kill()
+    read_until(process, f"worker engine1 (pid {victim.pid}) was killed by SIGKILL")
+    read_until(process, "engine1 is back at work")
+    process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert f"worker engine1 (pid {victim.pid}) was killed by SIGKILL" in output
-    assert (project / "runs/run/model/model.safetensors").is_file()
+    assert process.returncode == 0, output
     assert not [child for child in children if child.is_running()]
 
 
@@ -362,8 +490,10 @@ def test_a_run_goes_on_from_its_last_checkpoint(project: Path) -> None:
     words = ("run.checkpoint_every=2", "run.keep_checkpoints=9", "trainer.schedule=linear")
     train("run.steps=6", *words)
     run = project / "runs" / "run"
-    before = trainer_state(run, 4)
-    assert before["num_updates"] == 4
+    found = list(checkpoints_of(run))
+    assert (found[0], found[-1]) == (2, 6)
+    step = found[-2]  # 4, or 5 where the disk was slow
+    assert trainer_state(run, step)["num_updates"] == step
 
     shutil.rmtree(run / "checkpoints" / "step-6")  # as if it had been killed in step 6
     with pytest.raises(SystemExit) as ended:
@@ -371,18 +501,50 @@ def test_a_run_goes_on_from_its_last_checkpoint(project: Path) -> None:
     assert ended.value.code == 0
     rows, undone = rows_of(run / "metrics.jsonl"), rows_of(run / "metrics.undone.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [row["step"] for row in undone] == [5, 6]
-    assert [row["learning_rate"] for row in rows[4:]] == [row["learning_rate"] for row in undone]
+    assert [row["step"] for row in undone] == list(range(step + 1, 7))
+    assert [row["learning_rate"] for row in rows[step:]] == [row["learning_rate"] for row in undone]
     after = trainer_state(run, 6)
     assert after["num_updates"] == 6
     counts = {float(one["step"]) for one in after["optimizer"]["adamw"]["state"].values()}
     assert counts == {6.0}
     progress = json.loads((run / "checkpoints" / "step-6" / "progress.json").read_text())
-    assert progress["history"]["steps"] == [0, 1, 2, 3, 4, 4, 5, 6]
+    # Versions of steps that were undone count as the checkpoint's; then the restored weights have one of their own.
+    undone_versions = [step] * (6 - step)
+    assert progress["history"]["steps"] == [*range(step + 1), *undone_versions, *range(step, 7)]
     assert not list((run / "checkpoints").rglob("*.bin"))
+    assert (run / "checkpoints" / "latest").readlink() == Path("step-6")
+    assert rows[2]["checkpoint_stall_ms"] > 0
+    assert any(row.get("checkpoint_write_s", 0) > 0 for row in rows)
     weights = load_file(run / "model" / "model.safetensors")
     saved = load_file(run / "checkpoints" / "step-6" / "model" / "model.safetensors")
     assert all(torch.equal(weights[name], saved[name]) for name in weights)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_goes_on_elsewhere(project: Path) -> None:
+    process = start_endless(project, "run.checkpoint_every=1000")
+    run = project / "runs" / "run"
+    try:
+        assert process.stdout is not None
+        for _ in process.stdout:
+            if (run / "metrics.jsonl").exists() and len(rows_of(run / "metrics.jsonl")) >= 2:
+                break
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+    assert not checkpoints_of(run)
+    moved = Path(shutil.move(run, project / "elsewhere"))
+    facts = json.loads((moved / "run.json").read_text())
+    assert "sync.transport" in facts["auto"]
+    with pytest.raises(SystemExit) as ended:
+        main(["resume", "elsewhere", "run.steps=3"])
+    assert ended.value.code == 0
+    assert [row["step"] for row in rows_of(moved / "metrics.jsonl")] == [1, 2, 3]
+    progress = read_progress(moved / "checkpoints" / "step-3")
+    groups_per_step = yaml.safe_load((moved / "config.yaml").read_text())["rollout"]["groups_per_step"]
+    assert len(numbers_of(progress.consumed)) == 3 * groups_per_step
+    # Versions before the kill count as the weights of the start; the first of this session is one more.
+    assert progress.history.steps.count(0) >= 3
+    assert not run.exists()
 
 
 def test_a_run_that_was_killed_goes_on(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

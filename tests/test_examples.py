@@ -12,6 +12,8 @@ from transformers import Qwen2Config
 
 from penstock.bench.shapes import SHAPES
 from penstock.config.loader import load_config
+from penstock.demo.model import ToolRecipe
+from penstock.demo.tool_start import make_tool_tokenizer
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.config import LoraConfig
 from penstock.models.outline import outline
@@ -20,13 +22,16 @@ from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import plan_memory
-from penstock.rollout.episode_runner import LocalEpisodes
+from penstock.rollout.episode_rollout import Rollout
+from penstock.rollout.episode_runner import LocalEpisodes, run_episode
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.workflow import load_workflow
+from penstock.rollout.episode_thread import run_in_thread
+from penstock.rollout.workflow import is_command, load_workflow
 from penstock.scoring.functions import load_functions, needs_group
 from penstock.scoring.reward_calls import score_group
+from penstock.serve.agents.front_door import FrontDoor
 from penstock.tasks.sources import load_tasks
-from penstock.types import Episode, Group, SamplingParams, Task
+from penstock.types import Episode, Group, Message, SamplingParams, Task
 from tests.scoring.groups import a_group
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -153,6 +158,89 @@ def test_step_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [score.parts["digits.exact"] for score in scores] == [1.0, 0.0, 0.0, 0.0]
     assert [step.value for step in scores[1].steps] == [1.0, 0.0, 1.0]
     assert [(step.start, step.end, step.value) for step in scores[3].steps][-1] == (3, 4, 0.0)
+
+
+@pytest.fixture(scope="module")
+def tool_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    """Of the built-in model with tools, without the model."""
+    folder = tmp_path_factory.mktemp("tools")
+    make_tool_tokenizer(ToolRecipe()).save_pretrained(folder)
+    return ChatTokenizer(str(folder))
+
+
+CALLS = '<tool_call>{"name": "add", "arguments": {"a": 214, "b": 387}}</tool_call>'
+
+
+def example_of_tools(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[PenstockConfig, Task]:
+    """The config of an example, and a task as its run would have it."""
+    monkeypatch.chdir(EXAMPLES / name)
+    config = load_config(PenstockConfig, Path("config.yaml"))
+    assert (config.model.name, config.reward.functions[0].path) == ("builtin-tools", "auto")
+    assert {task.prompt for task in load_tasks(config.tasks)}.isdisjoint(heldout_prompts(config))
+    prompt = (Message(role="user", content="214+387="),)
+    return config, Task(id="t", prompt=prompt, columns={"answer": "601"})
+
+
+def check_tool_episodes(episodes: list[Episode], tokenizer: ChatTokenizer) -> None:
+    """One that calls the tool and repeats its result, one that guesses, and one that asks for another sum."""
+    right, guessed, broken = episodes
+    assert [episode.failure for episode in episodes] == [None, None, None]
+    assert [episode.reward for episode in episodes] == [1.0, 0.0, 0.0]
+    (sample,) = right.samples()
+    assert tokenizer.decode(sample.token_ids[sample.loss_mask].tolist()) == f"{CALLS}601"
+    assert tokenizer.decode(sample.token_ids.tolist()) == f"214+387={CALLS}601601"
+    assert [turn.text for turn in guessed.turns] == ["600"]
+    assert len(broken.turns) == 2
+
+
+ANSWERS = ((CALLS, "601"), ("600",), (CALLS.replace("214", "2"), "1"))
+
+
+def test_calculator(monkeypatch: pytest.MonkeyPatch, tool_tokenizer: ChatTokenizer) -> None:
+    """The tool's result is context; what the model says around it is one sample."""
+    config, task = example_of_tools(monkeypatch, "calculator")
+
+    async def attempt(answers: list[str]) -> Episode:
+        ends = tool_tokenizer.stop_token_ids
+        engine = ScriptedEngine(lambda request: [*tool_tokenizer.encode(answers.pop(0)), *ends])
+        workflow = load_workflow(str(config.rollout.workflow))
+        episodes = LocalEpisodes(engine, tool_tokenizer, workflow)
+        return await episodes.run(EpisodeSpec(group=0, index=0, task=task, sampling=SamplingParams()))
+
+    check_tool_episodes([asyncio.run(attempt(list(answers))) for answers in ANSWERS], tool_tokenizer)
+
+
+def test_openai_agent(monkeypatch: pytest.MonkeyPatch, tool_tokenizer: ChatTokenizer) -> None:
+    """The agent in a thread, as a rollout worker has it, over real HTTP."""
+    config, task = example_of_tools(monkeypatch, "openai_agent")
+    workflow = load_workflow(str(config.rollout.workflow))
+
+    async def attempt(answers: list[str]) -> Episode:
+        ends = tool_tokenizer.stop_token_ids
+        engine = ScriptedEngine(lambda request: [*tool_tokenizer.encode(answers.pop(0)), *ends])
+        spec = EpisodeSpec(group=0, index=0, task=task, sampling=SamplingParams())
+        door = FrontDoor(engine, tool_tokenizer, model="m", max_context=256)
+        await door.open()
+        rollout = Rollout(spec, engine, tool_tokenizer)
+        endpoint = door.admit(rollout)
+        try:
+            return await run_in_thread(lambda: run_episode(workflow, rollout), name="agent")
+        finally:
+            door.dismiss(endpoint)
+            await door.close()
+
+    episodes = [asyncio.run(attempt(list(answers))) for answers in ANSWERS]
+    sys.modules[workflow._function.__module__].CLIENT.close()  # type: ignore[attr-defined]
+    check_tool_episodes(episodes, tool_tokenizer)
+
+
+def test_verifiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its config and its tasks. The environment itself is played in tests/verifiers_live."""
+    monkeypatch.chdir(EXAMPLES / "verifiers")
+    config = load_config(PenstockConfig, Path("config.yaml"))
+    assert is_command(str(config.rollout.workflow))
+    tasks = load_tasks(config.tasks)
+    assert (len(tasks), tasks[7].columns) == (4000, {"idx": 7})
 
 
 def test_two_turns(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:

@@ -14,6 +14,7 @@ LAYERS = {
     "sampling_masks": 0,
     "routing_records": 0,
     "errors": 0,
+    "passing_errors": 0,
     "usercode": 0,
     "safe_files": 0,
     "cores": 0,
@@ -22,6 +23,7 @@ LAYERS = {
     "config": 1,
     "blobs": 1,
     "channel": 1,
+    "http_calls": 1,
     "observe": 1,
     "transfer": 1,
     "tasks": 2,
@@ -35,18 +37,24 @@ LAYERS = {
     "demo": 2,
     "trainer": 3,
     "orchestration": 4,
+    "dashboard": 4,
     "serve": 4,
-    "planner": 4,
+    "planner": 5,
     "api": 5,
     "arguments": 5,
     "reward_arguments": 5,
     "cli": 5,
     "worker": 5,
+    "vllm_plugin": 5,
     "bench": 5,
 }
 ALLOWED_SIBLINGS = {("engines", "models"), ("sync", "models"), ("demo", "models"), ("tasks", "demo")}
 TRAINER_MAY_IMPORT = {"algorithms", "models"}
-STARTED_AS_PROCESSES = {("orchestration", "worker")}
+STARTED_AS_PROCESSES = {
+    ("orchestration", "worker"),
+    ("engines", "vllm_plugin"),
+    ("orchestration", "dashboard"),
+}
 """Named for the command line of another process, never loaded into this one."""
 MODULE_PATH = re.compile(r"(penstock(?:\.\w+)+)(?::\w+)?")
 
@@ -123,7 +131,16 @@ def test_every_room_has_a_layer() -> None:
     assert rooms - {"__init__", "__pycache__", "py.typed"} <= set(LAYERS)
 
 
-@pytest.mark.parametrize("module", ["penstock.orchestration.session", "penstock.cli.main", "penstock.api"])
-def test_the_controller_imports_without_torch(module: str) -> None:
+@pytest.mark.parametrize(
+    "module",
+    [
+        "penstock.orchestration.session",
+        "penstock.cli.main",
+        "penstock.api",
+        "penstock.worker.rollout_role",
+        "penstock.worker.scoring_role",
+    ],
+)
+def test_the_controller_and_its_light_workers_import_without_torch(module: str) -> None:
     code = f"import sys; sys.modules['torch'] = None; import {module}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -136,8 +136,8 @@ class LocalTrainer:
         update: WeightUpdate = await self._service.publish(PublishRequest(version=version, full=full))
         return update
 
-    async def release(self, version: int) -> None:
-        await self._service.release(ReleaseRequest(version=version, delivered=True))
+    async def release(self, version: int, *, delivered: bool = True) -> None:
+        await self._service.release(ReleaseRequest(version=version, delivered=delivered))
 
 
 @pytest.mark.parametrize("drops", [False, True])

@@ -152,6 +152,7 @@ def test_a_file_that_fails_is_one_sentence(tmp_path: Path, text: str, sentence: 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, "values.py", "f = 3")
+    assert fails("none.py:f") == f"the reward file none.py does not exist in the current folder, {Path.cwd()}"
     assert fails(f"{tmp_path}/none.py:f") == f"the reward file {tmp_path}/none.py does not exist"
     assert fails(f"{path}:f") == f"the reward '{path}:f': {path} has no function 'f'"
     assert fails("no_such_module_here:f").startswith(

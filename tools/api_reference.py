@@ -103,9 +103,24 @@ BOOK = (
         title="From episodes to a step",
         text="What lies between an answer and an optimizer step. Writers of losses and selections meet these.",
         entries=(
-            *_types("Group", "ScoredGroup", "Sample", "TurnSpan", "TrainSequence", "StepPlan", "StepResult"),
+            *_types(
+                "Group",
+                "ScoredGroup",
+                "Sample",
+                "TurnSpan",
+                "TrainSequence",
+                "StepPlan",
+                "StepResult",
+                "TracedTokens",
+                "CheckpointWritten",
+            ),
             "penstock.types.metrics:Metric",
         ),
+    ),
+    Part(
+        title="Work under way",
+        text="What a run's journal keeps of groups that are not finished, so that a resumed run goes on with them.",
+        entries=_types("TurnPart", "CallAnswer", "EpisodeScore"),
     ),
     Part(
         title="Parts of your own",
@@ -118,6 +133,7 @@ BOOK = (
         title="What engines read and write",
         entries=_types(
             "GenerateRequest",
+            "Wave",
             "Parent",
             "Chunk",
             "EngineReport",

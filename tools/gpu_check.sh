@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, one part after another: logs and JSON into a folder, the end of each on the screen.
 #
-#   tools/gpu_check.sh FOLDER [tests] [sync] [sync7b] [train] [lora] [engine] [engine7b] [adapters] [colocated] [loop] [lora7b] [demo] [auto] [recipe]
+#   tools/gpu_check.sh FOLDER [tests] [sync] [sync7b] [train] [lora] [engine] [engine7b] [adapters] [colocated] [loop] [lora7b] [demo] [auto] [recipe] [checkpoint] [moe]
 #
 # Without parts: all of them, perhaps 30 minutes on one H200. `recipe` is examples/one_gpu with random weights, and needs
-# reasoning-gym. `auto` is what `auto` chooses, and what compiling brings to small models. A part that fails does not
-# stop the others.
+# reasoning-gym. `auto` is what `auto` chooses, and what compiling brings to small models. `moe` is a mixture of experts of
+# OLMoE's shape: recorded and replayed routes. A part that fails does not stop the others.
 # On a machine without internet, put the wheels of tools/gpu_wheels.sh on PYTHONPATH first; tests also need pytest,
 # pytest-timeout, hypothesis and psutil.
 set -u
@@ -41,17 +41,30 @@ run_part() {
             recipe=$PWD/examples/one_gpu/config.yaml && cd "$out" &&
             penstock train "$recipe" model.name="$out/random-1.5b" run.steps=12
         ;;
+    checkpoint)
+        python -m pytest -q -p no:cacheprovider tests/trainer/test_host_copies.py &&
+            penstock bench checkpoint --shape 1.5b --json "$out/checkpoint.json"
+        ;;
+    moe)
+        worked=0
+        timeout 150 python -m pytest -q -p no:cacheprovider tests/engines/embedded/cuda/test_device_routes.py \
+            tests/engines/embedded/cuda/kernels/test_expert_record.py tests/trainer/forward/test_row_routing.py \
+            --tb=short --show-capture=no -k "not in_float32 and not halves" || worked=1
+        timeout 150 python -c "from penstock.cli import main; main()" bench engine --shape olmoe --json "$out/moe_engine.json" || worked=1
+        timeout 120 python -c "from penstock.cli import main; main()" bench train --shape olmoe --json "$out/moe_train.json" || worked=1
+        return $worked
+        ;;
     *) echo "no such part: $1" && return 2 ;;
     esac
 }
 
 failed=()
-for part in "${@:-tests sync sync7b train lora engine engine7b adapters colocated loop lora7b demo auto recipe}"; do
+for part in "${@:-tests sync sync7b train lora engine engine7b adapters colocated loop lora7b demo auto recipe checkpoint moe}"; do
     for name in $part; do
         began=$SECONDS
         if (run_part "$name") >"$out/$name.log" 2>&1; then how=done; else how="FAILED"; failed+=("$name"); fi
         echo "== $name: $how in $((SECONDS - began)) s"
-        tail -n 16 "$out/$name.log"
+        tail -n "$([ "$name" = moe ] && echo 100 || echo 16)" "$out/$name.log"
     done
 done
 [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}"; exit 1; }

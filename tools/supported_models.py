@@ -24,6 +24,24 @@ from penstock.trainer.forward.packed_attention_check import check_packed_attenti
 
 FAR = 1 << 30
 """A context past every limit."""
+AS_PUBLISHED: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"], "num_hidden_layers": 4},
+}
+"""Where the default config is of no published model: what theirs have."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "phi3": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.1] * 48,
+            "long_factor": [4.0] * 48,
+            "original_max_position_embeddings": 4096,
+        },
+        "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096,
+    },
+}
+"""Published models of a family that are computed in another way than the rest: a row of their own."""
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 HEAD = """# Supported models
 
@@ -33,7 +51,8 @@ sequences together, past every sliding window, attention chunk and switch of the
 can reach. A model that would be computed in another way is refused by name. So this table is a guide, and your run
 has the last word.
 
-Made by `python tools/supported_models.py` from the default config of every family in transformers {version}.
+Made by `python tools/supported_models.py` from the default config of every family in transformers {version}, or
+from that of its published models where these differ.
 """
 
 
@@ -84,16 +103,26 @@ def families() -> list[str]:
 def table(names: list[str]) -> str:
     lines = ["| family | model | result |", "|---|---|---|"]
     for name in names:
-        config_class = CONFIG_MAPPING[name]
-        model = AutoModelForCausalLM._model_mapping[config_class]
-        model_name = getattr(model, "__name__", str(model))
-        try:
-            result = verdict(config_class())
-        except Exception as error:
-            result = f"not checked: its default config makes no model ({type(error).__name__})"
-        lines.append(f"| `{name}` | {model_name} | {result} |")
-        print(lines[-1], file=sys.stderr)
+        lines.append(row(name, f"`{name}`", AS_PUBLISHED.get(name, {})))
+        if name in VARIANTS:
+            lines.append(
+                row(name, f"`{name}`, {VARIANTS[name]['rope_parameters']['rope_type']}", VARIANTS[name])
+            )
     return "\n".join(lines) + "\n"
+
+
+def row(name: str, label: str, settings: dict[str, Any]) -> str:
+    """Of a family, with these settings over its default config."""
+    config_class = CONFIG_MAPPING[name]
+    model = AutoModelForCausalLM._model_mapping[config_class]
+    model_name = getattr(model, "__name__", str(model))
+    try:
+        result = verdict(config_class(**settings))
+    except Exception as error:
+        result = f"not checked: its default config makes no model ({type(error).__name__})"
+    line = f"| {label} | {model_name} | {result} |"
+    print(line, file=sys.stderr)
+    return line
 
 
 def main() -> None:

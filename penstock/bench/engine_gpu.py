@@ -285,9 +285,15 @@ class Bench:
         }
 
     async def job(
-        self, lengths: list[int], *, temperature: float = 1.0, top_p: float = 1.0, record: bool = False
+        self,
+        lengths: list[int],
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        record: bool = False,
+        routes: bool = False,
     ) -> float:
-        """Seconds from the first request to the last token."""
+        """Seconds from the first request to the last token. `record`: sampling masks; `routes`: chosen experts."""
 
         def request(length: int) -> GenerateRequest:
             self._number += 1
@@ -300,6 +306,7 @@ class Bench:
                 ),
                 chunk_tokens=64,
                 record_sampling_mask=record,
+                record_routing=routes,
             )
 
         async def ask(request: GenerateRequest) -> None:

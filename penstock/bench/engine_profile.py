@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from penstock.bench.engine_contenders import Workload, run_engine
 
 KINDS = {
-    "matrix_products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul"),
+    "matmuls": ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul"),
     "attention": ("aten::_scaled_dot_product", "aten::scaled_dot_product"),
     "cache_reads_and_writes": ("aten::index_select", "aten::index_copy_"),
 }

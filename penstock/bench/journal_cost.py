@@ -1,14 +1,14 @@
-"""`penstock bench journal`: what the journal costs, as a ratio of throughputs of the same run with and without it.
+"""What the journal costs: a ratio of throughputs of the same run with and without it.
 
 Pairs are interleaved, and the median of their ratios counts: a machine that grows slower does so for both. The run
-is the demo, whose answers have about four tokens: the worst case. A group of long answers costs the journal little
-more, and takes the engines far longer.
+is the generation-bound one of `penstock bench loop`, with checkpoints on the way in both arms. `short_answers` is
+the demo, whose answers have four tokens: there the controller sets the pace, and the journal's own work shows most.
 """
 
 import asyncio
-import json
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,49 +18,98 @@ from rich.console import Console
 from penstock.api import cache_folder
 from penstock.arguments import DEMO
 from penstock.bench.controller_cost import CpuView
+from penstock.bench.loop_settings import GENERATION_BOUND, STALENESS, Setting, train
+from penstock.bench.saved_report import SavedReport
+from penstock.bench.workload import make_model
 from penstock.config.loader import load_config
+from penstock.demo.model import ensure_builtin_model
 from penstock.observe.readers import show
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import prepare
 from penstock.orchestration.session import Session
+from penstock.orchestration.summary import Summary
 
-STEPS, PAIRS = 60, 10
+PAIRS = 10
+DEMO_STEPS = 60
+CHECKPOINTS = 3
+"""In each arm."""
 Arm = dict[str, float]
 
 
-def run(json_path: Path | None = None, *, pairs: int = PAIRS, steps: int = STEPS) -> dict[str, Any]:
-    console = Console()
+def run_generation_bound(
+    report: SavedReport, console: Console, *, pairs: int = PAIRS, setting: Setting = GENERATION_BOUND
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
+        tokenizer = ensure_builtin_model(cache_folder(), log=console.print)
+        model = make_model(Path(scratch) / "model", tokenizer, width=setting.width, layers=setting.layers)
 
-    def arm(journal: bool) -> Arm:
-        return measure(journal, steps, lambda line: None)
+        def arm(journal: bool) -> Arm:
+            view, settings = CpuView(), _run_section(journal, setting.steps)
+            summary = train(setting, STALENESS, model, Path(scratch), more={"run": settings}, view=view)
+            return arm_of(summary, view.training_s)
+
+        _compare(arm, "cost", report, console, pairs, headline="journal_throughput_ratio")
+
+
+def run_short_answers(report: SavedReport, console: Console, *, pairs: int = PAIRS) -> None:
+    _compare(demo_arm, "short_answers", report, console, pairs)
+
+
+def demo_arm(journal: bool, steps: int = DEMO_STEPS) -> Arm:
+    """The demo without evaluations."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        section = {"steps": steps, "folder": folder, **_run_section(journal, steps)}
+        own = ["eval.tasks=null", *(f"run.{key}={str(value).lower()}" for key, value in section.items())]
+        config = load_config(PenstockConfig, DEMO, own)
+        prepared = prepare(config, log=lambda line: None, cache=cache_folder())
+        view = CpuView()
+        summary = asyncio.run(Session(prepared, show(view)).run())
+    return arm_of(summary, view.training_s)
+
+
+def _run_section(journal: bool, steps: int) -> dict[str, Any]:
+    return {"journal": journal, "checkpoint_every": max(1, steps // CHECKPOINTS), "keep_checkpoints": 1}
+
+
+def arm_of(summary: Summary, cpu_s: float) -> Arm:
+    """Idle shares say whether the run was generation-bound: its engines are busy, its trainer waits."""
+    return {
+        "episodes_per_s": summary.samples / summary.training_s,
+        "tokens_per_s": summary.tokens_per_s,
+        "controller_us_per_episode": cpu_s / summary.samples * 1e6,
+        "trainer_idle": summary.trainer_idle,
+        "engine_idle": summary.engine_idle,
+    }
+
+
+def _compare(
+    arm: Callable[[bool], Arm],
+    name: str,
+    report: SavedReport,
+    console: Console,
+    pairs: int,
+    headline: str | None = None,
+) -> None:
+    """Says every arm, and says and saves every pair, as it ends."""
+
+    def told(journal: bool) -> Arm:
+        begun = time.monotonic()
+        made = arm(journal)
+        console.print(
+            f"{name}, {'with' if journal else 'without'} the journal: {made['episodes_per_s']:.1f} episodes/s "
+            f"({time.monotonic() - begun:.0f} s with its start)",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return made
 
     measured = []
     for index in range(pairs):
-        measured.append(pair(arm, first=index % 2 == 0))
-        console.print(sentence(measured), highlight=False, soft_wrap=True)
-    result = report(measured)
-    if json_path is not None:
-        json_path.write_text(json.dumps(result, indent=2) + "\n")
-    return result
-
-
-def measure(journal: bool, steps: int, log: Callable[[str], None]) -> Arm:
-    """One run, without evaluations and with a checkpoint at its end only."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        own = (
-            "eval.tasks=null",
-            f"run.steps={steps}",
-            f"run.folder={folder}",
-            f"run.checkpoint_every={10 * steps}",
-            f"run.journal={str(journal).lower()}",
-        )
-        prepared = prepare(load_config(PenstockConfig, DEMO, own), log=log, cache=cache_folder())
-        view = CpuView()
-        summary = asyncio.run(Session(prepared, show(view)).run())
-    return {
-        "episodes_per_s": summary.samples / summary.training_s,
-        "controller_us_per_episode": view.training_s / summary.samples * 1e6,
-    }
+        measured.append(pair(told, first=index % 2 == 0))
+        report.put(name, value=compared(measured))
+        if headline is not None:
+            report.headline({headline: report.data[name]["ratio"]})
+        console.print(f"{name}, {sentence(report.data[name])}", highlight=False, soft_wrap=True)
 
 
 def pair(arm: Callable[[bool], Arm], *, first: bool) -> tuple[Arm, Arm]:
@@ -71,22 +120,27 @@ def pair(arm: Callable[[bool], Arm], *, first: bool) -> tuple[Arm, Arm]:
     return arm(True), without
 
 
-def report(measured: Sequence[tuple[Arm, Arm]]) -> dict[str, Any]:
-    ratios = [kept["episodes_per_s"] / plain["episodes_per_s"] for kept, plain in measured]
+def compared(measured: Sequence[tuple[Arm, Arm]]) -> dict[str, Any]:
+    """The median of the ratios, and their quartiles."""
+    ratios = sorted(kept["episodes_per_s"] / plain["episodes_per_s"] for kept, plain in measured)
     extra = [
         kept["controller_us_per_episode"] - plain["controller_us_per_episode"] for kept, plain in measured
     ]
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     return {
-        "headline": {"journal_throughput_ratio": statistics.median(ratios)},
+        "ratio": statistics.median(ratios),
+        "ratio_quartiles": [low, high],
         "controller_us_per_episode_more": statistics.median(extra),
+        "trainer_idle": statistics.median(kept["trainer_idle"] for kept, _ in measured),
+        "engine_idle": statistics.median(kept["engine_idle"] for kept, _ in measured),
         "pairs": [{"with": kept, "without": plain} for kept, plain in measured],
     }
 
 
-def sentence(measured: Sequence[tuple[Arm, Arm]]) -> str:
-    so_far = report(measured)
-    ratio = so_far["headline"]["journal_throughput_ratio"]
+def sentence(result: dict[str, Any]) -> str:
+    low, high = result["ratio_quartiles"]
     return (
-        f"{len(measured)} pairs: throughput with the journal {ratio:.3f} of without, "
-        f"{so_far['controller_us_per_episode_more']:.0f} µs of CPU more an episode in the controller"
+        f"{len(result['pairs'])} pairs: throughput with the journal {result['ratio']:.3f} of without (quartiles "
+        f"{low:.3f} and {high:.3f}), {result['controller_us_per_episode_more']:.0f} µs of CPU more an episode in "
+        f"the controller; idle: trainer {result['trainer_idle']:.0%}, engines {result['engine_idle']:.0%}"
     )

@@ -9,9 +9,11 @@ as long as the median one, generation included; more than half of all groups hav
 import asyncio
 import dataclasses
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -30,7 +32,7 @@ from penstock.config.loader import build
 from penstock.demo.latency import LogNormalLatency, SlowTenthLatency
 from penstock.demo.model import ensure_builtin_model
 from penstock.observe.readers import show
-from penstock.observe.views import SilentView
+from penstock.observe.views import SilentView, View
 from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import Prepared
@@ -40,7 +42,7 @@ from penstock.orchestration.summary import Summary
 GROUPS, GROUP_SIZE, STALENESS = 8, 8, 4
 P90_OVER_MEDIAN, SLOW_OVER_MEDIAN = 5.0, 25.0
 ARMS = {"synchronous": 0, "asynchronous": STALENESS}
-PROBE_STEPS = 6
+PROBE_STEPS = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,26 +153,48 @@ def sentence(arm: dict[str, Any]) -> str:
 
 
 def train(
-    setting: Setting, max_staleness: int, model: Path, folder: Path, workflow: SlowEnvironment | None
+    setting: Setting,
+    max_staleness: int,
+    model: Path,
+    folder: Path,
+    workflow: SlowEnvironment | None = None,
+    *,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+    view: View | None = None,
 ) -> Summary:
-    config = build(
-        PenstockConfig,
-        {
-            "model": {"name": str(model)},
-            "reward": {"functions": ["penstock.bench.workload:reward"]},
-            "engine": {"count": 2, "embedded": {"max_batch": 128}},
-            "rollout": {
-                "group_size": GROUP_SIZE,
-                "groups_per_step": GROUPS,
-                "max_new_tokens": setting.new_tokens,
-                "chunk_tokens": setting.new_tokens,
-            },
-            "staleness": {"max_staleness": max_staleness},
-            "trainer": {"learning_rate": 5e-4, "micro_batch_tokens": 8192},
-            "run": {"name": f"{setting.name}-{max_staleness}", "steps": setting.steps},
+    """`more` are further settings, by section."""
+    prepared = prepared_run(setting, max_staleness, model, folder, workflow, more=more)
+    return asyncio.run(Session(prepared, show(view or SilentView())).run())
+
+
+def prepared_run(
+    setting: Setting,
+    max_staleness: int,
+    model: Path,
+    folder: Path,
+    workflow: SlowEnvironment | None = None,
+    *,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Prepared:
+    """In a new folder below `folder`."""
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"name": str(model)},
+        "reward": {"functions": ["penstock.bench.workload:reward"]},
+        "engine": {"count": 2, "embedded": {"max_batch": 128}},
+        "rollout": {
+            "group_size": GROUP_SIZE,
+            "groups_per_step": GROUPS,
+            "max_new_tokens": setting.new_tokens,
+            "chunk_tokens": setting.new_tokens,
         },
-    )
-    prepared = Prepared(
+        "staleness": {"max_staleness": max_staleness},
+        "trainer": {"learning_rate": 5e-4, "micro_batch_tokens": 8192},
+        "run": {"name": f"{setting.name}-{max_staleness}", "steps": setting.steps},
+    }
+    for name, section in (more or {}).items():
+        sections[name] |= section
+    config = build(PenstockConfig, sections)
+    return Prepared(
         config=resolve_auto(config).config,
         model=str(model),
         tokenizer=EndlessTokenizer(str(model)),
@@ -180,12 +204,13 @@ def train(
         max_context=512,
         workflow=workflow,
     )
-    return asyncio.run(Session(prepared, show(SilentView())).run())
 
 
 def table(results: dict[str, Any]) -> Table:
-    names = (Column("setting", no_wrap=True), Column("arm", no_wrap=True))
-    shown = Table(*names, "steps/s", "trainer idle", "engine idle", "staleness", "reward", "speed-up")
+    """It fits 80 columns. Staleness is given as the mean and, in brackets, the largest."""
+    names = ("setting", "arm", "steps/s", "trainer\nidle", "engine\nidle", "stale", "reward", "speed-up")
+    columns = (Column(name, no_wrap=True) for name in names)
+    shown = Table(*columns, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for name, result in results.items():
         for arm in ARMS:
             row = result[arm]
@@ -195,7 +220,7 @@ def table(results: dict[str, Any]) -> Table:
                 f"{row['steps_per_s']:.2f}",
                 f"{row['trainer_idle']:.0%}",
                 f"{row['engine_idle']:.0%}",
-                f"{row['staleness_mean']:.2f} (max {row['staleness_max']:.0f})",
+                f"{row['staleness_mean']:.2f} ({row['staleness_max']:.0f})",
                 f"{row['final_reward']:.3f}",
                 f"{result['speedup']:.2f}×" if arm == "asynchronous" else "",
             )

@@ -62,7 +62,7 @@ def make_shape(name: str, device: str, dtype: torch.dtype, attention: str = "sdp
     return model.eval()
 
 
-def save_shape(name: str, folder: Path, device: str) -> None:
+def save_shape(name: str, folder: Path, device: str, chat_template: str | None = None) -> None:
     """A random model of this shape as a folder that workers can load, in bfloat16 on a GPU. Its tokenizer knows
     digits only; ids beyond them have no text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -75,6 +75,8 @@ def save_shape(name: str, folder: Path, device: str) -> None:
     words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     words.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=end, pad_token=end)
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
     model: Any = make_shape(name, device, torch.bfloat16 if device != "cpu" else torch.float32)
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.bench.shapes import hardware, make_shape, num_matrix_parameters
+from penstock.bench.train_setting import TrainSetting
 from penstock.bench.train_steps import ON_CPU, ON_GPU, steps_arm
-from penstock.models.load import resolve_device
 from penstock.trainer.config import OptimizerStates, TrainerConfig
 from penstock.trainer.dummy_batch import dummy_turn
 from penstock.trainer.forward.checkpointing import Checkpointing
@@ -47,26 +47,23 @@ def run(
     steps: int = 8,
 ) -> dict[str, Any]:
     """Three arms: transformers' own way, our trainer's, and our trainer's compiled (on a GPU)."""
-    device = resolve_device("auto")
-    on_gpu = device != "cpu"
-    shape = shape or ("1.5b" if on_gpu else "tiny")
-    tokens = tokens or (16384 if on_gpu else 512)
-    length = length or (1024 if on_gpu else 128)
+    setting = TrainSetting.of(shape, tokens, length, checkpointing=checkpointing, steps=steps)
     console = Console()
     arms: dict[str, Any] = {}
-    arms["transformers"] = plain_arm(shape, device, tokens, length, steps)
-    arms["penstock"] = packed_arm(shape, device, tokens, length, checkpointing, False, steps)
-    if on_gpu:
-        arms["penstock, compiled"] = packed_arm(shape, device, tokens, length, checkpointing, True, steps)
+    arms["transformers"] = plain_arm(setting)
+    arms["penstock"] = packed_arm(setting, compiled=False)
+    if setting.on_gpu:
+        arms["penstock, compiled"] = packed_arm(setting, compiled=True)
+    shape, device, length = setting.shape, setting.device, setting.length
     states = {name: states_arm(shape, device, length, name) for name in OPTIMIZER_STATES}
     best = arms[max((name for name in arms if name != "transformers"), key=lambda name: arms[name]["tflops"])]
     report = {
         "headline": {"tflops": best["tflops"], "peak_gb": best["peak_gb"]},
         "hardware": hardware(device),
-        "setting": {"shape": shape, "tokens": tokens, "length": length, "checkpointing": checkpointing},
-        "matrix_product_tflops": matrix_ceiling(device),
+        "setting": setting.as_dict(),
+        "matmul_tflops": matmul_ceiling(device),
         "arms": arms,
-        "groups": groups_arm(shape, device, length // 2, compiled=on_gpu, steps=steps),
+        "groups": groups_arm(shape, device, length // 2, compiled=setting.on_gpu, steps=steps),
         "optimizer_states": states,
         "whole_steps": whole_steps(shape, device, steps=3),
     }
@@ -77,28 +74,14 @@ def run(
     return report
 
 
-def packed_arm(
-    shape: str,
-    device: str,
-    tokens: int,
-    length: int,
-    checkpointing: Checkpointing,
-    compiled: bool,
-    steps: int,
-) -> dict[str, Any]:
+def packed_arm(setting: TrainSetting, *, compiled: bool) -> dict[str, Any]:
     """Our trainer's path: packed attention, the chunked head, float32 gradients and masters."""
-    clean(device)
-    on_gpu = device != "cpu"
-    config = TrainerConfig(
-        dtype="bfloat16" if on_gpu else "float32", logprob_chunk_tokens=4096 if on_gpu else 256
-    )
-    model: Any = make_shape(shape, device, torch.float32)
-    optimizer = MasterAdamW(model, config)
-    policy = PackedModel(
-        model, chunk_tokens=config.logprob_chunk_tokens, checkpointing=checkpointing, compiled=compiled
-    )
-    row = make_row(model.config.vocab_size, tokens, length, device)
-    directions = torch.randn(tokens, device=device) / tokens
+    clean(setting.device)
+    model = setting.model(torch.float32)
+    optimizer = MasterAdamW(model, setting.trainer)
+    policy = setting.packed(model, compiled=compiled)
+    row = make_row(model.config.vocab_size, setting.tokens, setting.length, setting.device)
+    directions = setting.directions()
 
     def step() -> None:
         (policy(row).logprobs * directions).sum().backward()  # type: ignore[no-untyped-call]
@@ -108,10 +91,10 @@ def packed_arm(
 
     step()
     update()
-    result = measure(model, step, optimizer.forget, device, tokens, length, steps)
+    result = measure(model, step, optimizer.forget, setting)
     step()
-    result["optimizer_ms"] = min(timed(update, device, before=step) for _ in range(3))
-    states = 3 * 4 * sum(parameter.numel() for parameter in model.parameters()) if on_gpu else 0
+    result["optimizer_ms"] = min(timed(update, setting.device, before=step) for _ in range(3))
+    states = 3 * 4 * sum(parameter.numel() for parameter in model.parameters()) if setting.on_gpu else 0
     result["peak_with_optimizer_gb"] = result["peak_gb"]
     result["peak_gb"] = max(0.0, result["peak_gb"] - states / GB)
     result["optimizer_gb"] = states / GB
@@ -162,7 +145,7 @@ def groups_arm(shape: str, device: str, length: int, *, compiled: bool, steps: i
         assert row is not None  # every sequence has an answer
 
         step = partial(_backward, policy, row)
-        measured = measure(model, step, optimizer.forget, device, row.input_ids.shape[1], length, steps)
+        measured = time_steps(step, optimizer.forget, device, steps)
         with torch.no_grad():
             logprobs.append(policy(row).logprobs)
         result |= {f"{name}_ms": measured["ms"], f"{name}_tokens": float(row.input_ids.shape[1])}
@@ -185,13 +168,15 @@ def make_groups(vocabulary: int, length: int) -> list[TrainSequence]:
     return sequences
 
 
-def plain_arm(shape: str, device: str, tokens: int, length: int, steps: int) -> dict[str, Any]:
+def plain_arm(setting: TrainSetting) -> dict[str, Any]:
     """transformers' forward with its gradient checkpointing, full logits and a log-softmax over them."""
-    clean(device)
-    model: Any = make_shape(shape, device, torch.bfloat16 if device != "cpu" else torch.float32)
+    clean(setting.device)
+    model = setting.model(setting.dtype)
+    length = setting.length
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
-    ids = torch.randint(0, model.config.vocab_size, (tokens // length, length), device=device)
+    rows = setting.tokens // length
+    ids = torch.randint(0, model.config.vocab_size, (rows, length), device=setting.device)
 
     def step() -> None:
         logprobs = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
@@ -200,7 +185,7 @@ def plain_arm(shape: str, device: str, tokens: int, length: int, steps: int) -> 
     def forget() -> None:
         model.zero_grad(set_to_none=True)
 
-    return measure(model, step, forget, device, tokens, length, steps)
+    return measure(model, step, forget, setting)
 
 
 def clean(device: str) -> None:
@@ -212,14 +197,21 @@ def clean(device: str) -> None:
 
 
 def measure(
-    model: Any,
-    step: Callable[[], None],
-    forget: Callable[[], None],
-    device: str,
-    tokens: int,
-    length: int,
-    steps: int,
+    model: Any, step: Callable[[], None], forget: Callable[[], None], setting: TrainSetting
 ) -> dict[str, Any]:
+    """The speed and the peak memory of `step`, which trains on one row of the setting."""
+    found = time_steps(step, forget, setting.device, setting.steps)
+    flops = model_flops(model, setting.tokens, setting.length)
+    return {
+        **found,
+        "tflops": flops / found["ms"] / 1e9,
+        "tokens_per_s": setting.tokens / found["ms"] * 1e3,
+    }
+
+
+def time_steps(
+    step: Callable[[], None], forget: Callable[[], None], device: str, steps: int
+) -> dict[str, float]:
     """Median time and peak memory of `step`, each run from no gradients at all."""
     forget()
     for _ in range(WARMUP):
@@ -231,13 +223,9 @@ def measure(
     times = [timed(step, device, before=forget) for _ in range(steps)]
     peak = torch.cuda.max_memory_allocated() if device != "cpu" else 0
     forget()
-    milliseconds = statistics.median(times)
-    flops = model_flops(model, tokens, length)
     return {
-        "ms": milliseconds,
+        "ms": statistics.median(times),
         "spread_ms": max(times) - min(times),
-        "tflops": flops / milliseconds / 1e9,
-        "tokens_per_s": tokens / milliseconds * 1e3,
         "peak_gb": peak / GB,
     }
 
@@ -290,7 +278,7 @@ def model_flops(model: Any, tokens: int, length: int) -> float:
     return float(6.0 * num_matrix_parameters(model) * tokens + attention)
 
 
-def matrix_ceiling(device: str, size: int = 8192) -> float:
+def matmul_ceiling(device: str, size: int = 8192) -> float:
     """TFLOP/s of a large matmul on random data: what this GPU can really do."""
     if device == "cpu":
         size = 512
@@ -319,7 +307,7 @@ def table(report: dict[str, Any]) -> Table:
             name,
             f"{arm['ms']:.1f}",
             f"{arm['tflops']:.4g}",
-            f"{arm['tflops'] / report['matrix_product_tflops']:.0%}",
+            f"{arm['tflops'] / report['matmul_tflops']:.0%}",
             f"{arm['tokens_per_s']:,.0f}",
             f"{arm['peak_gb']:.1f}",
             f"{arm['peak_with_optimizer_gb']:.1f}" if "peak_with_optimizer_gb" in arm else "",

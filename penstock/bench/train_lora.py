@@ -8,18 +8,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from penstock.bench.shapes import hardware, make_shape
+from penstock.bench.shapes import hardware
 from penstock.bench.train import GB, clean, make_row, measure, packed_arm
+from penstock.bench.train_setting import TrainSetting
 from penstock.models.config import LoraConfig
-from penstock.models.load import resolve_device
 from penstock.trainer.adapter import TrainedAdapter
-from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.checkpointing import Checkpointing
-from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.optimizer import MasterAdamW
 
 FULL = "all weights"
@@ -36,28 +33,17 @@ def run(
     steps: int = 8,
 ) -> dict[str, Any]:
     """An adapter on all linear layers, and compiled (on a GPU); then all weights in the same setting."""
-    device = resolve_device("auto")
-    on_gpu = device != "cpu"
-    shape = shape or ("1.5b" if on_gpu else "tiny")
-    tokens, length = tokens or (16384 if on_gpu else 512), length or (1024 if on_gpu else 128)
+    setting = TrainSetting.of(shape, tokens, length, checkpointing=checkpointing, steps=steps)
     lora = LoraConfig(rank=rank)
-    arms: dict[str, Any] = {
-        "lora": lora_arm(shape, device, tokens, length, lora, checkpointing, False, steps)
-    }
-    if on_gpu:
-        arms["lora, compiled"] = lora_arm(shape, device, tokens, length, lora, checkpointing, True, steps)
+    arms: dict[str, Any] = {"lora": lora_arm(setting, lora, compiled=False)}
+    if setting.on_gpu:
+        arms["lora, compiled"] = lora_arm(setting, lora, compiled=True)
     best = max(arms.values(), key=lambda arm: float(arm["tokens_per_s"]))
-    arms[FULL] = full_arm(shape, device, tokens, length, checkpointing, steps)
+    arms[FULL] = full_arm(setting)
     report = {
         "headline": {"lora_tokens_per_s": best["tokens_per_s"], "lora_peak_gb": best["peak_gb"]},
-        "hardware": hardware(device),
-        "setting": {
-            "shape": shape,
-            "tokens": tokens,
-            "length": length,
-            "checkpointing": checkpointing,
-            "rank": rank,
-        },
+        "hardware": hardware(setting.device),
+        "setting": {**setting.as_dict(), "rank": rank},
         "arms": arms,
     }
     Console().print(table(report))
@@ -66,51 +52,34 @@ def run(
     return report
 
 
-def lora_arm(
-    shape: str,
-    device: str,
-    tokens: int,
-    length: int,
-    lora: LoraConfig,
-    checkpointing: Checkpointing,
-    compiled: bool,
-    steps: int,
-) -> dict[str, Any]:
+def lora_arm(setting: TrainSetting, lora: LoraConfig, *, compiled: bool) -> dict[str, Any]:
     """Steps of one packed row each. Weights that stay are held as they compute, as in a run."""
-    clean(device)
-    on_gpu = device != "cpu"
-    config = TrainerConfig(
-        dtype="bfloat16" if on_gpu else "float32", logprob_chunk_tokens=4096 if on_gpu else 256
-    )
-    model: Any = make_shape(shape, device, torch.bfloat16 if on_gpu else torch.float32)
-    adapter = TrainedAdapter(model, lora, base=shape)
-    optimizer = MasterAdamW(model, config)
-    policy = PackedModel(
-        model, chunk_tokens=config.logprob_chunk_tokens, checkpointing=checkpointing, compiled=compiled
-    )
-    row = make_row(model.config.vocab_size, tokens, length, device)
-    directions = torch.randn(tokens, device=device) / tokens
+    clean(setting.device)
+    model = setting.model(setting.dtype)
+    adapter = TrainedAdapter(model, lora, base=setting.shape)
+    optimizer = MasterAdamW(model, setting.trainer)
+    policy = setting.packed(model, compiled=compiled)
+    row = make_row(model.config.vocab_size, setting.tokens, setting.length, setting.device)
+    directions = setting.directions()
 
     def step() -> None:
         (policy(row).logprobs * directions).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.update(1e-6, optimizer.gradient_norm())
 
-    result = measure(model, step, optimizer.forget, device, tokens, length, steps)
+    result = measure(model, step, optimizer.forget, setting)
     del result["tflops"]
     trained = sum(tensor.numel() for tensor in adapter.tensors().values())
-    return {**result, "parameters": trained, "states_gb": 16 * trained / GB if on_gpu else 0.0}
+    return {**result, "parameters": trained, "states_gb": 16 * trained / GB if setting.on_gpu else 0.0}
 
 
-def full_arm(
-    shape: str, device: str, tokens: int, length: int, checkpointing: Checkpointing, steps: int
-) -> dict[str, Any]:
+def full_arm(setting: TrainSetting) -> dict[str, Any]:
     """All weights, compiled where there is a GPU; the update is counted too."""
-    found = packed_arm(shape, device, tokens, length, checkpointing, device != "cpu", steps)
+    found = packed_arm(setting, compiled=setting.on_gpu)
     milliseconds = found["ms"] + found["optimizer_ms"]
     return {
         "ms": milliseconds,
         "spread_ms": found["spread_ms"],
-        "tokens_per_s": tokens / milliseconds * 1e3,
+        "tokens_per_s": setting.tokens / milliseconds * 1e3,
         "peak_gb": found["peak_with_optimizer_gb"],
     }
 

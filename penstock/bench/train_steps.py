@@ -86,10 +86,16 @@ def steps_arm(shape: str, device: str, *, compiled: bool, steps: int, load: Load
 
 
 def make_plan(load: Load, vocabulary: int, number: int) -> StepPlan:
+    (plan,) = make_plans(load, vocabulary, number)
+    return plan
+
+
+def make_plans(load: Load, vocabulary: int, number: int, ranks: int = 1) -> tuple[StepPlan, ...]:
     rng = np.random.default_rng(number)
     groups = [_group(load, vocabulary, rng, index) for index in range(load.groups)]
-    (plan,) = plan_step(number, groups, micro_batch_tokens=load.micro_batch_tokens, shared_prompts=True)
-    return plan
+    return plan_step(
+        number, groups, micro_batch_tokens=load.micro_batch_tokens, shared_prompts=True, ranks=ranks
+    )
 
 
 def num_forward_tokens(plan: StepPlan) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from penstock.errors import BlobLost
 from penstock.interfaces import BlobStore
-from penstock.types import BlobRef, Group
+from penstock.types import BlobRef, Episode, Group
 
 
 def split_key(key: str) -> tuple[str, str]:
@@ -31,10 +31,14 @@ def verified(ref: BlobRef, data: bytes) -> bytes:
 
 def refs_of(group: Group) -> Iterator[BlobRef]:
     """All that a group's episodes refer to, each once: turns that continue each other refer to the same routes."""
-    turns = [turn for episode in group.episodes for turn in episode.turns]
-    refs = [mask.blob for turn in turns for mask in turn.sampling_masks]
-    refs += [routes.blob for turn in turns for routes in turn.routing]
-    yield from dict.fromkeys(refs)
+    yield from dict.fromkeys(ref for episode in group.episodes for ref in refs_of_episode(episode))
+
+
+def refs_of_episode(episode: Episode) -> Iterator[BlobRef]:
+    """Some perhaps more than once."""
+    for turn in episode.turns:
+        yield from (mask.blob for mask in turn.sampling_masks)
+        yield from (routes.blob for routes in turn.routing)
 
 
 def check_group(blobs: BlobStore, group: Group, *, read: bool = False) -> None:

@@ -15,6 +15,7 @@ younger groups while that would leave too little room for older ones still runni
 outstanding has finished, earliest-deadline-first always fits.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -22,11 +23,12 @@ import numpy as np
 
 from penstock.buffer.history import VersionHistory
 from penstock.buffer.spans import with_numbers
-from penstock.types import DEFAULT_POLICY, Record, Sample, ScoredGroup
+from penstock.types import DEFAULT_POLICY, IntArray, Record, Sample, ScoredGroup
 
 Late = Literal["mask", "wait", "drop", "correct"]
 STALE = "stale"
 """Why a group is dropped that grew too old: its task goes back."""
+NO_VERSIONS: IntArray = np.empty(0, dtype=np.int32)
 Samples = tuple[tuple[Sample, ...], ...]
 """The samples of each episode of a group."""
 
@@ -122,6 +124,10 @@ class StalenessGate:
         self._ready: dict[int, ReadyGroup] = {}
         self._training: dict[int, ReadyGroup] = {}
         self._consumed: tuple[tuple[int, int], ...] = ()
+        self._looked_at_step = -1
+        """The step at which lateness was last looked at."""
+        self._unlooked: list[int] = []
+        """Groups that became ready since then."""
 
     @property
     def outstanding(self) -> int:
@@ -168,11 +174,14 @@ class StalenessGate:
         what is generated behind them would grow old."""
         return self.outstanding - len(self._held) < self.limit and not self.stocked
 
-    def readmit(self, ticket: Ticket) -> Ticket:
-        """A group that was running before a restart is generated on, under its number and bound."""
+    def readmit(self, ticket: Ticket, kept_versions: IntArray = NO_VERSIONS) -> Ticket:
+        """A group that was running before a restart is generated on, under its number and bound. `kept_versions`
+        are those of tokens that it has from before: it is as old as the oldest of them."""
         assert self.may_readmit()
         del self._held[ticket.number]
-        again = msgspec.structs.replace(ticket, deadline=self.served_step + ticket.bound)
+        known = kept_versions[kept_versions <= self.history.newest]  # another policy counts by itself
+        oldest = int(self.history.steps_of(known).min(initial=self.served_step))
+        again = msgspec.structs.replace(ticket, deadline=oldest + ticket.bound)
         self._running[ticket.number] = again
         return again
 
@@ -189,6 +198,7 @@ class StalenessGate:
         self._ready[ticket.number] = ReadyGroup(
             ticket=ticket, scored=scored, samples=samples, oldest_step=oldest
         )
+        self._unlooked.append(ticket.number)
         return True
 
     def drop_running(self, ticket: Ticket) -> None:
@@ -214,6 +224,14 @@ class StalenessGate:
         del self._training[number]
         groups = tuple(group for group in taken.groups if group.ticket.number != number)
         return msgspec.structs.replace(taken, groups=groups)
+
+    def put_back(self, taken: StepGroups) -> None:
+        """Nobody trains on these groups now: those that are still taken are ready again."""
+        for number in taken.numbers:
+            group = self._training.pop(number, None)
+            if group is not None:
+                self._ready[number] = group
+                self._unlooked.append(number)
 
     def trained(self, taken: StepGroups) -> None:
         """The step is done: its groups are no longer outstanding, and the trainer is one step further."""
@@ -243,12 +261,38 @@ class StalenessGate:
         self._num_admitted, self._num_trained = state.num_admitted, state.num_trained
         self._consumed = state.consumed
         self._held = {ticket.number: ticket for ticket in state.running}
+        self._looked_at_step = -1
         self._ready = {group.ticket.number: group for group in state.ready}
 
+    def roll_back(
+        self, step: int, *, consumed: tuple[tuple[int, int], ...], returned: Sequence[ReadyGroup] = ()
+    ) -> None:
+        """The steps after `step` are undone, while generation goes on. `consumed` is what earlier steps trained on,
+        `returned` are groups of those that are undone; the groups of a step under way are ready again."""
+        self.history.roll_back(step)
+        self.step, self.served_step = step, min(self.served_step, step)
+        self._consumed, self._num_trained = consumed, sum(last - first + 1 for first, last in consumed)
+        ready = [*self._training.values(), *self._ready.values(), *returned]
+        self._training = {}
+        self._looked_at_step = -1
+        self._ready = {
+            group.ticket.number: msgspec.structs.replace(group, oldest_step=min(group.oldest_step, step))
+            for group in ready
+        }
+        self._running = {
+            number: msgspec.structs.replace(ticket, deadline=min(ticket.deadline, step + ticket.bound))
+            for number, ticket in self._running.items()
+        }
+
     def _drop_late(self) -> list[Dropped]:
+        """Whether a group is too old changes with the step alone, so each is looked at once a step."""
+        if self._looked_at_step != self.step:
+            self._looked_at_step, self._unlooked = self.step, list(self._ready)
+        unlooked, self._unlooked = self._unlooked, []
         dropped = []
-        for number, group in list(self._ready.items()):
-            if group.selected_at is not None:
+        for number in unlooked:
+            group = self._ready.get(number)
+            if group is None or group.selected_at is not None:
                 continue
             too_old = self.late == "drop" and group.deadline < self.step
             if too_old or not _has_loss(self._within_bound(group)):

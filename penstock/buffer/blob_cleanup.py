@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from penstock.buffer.admission import Samples, Ticket
 from penstock.buffer.group_log import GroupLog
 from penstock.interfaces import BlobStore
-from penstock.types import Episode, ScoredGroup, Task, group_scope
+from penstock.types import Episode, Score, ScoredGroup, Task, group_scope
 
 
 class CleaningLog:
@@ -22,8 +22,14 @@ class CleaningLog:
     def ended(self, number: int, episode: Episode) -> None:
         self._log.ended(number, episode)
 
+    def episode_scored(self, number: int, index: int, score: Score) -> None:
+        self._log.episode_scored(number, index, score)
+
     async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
         await self._log.finished(ticket, scored, samples)
+
+    def selected(self, step: int, numbers: Sequence[int]) -> None:
+        self._log.selected(step, numbers)
 
     async def trained(self, step: int, numbers: Sequence[int]) -> None:
         await self._log.trained(step, numbers)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from penstock.buffer.admission import Samples, Ticket
-from penstock.types import Episode, ScoredGroup, Task
+from penstock.types import Episode, Score, ScoredGroup, Task
 
 State = Literal["running", "scored", "trained", "dropped"]
 
@@ -28,8 +28,14 @@ class GroupLog(Protocol):
     def ended(self, number: int, episode: Episode) -> None:
         """An episode is over while its group runs. Nobody waits for this record."""
 
+    def episode_scored(self, number: int, index: int, score: Score) -> None:
+        """An episode has its score while others of its group run or are scored. Nobody waits for this either."""
+
     async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
         """`samples` are those of its episodes after selection; None when it took nothing out of the loss."""
+
+    def selected(self, step: int, numbers: Sequence[int]) -> None:
+        """Groups are taken for a step; `step` is that of the weights that they train. Nobody waits for this."""
 
     async def trained(self, step: int, numbers: Sequence[int]) -> None: ...
 
@@ -43,6 +49,12 @@ class NoGroupLog:
         pass
 
     def ended(self, number: int, episode: Episode) -> None:
+        pass
+
+    def episode_scored(self, number: int, index: int, score: Score) -> None:
+        pass
+
+    def selected(self, step: int, numbers: Sequence[int]) -> None:
         pass
 
     async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
@@ -80,6 +92,12 @@ class MemoryGroupLog:
         self.entries[ticket.number] = Entry(ticket, task)
 
     def ended(self, number: int, episode: Episode) -> None:
+        pass
+
+    def episode_scored(self, number: int, index: int, score: Score) -> None:
+        pass
+
+    def selected(self, step: int, numbers: Sequence[int]) -> None:
         pass
 
     async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:

@@ -4,13 +4,23 @@ Tasks are kept by id, with their prompt for people to read: their columns may be
 again. The JSON-like form is msgpack, through the codec of the channel.
 """
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
 
 from penstock.buffer.admission import Samples, Ticket
 from penstock.channel.codec import decode, encode
-from penstock.types import Episode, Message, Record, ScoredGroup, Task
+from penstock.types import (
+    CallAnswer,
+    Episode,
+    EpisodeScore,
+    Message,
+    Record,
+    ScoredGroup,
+    Task,
+    TurnPart,
+)
 
 
 class GroupAdmitted(Record, frozen=True, kw_only=True, tag="admitted"):
@@ -21,6 +31,8 @@ class GroupAdmitted(Record, frozen=True, kw_only=True, tag="admitted"):
     prompt: str | tuple[Message, ...]
     num_taken: int
     """New tasks taken so far, this one included. As before when a task that was put back is tried again."""
+    size: int = 0
+    """How many episodes it has; 0 in journals that do not say."""
 
 
 class EpisodeEnded(Record, frozen=True, kw_only=True, tag="episode"):
@@ -28,6 +40,19 @@ class EpisodeEnded(Record, frozen=True, kw_only=True, tag="episode"):
 
     number: int
     episode: Episode
+
+
+class WorkProgressed(Record, frozen=True, kw_only=True, tag="work"):
+    """What groups that still run have done since the last such record."""
+
+    turns: tuple[TurnPart, ...] = ()
+    calls: tuple[CallAnswer, ...] = ()
+    scores: tuple[EpisodeScore, ...] = ()
+
+    @property
+    def groups(self) -> set[int]:
+        by_turn = {part.group for part in self.turns} | {answer.group for answer in self.calls}
+        return by_turn | {one.group for one in self.scores}
 
 
 class GroupScored(Record, frozen=True, kw_only=True, tag="scored"):
@@ -43,6 +68,13 @@ class GroupScored(Record, frozen=True, kw_only=True, tag="scored"):
         return msgspec.structs.replace(
             self.scored, group=msgspec.structs.replace(self.scored.group, task=task)
         )
+
+
+class GroupsSelected(Record, frozen=True, kw_only=True, tag="selected"):
+    """Groups were taken for the step that the weights of `step` train: that is how old they count from now on."""
+
+    step: int
+    numbers: tuple[int, ...]
 
 
 class GroupsTrained(Record, frozen=True, kw_only=True, tag="trained"):
@@ -85,6 +117,8 @@ class Standing(Record, frozen=True, kw_only=True):
     version_steps: tuple[int, ...] = ()
     """The step of every version issued so far."""
     step: int = 0
+    covered: int = 0
+    """The run may go on from checkpoints of this step and later ones; for older ones too much is gone."""
 
 
 class RunResumed(Record, frozen=True, kw_only=True, tag="resumed"):
@@ -98,7 +132,9 @@ class RunResumed(Record, frozen=True, kw_only=True, tag="resumed"):
 LifeRecord: TypeAlias = (
     GroupAdmitted
     | EpisodeEnded
+    | WorkProgressed
     | GroupScored
+    | GroupsSelected
     | GroupsTrained
     | GroupDropped
     | VersionIssued
@@ -113,6 +149,14 @@ def to_bytes(record: LifeRecord) -> bytes:
 
 def from_bytes(data: bytes) -> LifeRecord:
     return decode(data, LifeRecord)  # type: ignore[arg-type]
+
+
+def encode_commit(records: Sequence[LifeRecord]) -> list[tuple[LifeRecord, bytes]]:
+    """What one commit of the journal keeps. Episodes of a group that ends in the same commit are in the record of
+    its end, or gone with it."""
+    over = {one.number for one in records if isinstance(one, GroupScored | GroupDropped)}
+    kept = [one for one in records if not (isinstance(one, EpisodeEnded) and one.number in over)]
+    return [(one, to_bytes(one)) for one in kept]
 
 
 def scored_record(number: int, scored: ScoredGroup, samples: Samples | None) -> GroupScored:

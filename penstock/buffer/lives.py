@@ -3,6 +3,8 @@
     issued ─► running ─► finished ─► scored ─► trained@step
       └─────────┴───────────┴──────────┴─────► dropped(reason)
 
+An attempt is `issued` when it is admitted, `running` from its first token or episode that the journal has, and
+`finished` when all its episodes have ended well. Records are written together, so states may be passed over.
 `trained` is provisional until a checkpoint at or past its step is kept; a run that goes on from an older one has
 the group `scored` again.
 """
@@ -21,17 +23,19 @@ from penstock.buffer.life_records import (
     GroupAdmitted,
     GroupDropped,
     GroupScored,
+    GroupsSelected,
     GroupsTrained,
     LifeRecord,
     RunResumed,
     Standing,
     VersionIssued,
+    WorkProgressed,
 )
-from penstock.types import Episode, Record
+from penstock.types import Episode, PartialGroup, Record
 
 State = Literal["issued", "running", "finished", "scored", "trained", "dropped"]
 MAY_BECOME: dict[State, tuple[State, ...]] = {
-    "issued": ("running", "dropped"),
+    "issued": ("running", "finished", "scored", "dropped"),
     "running": ("finished", "scored", "dropped"),
     "finished": ("scored", "dropped"),
     "scored": ("trained", "dropped"),
@@ -39,6 +43,8 @@ MAY_BECOME: dict[State, tuple[State, ...]] = {
     "dropped": (),
 }
 """Only a run that goes on from an older checkpoint makes `trained` `scored` again."""
+UNDER_WAY: tuple[State, ...] = ("issued", "running", "finished")
+"""Not scored yet: a run that goes on begins there again, with what it has."""
 
 
 @dataclass(slots=True)
@@ -49,7 +55,11 @@ class Life:
     task_id: str
     first_segment: int
     last_segment: int
-    state: State = "running"
+    size: int = 0
+    """How many episodes it has; 0 where the journal does not say."""
+    state: State = "issued"
+    ended: set[int] = field(default_factory=set)
+    """The episodes that have ended well, while it runs."""
     step: int | None = None
     """That trained it."""
     reason: str = ""
@@ -60,6 +70,8 @@ class Life:
     scored: GroupScored | None = None
     episodes: dict[int, Episode] = field(default_factory=dict)
     """Those that ended before the group did, by their index."""
+    partial: PartialGroup = field(default_factory=PartialGroup)
+    """What else it has done, while it runs."""
 
 
 class Forgotten(Record, frozen=True, kw_only=True):
@@ -96,8 +108,12 @@ class Lives:
                 return self._admit(record, segment)
             case EpisodeEnded():
                 return self._end_episode(record, segment)
+            case WorkProgressed():
+                return self._progress(record, segment)
             case GroupScored():
                 return self._score(record, segment)
+            case GroupsSelected():
+                return self._select(record, segment)
             case GroupsTrained():
                 return self._train(record, segment)
             case GroupDropped():
@@ -114,7 +130,7 @@ class Lives:
         """What groups consist of is with somebody else now."""
         for life in self.by_number.values():
             life.scored = None
-            life.episodes.clear()
+            _clear(life)
 
     def counts(self) -> Counter[str]:
         """Groups by state, forgotten ones included."""
@@ -163,33 +179,75 @@ class Lives:
             num_taken=max(now.num_taken, record.num_taken),
             returned=tuple(returned),
         )
-        self.by_number[number] = Life(record.ticket, record.task_id, segment, segment)
+        self.by_number[number] = Life(record.ticket, record.task_id, segment, segment, record.size)
         return (number,)
 
     def _end_episode(self, record: EpisodeEnded, segment: int) -> Sequence[int]:
         if record.number in self.forgotten.over:
             return ()
         life = self._life(record.number)
-        if life.state == "running":
+        if life.state not in UNDER_WAY:
+            return ()
+        life.last_segment = segment
+        life.ended.add(record.episode.index)
+        if self.keeps_content:
+            life.episodes[record.episode.index] = record.episode
+            life.partial.end_episode(record.episode.index)
+        is_whole = life.size and len(life.ended) >= life.size
+        return self._go_on([life], "finished" if is_whole else "running", segment)
+
+    def _progress(self, record: WorkProgressed, segment: int) -> Sequence[int]:
+        """Of groups that have ended meanwhile there is more to know elsewhere."""
+        found = {number: self.by_number.get(number) for number in record.groups}
+        running = {number: life for number, life in found.items() if life and life.state in UNDER_WAY}
+        for life in running.values():
             life.last_segment = segment
-            if self.keeps_content:
-                life.episodes[record.episode.index] = record.episode
-        return ()
+        begun = self._go_on([life for life in running.values() if life.state == "issued"], "running", segment)
+        if not self.keeps_content:
+            return begun
+        for part in record.turns:
+            if part.group in running:
+                running[part.group].partial.add_part(part)
+        for answer in record.calls:
+            if answer.group in running:
+                running[answer.group].partial.add_call(answer)
+        for one in record.scores:
+            if one.group in running:
+                running[one.group].partial.scores[one.episode] = one.score
+        return begun
+
+    def _go_on(self, lives: Sequence[Life], state: State, segment: int) -> Sequence[int]:
+        """Those whose state that is not yet."""
+        changed = [life.ticket.number for life in lives if life.state != state]
+        self._move(changed, state, segment)
+        return changed
 
     def _score(self, record: GroupScored, segment: int) -> Sequence[int]:
         moved = self._move((record.number,), "scored", segment)
         for life in moved:
-            life.episodes.clear()
+            _clear(life)
+            life.ended.clear()
             life.scored = record if self.keeps_content else None
         return [life.ticket.number for life in moved]
+
+    def _select(self, record: GroupsSelected, segment: int) -> Sequence[int]:
+        lives = [self._life(number) for number in record.numbers if number not in self.forgotten.over]
+        for life in lives:
+            life.last_segment = segment
+            self._set_age(life, record.step)
+        return [life.ticket.number for life in lives]
+
+    def _set_age(self, life: Life, step: int) -> None:
+        """As of the first selection, for good."""
+        if life.selected_at is None:
+            life.selected_at = step
+            life.steps_at_selection = self.standing.version_steps if self.keeps_content else ()
 
     def _train(self, record: GroupsTrained, segment: int) -> Sequence[int]:
         moved = self._move(record.numbers, "trained", segment)
         for life in moved:
             life.step = record.step
-            if life.selected_at is None:
-                life.selected_at = record.step - 1
-                life.steps_at_selection = self.standing.version_steps if self.keeps_content else ()
+            self._set_age(life, record.step - 1)
         self._stand(step=record.step)
         return [life.ticket.number for life in moved]
 
@@ -197,7 +255,8 @@ class Lives:
         moved = self._move((record.number,), "dropped", segment)
         for life in moved:
             life.reason, life.scored = record.reason, None
-            life.episodes.clear()
+            _clear(life)
+            life.ended.clear()
         if record.returns is not None:
             self._stand(returned=(*self.standing.returned, record.returns))
         return [life.ticket.number for life in moved]
@@ -214,6 +273,7 @@ class Lives:
         return touched
 
     def _release(self, step: int) -> None:
+        self._stand(covered=max(step, self.standing.covered))
         for life in self.by_number.values():
             if _is_over(life, step):
                 life.scored, life.steps_at_selection = None, ()
@@ -236,6 +296,12 @@ class Lives:
 
     def _stand(self, **changes: Any) -> None:
         self.standing = msgspec.structs.replace(self.standing, **changes)
+
+
+def _clear(life: Life) -> None:
+    """It does not run any more, or somebody else has what it was doing."""
+    life.episodes.clear()
+    life.partial = PartialGroup()
 
 
 def _is_over(life: Life, step: int) -> bool:

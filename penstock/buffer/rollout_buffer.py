@@ -5,11 +5,22 @@ stands still, which is what the terminal view and the watchdog show.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
 
-from penstock.buffer.admission import Dropped, Samples, StalenessGate, StepGroups, Ticket
+from penstock.buffer.admission import (
+    NO_VERSIONS,
+    Dropped,
+    ReadyGroup,
+    Samples,
+    StalenessGate,
+    StepGroups,
+    Ticket,
+)
 from penstock.buffer.group_log import GroupLog, NoGroupLog
-from penstock.types import Episode, ScoredGroup, Task
+from penstock.types import Episode, IntArray, Score, ScoredGroup, Task
+
+AdmissionCause = Literal["lag", "stock", "bound"]
 
 
 class BufferClosed(Exception):
@@ -37,12 +48,13 @@ class RolloutBuffer:
         self._check_open()
         return self.gate.admit()
 
-    async def readmit(self, ticket: Ticket) -> Ticket:
-        """Leave to go on with a group that was running before a restart."""
+    async def readmit(self, ticket: Ticket, kept_versions: IntArray = NO_VERSIONS) -> Ticket:
+        """Leave to go on with a group that was running before a restart. `kept_versions` are those of its tokens
+        from before."""
         while not self.gate.may_readmit():
             await self._wait()
         self._check_open()
-        return self.gate.readmit(ticket)
+        return self.gate.readmit(ticket, kept_versions)
 
     async def start(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
         """The group that was admitted is an attempt at this task. `num_taken` counts the new tasks taken so far."""
@@ -51,6 +63,10 @@ class RolloutBuffer:
     def ended(self, ticket: Ticket, episode: Episode) -> None:
         """An episode of a running group is over."""
         self._log.ended(ticket.number, episode)
+
+    def episode_scored(self, ticket: Ticket, episode: Episode, score: Score) -> None:
+        """An episode of a running group has its score."""
+        self._log.episode_scored(ticket.number, episode.index, score)
 
     async def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
         """The group waits for its step. False when it has no token to train on, and was dropped as `empty`."""
@@ -79,6 +95,7 @@ class RolloutBuffer:
             if dropped:
                 self._wake()
             if taken is not None:
+                self._log.selected(taken.step, taken.numbers)
                 return taken
             if not dropped:  # what happened while a drop was logged may have made a step
                 await self._wait()
@@ -90,9 +107,21 @@ class RolloutBuffer:
         self._wake()
         return rest
 
+    def put_back(self, taken: StepGroups) -> None:
+        """Its groups wait for a step again."""
+        self.gate.put_back(taken)
+        self._wake()
+
     async def trained(self, taken: StepGroups) -> None:
         await self._log.trained(taken.step + 1, taken.numbers)
         self.gate.trained(taken)
+        self._wake()
+
+    def roll_back(
+        self, step: int, *, consumed: tuple[tuple[int, int], ...], returned: Sequence[ReadyGroup] = ()
+    ) -> None:
+        """The steps after `step` are undone; see `StalenessGate.roll_back`."""
+        self.gate.roll_back(step, consumed=consumed, returned=returned)
         self._wake()
 
     def served(self, version: int) -> None:
@@ -114,17 +143,28 @@ class RolloutBuffer:
         self._closed = True
         self._wake()
 
+    def admission_cause(self) -> AdmissionCause | None:
+        """What keeps groups from being admitted: engines with old weights, groups that wait for the trainer, or the
+        bound; None when nothing does."""
+        gate = self.gate
+        if gate.may_admit():
+            return None
+        if gate.lag > gate.max_staleness:
+            return "lag"
+        return "stock" if gate.stocked else "bound"
+
     def waiting_for(self) -> tuple[str, str]:
         """Why generation admits nothing more, and why training has no step yet, in words."""
         gate = self.gate
-        if gate.may_admit():
-            generation = "free to admit"
-        elif gate.lag > gate.max_staleness:
-            generation = f"engines are {gate.lag} updates behind"
-        elif gate.stocked:
-            generation = f"{gate.num_ready} groups wait for the trainer"
-        else:
-            generation = f"{gate.outstanding} groups outstanding, the bound allows {gate.limit}"
+        match self.admission_cause():
+            case None:
+                generation = "free to admit"
+            case "lag":
+                generation = f"engines are {gate.lag} updates behind"
+            case "stock":
+                generation = f"{gate.num_ready} groups wait for the trainer"
+            case "bound":
+                generation = f"{gate.outstanding} groups outstanding, the bound allows {gate.limit}"
         training = f"{gate.num_ready} of {gate.groups_per_step} groups ready, {gate.num_running} running"
         return generation, training
 

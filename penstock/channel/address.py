@@ -21,7 +21,21 @@ GREETING_S = 30.0
 
 class Hello(msgspec.Struct, frozen=True):
     name: str
+    """As `incarnation_name` gives it."""
     token: str
+
+
+def incarnation_name(name: str, incarnation: int) -> str:
+    """Under which one process of a worker arrives: a process that was given up can't take its successor's place."""
+    return f"{name}.{incarnation}"
+
+
+def host_and_port(text: str, what: str) -> tuple[str, int]:
+    """Of `HOST:PORT`; `what` it is, for the error."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{what} must be HOST:PORT, got {text!r}")
+    return host, int(port)
 
 
 async def connect(address: str, hello: Hello) -> Channel:
@@ -43,6 +57,10 @@ class Listener:
     says whether somebody waits for it; otherwise it is closed."""
 
     def __init__(self, address: str, token: str, accept: Callable[[str, Channel], bool]) -> None:
+        if not token:
+            raise ConfigError(
+                "workers are let in with a token, got an empty one; make one with secrets.token_hex(16)"
+            )
         self.address = address
         self._token = token
         self._accept = accept
@@ -67,7 +85,7 @@ class Listener:
             async with asyncio.timeout(GREETING_S):
                 size = int.from_bytes(await reader.readexactly(4), "big")
                 hello = msgspec.msgpack.decode(await reader.readexactly(min(size, 4096)), type=Hello)
-        except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError, RecursionError):
+        except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError, ValueError, RecursionError):
             writer.close()
             return
         if not hmac.compare_digest(hello.token.encode(), self._token.encode()):

@@ -5,10 +5,13 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 T = TypeVar("T")
 
 _PLAIN_KINDS = "biuf"
+COPIED_BYTES = 4096
+"""Below this, a copy costs less than a view."""
 
 
 def encode(record: Any) -> bytes:
@@ -30,14 +33,17 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in _PLAIN_KINDS:
             raise NotImplementedError(f"arrays of {value.dtype} do not travel; use numbers or booleans")
-        return (
-            value.dtype.str,
-            value.shape,
-            np.ascontiguousarray(value).data.cast("B") if value.size else b"",
-        )
+        return value.dtype.str, value.shape, _bytes_of(value)
     if isinstance(value, np.generic):
         return value.item()
     raise NotImplementedError(f"{type(value).__name__} does not travel between processes")
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> bytes | memoryview:
+    """In order. A large array is not copied for it, where it lies in order already."""
+    if array.nbytes < COPIED_BYTES:
+        return array.tobytes()
+    return np.ascontiguousarray(array).data.cast("B")
 
 
 def _from_plain(kind: Any, value: Any) -> Any:

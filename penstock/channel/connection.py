@@ -12,6 +12,7 @@ costs one system call. A handler that raises answers with a `RemoteError` carryi
 
 import asyncio
 import traceback
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -25,11 +26,14 @@ from penstock.errors import (
     ChannelClosed,
     DamagedBucket,
     Diverged,
+    EngineLost,
     FingerprintMismatch,
     NonFiniteLogits,
+    OutOfMemory,
     RemoteError,
     RequestRefused,
     SnapshotReplaced,
+    StepTooLarge,
     UpdateAbandoned,
     UserError,
 )
@@ -49,8 +53,11 @@ _RAISED_AS_THEMSELVES = {
         BaseMissing,
         SnapshotReplaced,
         UpdateAbandoned,
+        EngineLost,
         BlobLost,
         Diverged,
+        OutOfMemory,
+        StepTooLarge,
         UserError,
     )
 }
@@ -96,7 +103,30 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 Frame = Call | Item | End | Failure | Cancel
 Received = Item | End | Failure | None
 """What a caller may find in its inbox; None says that the channel has closed."""
+READ_BYTES = 64 << 10
 _frame_decoder = msgspec.msgpack.Decoder(Frame)
+
+
+class Inbox:
+    """What has come for one caller, who takes it out frame by frame."""
+
+    __slots__ = ("_frames", "_loop", "_waiter")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._frames: deque[Received] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, frame: Received) -> None:
+        self._frames.append(frame)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Received:
+        while not self._frames:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return self._frames.popleft()
 
 
 class Channel:
@@ -106,17 +136,28 @@ class Channel:
         self._reader = reader
         self._writer = writer
         self._handlers: dict[str, Callable[[Call], Awaitable[None]]] = {}
-        self._inboxes: dict[int, asyncio.Queue[Received]] = {}
+        self._inboxes: dict[int, Inbox] = {}
         self._handling: dict[int, asyncio.Task[None]] = {}
         self._outgoing: list[bytes] = []
         self._flush_scheduled = False
         self._last_id = 0
         self._closed = False
+        self._ended = asyncio.Event()
         self._on_close: list[Callable[[], None]] = []
 
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def local_host(self) -> str:
+        """The address of this machine that the other side sees; "" over a Unix socket."""
+        name = self._writer.get_extra_info("sockname")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+    async def wait_closed(self) -> None:
+        """Until either side has closed it."""
+        await self._ended.wait()
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Called once when the channel has closed and nothing is served any more: a worker ends then."""
@@ -170,13 +211,12 @@ class Channel:
         finally:
             self._close(call_id, answered=finished)
 
-    def _open(self, method: Method[Req, Res], request: Req) -> tuple[int, "asyncio.Queue[Received]"]:
+    def _open(self, method: Method[Req, Res], request: Req) -> tuple[int, Inbox]:
         if self._closed:
             raise ChannelClosed(f"{method.name}: the other process is gone")
         self._last_id += 1
         self._send(Call(self._last_id, method.name, msgspec.Raw(codec.encode(request))))
-        inbox: asyncio.Queue[Received] = asyncio.Queue()
-        self._inboxes[self._last_id] = inbox
+        inbox = self._inboxes[self._last_id] = Inbox()
         return self._last_id, inbox
 
     def _close(self, call_id: int, *, answered: bool) -> None:
@@ -186,15 +226,14 @@ class Channel:
 
     async def run(self) -> None:
         """Read frames until the other side closes or sends what is none. Every waiter is woken then."""
+        received = bytearray()
         try:
-            while True:
-                size = int.from_bytes(await self._reader.readexactly(4), "big")
-                if size > MAX_FRAME_BYTES:
-                    break
-                self._receive(_frame_decoder.decode(await self._reader.readexactly(size)))
-        except (asyncio.IncompleteReadError, OSError):
+            while data := await self._reader.read(READ_BYTES):
+                received += data
+                self._receive_all(received)
+        except OSError:
             pass
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             pass  # something else writes into this socket: nothing that follows can be trusted
         finally:
             await self.close()
@@ -204,8 +243,9 @@ class Channel:
             return
         self._flush()
         self._closed = True
+        self._ended.set()
         for inbox in self._inboxes.values():
-            inbox.put_nowait(None)
+            inbox.put(None)
         handling = [task for task in self._handling.values() if task is not asyncio.current_task()]
         for task in handling:
             task.cancel()
@@ -213,6 +253,19 @@ class Channel:
         for callback in self._on_close:
             callback()
         self._writer.close()
+
+    def _receive_all(self, received: bytearray) -> None:
+        """Take the frames that are whole off the beginning. One that would be too large is a `ValueError`."""
+        start = 0
+        while (begin := start + 4) <= len(received):
+            size = int.from_bytes(received[start:begin], "big")
+            if size > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {size} bytes")
+            if begin + size > len(received):
+                break
+            start = begin + size
+            self._receive(_frame_decoder.decode(bytes(received[begin:start])))
+        del received[:start]
 
     def _receive(self, frame: Frame) -> None:
         if isinstance(frame, Call):
@@ -223,7 +276,7 @@ class Channel:
             if frame.id in self._handling:
                 self._handling[frame.id].cancel()
         elif frame.id in self._inboxes:
-            self._inboxes[frame.id].put_nowait(frame)
+            self._inboxes[frame.id].put(frame)
 
     async def _handle(self, call: Call) -> None:
         try:

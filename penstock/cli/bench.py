@@ -16,12 +16,32 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the results to 
 Shape = Annotated[
     str | None, typer.Option("--shape", help="tiny, 135m, 1.5b or 7b: random weights, no download needed.")
 ]
+AnyShape = Annotated[
+    str | None,
+    typer.Option(
+        "--shape",
+        help="tiny, 135m, 1.5b or 7b; mixtures of experts: tiny-moe or olmoe. Random weights, no download needed.",
+    ),
+]
 
 
 class LoopPart(StrEnum):
     settings = "settings"
     controller = "controller"
     colocated = "colocated"
+
+
+class ClusterPart(StrEnum):
+    controller = "controller"
+    nodes = "nodes"
+    throughput = "throughput"
+
+
+class JournalPart(StrEnum):
+    cost = "cost"
+    short_answers = "short_answers"
+    crashes = "crashes"
+    kills = "kills"
 
 
 class LearningPart(StrEnum):
@@ -31,6 +51,11 @@ class LearningPart(StrEnum):
     late = "late"
     lora = "lora"
     race = "race"
+    routing = "routing"
+
+
+class Contender(StrEnum):
+    vllm = "vllm"
 
 
 class EngineJob(StrEnum):
@@ -58,11 +83,25 @@ def loop(
 def journal(
     json: Json = None,
     pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of runs.")] = 10,
+    only: Annotated[JournalPart | None, typer.Option(help="Run this part alone.")] = None,
 ) -> None:
-    """Throughput of the demo with the journal, as a share of the same run's without it."""
-    from penstock.bench.journal_cost import run
+    """Throughput with the journal as a share of that without; violations of its promise in random crash schedules;
+    what kills cost a real run."""
+    from penstock.bench.journal_report import run
 
-    run(json, pairs=pairs)
+    run(json, pairs=pairs, only=None if only is None else only.value)
+
+
+@bench.command()
+def observe(
+    json: Json = None,
+    steps: Annotated[int, typer.Option(min=5, help="Of the demo whose events are measured.")] = 100,
+    long_steps: Annotated[int, typer.Option(min=100, help="Of the run that the page opens.")] = 50_000,
+) -> None:
+    """CPU time of events as a share of a run's; bytes on disk; how quickly a trace is written and a page drawn."""
+    from penstock.bench.observe_cost import run
+
+    run(json, steps=steps, long_steps=long_steps)
 
 
 @bench.command()
@@ -80,20 +119,36 @@ def engine(
         typer.Argument(help="With --shape: settings such as engine.embedded.kv_dtype=float8."),
     ] = None,
     json: Json = None,
-    shape: Shape = None,
+    shape: AnyShape = None,
     only: Annotated[EngineJob | None, typer.Option(help="With --shape: run this job alone.")] = None,
     adapters: Annotated[
         list[int] | None,
         typer.Option(min=1, help="With --shape: the uniform job with so many LoRA policies in a batch too."),
     ] = None,
     rank: Annotated[int, typer.Option(min=1, help="Of --adapters.")] = 16,
+    contender: Annotated[
+        Contender | None, typer.Option(help="Against a vLLM server instead, which is started here.")
+    ] = None,
+    vllm_command: Annotated[str, typer.Option(help="With --contender vllm: what starts it.")] = "vllm",
+    threads: Annotated[int, typer.Option(min=0, help="With --contender: of both; 0 takes all cores.")] = 0,
 ) -> None:
     """The embedded engine against transformers' generate and continuous batching. With --shape, or on a GPU:
-    a whole job, a long-tailed queue and recorded masks at that shape."""
-    from penstock.bench import engine_cpu, engine_gpu
+    a whole job, a long-tailed queue and recorded masks at that shape. With the shape of a mixture of experts: a
+    whole job with and without recorded routes."""
+    from penstock.bench import engine_cpu, engine_gpu, engine_routing, engine_vllm
+    from penstock.bench.mixtures import MIXTURES
     from penstock.models.load import resolve_device
 
-    if shape is None and resolve_device("auto") == "cpu":
+    if contender is not None:
+        if settings or only or adapters or shape:
+            raise ConfigError("--contender takes --vllm-command, --threads and --json alone")
+        engine_vllm.run(json, command=vllm_command, threads=threads)
+        return
+    if shape in MIXTURES:
+        if only or adapters:
+            raise ConfigError(f"--only and --adapters are not for --shape {shape}, which has one job")
+        engine_routing.run(json, shape=shape, settings=settings or ())
+    elif shape is None and resolve_device("auto") == "cpu":
         if settings or only or adapters:
             raise ConfigError(
                 "settings, --only and --adapters belong to a shape: add --shape tiny, 135m, 1.5b or 7b"
@@ -126,18 +181,53 @@ def learning(
 @bench.command()
 def train(
     json: Json = None,
-    shape: Shape = None,
+    shape: AnyShape = None,
     lora_rank: Annotated[
         int | None, typer.Option(min=1, help="Measure whole steps of a LoRA adapter of this rank instead.")
     ] = None,
 ) -> None:
-    """Forward and backward of the trainer: model FLOP/s and peak memory, against plain transformers."""
-    from penstock.bench import train, train_lora
+    """Forward and backward of the trainer: model FLOP/s and peak memory, against plain transformers. With the shape
+    of a mixture of experts: with and without replayed routes."""
+    from penstock.bench import train, train_lora, train_routing
+    from penstock.bench.mixtures import MIXTURES
 
-    if lora_rank is not None:
+    if shape in MIXTURES:
+        if lora_rank is not None:
+            raise ConfigError(
+                f"--lora-rank is not for --shape {shape}: adapters on experts are not supported"
+            )
+        train_routing.run(json, shape=shape)
+    elif lora_rank is not None:
         train_lora.run(json, rank=lora_rank, shape=shape)
     else:
         train.run(json, shape=shape)
+
+
+@bench.command()
+def checkpoint(
+    json: Json = None,
+    shape: Shape = None,
+    checkpoints: Annotated[int, typer.Option(min=2, help="How many are taken.")] = 4,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where they are written, and removed again; a temporary folder.")
+    ] = None,
+) -> None:
+    """How long a checkpoint keeps the trainer from computing, and how long it is written beside the steps."""
+    from penstock.bench.checkpoint_stall import run
+
+    run(json, shape=shape, checkpoints=checkpoints, folder=folder)
+
+
+@bench.command()
+def ray(
+    json: Json = None,
+    only: Annotated[ClusterPart | None, typer.Option(help="Run this part alone.")] = None,
+) -> None:
+    """A node that is lost and an engine that joins on a Ray cluster of namespaces (needs root), throughput on Ray
+    against local processes, and the controller's cost as engines grow from 10 to 1,000."""
+    from penstock.bench.cluster.ray_bench import run
+
+    run(json, only=None if only is None else only.value)
 
 
 @bench.command()
@@ -154,3 +244,30 @@ def sync(
     from penstock.bench.sync.comparison import run
 
     run(json, shape=shape, updates=updates, only=only or ())
+
+
+@bench.command()
+def serve(
+    json: Json = None,
+    shape: Shape = None,
+    streams: Annotated[int, typer.Option(min=1, help="Answers at once.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 128,
+    clients: Annotated[int, typer.Option(min=1, help="Processes that ask.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="The best of so many.")] = 3,
+) -> None:
+    """What HTTP costs: streams of token ids to clients in other processes, against the engine in process."""
+    from penstock.bench.serve_load import Load, run
+
+    run(json, shape=shape, load=Load(streams=streams, tokens=tokens, processes=clients, rounds=rounds))
+
+
+@bench.command()
+def scale(
+    json: Json = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps in each arm, after the first.")] = 4,
+    updates: Annotated[int, typer.Option(min=1, help="Updates in each arm, after the first.")] = 5,
+) -> None:
+    """A trainer of 1, 2 and 4 ranks on this machine's cores: speed, gradients, memory, and updates from shards."""
+    from penstock.bench.scale.comparison_of_ranks import run
+
+    run(json, steps=steps, updates=updates)

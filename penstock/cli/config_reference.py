@@ -2,7 +2,7 @@
 
 import types
 import typing
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel
@@ -93,6 +93,8 @@ def _type_name(annotation: Any) -> str:
     origin = typing.get_origin(annotation)
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in typing.get_args(annotation))
+    if origin is Annotated:
+        return _type_name(typing.get_args(annotation)[0])
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_type_name(part) for part in typing.get_args(annotation) if part is not type(None))
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -16,25 +16,28 @@ from rich.text import Text
 from penstock.api import DEMO, cache_folder
 from penstock.cli.export import model_of
 from penstock.config.loader import apply_override, build, read_yaml
-from penstock.errors import UserError
+from penstock.demo.model import RECIPES
+from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import is_adapter, read_adapter
 from penstock.observe.plain_text import plain_line
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.evaluation_report import EvaluationReport, report_of
 from penstock.orchestration.evaluation_session import evaluate, prepare_evaluation
 from penstock.orchestration.gpus import find_gpus
-from penstock.orchestration.preflight import BUILTIN
+from penstock.orchestration.run_facts import read_facts
 
 
 def evaluation_config(
     model: str, config: Path | None, overrides: Sequence[str], *, tasks: str | None, samples: int | None
 ) -> PenstockConfig:
-    """A run is evaluated with its own config, the built-in model with the demo's, unless another one is named.
+    """A run is evaluated with its own config, a built-in model with the demo's, unless another one is named.
     Of an adapter, a run's or any that peft has saved, the model below it is named and the adapter beside it."""
     run = Path(model)
     is_run = (run / "config.yaml").is_file()
+    if is_run:
+        read_facts(run)  # one of another format is refused
     if config is None:
-        config = run / "config.yaml" if is_run else DEMO if model == BUILTIN else None
+        config = run / "config.yaml" if is_run else DEMO if model in RECIPES else None
     data: dict[str, Any] = read_yaml(config) if config is not None else {}
     for override in overrides:
         apply_override(data, override)
@@ -67,7 +70,12 @@ def evaluate_model(config: PenstockConfig, *, correct: float) -> EvaluationRepor
         )
         _to_stderr(f"evaluating {prepared.merged_adapter or prepared.model} on {len(prepared.heldout)} tasks")
         rewards = asyncio.run(evaluate(prepared))
-    return report_of(rewards, samples=config.eval.samples, correct=correct)
+    report = report_of(rewards, samples=config.eval.samples, correct=correct)
+    if report.num_failed:
+        _to_stderr(f"{report.num_failed} tasks could not be scored, the first since {report.failure}")
+    if not report.num_tasks:
+        raise PenstockError("no task could be scored, so there is no mean")
+    return report
 
 
 def print_report(report: EvaluationReport, model: str, *, correct: float) -> None:

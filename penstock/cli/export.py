@@ -2,16 +2,28 @@
 
 import shutil
 from pathlib import Path
+from typing import Literal
 
 from penstock.config.loader import read_yaml
 from penstock.errors import UserError
 from penstock.models.adapter_folder import CONFIG, TENSORS, is_adapter, model_below
-from penstock.orchestration.checkpoints import checkpoints_of
+from penstock.orchestration.kept_checkpoints import best_of, checkpoints_of, rewards_of
 from penstock.safe_files import whole_folder
 from penstock.trainer.trainer_client import MODEL
 
+Step = int | Literal["best"]
 
-def export_model(run: Path, *, step: int | None, to: Path | None, merge: bool = False) -> Path:
+
+def read_step(text: str) -> Step:
+    """A number, or `best`."""
+    if text == "best":
+        return "best"
+    if not text.isdigit():
+        raise UserError(f"--step must be the step of a checkpoint, or best, got {text!r}")
+    return int(text)
+
+
+def export_model(run: Path, *, step: Step | None, to: Path | None, merge: bool = False) -> Path:
     """Copy a model out of a run; returns the folder where it is now. `merge` makes an ordinary model of an adapter
     and the one below it."""
     source = model_of(run, step)
@@ -31,9 +43,17 @@ def export_model(run: Path, *, step: int | None, to: Path | None, merge: bool = 
     return target
 
 
-def model_of(run: Path, step: int | None = None) -> Path:
-    """The model of a step; without a step the newest: the one of the end, unless a resumed run has gone past it."""
+def model_of(run: Path, step: Step | None = None) -> Path:
+    """The model of a step, or of the checkpoint with the highest held-out reward. Without a step the newest: the
+    one of the end, unless a resumed run has gone past it."""
     found = checkpoints_of(run)
+    if step == "best":
+        step = best_of(rewards_of(run))
+        if step is None:
+            raise UserError(
+                f"{run} has no checkpoint that was evaluated; set run.checkpoint_every, and eval.every to a "
+                "multiple of it"
+            )
     if step is not None:
         if step not in found:
             known = ", ".join(map(str, found)) or "none"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from penstock.api import cache_folder
 from penstock.cores import usable_cores
-from penstock.demo.model import ensure_builtin_model
+from penstock.demo.model import open_builtin
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.text_generation import Prompt, generate_text
 from penstock.observe.plain_text import plain_block
@@ -15,10 +15,9 @@ from penstock.worker.quiet import quieten
 
 def generate_to_terminal(model: str, prompts: Sequence[str], sampling: SamplingParams, *, chat: bool) -> None:
     quieten()
-    if model == "builtin":
-        model = str(ensure_builtin_model(cache_folder(), log=lambda line: print(line, file=sys.stderr)))
+    model = open_builtin(model, cache_folder(), log=lambda line: print(line, file=sys.stderr))
     asked: list[Prompt] = [(Message(role="user", content=prompt),) if chat else prompt for prompt in prompts]
-    config = EngineConfig(threads=usable_cores())
+    config = EngineConfig(threads=usable_cores(), record_routing="off")
     if len(asked) == 1:
         generate_text(model, asked, sampling, config=config, on_text=_stream)
         print()

@@ -1,5 +1,10 @@
 """`penstock inspect`: what became of the groups of a run, from its ledger and its journal."""
 
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -7,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from penstock.buffer.durable_log import FOLDER, LEDGER
+from penstock.buffer.durable_log import FOLDER, LEDGER, read_lives
 from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.buffer.journal.replay import replay
 from penstock.buffer.ledger import LedgerCounts
@@ -19,6 +24,7 @@ from penstock.buffer.life_records import (
     GroupsTrained,
     LifeRecord,
     RunResumed,
+    WorkProgressed,
     from_bytes,
 )
 from penstock.cli.samples import run_folder
@@ -28,25 +34,51 @@ from penstock.types import Episode, Message, Score
 
 STATES = ("issued", "running", "finished", "scored", "trained", "dropped")
 MEANS = {
-    "running": "being generated or scored",
+    "issued": "admitted, and nothing of them is written yet",
+    "running": "being generated",
+    "finished": "being scored",
     "scored": "waiting for their step",
     "trained": "in the weights",
     "dropped": "left without being trained",
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What is known of all groups, in numbers."""
+
+    states: Counter[str]
+    drops: Counter[str]
+    oldest: dict[str, tuple[int, str]]
+    """Of every state: the number and the task of its first group."""
+
+
 def print_run(run: str, *, group: int | None, console: Console | None = None) -> None:
     console = console or Console()
     journal = run_folder(run) / FOLDER
-    if not (journal / LEDGER).is_file():
+    if not journal.is_dir():
         raise UserError(
-            f"{journal.parent} has no journal: a run keeps one when it has checkpoints (run.checkpoint_every) and "
-            "run.journal=true"
+            f"{journal.parent} has no journal: a run keeps one when it has checkpoints (run.checkpoint_every), "
+            "unless run.journal=false"
         )
     if group is None:
-        _print_counts(console, LedgerCounts(journal / LEDGER))
+        _print_counts(console, counted(journal))
     else:
         _print_life(console, group, life_of(journal, group))
+
+
+def counted(journal: Path) -> Shown:
+    """From the ledger; from the journal itself when the ledger is missing, broken or behind."""
+    files = DiskFiles(journal)
+    with suppress(UserError, sqlite3.Error):
+        counts = LedgerCounts(journal / LEDGER)
+        if counts.sequence >= replay(files, lambda record, segment: None).sequence:
+            return Shown(states=counts.states, drops=counts.drops, oldest=counts.oldest)
+    lives = read_lives(files, keeps_content=False)
+    oldest: dict[str, tuple[int, str]] = {}
+    for number, life in sorted(lives.by_number.items()):
+        oldest.setdefault(life.state, (number, life.task_id))
+    return Shown(states=lives.counts(), drops=lives.drops(), oldest=oldest)
 
 
 def life_of(journal: Path, number: int) -> list[LifeRecord]:
@@ -80,10 +112,12 @@ def _is_of(record: LifeRecord, number: int) -> bool:
             return number in record.numbers
         case GroupScored() | GroupDropped() | EpisodeEnded():
             return record.number == number
+        case WorkProgressed():
+            return number in record.groups
     return False
 
 
-def _print_counts(console: Console, counts: LedgerCounts) -> None:
+def _print_counts(console: Console, counts: Shown) -> None:
     table = Table(title=f"{counts.states.total():,} groups", title_justify="left")
     for name in ("state", "groups", "oldest"):
         table.add_column(name, justify="right" if name == "groups" else "left")
@@ -102,6 +136,7 @@ def _print_counts(console: Console, counts: LedgerCounts) -> None:
 def _print_life(console: Console, number: int, records: list[LifeRecord]) -> None:
     console.print(Text(f"group {number}", style="bold"))
     is_scored = any(isinstance(record, GroupScored) for record in records)
+    is_over = is_scored or any(isinstance(record, GroupDropped) for record in records)
     for record in records:
         match record:
             case GroupAdmitted():
@@ -119,6 +154,22 @@ def _print_life(console: Console, number: int, records: list[LifeRecord]) -> Non
                 _say(console, f"dropped: {record.reason}{again}")
             case RunResumed():
                 _say(console, f"waits again: the run went back to step {record.step}")
+    if not is_over:
+        for line in _under_way(number, records):
+            _say(console, line)
+
+
+def _under_way(number: int, records: list[LifeRecord]) -> Iterator[str]:
+    """Episodes that have not ended: how many tokens are safe in the journal. There is no text of them yet."""
+    ended = {one.episode.index for one in records if isinstance(one, EpisodeEnded)}
+    turns: dict[int, dict[int, int]] = {}
+    for record in records:
+        if isinstance(record, WorkProgressed):
+            for part in record.turns:
+                if part.group == number and part.episode not in ended:
+                    turns.setdefault(part.episode, {})[part.turn] = part.end
+    for episode, ends in sorted(turns.items()):
+        yield f"episode {episode} is under way: {sum(ends.values())} tokens kept, in turn {max(ends) + 1}"
 
 
 def _print_scored(console: Console, record: GroupScored) -> None:

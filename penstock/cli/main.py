@@ -6,17 +6,35 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from penstock import __version__
 from penstock.cli.bench import bench
+from penstock.cli.early_signals import Stopped, ending_at_once
 from penstock.errors import PenstockError, UserError, WorkerDied
 from penstock.observe.plain_text import plain_block, plain_line
 
+NO_MODEL = "stopped; no model was saved"
+
+
+class Commands(TyperGroup):
+    """typer would end in silence at a `KeyboardInterrupt`."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with ending_at_once("stopped"):
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with ending_at_once("stopped"):
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="penstock",
+    cls=Commands,
     help="Asynchronous reinforcement learning for language models.",
     no_args_is_help=True,
     add_completion=True,
@@ -31,7 +49,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry of the `penstock` command."""
+    """Run a command, and show its errors."""
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
     _show_what_the_terminal_can()
@@ -44,12 +62,12 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.write(plain_block(error.detail))
         _complain(str(error), debug)
         sys.exit(1)
+    except Stopped as error:
+        _complain(str(error), debug)
+        sys.exit(130)
     except PenstockError as error:
         _complain(str(error), debug)
         sys.exit(1)
-    except KeyboardInterrupt:
-        _complain("stopped at once; the model was not saved", debug)
-        sys.exit(130)
     finally:
         _leave_closed_output()
 
@@ -108,6 +126,14 @@ def _file_and_words(config: str | None, overrides: list[str] | None) -> tuple[Pa
     return (None if config is None else Path(config)), words
 
 
+def _is_of_another_run(word: str) -> bool:
+    """Whether an override names something else than the demo trains."""
+    from penstock.demo.model import RECIPES
+
+    setting, _, value = word.partition("=")
+    return setting in NOT_THE_DEMO and not (setting == "model.name" and value in RECIPES)
+
+
 @app.command()
 def train(
     config: Annotated[
@@ -118,20 +144,79 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a model. Without arguments: a tiny built-in model on a built-in task, offline."""
-    _say_that_it_starts()
-    from penstock.api import DEMO, run
-    from penstock.cli.report import print_summary
-    from penstock.config.loader import load_config
-    from penstock.observe.views import make_view
-    from penstock.orchestration.config import PenstockConfig
+    with ending_at_once(NO_MODEL):
+        _say_that_it_starts()
+        from penstock.api import DEMO, run
+        from penstock.cli.report import print_summary
+        from penstock.config.loader import load_config
+        from penstock.observe.views import make_view
+        from penstock.orchestration.config import PenstockConfig
 
-    file, words = _file_and_words(config, overrides)
-    own = any(word.partition("=")[0] in NOT_THE_DEMO for word in words)
-    root = load_config(PenstockConfig, file or (None if own else DEMO), words)
-    summary = run(root, make_view(root.observe))
+        file, words = _file_and_words(config, overrides)
+        own = any(_is_of_another_run(word) for word in words)
+        root = load_config(PenstockConfig, file or (None if own else DEMO), words)
+        summary = run(root, make_view(root.observe))
     # `penstock train | head`: whoever read has left, which is no failure of the run. rich exits then.
     with contextlib.suppress(BrokenPipeError, SystemExit):
         print_summary(summary)
+
+
+@app.command()
+def chaos(
+    kills: Annotated[int, typer.Option(min=1, help="How many processes are killed or frozen.")] = 10,
+    json: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the run, and of what happens to it.")] = 0,
+    steps: Annotated[int, typer.Option(min=10, help="Of the run; more when they do not suffice.")] = 60,
+    folder: Annotated[Path | None, typer.Option(help="Where the run goes; a temporary folder.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Train the demo while its processes are killed and frozen at random moments; then audit what came out."""
+    from penstock.bench.chaos.chaos_report import run
+
+    report = run(json, kills=kills, seed=seed, steps=steps, folder=folder)
+    if report["complaints"]:
+        raise PenstockError(f"{len(report['complaints'])} violations: {'; '.join(report['complaints'])}")
+
+
+@app.command()
+def simulate(
+    config: Annotated[
+        str | None,
+        typer.Argument(help="A run's config, with a section `simulation`; without one, the demo's."),
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the outcome to this file.")] = None,
+    debug: Debug = False,
+) -> None:
+    """The real controller in virtual time, against simulated engines and ranks: utilisation and staleness of
+    a run."""
+    from dataclasses import asdict
+    from json import dumps
+
+    from penstock.api import DEMO
+    from penstock.cli.simulate import lines_of
+    from penstock.config.loader import load_config
+    from penstock.planner.config import SimulatedConfig
+    from penstock.planner.simulated_run import simulate as simulate_run
+
+    file, words = _file_and_words(config, overrides)
+    outcome = simulate_run(load_config(SimulatedConfig, file or DEMO, words))
+    print("\n".join(lines_of(outcome)))
+    if json is not None:
+        json.write_text(dumps(asdict(outcome), indent=2) + "\n")
+
+
+@app.command()
+def doctor(
+    run: Annotated[str, typer.Argument(help="A run folder, or its name in runs/.")],
+    debug: Debug = False,
+) -> None:
+    """How a run is, while it goes on or after its end: its processes and their stacks, groups, and usual causes."""
+    from penstock.cli.doctor import diagnose
+
+    with contextlib.suppress(BrokenPipeError):
+        for line in diagnose(run):
+            print(line)
 
 
 @app.command()
@@ -142,14 +227,82 @@ def samples(
     latest: Annotated[int, typer.Option(min=0, help="How many of the newest, dropped ones too.")] = 0,
     step: Annotated[int | None, typer.Option(help="Only what this step trained on.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Show all of a text that the run has kept.")] = False,
+    export: Annotated[
+        bool, typer.Option("--export", help="Write all that is kept to RUN/samples.jsonl instead.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Read what the model answered: prompt, answer, rewards, versions. Also while the run goes on."""
-    from penstock.cli.samples import Choice, print_samples
+    from penstock.cli.samples import Choice, export_to_file, print_samples
+
+    if export:
+        print(export_to_file(run))
+        return
 
     choice = Choice(best=best, worst=worst, latest=latest, step=step)
     with contextlib.suppress(BrokenPipeError):  # `penstock samples run | head`
         print_samples(run, choice, full=full)
+
+
+@app.command()
+def trace(
+    run: Annotated[str, typer.Argument(help="A run folder, or its name in runs/.")],
+    to: Annotated[Path | None, typer.Option(help="Where to; without it, RUN/trace.pftrace.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a timeline for Perfetto: slots, stages, counters, arrows from rollouts to steps. Also while it runs."""
+    from penstock.cli.run_views import trace_run
+
+    print(trace_run(run, to))
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(help="A run folder, or its name in runs/.")],
+    to: Annotated[Path | None, typer.Option(help="Where to; without it, RUN/report.html.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write what a run amounts to as one HTML file to send to somebody, and its main plots as PNGs."""
+    from penstock.cli.run_views import report_run
+
+    for line in report_run(run, to):
+        print(line)
+
+
+@app.command()
+def watch(
+    run: Annotated[str, typer.Argument(help="A run folder, or its name in runs/.")],
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing; end when the run ends.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines, also in a terminal.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Attach to a run with the view of `penstock train`, also after its end. Ctrl-C leaves the run alone."""
+    from penstock.cli.run_views import watch_run
+
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        watch_run(run, quiet=quiet, plain=plain)
+
+
+@app.command()
+def view(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Run folders, or their names in runs/.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="0 takes a free one; so does 8421 where it is taken.")
+    ] = 8421,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token that the page needs; without it, a new one.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another name under which the page may be asked for: a proxy's.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Look at runs in a browser: samples, tokens, time, staleness, drops, a timeline. Also while they run."""
+    from penstock.cli.view import ViewSettings, view_runs
+
+    settings = ViewSettings(host=host, port=port, token_file=token_file, allow_hosts=tuple(allow_host or ()))
+    view_runs(runs, settings)
 
 
 @app.command()
@@ -172,15 +325,16 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Go on with a run from its last checkpoint and its journal, in its folder; run.steps=N makes it longer."""
-    _say_that_it_starts()
-    from penstock.api import run
-    from penstock.cli.report import print_summary
-    from penstock.cli.samples import run_folder
-    from penstock.observe.views import make_view
-    from penstock.orchestration.run_folder import load_saved_run
+    with ending_at_once(NO_MODEL):
+        _say_that_it_starts()
+        from penstock.api import run
+        from penstock.cli.report import print_summary
+        from penstock.cli.samples import run_folder
+        from penstock.observe.views import make_view
+        from penstock.orchestration.run_folder import load_saved_run
 
-    root, saved = load_saved_run(run_folder(name), list(overrides or []))
-    summary = run(root, make_view(root.observe), saved=saved)
+        root, saved = load_saved_run(run_folder(name), list(overrides or []))
+        summary = run(root, make_view(root.observe), saved=saved)
     with contextlib.suppress(BrokenPipeError, SystemExit):
         print_summary(summary)
 
@@ -189,7 +343,10 @@ def resume(
 def export(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")],
     step: Annotated[
-        int | None, typer.Option(help="The checkpoint of this step; without it, the newest.")
+        str | None,
+        typer.Option(
+            help="The checkpoint of this step, or `best`: the highest held-out reward. Without it, the newest."
+        ),
     ] = None,
     to: Annotated[
         Path | None, typer.Option(help="Where to; without it, a folder named after the run.")
@@ -200,16 +357,20 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write a run's model as an ordinary Hugging Face folder; of a LoRA run, the adapter in peft's format."""
-    from penstock.cli.export import export_model
+    from penstock.cli.export import export_model, read_step
     from penstock.cli.samples import run_folder
 
-    print(f"wrote {export_model(run_folder(name), step=step, to=to, merge=merge)}")
+    wanted = None if step is None else read_step(step)
+    print(f"wrote {export_model(run_folder(name), step=wanted, to=to, merge=merge)}")
 
 
 @app.command(name="eval")
 def evaluate(
     model: Annotated[
-        str, typer.Argument(help="A Hugging Face name or folder, a run folder, an adapter, or `builtin`.")
+        str,
+        typer.Argument(
+            help="A Hugging Face name or folder, a run folder, an adapter, `builtin` or `builtin-moe`."
+        ),
     ],
     config: Annotated[str | None, typer.Argument(help="A YAML config; a run has its own.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …")] = None,
@@ -225,11 +386,7 @@ def evaluate(
 
     file, words = _file_and_words(config, overrides)
     root = evaluation_config(model, file, words, tasks=tasks, samples=samples)
-    try:
-        report = evaluate_model(root, correct=correct)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    print_report(report, model, correct=correct)
+    print_report(evaluate_model(root, correct=correct), model, correct=correct)
 
 
 @app.command()
@@ -248,7 +405,9 @@ def init(
 
 @app.command()
 def generate(
-    model: Annotated[str, typer.Argument(help="A Hugging Face name or folder, an adapter, or `builtin`.")],
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face name or folder, an adapter, `builtin` or `builtin-moe`.")
+    ],
     prompts: Annotated[list[str], typer.Argument(help="One or more prompts.")],
     max_tokens: int = 64,
     temperature: float = 1.0,
@@ -270,6 +429,57 @@ def generate(
     except ValueError as error:
         raise UserError(str(error)) from error
     generate_to_terminal(model, prompts, sampling, chat=chat)
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="A Hugging Face name or folder, or `builtin`.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="engine.key=value …")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on. Others than loopback need a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    token_file: Annotated[Path | None, typer.Option(help="A file with the token that clients bring.")] = None,
+    name: Annotated[str, typer.Option(help="What clients call the model.")] = "",
+    updates: Annotated[bool, typer.Option("--updates", help="Let a trainer send new weights.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's and vLLM's clients expect it."""
+    from penstock.cli.serve import serve_model
+
+    serve_model(
+        model,
+        name=name,
+        host=host,
+        port=port,
+        token_file=token_file,
+        updates=updates,
+        overrides=overrides or [],
+    )
+
+
+@app.command()
+def scale(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")],
+    wish: Annotated[str, typer.Argument(metavar="engines=N", help="How many; engines=auto lets it decide.")],
+    debug: Debug = False,
+) -> None:
+    """Give a run that goes on another number of engines. They join and leave while it trains."""
+    from penstock.cli.scale import scale_run
+
+    print(scale_run(name, wish))
+
+
+@app.command()
+def worker(
+    connect: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where a run listens (launcher.listen).")],
+    token_file: Annotated[Path | None, typer.Option(help="A file with the run's token.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Join a run on another machine: this one computes for it as an engine, until the run ends."""
+    from penstock.cli.join import join_run
+
+    raise typer.Exit(join_run(connect, token_file))
 
 
 @app.command(name="list")

@@ -12,7 +12,8 @@ from rich.text import Text
 from penstock.errors import UserError
 from penstock.observe.events import SampleEvent
 from penstock.observe.plain_text import plain_block, plain_line, without_middle
-from penstock.observe.writers.samples_jsonl import read_samples
+from penstock.observe.writers.samples_jsonl import NAME, export_samples, read_samples
+from penstock.orchestration.run_facts import read_facts
 
 SHOWN_PROMPT, SHOWN_ANSWER = 240, 480
 """Characters of a prompt and of an answer; `--full` shows all that is kept."""
@@ -41,8 +42,7 @@ def print_samples(run: str, choice: Choice, *, full: bool, console: Console | No
     samples = list(read_samples(folder))
     if not samples:
         raise UserError(
-            f"{folder} has no samples: samples.jsonl is missing or empty; a run keeps them while it trains, unless "
-            "observe.samples_mb is 0"
+            f"{folder} has no samples: a run keeps them while it trains, unless observe.samples_mb is 0"
         )
     for title, some in sections(samples, choice):
         console.print(Text(title, style="bold"))
@@ -50,13 +50,23 @@ def print_samples(run: str, choice: Choice, *, full: bool, console: Console | No
             _print(console, sample, full=full)
 
 
+def export_to_file(run: str) -> str:
+    """All that is kept, one object a line; what was written."""
+    folder = run_folder(run)
+    count = export_samples(folder, folder / NAME)
+    return f"wrote {count} samples to {folder / NAME}"
+
+
 def run_folder(run: str) -> Path:
-    """A run by its folder, or by its name in `runs`."""
+    """A run by its folder, or by its name in `runs`. A folder of that name that is no run (`penstock export` makes
+    one) does not hide it; a run of a format that is not known is refused."""
     tried = (Path(run), Path("runs") / run)
-    for folder in tried:
-        if folder.is_dir():
-            return folder
-    raise UserError(f"there is no run {run!r}: neither {tried[0]} nor {tried[1]} is a folder")
+    folders = [folder for folder in tried if folder.is_dir()]
+    if not folders:
+        raise UserError(f"there is no run {run!r}: neither {tried[0]} nor {tried[1]} is a folder")
+    found = next((folder for folder in folders if (folder / "config.yaml").is_file()), folders[0])
+    read_facts(found)
+    return found
 
 
 def sections(samples: Sequence[SampleEvent], choice: Choice) -> Iterator[tuple[str, Sequence[SampleEvent]]]:
@@ -112,6 +122,8 @@ def facts(sample: SampleEvent) -> list[str]:
     known += parts[:SHOWN_PARTS]
     if len(parts) > SHOWN_PARTS:
         known.append(f"{len(parts) - SHOWN_PARTS} more parts")
+    if sample.advantage is not None:
+        known.append(f"advantage {sample.advantage:+.3g}")
     finish = f", {sample.finish_reason}" if sample.finish_reason else ""
     turns = f" in {sample.num_turns} turns" if sample.num_turns > 1 else ""
     known.append(f"{sample.num_output_tokens} tokens{turns}{finish}")

@@ -17,8 +17,18 @@ Root = TypeVar("Root", bound=BaseModel)
 def load_config(root: type[Root], path: Path | None, overrides: Sequence[str] = ()) -> Root:
     data = read_yaml(path) if path is not None else {}
     for override in overrides:
-        apply_override(data, override)
+        apply_override(_spelled_out(root, data), override)
     return build(root, data)
+
+
+def _spelled_out(root: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]:
+    """Words that stand for a section become one, so that further keys of it can be set."""
+    for name, field in root.model_fields.items():
+        section = section_of(field.annotation)
+        alone = getattr(section, "alone", "")
+        if alone and isinstance(data.get(name), str):
+            data[name] = {alone: data[name]}
+    return data
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

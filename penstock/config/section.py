@@ -1,13 +1,15 @@
-"""The base of every config section: frozen, strict about names, and without infinities or NaN."""
+"""The base of every config section: frozen, strict about names, and without numbers that nothing computes with."""
 
 import difflib
 import types
 import typing
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
 from penstock.errors import ConfigError
+
+MAX_INTEGER = 2**63 - 1
 
 
 class Section(BaseModel):
@@ -16,11 +18,17 @@ class Section(BaseModel):
     The string under a field is its description (`use_attribute_docstrings`). `docs/configuration.md` and the config
     that `penstock init` writes are generated from these strings."""
 
+    alone: ClassVar[str] = ""
+    """The key that a word in the section's place stands for: `launcher: ray` is `launcher: {kind: ray}`. "":
+    none."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: Any) -> Any:
+        if isinstance(data, str) and cls.alone:
+            data = {cls.alone: data}
         if isinstance(data, dict):
             for key in data:
                 if key not in cls.model_fields:
@@ -37,20 +45,35 @@ class Section(BaseModel):
                 return word
         return value
 
+    @field_validator("*", mode="after")
+    @classmethod
+    def _fits_in_64_bits(cls, value: Any) -> Any:
+        """A config travels to other processes and libraries, whose integers are no longer than that."""
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise ValueError(f"input should be at most {MAX_INTEGER}")
+        return value
+
 
 def unknown_key_message(key: str, section: type[BaseModel], where: str, path: str = "") -> str:
-    """Names the nearest known key, also one of the sections inside this one: `engine.max_batch` is
-    `engine.embedded.max_batch`. `path` is where the section lies in the config."""
-    known = list(section.model_fields)
+    """Names the nearest known key. `path` is where the section lies in the config."""
+    near = nearest_key(key, section)
+    within = f"{path}." if path and near is not None and "." in near else ""
+    known = ", ".join(sorted(section.model_fields))
+    hint = f"known keys: {known}" if near is None else f"did you mean {within + near!r}?"
+    return f"unknown key {key!r} in {where}; {hint}"
+
+
+def nearest_key(key: str, section: type[BaseModel]) -> str | None:
+    """A key that may have been meant, also one of the sections inside this one: `max_batch` of `engine` is
+    `embedded.max_batch`."""
     places = {
-        name: f"{path}.{inner}.{name}" if path else f"{inner}.{name}"
+        name: f"{inner}.{name}"
         for inner, field in section.model_fields.items()
         if (held := section_of(field.annotation)) is not None
         for name in held.model_fields
-    } | {name: name for name in known}
+    } | {name: name for name in section.model_fields}
     near = [key] if key in places else difflib.get_close_matches(key, list(places), n=1, cutoff=0.5)
-    hint = f"did you mean {places[near[0]]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-    return f"unknown key {key!r} in {where}; {hint}"
+    return places[near[0]] if near else None
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:

@@ -1,6 +1,7 @@
-"""The built-in model: a tiny Llama that adds two numbers unsurely, made on the spot and cached.
+"""The built-in models: a tiny Llama that adds two numbers unsurely, made on the spot and cached, a mixture of
+experts that does the same, and one that chats and may call a calculator.
 
-`penstock train` without arguments needs a model offline. This one is taught three-digit addition by a tired
+`penstock train` without arguments needs a model offline. It is taught three-digit addition by a tired
 teacher, one that writes a wrong digit more than a third of the time. The model learns both the carrying
 and the unsureness of its teacher, so its sampled answers are exact with a probability of about 0.26, and
 reinforcement learning has something real to do: find out which of its digits are worth keeping.
@@ -69,6 +70,39 @@ class Recipe:
         return zlib.crc32(prompt.encode()) % self.held_out_modulus == 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureRecipe(Recipe):
+    """The same lesson for a mixture of experts: Qwen3-MoE's architecture, whose experts are `mlp_size` wide."""
+
+    mlp_size: int = 64
+    num_experts: int = 8
+    experts_per_token: int = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRecipe(Recipe):
+    """Another lesson: to chat, and to call a calculator. See `penstock.demo.tool_start`."""
+
+    call_share: float = 0.3
+    """How often the teacher calls the tool instead of guessing."""
+    wrong_digit_share: float = 0.08
+    """How often it writes a digit at random, in a call and in what it repeats of the result."""
+    max_context: int = 256
+    max_steps: int = 200
+    settle_steps: int = 80
+
+
+RECIPES = {"builtin": Recipe(), "builtin-moe": MixtureRecipe(), "builtin-tools": ToolRecipe()}
+"""What `model.name` may say instead of a model from elsewhere."""
+
+
+def open_builtin(name: str, cache_dir: Path, *, log: Callable[[str], None]) -> str:
+    """The folder of a built-in model, made if it must be; any other name as it is."""
+    if name not in RECIPES:
+        return name
+    return str(ensure_builtin_model(cache_dir, log=log, recipe=RECIPES[name]))
+
+
 def ensure_builtin_model(
     cache_dir: Path,
     *,
@@ -90,14 +124,24 @@ def ensure_builtin_model(
     cache_dir.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache_dir))
     try:
-        from penstock.demo.supervised_start import train_and_save
-
-        log(f"making the built-in model, once: it learns to add unsurely; in {folder}")
-        train_and_save(recipe, making, log=log, threads=threads)
+        _teach(recipe, making, folder, log=log, threads=threads)
         _write_manifest(making, recipe)
         return _move_into_place(making, folder)
     finally:
         shutil.rmtree(making, ignore_errors=True)
+
+
+def _teach(recipe: Recipe, making: Path, folder: Path, *, log: Callable[[str], None], threads: int) -> None:
+    if isinstance(recipe, ToolRecipe):
+        from penstock.demo.tool_start import train_and_save_tools
+
+        log(f"making the built-in model with tools, once: it learns to call a calculator; in {folder}")
+        train_and_save_tools(recipe, making, log=log, threads=threads)
+    else:
+        from penstock.demo.supervised_start import train_and_save
+
+        log(f"making the built-in model, once: it learns to add unsurely; in {folder}")
+        train_and_save(recipe, making, log=log, threads=threads)
 
 
 def is_complete(folder: Path) -> bool:

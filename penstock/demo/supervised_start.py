@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from penstock.demo.model import Recipe
+from penstock.demo.model import MixtureRecipe, Recipe
 from penstock.errors import PenstockError
 
 EOS, UNKNOWN = "<eos>", "<unk>"
@@ -41,7 +41,7 @@ def train_and_save(recipe: Recipe, folder: Path, *, log: Callable[[str], None], 
         for attempt in range(recipe.attempts):
             model, exact = _train(recipe, pairs, recipe.seed + attempt, log)
             if recipe.min_exact <= exact <= recipe.max_exact:
-                _save(model, recipe, folder)
+                save_quietly(model, make_tokenizer(recipe), folder)
                 return
             log(f"built-in model: exact with probability {exact:.2f}; trying another seed")
     raise PenstockError(
@@ -50,7 +50,7 @@ def train_and_save(recipe: Recipe, folder: Path, *, log: Callable[[str], None], 
     )
 
 
-def _save(model: Any, recipe: Recipe, folder: Path) -> None:
+def save_quietly(model: Any, tokenizer: Any, folder: Path) -> None:
     from transformers.utils import logging
 
     # A progress bar over one small file says nothing and breaks up the log.
@@ -58,7 +58,7 @@ def _save(model: Any, recipe: Recipe, folder: Path) -> None:
     logging.disable_progress_bar()
     try:
         model.save_pretrained(folder)
-        make_tokenizer(recipe).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     finally:
         if had_bars:
             logging.enable_progress_bar()
@@ -172,23 +172,32 @@ class _Lesson:
 
 
 def _new_model(recipe: Recipe) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=recipe.hidden_size,
-        intermediate_size=recipe.mlp_size,
-        num_hidden_layers=recipe.num_layers,
-        num_attention_heads=recipe.num_heads,
-        num_key_value_heads=recipe.num_heads,
-        max_position_embeddings=recipe.max_context,
-        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
-        initializer_range=recipe.init_std,
-        bos_token_id=None,
-        eos_token_id=EOS_ID,
-        pad_token_id=None,
-    )
-    return LlamaForCausalLM(config)
+    sizes: dict[str, Any] = {
+        "vocab_size": len(VOCABULARY),
+        "hidden_size": recipe.hidden_size,
+        "intermediate_size": recipe.mlp_size,
+        "num_hidden_layers": recipe.num_layers,
+        "num_attention_heads": recipe.num_heads,
+        "num_key_value_heads": recipe.num_heads,
+        "max_position_embeddings": recipe.max_context,
+        "rope_parameters": {"rope_type": "default", "rope_theta": recipe.rope_theta},
+        "initializer_range": recipe.init_std,
+        "bos_token_id": None,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": None,
+    }
+    if not isinstance(recipe, MixtureRecipe):
+        return LlamaForCausalLM(LlamaConfig(**sizes))
+    experts = {
+        "head_dim": recipe.hidden_size // recipe.num_heads,
+        "moe_intermediate_size": recipe.mlp_size,
+        "num_experts": recipe.num_experts,
+        "num_experts_per_tok": recipe.experts_per_token,
+        "norm_topk_prob": True,
+    }
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts))
 
 
 def _answer_logprobs(model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -1,20 +1,42 @@
 """The `engine` section: which engines, how many, and what holds for every kind of them."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from penstock.config import Section
 from penstock.engines.embedded.config import EmbeddedConfig, RecordRouting
+from penstock.engines.sglang.config import SglangConfig
+from penstock.engines.vllm.config import VllmConfig
+
+Kind = Literal["embedded", "vllm", "sglang"]
+
+
+class RangeConfig(Section):
+    """How many engines there may be: they come and go with the work."""
+
+    min: int = Field(default=1, ge=1)
+    """As many start, and stay."""
+    max: int = Field(default=1, ge=1)
+    """As many join while the trainer waits for groups."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> "RangeConfig":
+        if self.min > self.max:
+            raise ValueError(f"max must be at least min, got min={self.min} and max={self.max}")
+        return self
 
 
 class EngineConfig(Section):
     """Inference engines: their kind, how many there are, and a section of settings for each kind."""
 
-    kind: Literal["embedded"] = "embedded"
+    kind: Kind = "embedded"
     """Which engine generates. Settings that only one kind has are in the section of its name."""
-    count: int = Field(default=1, ge=1)
-    """Number of engine processes."""
+    count: Annotated[int, Field(ge=1)] | RangeConfig = 1
+    """Number of engine processes. `{min: 1, max: 4}`: one starts, others join while the trainer waits for
+    groups and leave while they are idle. Where `urls` of its kind name servers, there are as many as these."""
+    beside: dict[Kind, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """Engines of other kinds in the same pool, and how many of each: `{vllm: 1}`."""
     threads: int = Field(default=0, ge=0)
     """Torch threads of each engine process; 0 lets the launcher share out the cores."""
     device: str = "auto"
@@ -26,6 +48,56 @@ class EngineConfig(Section):
     """Longest sequence, prompt and output together; 0 takes the model's own limit."""
     record_routing: RecordRouting = "auto"
     """Record which experts of a mixture-of-experts model computed each token, for the trainer to replay. `auto`: on
-    where the engine can, which is on a CPU so far."""
+    for such models in runs that train, off elsewhere. A model or engine that can't is refused at the start."""
     embedded: EmbeddedConfig = EmbeddedConfig()
     """Of `kind: embedded`."""
+    vllm: VllmConfig = VllmConfig()
+    """Of `kind: vllm`."""
+    sglang: SglangConfig = SglangConfig()
+    """Of `kind: sglang`."""
+
+    @model_validator(mode="after")
+    def _names_each_kind_once(self) -> "EngineConfig":
+        if self.kind in self.beside:
+            raise ValueError(
+                f"beside must name other kinds than {self.kind}, got {self.beside[self.kind]} of it; raise count"
+            )
+        urls: tuple[str, ...] = getattr(getattr(self, self.kind), "urls", ())
+        if isinstance(self.count, RangeConfig) and urls:
+            raise ValueError(f"count must be a number where {self.kind}.urls name servers, got a range")
+        return self
+
+    @property
+    def num_first(self) -> int:
+        """How many of `kind` start with the run."""
+        return self.count.min if isinstance(self.count, RangeConfig) else self.count
+
+    @property
+    def num_most(self) -> int:
+        """How many of `kind` there may be at once."""
+        return self.count.max if isinstance(self.count, RangeConfig) else self.count
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Of all engines."""
+        return (self.kind, *self.beside)
+
+    @property
+    def members(self) -> tuple["EngineConfig", ...]:
+        """A section for each engine process at the start: of one kind, and with the URL of one server where
+        it joins one."""
+        counts = {self.kind: self.num_first, **self.beside}
+        return tuple(each for kind, count in counts.items() for each in self._of(kind, count))
+
+    def member(self, index: int) -> "EngineConfig":
+        """The section of an engine by its number; those that join later are of `kind`."""
+        members = self.members
+        return members[index] if index < len(members) else self._of(self.kind, 1)[0]
+
+    def _of(self, kind: Kind, count: int) -> tuple["EngineConfig", ...]:
+        alone = self.model_copy(update={"kind": kind, "count": 1, "beside": {}})
+        own = getattr(self, kind)
+        urls = getattr(own, "urls", ())
+        if not urls:
+            return (alone,) * count
+        return tuple(alone.model_copy(update={kind: own.model_copy(update={"urls": (url,)})}) for url in urls)

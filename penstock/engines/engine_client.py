@@ -21,6 +21,8 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     """`sync.interface`."""
     sync_token: str = ""
     """What the trainer asks for before it serves weights."""
+    folder: str = ""
+    """A folder of the run on this machine, which goes with it; "" makes one where it is needed."""
     blobs: str = ""
     """The folder of the run's blob store; "" keeps blobs in the process."""
     trust_remote_code: bool = False

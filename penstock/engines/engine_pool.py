@@ -1,16 +1,26 @@
 """Several engines as one: each request goes to the least loaded, groups stay together, updates roll."""
 
 import asyncio
+import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 import msgspec
 
-from penstock.engines.rolling_update import Member, roll, slowest, stage_all
-from penstock.errors import PenstockError, UpdateAbandoned
+from penstock.engines.least_loaded import LeastLoaded
+from penstock.engines.rolling_update import Answer, Member, roll, slowest, stage_all
+from penstock.errors import ChannelClosed, EngineLost, OutOfMemory, PenstockError, UpdateAbandoned
 from penstock.interfaces import Engine
-from penstock.types import Chunk, EngineReport, GenerateRequest, Interrupt, UpdateReceipt, WeightUpdate
+from penstock.types import (
+    AnswerSoFar,
+    Chunk,
+    EngineReport,
+    GenerateRequest,
+    Interrupt,
+    UpdateReceipt,
+    WeightUpdate,
+)
 
 REMEMBERED = 4096
 """Prompts and requests whose engine is remembered."""
@@ -18,30 +28,73 @@ REMEMBERED = 4096
 
 class EnginePool:
     """Requests with the same prompt go to the same engine while it works on it, forks to the engine of their
-    parent: that is where their cache is. Updates go to all. Members may come and go at any time."""
+    parent: that is where their cache is. Updates go to all. Members may come and go at any time. Others go
+    on with the requests of an engine that is lost; without any, requests wait for it to come back."""
 
-    def __init__(self, engines: Mapping[str, Engine]) -> None:
+    def __init__(
+        self, engines: Mapping[str, Engine], *, resumes: bool = True, replaces: bool = False
+    ) -> None:
+        """`resumes`: an answer may go on under another version, on another engine. `replaces`: for an engine whose
+        process ends another one will join. Where that was the last, requests and updates wait for it."""
         if not engines:
             raise ValueError("a pool needs at least one engine, got none")
+        self._resumes = resumes
+        self._replaces = replaces
+        self._awaited: set[str] = set()
+        """Members that are lost, and for which others will join."""
+        self._changed = asyncio.Event()
+        """Set when an engine has joined, left or taken an update, and made anew."""
         self._members = {name: Member(name, engine) for name, engine in engines.items()}
         self._homes: OrderedDict[str | bytes, Member] = OrderedDict()
+        self._by_load = LeastLoaded(self._takes_requests)
+        self._by_load.renew(self._members.values())
         self._updating = asyncio.Lock()
         self._begun: tuple[str, int] | None = None
         """Policy and version of an update that some engines have and others do not."""
+        self.on_lost: Callable[[str, EngineLost], None] | None = None
+        """Told when an engine is lost, to send it weights. Without it nobody does, and a lost engine stays lost."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._members)
 
+    def expects(self, name: str) -> bool:
+        """Whether it is a member, or another is to join in its place."""
+        return name in self._members or name in self._awaited
+
+    async def wait_serving(self, name: str) -> None:
+        """Until an engine that was enlisted takes requests."""
+        while name not in self._members or self._members[name].is_lost:
+            await self._changed.wait()
+
     async def join(self, name: str, engine: Engine, update: WeightUpdate | None = None) -> None:
         """Add an engine. It is brought to the weights of `update` first, so that its first token is sampled with
         them; updates of the pool wait meanwhile, so that it misses none."""
         async with self._updating:
-            if name in self._members:
-                raise ValueError(f"the pool has an engine {name!r} already; it must leave first")
+            self._check_new(name)
             if update is not None:
                 await engine.update(update)
-            self._members[name] = Member(name, engine)
+            self._add(Member(name, engine))
+
+    def enlist(self, name: str, engine: Engine) -> None:
+        """Add an engine that gets no request before it has taken the next update."""
+        self._check_new(name)
+        self._add(Member(name, engine, is_lost=True))
+
+    def lose(self, name: str) -> int:
+        """The engine's process is gone: others go on with its requests. Returns how many it had."""
+        member = self._members[name]
+        member.is_expelled = True
+        self.leave(name)
+        if self._replaces:
+            self._awaited.add(name)
+        self._wake()
+        return member.load
+
+    def expect_no_more(self, name: str) -> None:
+        """Nobody takes the place of an engine that was lost."""
+        self._awaited.discard(name)
+        self._wake()
 
     def leave(self, name: str) -> Engine:
         """Take an engine out: it gets no further requests or updates. What it works on goes on, or fails with
@@ -51,9 +104,32 @@ class EnginePool:
             del self._homes[key]
         return member.engine
 
+    async def retire(self, name: str, *, drain_s: float) -> int:
+        """Take an engine out in order: it ends the requests that it has, and others take new ones. What it has not
+        ended within `drain_s` goes on elsewhere; returns how many requests that were."""
+        member = self._members[name]
+        if all(other.is_leaving for other in self._serving() if other is not member):
+            raise ValueError(f"{name} is the only engine that takes requests, and can't leave")
+        member.is_leaving = True
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    while member.load and self._members.get(name) is member:
+                        await self._changed.wait()
+        finally:
+            member.is_expelled = True
+            if self._members.get(name) is member:
+                self.leave(name)
+        return member.load
+
+    @property
+    def num_idle(self) -> int:
+        """Engines that could take requests and have none."""
+        return sum(not member.load for member in self._serving())
+
     async def expel_failed(self) -> dict[str, int]:
-        """Engines that did not take the last update leave, and are closed, unless that would be all. Their requests
-        begin again on the others. Returns how many each had, by name."""
+        """Engines that did not take the last update leave, and are closed, unless that would be all. Others go on
+        with their requests. Returns how many each had, by name."""
         failed = [member for member in self._members.values() if member.failure is not None]
         if len(failed) == len(self._members):
             return {}
@@ -65,26 +141,42 @@ class EnginePool:
         return loads
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        """On one engine, and from the beginning on another if that one is expelled."""
-        is_void = has_ended = False
-        while not has_ended:
-            member, has_sent = self._choose(request), False
+        """On one engine. If that one is expelled or lost, another goes on after the tokens that came; or from the
+        beginning where that can't be, and the next chunk says so."""
+        answer, is_void = AnswerSoFar(request), False
+        while not answer.is_over:
+            member, is_lost = await self._choose(request), False
             member.load += 1
             try:
                 async with aclosing(member.engine.generate(request)) as chunks:  # type: ignore[type-var]
                     async for chunk in chunks:
                         if member.is_expelled:
                             break
-                        has_sent, has_ended = True, chunk.finish_reason is not None
-                        yield msgspec.structs.replace(chunk, restarts=True) if is_void else chunk
+                        chunk = msgspec.structs.replace(chunk, restarts=True) if is_void else chunk
+                        answer.add(chunk)
                         is_void = False
-            except Exception:
-                if not member.is_expelled:
+                        yield chunk
+            except EngineLost as error:
+                is_lost = True
+                self._lose_server(member, error)
+                if self.on_lost is None and not self._serving():
+                    raise
+            except Exception as error:
+                if not member.is_expelled and not self._is_gone(member, error):
                     raise
             finally:
                 member.load -= 1
-            has_ended = has_ended or not member.is_expelled
-            is_void = is_void or has_sent
+                self._by_load.note(member)
+                if member.is_leaving and not member.load:
+                    self._wake()
+            if answer.is_over or not (member.is_expelled or is_lost):
+                return
+            answer.records_routing = "routing" in (await self.report()).capabilities
+            handed_on = answer.hand_on(resumes=self._resumes)
+            request, is_void = handed_on.request, is_void or handed_on.is_void
+            for chunk in handed_on.again:
+                answer.add(chunk)
+                yield chunk
 
     async def stage(self, update: WeightUpdate) -> None:
         async with self._updating:
@@ -96,24 +188,47 @@ class EnginePool:
         """Every engine takes the update, one after the other; the receipt tells of the slowest. When some fail, the
         first error leaves once all have answered. Where it is sent to all at once, the others are told as soon as
         one fails, and stay as they are. When it is tried again, those that have it are not asked again."""
-        async with self._updating:
-            members = [member for member in self._present() if not member.has(update)]
-            is_retry = self._begun == (update.policy, update.version)
-            if not members and is_retry:  # those that lacked it have left
-                self._begun = None
-                return slowest([member.acknowledged[update.policy] for member in self._present()])
-            members = members or self._present()
-            self._begun = (update.policy, update.version)
-            for member in members:
-                member.failure = None
-            answers = await roll(members, update, interrupt)
+        while True:
+            await self._anybody()
+            async with self._updating:
+                if not self._members:
+                    continue
+                receipt = await self._update(update, interrupt)
+            if receipt is not None:
+                return receipt
+
+    async def _update(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt | None:
+        """None when every engine left meanwhile and others will come."""
+        members = [member for member in self._present() if not member.has(update)]
+        is_retry = self._begun == (update.policy, update.version)
+        if not members and is_retry:  # those that lacked it have left
+            self._begun = None
+            return slowest([member.acknowledged[update.policy] for member in self._present()])
+        members = members or self._present()
+        self._begun = (update.policy, update.version)
+        for member in members:
+            member.failure = None
+        answers = await roll(members, update, interrupt)
+        receipts = self._receipts(members, answers)
+        if not receipts and not self._members and self._awaited:
+            return None
+        self._begun = None
+        if not receipts:
+            raise PenstockError("every engine left the pool while it was updated")
+        self._wake()  # an engine that was new may take requests now
+        return slowest(receipts)
+
+    def _receipts(self, members: Sequence[Member], answers: Sequence[Answer]) -> list[UpdateReceipt]:
+        """Raises the first error of an engine that is still there."""
         receipts = []
         for member, answer in zip(members, answers, strict=True):
             if not isinstance(answer, BaseException):
                 receipts.append(answer)
             elif isinstance(answer, asyncio.CancelledError | UpdateAbandoned):
                 continue  # it was told that another one failed
-            elif self._members.get(member.name) is member:  # one that has left may fail
+            elif self._is_gone(member, answer) or self._members.get(member.name) is not member:
+                continue  # one that has left may fail
+            else:
                 member.failure = answer
         for failed in self._members.values():
             if failed.failure is not None:
@@ -121,14 +236,23 @@ class EnginePool:
         for answer in answers:
             if isinstance(answer, UpdateAbandoned):
                 raise answer
-        self._begun = None
-        if not receipts:
-            raise PenstockError("every engine left the pool while it was updated")
-        return slowest(receipts)
+        return receipts
 
     async def reports(self) -> list[EngineReport]:
         """One for each engine."""
-        return list(await asyncio.gather(*(member.engine.report() for member in self._present())))
+        while True:
+            await self._anybody()
+            members = self._present()
+            asking = (member.engine.report() for member in members)
+            answers = await asyncio.gather(*asking, return_exceptions=True)
+            reports = []
+            for member, answer in zip(members, answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    reports.append(answer)
+                elif not member.is_expelled and not self._is_gone(member, answer):
+                    raise answer
+            if reports:
+                return reports
 
     async def report(self) -> EngineReport:
         """Sums of loads and counters, the oldest served versions, what all of them can do."""
@@ -158,13 +282,62 @@ class EnginePool:
             raise PenstockError("the pool has no engine left")
         return list(self._members.values())
 
-    def _choose(self, request: GenerateRequest) -> Member:
-        prompt = request.policy.encode() + b"\0" + request.token_ids.tobytes()
-        least = min(self._present(), key=lambda member: (member.is_draining, member.load))
+    def _lose_server(self, member: Member, error: EngineLost) -> None:
+        if not member.is_lost and self._members.get(member.name) is member:
+            member.is_lost = True
+            if self.on_lost is not None:
+                self.on_lost(member.name, error)
+
+    def _check_new(self, name: str) -> None:
+        if name in self._members:
+            raise ValueError(f"the pool has an engine {name!r} already; it must leave first")
+
+    def _add(self, member: Member) -> None:
+        self._members[member.name] = member
+        self._awaited.discard(member.name)
+        self._wake()
+
+    def _is_gone(self, member: Member, error: BaseException) -> bool:
+        """Whether this error says that the member's process is gone, and another will come. One that runs out of
+        memory ends."""
+        is_gone = self._replaces and isinstance(error, ChannelClosed | OutOfMemory)
+        if not is_gone or self._members.get(member.name) is not member:
+            return False
+        self.lose(member.name)
+        return True
+
+    def _is_any_serving(self) -> bool:
+        return any(not member.is_lost for member in self._members.values())
+
+    def _serving(self) -> list[Member]:
+        return [member for member in self._members.values() if not member.is_lost]
+
+    async def _anybody(self, *, serving: bool = False) -> None:
+        """Wait for an engine, where one will come; `serving`: for one that takes requests."""
+        while self._awaited or (serving and self._members):
+            if self._is_any_serving() if serving else self._members:
+                return
+            await self._changed.wait()
+        self._present()
+
+    def _takes_requests(self, member: Member) -> bool:
+        return not member.is_lost and self._members.get(member.name) is member
+
+    def _wake(self) -> None:
+        self._by_load.renew(self._members.values())
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _choose(self, request: GenerateRequest) -> Member:
+        least = self._by_load.find()
+        if least is None:
+            await self._anybody(serving=True)
+            least = self._by_load.find() or self._serving()[0]
+        prompt = request.policy.encode() + b"\0" + request.token_ids[: request.num_prompt].tobytes()
         home = self._homes.get(request.parent.id) if request.parent is not None else None
         if home is None:
             home = self._homes.get(prompt, least)
-        if home.is_draining:
+        if home.is_draining or home.is_lost or home.is_leaving:
             home = least
         for key in (prompt, request.id):
             self._homes[key] = home

@@ -35,6 +35,14 @@ class EngineParts:
     """`model.trust_remote_code`."""
     adapter: str = ""
     """The folder of an adapter that is merged into the model for good; "" takes the model as it is."""
+    threads: int = 1
+    """Torch threads, also of a server that is started."""
+    folder: str = ""
+    """A folder that goes with the run; "" makes one where it is needed."""
+    interface: str = ""
+    """`sync.interface`, for a server that fetches weights itself."""
+    sync_token: str = ""
+    """What the trainer asks for before it serves weights."""
 
 
 class ServedEngine(Engine, Protocol):
@@ -47,7 +55,11 @@ class ServedEngine(Engine, Protocol):
 
 
 Opener = Callable[[EngineParts], Awaitable[ServedEngine]]
-KINDS: Mapping[str, str] = {"embedded": "penstock.engines.embedded.opening:open_embedded"}
+KINDS: Mapping[str, str] = {
+    "embedded": "penstock.engines.embedded.opening:open_embedded",
+    "vllm": "penstock.engines.vllm.vllm_opening:open_vllm",
+    "sglang": "penstock.engines.sglang.sglang_opening:open_sglang",
+}
 """`module:function` of each kind's opener."""
 
 

@@ -31,8 +31,13 @@ class Member:
     """Why it did not take the last update. Those that were only told of another's failure have none."""
     is_draining: bool = False
     """It lets answers end, and begins none: others take new requests meanwhile."""
+    is_leaving: bool = False
+    """It gets no further requests, and leaves when it has ended those that it has."""
     is_expelled: bool = False
-    """Its requests begin again on other engines."""
+    """Others go on with its requests."""
+    is_lost: bool = False
+    """It has no weights: it has lost its server, or has just joined. It takes requests from the next update on, and
+    others go on with those that it had."""
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
         self.acknowledged.pop(update.policy, None)
@@ -41,6 +46,7 @@ class Member:
             receipt = self.acknowledged[update.policy] = await self.engine.update(update, interrupt)
         finally:
             self.is_draining = False
+        self.is_lost = False
         return receipt
 
     def has(self, update: WeightUpdate) -> bool:

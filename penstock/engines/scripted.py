@@ -87,7 +87,13 @@ class ScriptedEngine:
         return EngineReport(
             name=self.name,
             versions={self.policy: self.version},
-            capabilities=("logprobs", "versions", *(f"interrupt:{each}" for each in INTERRUPTS)),
+            capabilities=(
+                "logprobs",
+                "versions",
+                "delta",
+                "exact_resume",
+                *(f"interrupt:{each}" for each in INTERRUPTS),
+            ),
             num_running=len(self._running),
             num_waiting=0,
             max_context=self._max_context,
@@ -119,13 +125,14 @@ class ScriptedEngine:
 
     async def _play(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         sampling = request.sampling
-        room = min(sampling.max_tokens, self._max_context - len(request.token_ids))
-        script = list(self._script(request))
+        room = min(sampling.max_tokens, self._max_context - request.num_prompt)
+        script = list(self._script(request.from_beginning()))
         if not script:
             raise PenstockError(f"the script of {self.name} must give at least one token, got none")
         tokens: list[int] = []
         versions: list[int] = []
-        for number, token in enumerate(script[:room], start=1):
+        first = request.num_resumed
+        for number, token in enumerate(script[first:room], start=first + 1):
             if await self._interrupted():
                 yield self._chunk(tokens, versions, "cancelled")
                 return

@@ -30,20 +30,26 @@ OurAttention = Callable[[nn.Module, Sequence[Sequence[int]]], Sequence[torch.Ten
 one was not computed."""
 
 
-def check_attention(config: Any, *, max_context: int, ours: OurAttention, doing: str) -> None:
-    """Refuse a model whose attention we do not compute as its own code does. `doing` completes "can't be …"."""
+def check_attention(
+    config: Any,
+    *,
+    max_context: int,
+    ours: OurAttention,
+    doing: str,
+    say: Callable[[str], None] = log.warning,
+) -> None:
+    """Refuse a model whose attention we do not compute as its own code does. `doing` completes "can't be …"; `say`
+    is told where the two can't be compared."""
     name = type(config).__name__.removesuffix("Config")
     try:
         off = disagreement(config, max_context, ours)
     except UserError:
         raise
     except Exception as error:  # whatever a class does with sizes that it was not made for
-        log.warning(
-            "the attention of %s was not compared with its own: no small model could be made from its config "
-            "(%s: %s)",
-            name,
-            type(error).__name__,
-            str(error).split("\n")[0],
+        first_line = str(error).split("\n")[0]
+        say(
+            f"the attention of {name} was not compared with its own: no small model could be made from its config "
+            f"({type(error).__name__}: {first_line})"
         )
         return
     if off is None:
@@ -73,7 +79,8 @@ def disagreement(config: Any, max_context: int, ours: OurAttention) -> float | N
         found = ours(twin, probe_sequences())
         scale = max(1.0, float(torch.cat(expected).std()))
         apart = torch.cat([(one - other).abs() for one, other in zip(expected, found, strict=True)])
-        worst.append(float(apart.nan_to_num(0.0).max()))
+        compared = apart[~apart.isnan()]
+        worst.append(float(compared.max()) if len(compared) else torch.inf)  # nothing at all: it computes NaN
         if worst[-1] <= TOLERANCE * scale:
             return None
     return min(worst)

@@ -55,7 +55,8 @@ class ModelConfig(Section):
     """Which model is trained, and on what."""
 
     name: str = "builtin"
-    """A Hugging Face causal LM by name or folder, or `builtin`: a tiny model made on the spot."""
+    """A Hugging Face causal LM by name or folder, or a tiny model made on the spot: `builtin`, `builtin-moe`, a
+    mixture of experts, or `builtin-tools`, which chats and can call a calculator."""
     lora: LoraConfig | None = None
     """Train a LoRA adapter instead of all weights; needs `penstock[lora]`. See docs/lora.md."""
     adapter: str | None = None

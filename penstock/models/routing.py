@@ -4,30 +4,32 @@ Families differ in how they score experts and in what they make of the scores. A
 `topk(scores, k)` over a (tokens, experts) matrix. That call is all that is looked at here: no family is known by
 name. Its ids are written down (`Recording`), or replaced by ids that were written down before (`Replay`). What
 follows in the router then takes the weights from its own scores at these ids, so its gradient stays.
+
+Code that `torch.compile` made must serve routers of all layers, with and without a record. So who sees a choice is
+looked up when the choice is made: a router has a *handle*, an empty tensor, and `Routers` hangs on that.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from penstock.errors import UserError
+from penstock.models.expert_count import num_experts_of
 from penstock.types import RoutingShape
 
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""What configs call the number of experts among which a router chooses."""
 TOPK = (torch.topk, torch.Tensor.topk)
 
 
 class Choices(Protocol):
     """Sees every choice of a forward pass."""
 
-    def choose(self, layer: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """The ids to go on with, where router number `layer` has chosen `ids` by `scores`."""
+    def choose(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
+        """The ids to go on with, where router number `layer` has chosen `ids`. A new tensor."""
 
 
 class Recording:
@@ -36,29 +38,32 @@ class Recording:
     def __init__(self, num_layers: int) -> None:
         self.ids: list[torch.Tensor | None] = [None] * num_layers
 
-    def choose(self, layer: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def choose(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
         self.ids[layer] = ids
-        return ids
+        return ids.clone()
 
 
 class Replay:
     """Answers with recorded ids, (layers, tokens, k). A token that is not `known` keeps the live router's."""
 
-    def __init__(self, ids: torch.Tensor, known: torch.Tensor) -> None:
-        self._ids, self._known = ids, known
-        self._all_known = bool(known.all())
+    def __init__(self, ids: torch.Tensor, known: torch.Tensor, *, all_known: bool = False) -> None:
+        """`all_known` says what `known` says, without a wait for the device."""
+        self._ids, self._known, self._all_known = ids, known, all_known
         self._flipped: list[torch.Tensor | None] = [None] * len(ids)
 
-    def choose(self, layer: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def choose(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
         recorded = self._ids[layer].to(ids.dtype)
         if recorded.shape != ids.shape:
             raise ValueError(
                 f"a router chose ids of shape {tuple(ids.shape)}, and {tuple(recorded.shape)} are recorded"
             )
-        differs = (recorded.sort(dim=1).values != ids.sort(dim=1).values).any(dim=1)
+        # No id comes twice in a choice, so two are the same set where each id of one is in the other.
+        is_same = (recorded[:, :, None] == ids[:, None, :]).any(dim=2).all(dim=1)
         # Written, not added: a layer that is computed again in backward says the same again.
-        self._flipped[layer] = (differs & self._known).sum()
-        return recorded if self._all_known else torch.where(self._known[:, None], recorded, ids)
+        self._flipped[layer] = (self._known & ~is_same).sum()
+        if self._all_known:
+            return recorded.clone() if recorded is self._ids[layer] else recorded
+        return torch.where(self._known[:, None], recorded, ids)
 
     @property
     def num_flipped(self) -> torch.Tensor:
@@ -76,12 +81,26 @@ class Routers:
         self.shape = shape
         self.choices: Choices | None = None
         self._modules = list(modules)
+        self._handles = [self._handle(layer, module) for layer, module in enumerate(modules)]
 
     def watch(self) -> None:
         """Come between the routers and their choices. Until then the model is as it was."""
-        for layer, module in enumerate(self._modules):
+        for module, handle in zip(self._modules, self._handles, strict=True):
             module.__class__ = _watched_class(type(module))
-            module._penstock_watch = (self, layer)  # type: ignore[assignment]
+            module._penstock_watch = (handle, self.shape.num_experts)  # type: ignore[assignment]
+
+    def choose(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
+        """What `choices` says; the same ids where nobody looks."""
+        return ids.clone() if self.choices is None else self.choices.choose(layer, ids)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Routers":
+        """What sees a model's routers sees those of its copies too, until theirs are found."""
+        return self
+
+    def _handle(self, layer: int, module: nn.Module) -> torch.Tensor:
+        handle = torch.empty(0, device=next(module.parameters()).device)
+        handle._penstock_router = (self, layer)  # type: ignore[attr-defined]
+        return handle
 
     @contextmanager
     def seen_by(self, choices: Choices | None) -> Iterator[None]:
@@ -93,35 +112,58 @@ class Routers:
             self.choices = before
 
 
+@torch.library.custom_op("penstock::choose_experts", mutates_args=())
+def choose_experts(ids: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
+    """The ids to go on with, where the router of this handle has chosen `ids`."""
+    routers: Routers
+    routers, layer = handle._penstock_router  # type: ignore[attr-defined]
+    return routers.choose(layer, ids)
+
+
+@choose_experts.register_fake
+def _(ids: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(ids)
+
+
 class _Watched:
     """Mixed into a router's class: its forward, with somebody who sees its choice. Names of parameters stay."""
 
-    _penstock_watch: tuple[Routers, int] | None
+    _penstock_watch: tuple[torch.Tensor, int] | None
+    """Its handle, and the number of experts."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        forward = super().forward  # type: ignore[misc]
-        routers, layer = self._penstock_watch or (None, 0)
-        choices = routers.choices if routers is not None else None
-        if routers is None or choices is None:
-            return forward(*args, **kwargs)
-        with _Topk(routers.shape, lambda scores, ids: choices.choose(layer, scores, ids)):
-            return forward(*args, **kwargs)
+        watch = self._penstock_watch
+        if watch is None:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        handle, num_experts = watch
+        with _Topk(num_experts, lambda ids: choose_experts(ids, handle)):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
 def _watched_class(kind: type[nn.Module]) -> type[nn.Module]:
     if issubclass(kind, _Watched):
         return kind
-    return type(kind.__name__, (_Watched, kind), {"__module__": kind.__module__})
+    known = kind.__dict__.get("_penstock_watched")
+    if known is None:
+        known = type(kind.__name__, (_Watched, kind), {"__module__": kind.__module__})
+        kind._penstock_watched = known  # type: ignore[attr-defined]
+    chosen: type[nn.Module] = known
+    return chosen
+
+
+class _Chosen(NamedTuple):
+    """What `topk` returns."""
+
+    values: torch.Tensor
+    indices: torch.Tensor
 
 
 class _Topk(TorchFunctionMode):
     """Hands the ids of each choice among experts to `answer`, and goes on with those that it gives back."""
 
-    def __init__(
-        self, shape: RoutingShape, answer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    ) -> None:
+    def __init__(self, num_experts: int, answer: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self._shape, self._answer = shape, answer
+        self._num_experts, self._answer = num_experts, answer
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -130,10 +172,10 @@ class _Topk(TorchFunctionMode):
         if func not in TOPK:
             return result
         scores = args[0] if args else (kwargs or {})["input"]
-        if scores.dim() != 2 or scores.shape[1] != self._shape.num_experts:
+        if scores.dim() != 2 or scores.shape[1] != self._num_experts:
             return result
-        ids = self._answer(scores, result[1])
-        return result if ids is result[1] else torch.return_types.topk((scores.gather(1, ids), ids))
+        ids = self._answer(result[1])
+        return _Chosen(scores.gather(1, ids), ids)
 
 
 def unwatch(model: nn.Module) -> None:
@@ -141,14 +183,6 @@ def unwatch(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, _Watched):
             module._penstock_watch = None
-
-
-def num_experts_of(config: Any) -> int:
-    """Experts that a router of a model with this config chooses among; 0 for a dense model."""
-    text = config.get_text_config()
-    counts = (getattr(text, name, None) for name in EXPERT_COUNTS)
-    most = max((count for count in counts if isinstance(count, int)), default=0)
-    return most if most > 1 else 0
 
 
 def find_routers(model: nn.Module, run: Callable[[], object]) -> Routers | None:
@@ -159,10 +193,10 @@ def find_routers(model: nn.Module, run: Callable[[], object]) -> Routers | None:
         return None
     family = type(model).__name__
     unwatch(model)
-    calls = _calls(model, RoutingShape(family=family, num_layers=0, num_experts=num_experts, top_k=0), run)
+    calls = _calls(model, num_experts, run)
     names = {module: name for name, module in model.named_modules()}
     chosen = Counter(_layer_of(names[module]) for module, _ in calls)
-    layers = {_layer_of(name) for name in _names_of_experts(model, num_experts)}
+    layers = {_layer_of(name) for name in expert_names(model, num_experts)}
     if not calls or max(chosen.values()) > 1 or not layers <= set(chosen):
         found = ", ".join(f"{count} in {name}" for name, count in chosen.items()) or "none"
         raise UserError(
@@ -180,7 +214,7 @@ def find_routers(model: nn.Module, run: Callable[[], object]) -> Routers | None:
     return Routers([module for module, _ in calls], shape)
 
 
-def _calls(model: nn.Module, shape: RoutingShape, run: Callable[[], object]) -> list[tuple[nn.Module, int]]:
+def _calls(model: nn.Module, num_experts: int, run: Callable[[], object]) -> list[tuple[nn.Module, int]]:
     """Each choice of a forward pass: the innermost module that it was made in, and how many it chose."""
     inside: list[nn.Module] = []
     calls: list[tuple[nn.Module, int]] = []
@@ -191,7 +225,7 @@ def _calls(model: nn.Module, shape: RoutingShape, run: Callable[[], object]) -> 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         inside.pop()
 
-    def note(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def note(ids: torch.Tensor) -> torch.Tensor:
         calls.append((inside[-1], int(ids.shape[1])))
         return ids
 
@@ -199,12 +233,12 @@ def _calls(model: nn.Module, shape: RoutingShape, run: Callable[[], object]) -> 
         for module in model.modules():
             hooks.callback(module.register_forward_pre_hook(enter).remove)
             hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
-        with _Topk(shape, note):
+        with _Topk(num_experts, note):
             run()
     return calls
 
 
-def _names_of_experts(model: nn.Module, num_experts: int) -> list[str]:
+def expert_names(model: nn.Module, num_experts: int) -> list[str]:
     """Parameters that hold a matrix of each expert, as transformers stores them: one tensor for all."""
     return [
         name

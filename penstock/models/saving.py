@@ -1,31 +1,59 @@
 """A model's weights in the number format that its checkpoint came in. The trainer computes in another one."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from penstock.models.published import wire_dtypes
+from penstock.models.tensor_file import write_tensors
 
 CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
 
 
 def save_model(model: Any, folder: Path, dtype: torch.dtype | None) -> None:
     """As `from_pretrained` reads it; `dtype` None saves the weights as they are."""
+    write_config(model, folder, dtype)
+    write_weights(model, folder, dtype, model.state_dict())
+
+
+def write_config(model: Any, folder: Path, dtype: torch.dtype | None) -> None:
+    """All but the weights: config, settings of generation, a model's own code. Training changes none of it."""
+    model.save_pretrained(folder, state_dict={})
+    (folder / WEIGHTS).unlink(missing_ok=True)
+    if dtype is not None:
+        _name_format(folder / CONFIG, str(dtype).removeprefix("torch."))
+
+
+def write_weights(
+    model: Any, folder: Path, dtype: torch.dtype | None, state: Mapping[str, torch.Tensor]
+) -> None:
+    """The weights alone, under the names of the family's published checkpoints. `state` is the model's, or a copy
+    that training does not change meanwhile."""
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    left_out = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    kept = {name: tensor for name, tensor in state.items() if name not in left_out}
+    named = remove_tied_weights_from_state_dict(_in_format(model, kept, dtype), model)
+    write_tensors(folder / WEIGHTS, revert_weight_conversion(model, named))
+
+
+def _in_format(
+    model: Any, state: Mapping[str, torch.Tensor], dtype: torch.dtype | None
+) -> dict[str, torch.Tensor]:
     if dtype is None:
-        model.save_pretrained(folder)
-        return
+        return dict(state)
     wanted = wire_dtypes(model, dtype)
     copies: dict[int, torch.Tensor] = {}
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         # Tied weights stay one tensor, which is then written once.
         if tensor.data_ptr() not in copies:
             copies[tensor.data_ptr()] = tensor.to(device="cpu", dtype=wanted.get(name, tensor.dtype))
-        state[name] = copies[tensor.data_ptr()]
-    model.save_pretrained(folder, state_dict=state)
-    _name_format(folder / CONFIG, str(dtype).removeprefix("torch."))
+    return {name: copies[tensor.data_ptr()] for name, tensor in state.items()}
 
 
 def _name_format(path: Path, dtype: str) -> None:

@@ -7,20 +7,17 @@ imports without torch and, until a tokenizer is loaded, without transformers.
 
 import difflib
 import json
-from array import array
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import TaskError, UserError
 from penstock.interfaces import Tokenizer
+from penstock.models.kept_prompts import KeptPrompts
 from penstock.types import Message, Task
 
 ANSWER = "\u2402answer\u2403"
 """Stands for an answer in a conversation that only serves to see what a template writes after one."""
-KEPT_PROMPTS = 64
-"""The episodes of a group begin with one prompt, at about the same time."""
 
 
 class ChatTokenizer:
@@ -53,7 +50,7 @@ class ChatTokenizer:
             raise UserError(
                 f"the tokenizer of {name_or_path!r} could not be loaded: {_first_line(error)}"
             ) from error
-        self._encode_once = lru_cache(KEPT_PROMPTS)(self._encode)
+        self._prompts = KeptPrompts(self._encode)
         self._stop_token_ids = _stop_token_ids(name_or_path, self._tokenizer.eos_token_id)
 
     @property
@@ -70,7 +67,7 @@ class ChatTokenizer:
         return len(self._tokenizer)
 
     def encode_prompt(self, prompt: str | tuple[Message, ...]) -> list[int]:
-        return self._encode_once(prompt).tolist()
+        return self._prompts.token_ids(prompt)
 
     def encode(self, text: str) -> list[int]:
         token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -80,7 +77,7 @@ class ChatTokenizer:
         """The template is applied to a stand-in conversation, and what it writes after the stand-in answer is
         taken. An answer that ended with its own end token has written the beginning of that already."""
         stand_in = (Message(role="user", content="?"), Message(role="assistant", content=ANSWER))
-        text = self._apply_template((*stand_in, *messages), tokenize=False)
+        text = self._apply_template(_plain((*stand_in, *messages)), tokenize=False)
         _, found, following = text.rpartition(ANSWER)
         if not found:
             raise TaskError(
@@ -90,6 +87,32 @@ class ChatTokenizer:
         token_ids = self.encode(following)
         closed = after in self._stop_token_ids and token_ids[:1] == [after]
         return token_ids[1:] if closed else token_ids
+
+    @property
+    def template(self) -> str:
+        """The text of the chat template; empty where there is none or there are several."""
+        template = self._tokenizer.chat_template
+        return template if isinstance(template, str) else ""
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_args: Any,
+    ) -> list[int]:
+        """Messages as a template takes them, calls of tools among them, opened for the assistant's answer."""
+        token_ids: list[int] = self._apply_template(messages, tokenize=True, tools=tools, **template_args)
+        return token_ids
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_args: Any,
+    ) -> str:
+        """The text that `encode_chat` gives the ids of."""
+        text: str = self._apply_template(messages, tokenize=False, tools=tools, **template_args)
+        return text
 
     def decode(self, token_ids: list[int]) -> str:
         """The text without special tokens."""
@@ -123,9 +146,8 @@ class ChatTokenizer:
         end: str | None = self._tokenizer.eos_token
         return self._tokenizer.convert_ids_to_tokens(named[0]) if named else end
 
-    def _encode(self, prompt: str | tuple[Message, ...]) -> "array[int]":
-        """Four bytes a token, since long prompts are kept too."""
-        return array("i", self._encode_text(prompt) if isinstance(prompt, str) else self._encode_chat(prompt))
+    def _encode(self, prompt: str | tuple[Message, ...]) -> list[int]:
+        return self._encode_text(prompt) if isinstance(prompt, str) else self.encode_chat(_plain(prompt))
 
     def _encode_text(self, text: str) -> list[int]:
         token_ids: list[int] = self._tokenizer(text, return_attention_mask=False)["input_ids"]
@@ -134,22 +156,19 @@ class ChatTokenizer:
             return token_ids[:-1]
         return token_ids
 
-    def _encode_chat(self, messages: tuple[Message, ...]) -> list[int]:
-        token_ids: list[int] = self._apply_template(messages, tokenize=True)
-        return token_ids
-
-    def _apply_template(self, messages: tuple[Message, ...], *, tokenize: bool) -> Any:
+    def _apply_template(
+        self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **template_args: Any
+    ) -> Any:
         """The messages as the template writes them, opened for the assistant's answer: text, or its ids."""
         if not self.has_template:
             raise TaskError(
                 "the tasks' prompts are chat messages but the model's tokenizer has no chat template; "
                 "use plain string prompts, or a model made for chat"
             )
-        plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return self._tokenizer.apply_chat_template(
-                plain,
-                **self._template_args,
+                messages,
+                **(self._template_args | template_args),
                 tokenize=tokenize,
                 add_generation_prompt=True,
                 return_dict=False,
@@ -157,6 +176,10 @@ class ChatTokenizer:
         except Exception as error:
             # A template is a program of the model's author: it may refuse roles or orders in its own words.
             raise TaskError(f"the chat template of {self.name!r} refuses the prompt: {error}") from error
+
+
+def _plain(messages: tuple[Message, ...]) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def model_context(name_or_path: str, *, trust_remote_code: bool = False) -> int:

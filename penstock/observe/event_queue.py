@@ -4,6 +4,7 @@ import time
 from collections import deque
 
 from penstock.observe.events import AnyEvent, EventBatch
+from penstock.observe.pulse import Pulse
 from penstock.observe.recorder import Recorder
 
 CAPACITY = 20_000
@@ -23,12 +24,13 @@ class EventQueue:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.clock = MonotonicClock()
+        self.pulse = Pulse(self.clock)
         self._capacity = capacity
         self._events: deque[AnyEvent] = deque()
         self._num_lost = 0
 
     def of(self, process: str) -> Recorder:
-        return Recorder(self, process, self.clock)
+        return Recorder(self, process, self.clock, self.pulse)
 
     def emit(self, event: AnyEvent) -> None:
         if len(self._events) >= self._capacity:
@@ -41,4 +43,4 @@ class EventQueue:
         count = min(BATCH, len(self._events))
         lost, self._num_lost = self._num_lost, 0
         events = tuple(self._events.popleft() for _ in range(count))
-        return EventBatch(now=self.clock.time(), events=events, num_lost=lost)
+        return EventBatch(now=self.clock.time(), events=events, num_lost=lost, pulse=self.pulse.report())

@@ -11,15 +11,18 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.interfaces import Clock
-from penstock.observe.events import AnyEvent, Counters, LogLine, SampleEvent, Span
+from penstock.observe.events import AnyEvent, Counters, LogLine, SampleEvent, Span, TokensEvent
 from penstock.observe.recorder import Recorder
 
 CAPACITY = 100_000
 """Events that may wait for readers: some seconds of a large run."""
-EXPENDABLE = (Span, Counters, SampleEvent)
+EXPENDABLE = (Span, Counters, SampleEvent, TokensEvent)
 """What is left out when the line is full. Drops, steps and lines are few, and are always kept."""
 
 Defer = Callable[[Callable[[], None]], object]
+
+
+Told = tuple[str, Callable[[AnyEvent], None]]
 
 
 class Reader(Protocol):
@@ -41,6 +44,9 @@ class EventStream:
         self._defer = defer
         self._capacity = capacity
         self._readers: dict[str, Reader] = {}
+        self._kinds: dict[str, tuple[type, ...]] = {}
+        self._told: dict[type, list[Told]] = {}
+        """Who is told of each kind of event, as it was last asked for."""
         self._waiting: deque[AnyEvent] = deque()
         self._scheduled = False
 
@@ -52,9 +58,12 @@ class EventStream:
         """The stream as one process uses it."""
         return Recorder(self, process, self.clock)
 
-    def subscribe(self, name: str, reader: Reader) -> None:
-        """Readers are told in the order in which they came. `name` is how a failure is reported."""
+    def subscribe(self, name: str, reader: Reader, *, only: tuple[type, ...] = (object,)) -> None:
+        """Readers are told in the order in which they came, each of events of the kinds that it names. `name` is
+        how a failure is reported."""
         self._readers[name] = reader
+        self._kinds[name] = only
+        self._told.clear()
 
     def emit(self, event: AnyEvent) -> None:
         if len(self._waiting) >= self._capacity and isinstance(event, EXPENDABLE):
@@ -71,16 +80,20 @@ class EventStream:
     def flush(self) -> None:
         """Tell readers all that waits for them."""
         self._scheduled = True  # what readers emit joins the line that is being read
-        readers = tuple(self._readers.items())
         while self._waiting:
             event = self._waiting.popleft()
-            for name, reader in readers:
+            for name, on in self._told.get(type(event)) or self._readers_of(type(event)):
                 try:
-                    reader.on(event)
+                    on(event)
                 except Exception as error:
                     self._detach(name, error)
-                    readers = tuple(self._readers.items())
         self._scheduled = False
+
+    def _readers_of(self, kind: type) -> list[Told]:
+        self._told[kind] = [
+            (name, reader.on) for name, reader in self._readers.items() if issubclass(kind, self._kinds[name])
+        ]
+        return self._told[kind]
 
     def close(self) -> None:
         """Tell what is left, then close every reader. Idempotent."""
@@ -91,7 +104,7 @@ class EventStream:
             self.num_lost = 0
         self.flush()
         for name, reader in tuple(self._readers.items()):
-            del self._readers[name]
+            self._forget(name)
             try:
                 reader.close()
             except Exception as error:
@@ -100,8 +113,12 @@ class EventStream:
 
     def _detach(self, name: str, error: Exception) -> None:
         with contextlib.suppress(Exception):  # it has failed already, which is said below
-            self._readers.pop(name).close()
+            self._forget(name).close()
         self._report(name, error)
+
+    def _forget(self, name: str) -> Reader:
+        self._told.clear()
+        return self._readers.pop(name)
 
     def _report(self, name: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"

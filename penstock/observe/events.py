@@ -2,23 +2,31 @@
 
     controller, monitor ──────────────────► EventStream ─► RunState ─► terminal, summary.json
     engines, trainer, scorers ─► EventQueue ───────┘        └► metrics.jsonl, TensorBoard, wandb, trackio
-                                                       └► samples.jsonl
+                                                       └► EventStore: RUN/events, which page, report, trace and
+                                                          `penstock watch` read
 
 `process` says who it happened in. `time` is in seconds of the controller's event loop, which is `time.monotonic` in
 a real run (on Linux one clock for all processes of a machine) and jumps in a simulated one; a `RunEvent` ties it to
 the wall clock. What another machine sends is shifted to this clock when it arrives (`EventBatch`).
 
-There is no event for a token or a forward pass: what happens that often is counted and told in sums.
+There is no event for a token or a forward pass: what happens that often is counted and told in sums. Tokens of a
+few answers a step are told as columns (`TokensEvent`).
+
+Events are written as arrays, by position: a new field goes to the end of its record and has a default.
 """
 
+from typing import Any
+
 import msgspec
+
+from penstock.observe.pulse import PulseReport
 
 Attribute = int | float | str
 PREPARING = "starting: reading tasks and tokenizer"
 LOADING = "starting: loading the model"
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
     """When something happened, and in which process."""
 
     process: str
@@ -38,6 +46,15 @@ class RunEvent(Event, frozen=True, kw_only=True):
     """The last step of the checkpoint that it goes on from."""
     heldout: tuple[tuple[int, float], ...] = ()
     """What was evaluated before that: steps and mean held-out rewards."""
+
+
+class ConfigEvent(Event, frozen=True, kw_only=True):
+    """What a session was asked for, and where it runs."""
+
+    config: str
+    """All sections as JSON, secrets hidden."""
+    num_gpus: int = 0
+    """That its processes use."""
 
 
 class PhaseEvent(Event, frozen=True, kw_only=True):
@@ -83,8 +100,7 @@ class Drop(Event, frozen=True, kw_only=True):
 
 
 class SampleEvent(Event, frozen=True, kw_only=True):
-    """One episode of a group that was trained in `step`, or dropped for `drop`. Texts are shortened. There is no
-    advantage: the trainer computes those, for tokens and from the whole step, and keeps them."""
+    """One episode of a group that was trained in `step`, or dropped for `drop`. Texts are shortened."""
 
     group: int
     episode: int
@@ -97,6 +113,9 @@ class SampleEvent(Event, frozen=True, kw_only=True):
     """What the failure said."""
     reward: float | None = None
     parts: dict[str, float] = {}
+    advantage: float | None = None
+    """What its tokens were trained with. None where each token has its own (`gae`, scores of steps), and where
+    nothing was trained."""
     oldest_version: int | None = None
     newest_version: int | None = None
     num_turns: int
@@ -105,6 +124,58 @@ class SampleEvent(Event, frozen=True, kw_only=True):
     finish_reason: str
     prompt: str
     answer: str
+    age: int | None = None
+    """Steps that its oldest token was behind when it was trained or dropped."""
+    traced: bool = False
+    """Whether a `TokensEvent` tells its tokens."""
+    text_kept: bool = True
+    """Whether its texts are there: the oldest ones of a long run make room for newer ones."""
+
+
+class TokensEvent(Event, frozen=True, kw_only=True):
+    """Every token of a sample that was trained, as columns: little-endian arrays, one value a token. Those of
+    the trainer are of the loss tokens alone, in their order."""
+
+    step: int
+    group: int
+    episode: int
+    sample: int
+    """Which of the episode's samples, from 0."""
+    token_ids: bytes
+    """int32"""
+    versions: bytes
+    """int32; -1 where the policy did not sample."""
+    ages: bytes
+    """int32: steps between the weights that sampled a token and those that were trained; -1 where none did."""
+    loss_mask: bytes
+    """uint8"""
+    logprobs: bytes
+    """float32, as the engine recorded them; 0 where the policy did not sample."""
+    gaps: bytes = b""
+    """float32: the trainer's logprob minus the engine's."""
+    advantages: bytes = b""
+    """float32"""
+    weights: bytes = b""
+    """float32: what corrections made of the token; 0 takes it out of the loss."""
+    clipped: bytes = b""
+    """uint8; empty where the loss does not clip."""
+
+
+class TokenTexts(Event, frozen=True, kw_only=True):
+    """How token ids read that no event before has told of."""
+
+    texts: dict[int, str]
+
+
+class StalenessEvent(Event, frozen=True, kw_only=True):
+    """How old the tokens were that a step trained on. A token ages while its group is generated (until the last
+    episode ended) and while the group waits (for its score and its step), counted in steps."""
+
+    step: int
+    tokens: tuple[tuple[int, int, int], ...]
+    """(steps while generating, steps while waiting, loss tokens)"""
+    groups: tuple[tuple[int, int], ...]
+    """(age of the oldest token, groups)"""
 
 
 class StepEvent(Event, frozen=True, kw_only=True):
@@ -119,6 +190,10 @@ class StepEvent(Event, frozen=True, kw_only=True):
     waited_s: float
     took_s: float
     max_staleness: int
+    groups: tuple[int, ...] = ()
+    """Their numbers."""
+    waits: dict[str, float] = {}
+    """`waited_s` by what the group that ended the wait was doing meanwhile."""
 
 
 class UpdateEvent(Event, frozen=True, kw_only=True):
@@ -146,6 +221,8 @@ class UpdateEvent(Event, frozen=True, kw_only=True):
     """What was sent."""
     num_skipped: int = 0
     """Versions since the last update that were never sent, since newer ones replaced them."""
+    step: int | None = None
+    """Whose weights they are."""
 
     @property
     def transfer_s(self) -> float:
@@ -162,6 +239,26 @@ class EvaluationEvent(Event, frozen=True, kw_only=True):
     num_failed: int
 
 
+class CheckpointEvent(Event, frozen=True, kw_only=True):
+    """The checkpoint of a step is durable. Steps went on while it was written."""
+
+    step: int
+    write_s: float
+    num_bytes: int
+
+
+class RecoveryEvent(Event, frozen=True, kw_only=True):
+    """A worker that was lost works again."""
+
+    worker: str
+    incarnation: int
+    """Which process of this name it is."""
+    cause: str
+    """Of its loss."""
+    took_s: float
+    """Since its loss was noticed."""
+
+
 class LogLine(Event, frozen=True, kw_only=True):
     """A sentence for the person who watches."""
 
@@ -170,15 +267,21 @@ class LogLine(Event, frozen=True, kw_only=True):
 
 AnyEvent = (
     RunEvent
+    | ConfigEvent
     | PhaseEvent
     | Span
     | Counters
     | Doing
     | Drop
     | SampleEvent
+    | TokensEvent
+    | TokenTexts
+    | StalenessEvent
     | StepEvent
     | UpdateEvent
     | EvaluationEvent
+    | CheckpointEvent
+    | RecoveryEvent
     | LogLine
 )
 
@@ -190,6 +293,13 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[AnyEvent, ...]
     num_lost: int = 0
     """Events since the last batch for which there was no room."""
+    pulse: PulseReport = PulseReport()
+    """How its work goes."""
+
+
+def as_fields(event: AnyEvent) -> dict[str, Any]:
+    """By name, as a line of JSON has them."""
+    return {"type": type(event).__name__, **msgspec.structs.asdict(event)}
 
 
 def shifted(event: AnyEvent, offset_s: float) -> AnyEvent:

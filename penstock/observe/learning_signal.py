@@ -1,4 +1,5 @@
-"""Says, once, when a run has nothing to learn from: rewards that do not differ, or gradients that are zero."""
+"""Says, once each, when a run has nothing to learn from (rewards that do not differ, gradients that are zero) or
+computes with what is not a number."""
 
 from penstock.observe.events import AnyEvent, SampleEvent, StepEvent
 from penstock.observe.recorder import Recorder
@@ -16,6 +17,7 @@ class LearningSignal:
         self._rewards: list[float] = []
         self._num_flat = 0
         self._num_zero = 0
+        self._num_skipped: float | None = None
         self._said: set[str] = set()
 
     def on(self, event: AnyEvent) -> None:
@@ -29,6 +31,9 @@ class LearningSignal:
             self._num_zero = self._num_zero + 1 if event.metrics.get("grad_norm") == 0 else 0
             if self._num_zero >= FLAT_STEPS:
                 self._say_zero_gradients()
+            if event.metrics.get("nonfinite_logprobs"):
+                self._say_nonfinite(event.step, event.metrics["nonfinite_logprobs"])
+            self._watch_skipped(event.step, event.metrics.get("skipped_updates", 0.0))
 
     def close(self) -> None:
         pass
@@ -55,6 +60,26 @@ class LearningSignal:
             f"the gradient of the last {FLAT_STEPS} steps was zero, so the weights do not change: the advantages "
             "are all zero (rewards without variance), or every token is left out of the loss (too stale, masked)",
         )
+
+    def _say_nonfinite(self, step: int, count: float) -> None:
+        self._say(
+            "not finite",
+            f"{count:.0f} logprobs of step {step} were not finite, and their sequences are out of the loss: the "
+            "weights diverge, or a number format overflows; lower trainer.learning_rate, look at engine.dtype and "
+            "trainer.dtype. nonfinite_logprobs in metrics.jsonl counts them",
+        )
+
+    def _watch_skipped(self, step: int, count: float) -> None:
+        before = self._num_skipped
+        if before is None:  # a resumed run goes on with its count
+            before = count if step > 1 else 0.0
+        self._num_skipped = count
+        if count > before:
+            self._say(
+                "skipped",
+                f"the update of step {step} was skipped, since its loss or gradient was not finite; the weights "
+                "are as before. If it goes on, lower trainer.learning_rate. metrics.jsonl counts skipped_updates",
+            )
 
     def _say(self, what: str, line: str) -> None:
         if what not in self._said:

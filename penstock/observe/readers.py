@@ -1,8 +1,9 @@
 """Who reads the stream: metric writers, the view, and a list for tests. Each stands on a `RunState` that was
 subscribed before it, and so has seen every event that it sees."""
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.observe.event_stream import EventStream, Reader
@@ -19,7 +20,8 @@ from penstock.observe.learning_signal import LearningSignal
 from penstock.observe.recorder import Recorder
 from penstock.observe.run_state import RunState
 from penstock.observe.views import View
-from penstock.observe.writers import MetricsWriter
+from penstock.observe.writers import MetricsWriter, SampleWriter
+from penstock.observe.writers.sample_rows import EVERY_STEPS, SAMPLES_OF_A_STEP, sample_row
 
 DRAW_EVERY_S = 0.5
 
@@ -31,18 +33,21 @@ class ShownRun:
 
     stream: EventStream
     state: RunState
+    tell: Callable[[str], None] = lambda line: None
+    """Shows a line to the person who watches, and to no file: it may hold a secret."""
 
     @property
     def events(self) -> Recorder:
         return self.stream.of("controller")
 
-    def keep(self, writers: Sequence[MetricsWriter], samples: Reader | None = None) -> None:
-        """Let writers read it too, once there is a folder to write into."""
+    def keep(self, writers: Sequence[MetricsWriter], store: Reader | None = None) -> None:
+        """Let writers read it too, once there is a folder to write into. `store` keeps every event."""
         for writer in writers:
-            self.stream.subscribe(writer.name, MetricsReader(self.state, writer))
-        if samples is not None:
-            self.stream.subscribe("samples.jsonl", samples)
-        self.stream.subscribe("learning signal", LearningSignal(self.events))
+            reader = MetricsReader(self.state, writer)
+            self.stream.subscribe(writer.name, reader, only=reader.kinds)
+        if store is not None:
+            self.stream.subscribe("events", store)
+        self.stream.subscribe("learning signal", LearningSignal(self.events), only=(SampleEvent, StepEvent))
 
 
 class MonotonicClock:
@@ -57,7 +62,14 @@ def show(view: View) -> ShownRun:
     stream, state = EventStream(MonotonicClock()), RunState()
     stream.subscribe("state", state)
     stream.subscribe("view", ViewReader(state, view))
-    return ShownRun(stream, state)
+    return ShownRun(stream, state, lambda line: _tell(view, line))
+
+
+def _tell(view: View, line: str) -> None:
+    with contextlib.suppress(
+        Exception
+    ):  # a view that fails costs no run; its next event takes it off the stream
+        view.log(line)
 
 
 class MemoryReader:
@@ -80,14 +92,34 @@ class MetricsReader:
     def __init__(self, state: RunState, writer: MetricsWriter) -> None:
         self._state = state
         self._writer = writer
+        self._samples_writer = writer if isinstance(writer, SampleWriter) else None
         self._losses_told: dict[str, float] = {}
+        self._samples: list[SampleEvent] = []
+        """Of the step that is being told, where the writer shows any."""
+
+    @property
+    def kinds(self) -> tuple[type, ...]:
+        """What it reads."""
+        shown = (SampleEvent,) if self._samples_writer is not None else ()
+        return (StepEvent, EvaluationEvent, *shown)
 
     def on(self, event: AnyEvent) -> None:
-        if isinstance(event, StepEvent):
+        if isinstance(event, SampleEvent):
+            if event.step is not None:
+                self._samples.append(event)
+        elif isinstance(event, StepEvent):
+            self._write_samples(event.step)
             self._writer.write(event.step, self._state.row)
             self._losses_told = self._state.loss_counts()
         elif isinstance(event, EvaluationEvent):
             self._writer.write(event.step, {"heldout_reward": event.reward})
+
+    def _write_samples(self, step: int) -> None:
+        """Now and then, a few of a step: those whose tokens are told, then others."""
+        chosen = sorted(self._samples, key=lambda sample: not sample.traced)[:SAMPLES_OF_A_STEP]
+        self._samples.clear()
+        if chosen and self._samples_writer is not None and (step == 1 or step % EVERY_STEPS == 0):
+            self._samples_writer.write_samples(step, [sample_row(sample) for sample in chosen])
 
     def close(self) -> None:
         """What was lost after the last step has no row yet."""
@@ -108,18 +140,19 @@ class ViewReader:
         self._drawn = float("-inf")
 
     def on(self, event: AnyEvent) -> None:
-        if isinstance(event, LogLine):
+        if isinstance(event, SampleEvent):
+            if event.failure is not None and self._state.failures[event.failure] == 1:
+                self._view.log(
+                    f"an episode of task {event.task_id!r} failed ({event.failure}): {event.message}; further ones "
+                    "are counted, not printed"
+                )
+        elif isinstance(event, LogLine):
             self._view.log(event.line)
         elif isinstance(event, Drop) and self._state.drops[event.reason] == 1:
             self._view.log(
                 f"dropped a group ({event.reason}): {event.message}; further ones are counted, not printed"
             )
-        elif isinstance(event, SampleEvent) and self._state.failures[event.failure or ""] == 1:
-            self._view.log(
-                f"an episode of task {event.task_id!r} failed ({event.failure}): {event.message}; further ones are "
-                "counted, not printed"
-            )
-        if isinstance(event, PhaseEvent) or self._state.now - self._drawn >= DRAW_EVERY_S:
+        if self._state.now - self._drawn >= DRAW_EVERY_S or isinstance(event, PhaseEvent):
             self._drawn = self._state.now
             self._view.update(self._state.status())
 

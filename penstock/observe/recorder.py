@@ -6,6 +6,7 @@ from typing import Protocol
 
 from penstock.interfaces import Clock
 from penstock.observe.events import AnyEvent, Attribute, Counters, Doing, LogLine, PhaseEvent, Span
+from penstock.observe.pulse import Pulse
 
 
 class EventSink(Protocol):
@@ -17,8 +18,9 @@ class EventSink(Protocol):
 class Recorder:
     """Emits the events of one process."""
 
-    def __init__(self, sink: EventSink, process: str, clock: Clock) -> None:
+    def __init__(self, sink: EventSink, process: str, clock: Clock, pulse: Pulse | None = None) -> None:
         self.process = process
+        self.pulse = pulse or Pulse(clock)
         self._sink = sink
         self._clock = clock
 

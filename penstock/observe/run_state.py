@@ -9,6 +9,7 @@ from penstock.observe.bottleneck import Bottleneck
 from penstock.observe.events import (
     PREPARING,
     AnyEvent,
+    CheckpointEvent,
     Counters,
     Doing,
     Drop,
@@ -25,6 +26,7 @@ from penstock.observe.status import (
     AgeStatus,
     AnswerStatus,
     BottleneckStatus,
+    ExpertStatus,
     FlowStatus,
     ProcessStatus,
     RunStatus,
@@ -40,9 +42,10 @@ TOKENS_OF_AGE = "tokens_age_"
 
 
 class RunState:
-    """`penstock.observe.event_stream.Reader` that only keeps."""
+    """`penstock.observe.event_stream.Reader` that only keeps. Whoever has the rows of steps already, and sets
+    `row`, lets it make none."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, makes_rows: bool = True) -> None:
         self.name = ""
         self.folder = ""
         self.steps_planned = 0
@@ -70,11 +73,14 @@ class RunState:
         """When a group was last scored or a step trained."""
         self.row: dict[str, float] = {}
         """The metrics of the last step, by the names of `metrics.jsonl`."""
+        self._makes_rows = makes_rows
         self._pace: deque[float] = deque(maxlen=PACE_STEPS + 1)
         """When training began, then when the last steps ended."""
         self._training_since: float | None = None
         self._updates: list[UpdateEvent] = []
         """Since the last step."""
+        self._written: CheckpointEvent | None = None
+        """The last checkpoint that became durable since the last step."""
         self.num_skipped = 0
         """Versions that were never sent, since newer ones replaced them."""
         self._bottleneck = Bottleneck()
@@ -89,6 +95,7 @@ class RunState:
             StepEvent: self._on_step,
             UpdateEvent: self._on_update,
             EvaluationEvent: self._on_evaluation,
+            CheckpointEvent: self._on_checkpoint,
         }
 
     def on(self, event: AnyEvent) -> None:
@@ -156,6 +163,7 @@ class RunState:
             flow=self._flow(),
             bottleneck=self._limit(),
             answers=self._answers(),
+            experts=self._experts(),
             last_sample=self._last_sample(),
         )
 
@@ -188,6 +196,16 @@ class RunState:
             tokens_mean=self.row["answer_tokens_mean"],
             tokens_max=self.row["answer_tokens_max"],
             truncated=self.row["truncated_fraction"],
+        )
+
+    def _experts(self) -> ExpertStatus | None:
+        if "routing_replayed" not in self.row:
+            return None
+        return ExpertStatus(
+            replayed=self.row["routing_replayed"],
+            flipped=self.row.get("routing_flipped", 0.0),
+            gap=self.row.get("routing_gap", 0.0),
+            gap_without=self.row.get("routing_gap_without", 0.0),
         )
 
     def _last_sample(self) -> SampleStatus | None:
@@ -255,8 +273,10 @@ class RunState:
         self._bottleneck.on_step(event.waited_s, event.took_s)
         self.processes[TRAINER].work(event.time, event.seconds)
         self.last_progress = max(self.last_progress, event.time)
-        self.row = self._row(event)
+        if self._makes_rows:
+            self.row = self._row(event)
         self._updates.clear()
+        self._written = None
 
     def _row(self, event: StepEvent) -> dict[str, float]:
         return {
@@ -265,6 +285,7 @@ class RunState:
             **event.metrics,
             **{f"{part}_s": value for part, value in event.seconds.items()},
             **self._sync_row(),
+            **self._checkpoint_row(),
             "max_staleness": float(event.max_staleness),
             "waited_s": event.waited_s,
             "step_s": event.took_s,
@@ -294,6 +315,14 @@ class RunState:
         }
         return row | {name: value for name, value in lost.items() if value}
 
+    def _checkpoint_row(self) -> dict[str, float]:
+        if self._written is None:
+            return {}
+        return {
+            "checkpoint_write_s": self._written.write_s,
+            "checkpoint_bytes": float(self._written.num_bytes),
+        }
+
     def _on_update(self, event: UpdateEvent) -> None:
         # Before training nothing is generated that an update could delay.
         if event.version > 0 and self.phase != "verifying weights":
@@ -303,6 +332,9 @@ class RunState:
 
     def _on_evaluation(self, event: EvaluationEvent) -> None:
         self.heldout.append((event.step, event.reward))
+
+    def _on_checkpoint(self, event: CheckpointEvent) -> None:
+        self._written = event
 
     def _process(self, name: str) -> ProcessState:
         if name not in self.processes:

@@ -10,7 +10,8 @@
     engine0    ████████····  64%  24 running, 0 waiting
     last       reward 1, versions 74–76: 12 × 7 = 84
 
-A fact that does not fit into its line is left out whole; only a line's last words are cut.
+A model with experts has a line for those too. A fact that does not fit into its line is left out whole; only a
+line's last words are cut.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,14 @@ from rich.text import Text
 
 from penstock.observe.durations import duration
 from penstock.observe.plain_text import plain_line
-from penstock.observe.status import AgeStatus, BottleneckStatus, ProcessStatus, RunStatus, SampleStatus
+from penstock.observe.status import (
+    AgeStatus,
+    BottleneckStatus,
+    ExpertStatus,
+    ProcessStatus,
+    RunStatus,
+    SampleStatus,
+)
 
 BARS = "▁▂▃▄▅▆▇█"
 LABEL_WIDTH = 11
@@ -49,6 +57,8 @@ def lines(status: RunStatus, width: int) -> list[Text]:
     if status.answers is not None:
         rows.append(_row("answers", _answer_facts(status), width))
         rows.append(_row("staleness", _staleness_facts(status), width))
+    if status.experts is not None:
+        rows.append(_row("experts", _expert_facts(status.experts), width))
     if status.bottleneck is not None:
         rows.append(_row("limit", [_bottleneck(status.bottleneck)], width))
     if status.flow is not None:
@@ -120,6 +130,13 @@ def _staleness_facts(status: RunStatus) -> list[Text | str]:
         f"mean {status.staleness_mean:.2f}{bound}",
         *([Text.assemble("ages", *ages)] if ages else []),
         f"max {status.staleness_max:.0f} so far",
+    ]
+
+
+def _expert_facts(experts: ExpertStatus) -> list[Text | str]:
+    return [
+        f"{experts.replayed:.0%} replayed, {experts.flipped:.1%} flipped",
+        f"logprob gap {experts.gap:.4f}, without replay {experts.gap_without:.4f}",
     ]
 
 

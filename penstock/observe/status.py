@@ -34,6 +34,19 @@ class AnswerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertStatus:
+    """Experts of the last step's tokens, where they were recorded: shares of (layer, token) choices."""
+
+    replayed: float
+    flipped: float
+    """Of the replayed ones, those that the trainer's routers would have made otherwise."""
+    gap: float
+    """Mean difference between the engine's and the trainer's logprobs on a sample of tokens."""
+    gap_without: float
+    """The same without replay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgeStatus:
     """Of the tokens that the last step trained on: the share that is so many steps old."""
 
@@ -88,4 +101,5 @@ class RunStatus:
     flow: FlowStatus | None = None
     bottleneck: BottleneckStatus | None = None
     answers: AnswerStatus | None = None
+    experts: ExpertStatus | None = None
     last_sample: SampleStatus | None = None

@@ -1,6 +1,8 @@
 """What a run is doing right now, for the terminal view and the watchdog."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from penstock.orchestration.standstill import UnderWay
 
 
 @dataclass(slots=True)
@@ -11,3 +13,7 @@ class Activity:
     num_generating: int = 0
     num_scoring: int = 0
     syncing_version: int | None = None
+    under_way: dict[int, UnderWay] = field(default_factory=dict)
+    """Groups on their way to the buffer, by number."""
+    num_left: int = 0
+    """Groups that have left a stage so far: generated, scored or dropped."""

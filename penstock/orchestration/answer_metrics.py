@@ -1,6 +1,7 @@
 """What the controller knows of a step's answers: how long they are, how many were cut off, and what each reward
 function gave. The trainer's own metrics stand beside these in a row of `metrics.jsonl`."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,13 +11,21 @@ from penstock.types import ScoredGroup
 
 def answer_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """Of every episode that did not fail. An answer has the tokens of all its turns, and is truncated when its last
-    turn ended at the token limit. A function's mean is over the episodes that it gave a value for."""
+    turn ended at the token limit. `rewritten_by_client` and `rewritten_by_template` are there only where agents'
+    turns could not go on after the tokens before them, `unread_answers` where clients left before their end."""
     episodes = [episode for scored in groups for episode in scored.group.episodes]
     if not episodes:
         return {}
     lengths = [episode.num_output_tokens for episode in episodes]
     truncated = [bool(episode.turns) and episode.turns[-1].finish_reason == "length" for episode in episodes]
+    rewrites = Counter[str]()
+    for episode in episodes:
+        if episode.rewrites:
+            rewrites.update(episode.rewrites)
+    unread = sum(episode.unread_answers for episode in episodes)
     return {
+        **({"unread_answers": float(unread)} if unread else {}),
+        **{f"rewritten_by_{who}": float(count) for who, count in sorted(rewrites.items())},
         "answer_tokens_mean": float(np.mean(lengths)),
         "answer_tokens_max": float(max(lengths)),
         "truncated_fraction": float(np.mean(truncated)),

@@ -5,32 +5,38 @@ buffer, selection, runner and planner, wired in the same way.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
 from penstock.blobs import MemoryBlobs
-from penstock.buffer.admission import StalenessGate
+from penstock.buffer.admission import ReadyGroup, StalenessGate
 from penstock.buffer.blob_cleanup import CleaningLog
 from penstock.buffer.durable_log import DurableGroupLog
 from penstock.buffer.group_log import GroupLog, NoGroupLog
 from penstock.buffer.history import VersionHistory
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.engines.engine_pool import EnginePool
+from penstock.errors import EngineLost
 from penstock.interfaces import BlobStore, Engine, Scorer, Tokenizer, Trainer
 from penstock.observe.event_stream import EventStream
 from penstock.orchestration.activity import Activity
 from penstock.orchestration.checkpoints import Checkpoints
 from penstock.orchestration.closed_loop import ClosedLoop, starting_bound
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.controller import Controller, TaskSource
+from penstock.orchestration.controller import Controller
 from penstock.orchestration.controller_events import ControllerEvents
+from penstock.orchestration.episode_advantages import episode_advantages
 from penstock.orchestration.evaluation import Evaluator
 from penstock.orchestration.failure_streak import FailureStreak, limit_of
+from penstock.orchestration.group_production import GroupProduction, TaskSource
 from penstock.orchestration.intake import Intake
 from penstock.orchestration.resume import Resume
 from penstock.orchestration.step_planner import StepPlanner
+from penstock.orchestration.step_runner import StepRunner
+from penstock.orchestration.trainer_group import group_of
 from penstock.orchestration.weight_sync import Retries, WeightSync
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EVALUATION
@@ -54,6 +60,8 @@ class Parts:
     """The store that engines and trainers share; None: they refer to nothing."""
     checkpoints: Checkpoints | None = None
     """Where a run's state goes between steps; None: nowhere."""
+    undone: Callable[[int], Awaitable[Sequence[ReadyGroup]]] | None = None
+    """Gives the groups of steps that are undone; None: nobody keeps them."""
 
 
 def build_controller(
@@ -80,36 +88,53 @@ def build_controller(
     blobs: BlobStore = parts.blobs if parts.blobs is not None else MemoryBlobs()
     buffer = RolloutBuffer(gate, log=CleaningLog(parts.log or NoGroupLog(), blobs))
     loop = ClosedLoop.of(staleness, buffer)
-    told = ControllerEvents(events or EventStream(asyncio.get_running_loop()), gate)
-    activity = Activity()
+    told = ControllerEvents(
+        events or EventStream(asyncio.get_running_loop()),
+        gate,
+        advantages=partial(episode_advantages, config.algorithm),
+        decode=parts.tokenizer.decode,
+    )
+    activity, group = Activity(), group_of(parts.trainers)
     return Controller(
-        sync=build_sync(config, parts, buffer, told, activity),
-        trainers=parts.trainers,
-        scorer=parts.scorer,
-        runner=build_runner(config, parts),
-        tasks=parts.tasks,
+        production=GroupProduction(
+            runner=build_runner(config, parts),
+            scorer=parts.scorer,
+            tasks=parts.tasks,
+            buffer=buffer,
+            intake=Intake(
+                buffer,
+                config.algorithm.selection,
+                max_filtered_in_a_row=staleness.max_filtered_in_a_row,
+            ),
+            failures=FailureStreak(limit_of(config.run.max_failed_in_a_row, rollout.groups_per_step)),
+            blobs=blobs,
+            activity=activity,
+            events=told,
+            resume=resume,
+        ),
         buffer=buffer,
-        intake=Intake(
-            buffer,
-            config.algorithm.selection,
-            max_filtered_in_a_row=staleness.max_filtered_in_a_row,
+        runner=StepRunner(
+            trainers=group,
+            planner=StepPlanner(
+                ranks=group.num_plans,
+                micro_batch_tokens=trainer.micro_batch_tokens,
+                shared_prompts=trainer.shared_prompts,
+                traced=config.observe.traced_answers if config.observe.tokens_mb else 0,
+            ),
+            buffer=buffer,
+            blobs=blobs,
+            events=told,
         ),
-        failures=FailureStreak(limit_of(config.run.max_failed_in_a_row, rollout.groups_per_step)),
-        planner=StepPlanner(
-            ranks=len(parts.trainers),
-            micro_batch_tokens=trainer.micro_batch_tokens,
-            shared_prompts=trainer.shared_prompts,
-        ),
+        sync=build_sync(config, parts, buffer, told, activity),
+        trainer=group,
         steps=config.run.steps,
-        blobs=blobs,
-        starting_updates=2 if config.model.trains_adapter else 1,
-        resumed=resume.groups if resume is not None else (),
-        episodes=resume.episodes if resume is not None else None,
-        publish_every=config.sync.every,
         activity=activity,
         events=told,
         after_step=loop.observe,
+        starting_updates=2 if config.model.trains_adapter else 1,
+        publish_every=config.sync.every,
         checkpoints=parts.checkpoints,
+        undone=parts.undone,
     )
 
 
@@ -118,8 +143,8 @@ def build_sync(
 ) -> WeightSync:
     engine, section = parts.engine, config.sync
     may_expel = {"expel_failed": engine.expel_failed} if isinstance(engine, EnginePool) else {}
-    return WeightSync(
-        trainer=parts.trainers[0],
+    sync = WeightSync(
+        trainer=group_of(parts.trainers),
         engine=engine,
         buffer=buffer,
         events=events,
@@ -128,6 +153,14 @@ def build_sync(
         retries=Retries(count=section.retries, first_s=section.retry_s),
         **may_expel,
     )
+    if isinstance(engine, EnginePool):
+
+        def lost(name: str, error: EngineLost) -> None:
+            events.recorder.log(f"{name} is lost, its requests begin again elsewhere or wait for it: {error}")
+            sync.renew()
+
+        engine.on_lost = lost
+    return sync
 
 
 def build_runner(config: PenstockConfig, parts: Parts) -> RolloutRunner:
@@ -138,6 +171,9 @@ def build_runner(config: PenstockConfig, parts: Parts) -> RolloutRunner:
         group_size=rollout.group_size,
         chunk_tokens=rollout.chunk_tokens,
         timeout_s=rollout.timeout_s,
+        in_waves=config.run.deterministic,
+        max_turns=rollout.max_turns,
+        max_episode_tokens=rollout.max_episode_tokens,
     )
 
 
@@ -157,6 +193,9 @@ def build_evaluator(config: PenstockConfig, parts: Parts, heldout: Sequence[Task
         timeout_s=config.rollout.timeout_s,
         label=EVALUATION,
         max_failed_in_a_row=None,
+        in_waves=config.run.deterministic,
+        max_turns=config.rollout.max_turns,
+        max_episode_tokens=config.rollout.max_episode_tokens,
     )
     return Evaluator(runner, parts.scorer, heldout)
 

@@ -12,6 +12,7 @@ from typing import Any
 from penstock.config.unresolved import AUTO
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
+from penstock.sync.config import SyncConfig
 
 COMPILED_FROM = 100_000_000
 """Parameters from which `torch.compile` is worth its start: the layers of smaller models are quick without it."""
@@ -45,6 +46,14 @@ class Sites:
 
     trainer: Site
     engine: Site
+    are_apart: bool = False
+    """Whether they may be on several machines."""
+
+    @property
+    def kinds_on_gpu(self) -> tuple[str, ...]:
+        """Of workers."""
+        sides = {"trainer": self.trainer, "engine": self.engine}
+        return tuple(kind for kind, site in sides.items() if site.is_gpu)
 
     @property
     def share_a_gpu(self) -> bool:
@@ -84,38 +93,65 @@ class Resolved:
 
 
 def sites_of(config: PenstockConfig, gpus: Sequence[Gpu]) -> Sites:
-    trainer = _site(config.model.device, gpus)
-    wanted = config.engine.device
-    return Sites(trainer=trainer, engine=trainer if wanted == AUTO else _site(wanted, gpus))
+    placement = config.placement
+    trainer = _site(f"cuda:{placement.trainer[0]}" if placement.trainer else config.model.device, gpus)
+    wanted = f"cuda:{placement.engines[0]}" if placement.engines else config.engine.device
+    return Sites(
+        trainer=trainer,
+        engine=trainer if wanted == AUTO else _site(wanted, gpus),
+        are_apart=config.launcher.reaches_other_machines,
+    )
 
 
-def resolve_auto(config: PenstockConfig, gpus: Sequence[Gpu] = (), *, num_parameters: int = 0) -> Resolved:
-    """`gpus` are those of the machine; `num_parameters` matters only where a side is on one of them."""
+def resolve_auto(
+    config: PenstockConfig,
+    gpus: Sequence[Gpu] = (),
+    *,
+    num_parameters: int = 0,
+    num_experts: int = 0,
+    trains: bool = True,
+) -> Resolved:
+    """`gpus` are those of the machine; `num_parameters` matters only where a side is on one of them. A model with
+    `num_experts` has its choices recorded where it `trains`, and nowhere else."""
     sites = sites_of(config, gpus)
     choices = tuple(
         choice
-        for choice in _choose(sites, num_parameters)
+        for choice in _choose(config, sites, num_parameters, num_experts if trains else 0)
         if _value(config, choice.setting.split(".")) == AUTO
     )
     for choice in choices:
         config = _with(config, choice.setting.split("."), choice.value)
+    if not trains or config.engine.record_routing == AUTO:
+        config = _with(config, ("engine", "record_routing"), "off")  # not told: most models have no experts
     config.check_wire_dtype()
     return Resolved(config, sites, choices)
 
 
-def choose_transport(sites: Sites) -> Choice:
-    """The fastest transport of `sync/transports.py` that works between these devices."""
+def choose_transport(sites: Sites, sync: SyncConfig) -> Choice:
+    """The fastest transport of `sync/transports.py` that works between these devices. Between machines: what
+    is named says who reaches whom."""
+    if sites.are_apart and sync.folder:
+        return Choice("sync.transport", "filesystem", "several machines that see sync.folder")
+    if sites.are_apart and sync.interface:
+        return Choice("sync.transport", "collective", "several machines on the network of sync.interface")
+    if sites.are_apart:
+        return Choice("sync.transport", "http", "several machines")
     if sites.share_a_gpu:
         return Choice("sync.transport", "cuda_ipc", "one GPU")
     return Choice("sync.transport", "shared_memory")
 
 
-def _choose(sites: Sites, num_parameters: int) -> Iterator[Choice]:
+def _choose(config: PenstockConfig, sites: Sites, num_parameters: int, num_experts: int) -> Iterator[Choice]:
     yield _dtype("engine.dtype", sites.engine)
     yield _dtype("trainer.dtype", sites.trainer, bfloat16="float32 master weights")
     yield _compile("engine.embedded.compile", sites.engine, num_parameters)
-    yield _compile("trainer.compile", sites.trainer, num_parameters)
-    yield choose_transport(sites)
+    if config.trainer.parallel.tensor > 1:
+        yield Choice("trainer.compile", "off", "trainer.parallel.tensor")
+    else:
+        yield _compile("trainer.compile", sites.trainer, num_parameters)
+    yield choose_transport(sites, config.sync)
+    if num_experts:
+        yield Choice("engine.record_routing", "on", f"{num_experts} experts")
 
 
 def _dtype(setting: str, site: Site, bfloat16: str = "") -> Choice:

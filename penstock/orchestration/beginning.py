@@ -11,6 +11,7 @@ from penstock.interfaces import BlobStore
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.recovery import recover, remove_other_history
 from penstock.orchestration.resume import Resume
+from penstock.tasks.curriculum import load_curriculum
 from penstock.tasks.stream import TaskStream
 
 
@@ -30,12 +31,18 @@ class Beginning:
 async def begin(prepared: Prepared, blobs: BlobStore, say: Callable[[str], None]) -> AsyncIterator[Beginning]:
     """Without checkpoints there is nothing to go on from, so there is no journal either."""
     config, saved = prepared.config, prepared.saved
-    tasks = TaskStream(prepared.tasks, seed=config.run.seed, shuffle=config.tasks.shuffle)
-    has_journal = config.run.journal and config.run.checkpoint_every > 0
+    tasks = TaskStream(
+        prepared.tasks,
+        seed=config.run.seed,
+        shuffle=config.tasks.shuffle,
+        curriculum=load_curriculum(config.tasks.curriculum, prepared.tasks),
+    )
+    has_journal = config.run.journal and config.run.checkpoint_every > 0 and not config.run.deterministic
     reached = None if saved is None or not has_journal else saved.progress.step
     if remove_other_history(prepared.folder / FOLDER, reached):
         say(
-            "the journal does not reach the checkpoint: it begins anew, and groups under way are generated again"
+            "the journal is of other steps than the checkpoint: it begins anew, and groups under way are generated "
+            "again"
         )
     if not has_journal:
         if saved is not None:
@@ -43,7 +50,14 @@ async def begin(prepared: Prepared, blobs: BlobStore, say: Callable[[str], None]
         resume = None if saved is None else saved.progress.resume(config)
         yield Beginning(prepared=prepared, tasks=tasks, resume=resume)
         return
-    async with open_log(prepared.folder / FOLDER, blobs=blobs, say=say) as log:
+    opened = open_log(
+        prepared.folder / FOLDER,
+        blobs=blobs,
+        say=say,
+        progress_s=config.run.journal_every_s,
+        group_size=config.rollout.group_size,
+    )
+    async with opened as log:
         if saved is None:
             yield Beginning(prepared=prepared, tasks=tasks, log=log)
             return
@@ -58,7 +72,9 @@ def describe(resume: Resume) -> str:
     """What was saved of the work after the checkpoint, in a sentence."""
     gate = resume.gate
     episodes = sum(map(len, resume.episodes.values()))
+    tokens = sum(group.num_tokens for group in resume.partial.values())
     return (
         f"going on after step {gate.step} with {len(gate.ready)} finished groups from the journal; "
-        f"{len(gate.running)} groups were under way, {episodes} of their episodes finished"
+        f"{len(gate.running)} groups were under way, {episodes} of their episodes finished, and {tokens} tokens of "
+        "the others are kept"
     )

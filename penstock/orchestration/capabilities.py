@@ -16,8 +16,14 @@ def needed_capabilities(config: PenstockConfig) -> dict[str, str]:
         "seed": f"run.seed={config.run.seed}",
         f"interrupt:{interrupt}": f"sync.interrupt={interrupt}",
     }
+    if config.sync.selection == "delta":
+        needed["delta"] = "sync.selection=delta"
+    if config.run.deterministic:
+        needed["waves"] = "run.deterministic=true"
     if config.model.trains_adapter:
         needed["adapters"] = "model.lora"
+    if config.engine.record_routing == "on":
+        needed["routing"] = "engine.record_routing=on"
     cuts = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     for name, off in cuts.items():
         if getattr(rollout, name) != off:

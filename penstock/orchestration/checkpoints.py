@@ -4,14 +4,13 @@
                            trainer/         optimizer, schedule, random numbers (`penstock.trainer.state_files`)
                            model/           the weights of step N in Hugging Face format
 
-A checkpoint is written between two steps, by the trainer, into a folder without a name; it gets its name when all
-of it is on the disk. So each one that is found is whole. Groups under way are not in it: their tasks are, and are
-generated again.
+A checkpoint is of the moment between two steps. The trainer copies its state then, and writes it beside the next
+steps, into a folder without a name; it gets its name when all of it is on the disk. So each one that is found is
+whole, and nothing counts on one before that. Groups under way are not in it: their tasks are, and are generated
+again.
 """
 
 import math
-import re
-import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -20,19 +19,29 @@ import msgspec
 
 from penstock.buffer.admission import GateState
 from penstock.buffer.history import HistoryState
-from penstock.errors import RemoteError, UserError
+from penstock.errors import RemoteError, TrainerLost, UserError
+from penstock.observe.events import CheckpointEvent
 from penstock.observe.recorder import Recorder
 from penstock.orchestration.closed_loop import starting_bound
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.kept_checkpoints import (
+    FOLDER,
+    PROGRESS,
+    checkpoints_of,
+    keep_reward,
+    point_to_best,
+    rewards_of,
+    superfluous,
+)
 from penstock.orchestration.resume import Resume
+from penstock.safe_files import whole_folder
 from penstock.tasks.stream import StreamState, TaskStream
-from penstock.types import Record
+from penstock.types import DEFAULT_POLICY, CheckpointWritten, Record
 
 FORMAT = 1
 """Of checkpoints. Other numbers are refused."""
-FOLDER = "checkpoints"
-PROGRESS = "progress.json"
-_NAME = re.compile(r"step-(\d+)")
+BEGINNING = "beginning"
+"""The folder of a run with the progress of its step 0: what it goes on from before its first checkpoint."""
 
 Part = Literal["reward", "workflow", "tasks"]
 
@@ -94,29 +103,31 @@ def read_progress(checkpoint: Path) -> Progress:
     )
 
 
-def checkpoints_of(run: Path) -> dict[int, Path]:
-    """The whole checkpoints of a run by step, oldest first."""
-    found = {}
-    for path in (run / FOLDER).glob("step-*"):
-        named = _NAME.fullmatch(path.name)
-        if named and (path / PROGRESS).is_file():
-            found[int(named[1])] = path
-    return dict(sorted(found.items()))
-
-
-def sweep_unfinished(run: Path) -> None:
-    """Remove what a run that was killed left while it wrote or removed a checkpoint."""
-    for path in (run / FOLDER).glob(".*"):
-        shutil.rmtree(path, ignore_errors=True)
+def write_beginning(run: Path, tasks: TaskStream, bound: int, only_in_python: tuple[Part, ...]) -> None:
+    """So that a run can go on that is stopped before its first checkpoint. Its weights are those of its model."""
+    progress = Progress(
+        step=0,
+        max_staleness=bound,
+        num_admitted=0,
+        history=HistoryState(policy=DEFAULT_POLICY, steps=()),
+        tasks=tasks.state(),
+        only_in_python=only_in_python,
+    )
+    with whole_folder(run / BEGINNING) as unnamed:
+        (unnamed / PROGRESS).write_bytes(msgspec.json.encode(progress))
 
 
 class CheckpointingTrainer(Protocol):
+    """The part of `penstock.interfaces.Trainer` that is needed here."""
+
     async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None: ...
+
+    async def checkpoint_written(self) -> CheckpointWritten: ...
 
 
 class Checkpoints:
-    """Writes the checkpoints of one run and keeps the last few. One that can't be written is told and costs nothing
-    but itself."""
+    """Has the checkpoints of one run written, one at a time, and keeps the last few and the best. One that can't be
+    written is told and costs nothing but itself."""
 
     def __init__(
         self,
@@ -129,9 +140,12 @@ class Checkpoints:
         events: Recorder,
         heldout: Callable[[], Sequence[tuple[int, float]]] = tuple,
         only_in_python: tuple[Part, ...] = (),
+        durable: Callable[[], Awaitable[None]] | None = None,
         covered: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
-        """`covered` is told the step of the oldest one that is kept, after each that was written."""
+        """`durable` is awaited before each: a journal must reach as far as the checkpoints that it goes with.
+        `covered` is told the step of the oldest one that a run may go on from, whenever one is on the disk."""
+        self._durable = durable
         self._covered = covered
         self._run = run
         self._trainer = trainer
@@ -141,9 +155,75 @@ class Checkpoints:
         self._events = events
         self._heldout = heldout
         self._only_in_python = only_in_python
+        self._last = max(checkpoints_of(run), default=0)
+        """The step of the one that was begun last."""
+        self._is_writing = False
+        self._rewards: dict[int, float] = {}
+        """Of evaluations that have ended, by the step at which they began."""
+        self._evaluating: set[int] = set()
 
     def is_due(self, step: int) -> bool:
-        return self._every > 0 and step % self._every == 0
+        """While one is written no other is begun: it comes when that is done."""
+        if self._every == 0 or step // self._every <= self._last // self._every:
+            return False
+        if self._is_writing and step % self._every == 0:
+            self._events.log(
+                f"the checkpoint of step {self._last} is still being written, so that of step {step} comes later"
+            )
+        return not self._is_writing
+
+    async def begin(self, stand: Resume) -> None:
+        """Take the checkpoint of this moment, between two steps. Whoever begins one settles it."""
+        step = self._last = stand.gate.step
+        progress = msgspec.json.encode(self._progress(stand))
+        if self._durable is not None:
+            await self._durable()
+        found, rewards = checkpoints_of(self._run), rewards_of(self._run)
+        old = superfluous(found, step=step, keep=self._keep, rewards=rewards, evaluating=self._evaluating)
+        try:
+            with self._events.measure("train", "checkpoint", step=step):
+                await self._trainer.checkpoint(
+                    str(self._folder(step)), {PROGRESS: progress}, [str(found[one]) for one in old]
+                )
+        except (RemoteError, UserError) as error:
+            self._tell_failure(step, error)
+        else:
+            self._is_writing = True
+
+    async def settle(self) -> None:
+        """Wait until the one that was begun is durable, and tell who depends on it."""
+        if not self._is_writing:
+            return
+        step = self._last
+        try:
+            written = await self._trainer.checkpoint_written()
+        except (RemoteError, UserError, TrainerLost) as error:
+            self._tell_failure(step, error)
+            return
+        finally:
+            self._is_writing = False
+        events = self._events
+        events.emit(
+            CheckpointEvent(
+                process=events.process,
+                time=events.now(),
+                step=step,
+                write_s=written.seconds,
+                num_bytes=written.num_bytes,
+            )
+        )
+        self._keep_reward(step)
+        if self._covered is not None:
+            await self._covered(min(list(checkpoints_of(self._run))[-self._keep :]))
+
+    def rolled_back(self, step: int) -> None:
+        """Steps after this one are undone, and so is a checkpoint of them that was not durable."""
+        self._last = step
+
+    async def write(self, stand: Resume) -> None:
+        """Begin one, and wait until it is durable."""
+        await self.begin(stand)
+        await self.settle()
 
     async def write_last(self, stand: Resume) -> None:
         """At the end of a run that has checkpoints: it can be resumed with more steps."""
@@ -151,19 +231,31 @@ class Checkpoints:
         if self._every > 0 and step > 0 and step not in checkpoints_of(self._run):
             await self.write(stand)
 
-    async def write(self, stand: Resume) -> None:
-        """`stand` must be of this moment, between two steps."""
-        step = stand.gate.step
-        folder = self._run / FOLDER / f"step-{step}"
-        progress = msgspec.json.encode(self._progress(stand))
-        try:
-            with self._events.measure("train", "checkpoint", step=step):
-                await self._trainer.checkpoint(str(folder), {PROGRESS: progress}, self._superfluous(step))
-        except (RemoteError, UserError) as error:
-            self._events.log(f"the checkpoint of step {step} could not be written: {error}; the run goes on")
+    def evaluation_began(self, step: int) -> None:
+        self._evaluating.add(step)
+
+    def evaluation_ended(self, step: int, reward: float) -> None:
+        self._evaluating.discard(step)
+        self._rewards[step] = reward
+        self._keep_reward(step)
+
+    def _keep_reward(self, step: int) -> None:
+        """Whichever comes last, the checkpoint or its evaluation."""
+        if step not in self._rewards or step not in checkpoints_of(self._run):
             return
-        if self._covered is not None:
-            await self._covered(min(checkpoints_of(self._run)))
+        try:
+            keep_reward(self._folder(step), self._rewards[step])
+            point_to_best(self._run)
+        except OSError as error:
+            self._events.log(
+                f"the held-out reward of step {step} could not be kept with its checkpoint: {error}"
+            )
+
+    def _folder(self, step: int) -> Path:
+        return self._run / FOLDER / f"step-{step}"
+
+    def _tell_failure(self, step: int, error: Exception) -> None:
+        self._events.log(f"the checkpoint of step {step} could not be written: {error}; the run goes on")
 
     def _progress(self, stand: Resume) -> Progress:
         gate = stand.gate
@@ -180,11 +272,3 @@ class Checkpoints:
             heldout=tuple(self._heldout()),
             only_in_python=self._only_in_python,
         )
-
-    def _superfluous(self, step: int) -> list[str]:
-        """Checkpoints that go when the one of `step` is there; those of later steps are of a history that was given
-        up."""
-        others = {number: path for number, path in checkpoints_of(self._run).items() if number != step}
-        older = [number for number in others if number < step]
-        kept = older[max(0, len(older) - self._keep + 1) :]
-        return [str(path) for number, path in others.items() if number not in kept]

@@ -1,7 +1,7 @@
 """The root config: every room's section under one name. `penstock init` writes it out with comments."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,6 +13,8 @@ from penstock.engines.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.models.config import ModelConfig
 from penstock.observe.config import ObserveConfig
+from penstock.orchestration.launchers.config import LauncherConfig
+from penstock.orchestration.repeatable import conflicts
 from penstock.rollout.config import RolloutConfig
 from penstock.scoring.config import RewardConfig
 from penstock.sync.config import SyncConfig
@@ -33,15 +35,24 @@ class RunConfig(Section):
     """Seed of the task order and of every sampled token."""
     checkpoint_every: int = Field(default=0, ge=0)
     """Steps between two checkpoints, from which `penstock resume` goes on; one more is written at the end. 0 writes
-    none. Training waits while one is written (generation goes on), and it takes up to 16 bytes per parameter
-    on the disk."""
+    none. Training goes on while one is written. It takes up to 16 bytes per parameter on the disk, and as much of
+    the host's memory for the copy that is written."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """How many of the last checkpoints are kept."""
+    """How many of the last checkpoints are kept. The one with the highest held-out reward stays besides, where
+    `eval.every` is a multiple of `checkpoint_every`."""
 
-    journal: bool = False
+    journal: bool = True
     """In a run with checkpoints: keep a journal of every group, so that `penstock resume` goes on with those that
-    were finished and `penstock inspect` shows what became of each. Off, a resumed run generates them again. It
-    waits for the disk twice a group, which slows a run of very short answers."""
+    were finished and `penstock inspect` shows what became of each. Off, a resumed run generates them again."""
+
+    journal_every_s: float = Field(default=2.0, gt=0)
+    """In a run with a journal: seconds between two records of answers under way. After a crash they go on from the
+    last, and what was sampled since then is sampled again."""
+
+    deterministic: bool = False
+    """Every step the same, bit by bit: a run that was killed and resumed ends with the weights of one that never
+    was, on the same machine. On a CPU, synchronous (`staleness.max_staleness=0`), each group in a batch of its own;
+    the step that was open is discarded, so no journal is kept. Rewards must give the same each time, in time."""
 
     @field_validator("name")
     @classmethod
@@ -52,14 +63,34 @@ class RunConfig(Section):
             )
         return name
 
+    restarts: int = Field(default=4, ge=0)
+    """How often in a row a worker that dies is started again; then the run ends. An engine or trainer that worked
+    for a minute begins a new row, and a scoring or rollout worker that has done a call."""
+
+    freeze_s: float = Field(default=120.0, ge=0)
+    """An engine or trainer that is silent for this long is frozen: it is ended, and another one takes its place. It
+    may be silent longer where it has declared so, as for loading or compiling. An engine whose server (vLLM,
+    SGLang) brings no token for so long while answers are under way is frozen too. 0: nobody is taken for frozen."""
+
+    start_s: float = Field(default=1800.0, gt=0)
+    """How long an engine or trainer may take to start, with loading and compiling. Then it is ended and started
+    again."""
+
     max_failed_in_a_row: int = Field(default=0, ge=0)
     """End the run with an error when this many groups in a row failed (a reward that raises, requests that the
     engine refuses); 0 is four steps' worth, at least 16."""
 
 
 class PlacementConfig(Section):
-    """How trainer and engines that are on the same GPU share it."""
+    """Which GPUs of this machine the trainer and the engines get, and how they share one."""
 
+    trainer: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """GPUs of the trainer, by their numbers among those that this process sees: `[0, 1]`. One rank a GPU; several
+    ranks split the weights (`trainer.parallel.shard`) unless `trainer.parallel` says otherwise. Empty: as few as
+    hold the trainer where engines get others, else the GPU of `model.device`."""
+    engines: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """GPUs of the engines, one each, or `engine.vllm.tensor_parallel` of them. Where `engine.count` is not set,
+    there are as many engines as these hold. Empty: those that the trainer leaves; its own for small models."""
     share: Literal["auto", "mps", "time"] = "auto"
     """`mps`: both run at the same time, through an MPS daemon that the run starts and stops. `time`: they take
     turns, which gains little over running one after the other. `auto`: `mps` where trainer and engines share a
@@ -68,6 +99,13 @@ class PlacementConfig(Section):
     """Under MPS, whose kernels go first where both wait for room on the GPU. `engine`: generation keeps about
     half of its speed beside training, and the sum of both is largest. `trainer`, `none`: it keeps less, down to
     a third."""
+
+    @field_validator("trainer", "engines")
+    @classmethod
+    def _names_each_once(cls, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(numbers)) != len(numbers):
+            raise ValueError(f"each GPU must be named once, got {list(numbers)}")
+        return numbers
 
 
 class EvalConfig(Section):
@@ -96,6 +134,7 @@ class PenstockConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     sync: SyncConfig = SyncConfig()
     placement: PlacementConfig = PlacementConfig()
+    launcher: LauncherConfig = LauncherConfig()
     run: RunConfig = RunConfig()
     eval: EvalConfig = EvalConfig()
     observe: ObserveConfig = ObserveConfig()
@@ -124,10 +163,26 @@ class PenstockConfig(Section):
             )
         if self.engine.dtype != AUTO:
             self.check_wire_dtype()
+        if self.model.trains_adapter and "vllm" in self.engine.kinds:
+            self._check_adapters_on_vllm()
+        if self.run.deterministic and (needed := conflicts(self)):
+            raise ValueError(f"run.deterministic=true needs {', '.join(needed)}")
         heldout = self.eval.tasks
         if heldout is not None and heldout.template_args not in ({}, self.tasks.template_args):
             raise ValueError("eval.tasks.template_args must be unset or equal tasks.template_args")
         return self
+
+    def _check_adapters_on_vllm(self) -> None:
+        """An answer keeps the adapter that it began with."""
+        if self.sync.interrupt != "drain":
+            raise ValueError(
+                "sync.interrupt must be drain with model.lora on engine.kind=vllm, where an answer keeps its "
+                f"adapter to its end, got {self.sync.interrupt}"
+            )
+        if self.model.lora is not None and self.model.lora.dora:
+            raise ValueError(
+                "model.lora.dora must be false with engine.kind=vllm, which serves no DoRA, got true"
+            )
 
     def check_wire_dtype(self) -> None:
         """Of a config whose `engine.dtype` is known."""

@@ -1,22 +1,25 @@
 """What the controller tells: groups, steps, updates and waits, as events. Drops are told here and nowhere else."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.buffer.admission import StalenessGate
+from penstock.algorithms.advantages import Values
+from penstock.buffer.admission import StalenessGate, StepGroups
 from penstock.observe.event_stream import EventStream
-from penstock.observe.events import Drop, SampleEvent, StepEvent, UpdateEvent
+from penstock.observe.events import Drop, SampleEvent, StepEvent, TokensEvent, TokenTexts, UpdateEvent
 from penstock.observe.plain_text import without_middle
 from penstock.observe.slots import Slots
 from penstock.orchestration.answer_metrics import step_metrics
+from penstock.orchestration.group_lives import GroupLives
 from penstock.orchestration.step_planner import TrainedStep
-from penstock.types import NOT_SAMPLED, Episode, Group, Score, UpdateReceipt
+from penstock.orchestration.traced_answers import TokenVocabulary, staleness_of, traced_tokens
+from penstock.types import NOT_SAMPLED, Episode, Group, Score, ScoredGroup, UpdateReceipt
 
 PROCESS = "controller"
-KEPT_TEXT = 2000
-"""Characters of a prompt or an answer that a sample keeps."""
+KEPT_TEXT, KEPT_TRACED_TEXT = 4000, 400_000
+"""Characters of a prompt or an answer that a sample keeps; more of the few whose tokens are told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +35,23 @@ class Delivered:
 
 
 class ControllerEvents:
-    """Emits in the controller's name."""
+    """Emits in the controller's name. `advantages` are those of the episodes of a step's groups, where they have
+    any."""
 
-    def __init__(self, stream: EventStream, gate: StalenessGate) -> None:
+    def __init__(
+        self,
+        stream: EventStream,
+        gate: StalenessGate,
+        *,
+        advantages: Callable[[Sequence[ScoredGroup]], Sequence[Values] | None] = lambda groups: None,
+        decode: Callable[[list[int]], str] = lambda token_ids: "",
+    ) -> None:
+        """`decode` gives the text of tokens."""
         self.recorder = stream.of(PROCESS)
+        self._lives = GroupLives()
+        self._vocabulary = TokenVocabulary(decode)
         self._gate = gate
+        self._advantages = advantages
         self._slots = Slots()
 
     def now(self) -> float:
@@ -49,21 +64,39 @@ class ControllerEvents:
     def end_group(self, slot: int) -> None:
         self._slots.give_back(slot)
 
-    def group_span(self, slot: int, name: str, start: float, group: int) -> None:
-        self.recorder.span(f"slot {slot}", name, start, group=group)
+    def generated(self, slot: int, start: float, group: int) -> None:
+        """All episodes of a group have ended, or their rollout failed."""
+        self.recorder.span(f"slot {slot}", "generate", start, group=group)
+        self._lives.generated(group, start, self.now(), self._gate.step)
+
+    def scored(self, slot: int, start: float, group: int) -> None:
+        """A group has its scores, or can't be scored."""
+        self.recorder.span(f"slot {slot}", "score", start, group=group)
+        self._lives.scored(group, self.now())
 
     def admission_blocked(self, start: float, reason: str) -> None:
         """Nothing could be admitted since `start`. Waits that took no time are not told."""
         if self.now() > start:
             self.recorder.span("admission", "blocked", start, reason=reason)
 
+    def waited(self, start: float, taken: StepGroups) -> dict[str, float]:
+        """The trainer has waited for these groups since `start`: what for, in seconds."""
+        waits = self._lives.waits(taken.numbers, start, self.now())
+        self.recorder.span("train", "wait for groups", start, step=taken.step + 1, **waits)
+        return waits
+
     def trained(self, step: TrainedStep, max_staleness: int) -> None:
         end = step.time_s
         self.recorder.span("train", "step", end - step.took_s, end, step=step.number)
+        traced = self._tokens(step)
         groups = [group.scored for group in step.taken.groups]
         rewards = np.concatenate([scored.values for scored in groups])
-        for scored in groups:
-            self._samples(scored.group, scored.scores, step=step.number)
+        advantages: Sequence[Values | None] = self._advantages(groups) or [None] * len(groups)
+        for scored, of_group in zip(groups, advantages, strict=True):
+            self._samples(scored.group, scored.scores, of_group, step=step.number, traced=traced)
+        self.recorder.emit(staleness_of(step.taken, self._gate.history, self._lives, end))
+        for number in step.taken.numbers:
+            self._end_life(number, end - step.took_s, step=step.number)
         self.recorder.emit(
             StepEvent(
                 process=PROCESS,
@@ -76,12 +109,15 @@ class ControllerEvents:
                 waited_s=step.waited_s,
                 took_s=step.took_s,
                 max_staleness=max_staleness,
+                groups=step.taken.numbers,
+                waits=step.waits,
             )
         )
 
     def dropped(self, group: Group, reason: str, message: str, scores: Sequence[Score] = ()) -> None:
         """A group goes untrained. It has the episodes that had ended, and scores if all were scored."""
         self._samples(group, scores, drop=reason)
+        self._end_life(group.number, self.now(), reason=reason)
         self.recorder.emit(
             Drop(
                 process=PROCESS,
@@ -90,7 +126,7 @@ class ControllerEvents:
                 task_id=group.task.id,
                 reason=reason,
                 message=message,
-                age=self._age(group),
+                age=self._age((*group.episodes, *group.failures), self._gate.step),
                 num_tokens=sum(e.num_output_tokens for e in (*group.episodes, *group.failures)),
             )
         )
@@ -114,28 +150,80 @@ class ControllerEvents:
                 discarded_tokens=receipt.discarded_tokens,
                 num_bytes=delivered.num_bytes,
                 num_skipped=delivered.num_skipped,
+                step=self._gate.history.step_of(receipt.version),
             )
         )
 
+    def _tokens(self, step: TrainedStep) -> set[tuple[int, int]]:
+        """Tell the tokens of answers that the trainer handed back; which those are, as group and episode."""
+        tokens: list[TokensEvent] = list(traced_tokens(step, self._gate.history, step.time_s))
+        texts = self._vocabulary.new_texts(tokens)
+        if texts:
+            self.recorder.emit(TokenTexts(process=PROCESS, time=step.time_s, texts=texts))
+        for event in tokens:
+            self.recorder.emit(event)
+        return {(event.group, event.episode) for event in tokens}
+
+    def _end_life(self, group: int, until: float, **attributes: int | str) -> None:
+        """A group no longer waits for its step."""
+        life = self._lives.end(group)
+        if life is not None and life.scored is not None:
+            track = f"ready {life.slot}"
+            self.recorder.span(
+                track, "ready", life.scored, max(life.scored, until), group=group, **attributes
+            )
+
     def _samples(
-        self, group: Group, scores: Sequence[Score], *, step: int | None = None, drop: str | None = None
+        self,
+        group: Group,
+        scores: Sequence[Score],
+        advantages: Values | None = None,
+        *,
+        step: int | None = None,
+        drop: str | None = None,
+        traced: set[tuple[int, int]] | None = None,
     ) -> None:
-        now = self.now()
+        now, step_of = self.now(), self._gate.history.step_of
+        trained = self._gate.step if step is None else step - 1
         for index, episode in enumerate((*group.episodes, *group.failures)):
             score = scores[index] if index < len(scores) else None
-            self.recorder.emit(sample_event(group, episode, score, time=now, step=step, drop=drop))
+            advantage = None
+            if advantages is not None and index < len(advantages):  # failed episodes come last, and have none
+                advantage = float(advantages[index])
+            self.recorder.emit(
+                sample_event(
+                    group,
+                    episode,
+                    score,
+                    advantage=advantage,
+                    time=now,
+                    step=step,
+                    drop=drop,
+                    age_of=lambda version: trained - step_of(version),
+                    traced=traced is not None and (group.number, episode.index) in traced,
+                )
+            )
 
-    def _age(self, group: Group) -> int | None:
-        versions = sampled_versions((*group.episodes, *group.failures))
-        if not versions:
-            return None
-        return self._gate.step - self._gate.history.step_of(min(versions))
+    def _age(self, episodes: Sequence[Episode], trained: int) -> int | None:
+        versions = sampled_versions(episodes)
+        return trained - self._gate.history.step_of(min(versions)) if versions else None
 
 
 def sample_event(
-    group: Group, episode: Episode, score: Score | None, *, time: float, step: int | None, drop: str | None
+    group: Group,
+    episode: Episode,
+    score: Score | None,
+    *,
+    time: float,
+    step: int | None,
+    drop: str | None,
+    advantage: float | None = None,
+    age_of: Callable[[int], int] | None = None,
+    traced: bool = False,
 ) -> SampleEvent:
     versions = sampled_versions((episode,))
+    oldest = min(versions, default=None)
+    kept = KEPT_TRACED_TEXT if traced else KEPT_TEXT
     prompt = group.task.prompt
     if not isinstance(prompt, str):
         prompt = "\n".join(f"{message.role}: {message.content}" for message in prompt)
@@ -151,14 +239,17 @@ def sample_event(
         message=without_middle(episode.message, KEPT_TEXT),
         reward=None if score is None else score.value,
         parts={} if score is None else score.parts,
-        oldest_version=min(versions, default=None),
+        advantage=advantage,
+        oldest_version=oldest,
         newest_version=max(versions, default=None),
         num_turns=len(episode.turns),
         num_prompt_tokens=len(episode.turns[0].prompt_ids) if episode.turns else 0,
         num_output_tokens=episode.num_output_tokens,
         finish_reason=episode.turns[-1].finish_reason if episode.turns else "",
-        prompt=without_middle(prompt, KEPT_TEXT),
-        answer=without_middle(episode.text, KEPT_TEXT),
+        prompt=without_middle(prompt, kept),
+        answer=without_middle(episode.text, kept),
+        age=None if age_of is None or oldest is None else age_of(oldest),
+        traced=traced,
     )
 
 

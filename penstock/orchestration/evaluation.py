@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.errors import RolloutFailed, ScoringFailed
+from penstock.errors import PenstockError, RolloutFailed, ScoringFailed
 from penstock.interfaces import Scorer
 from penstock.observe.events import EvaluationEvent
 from penstock.observe.recorder import Recorder
@@ -14,8 +14,8 @@ from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import Task
 
 MAX_IN_FLIGHT = 64
-Rewards = list[float] | None
-"""Of the good answers to one task; None when it could not be generated or scored."""
+Rewards = list[float] | PenstockError
+"""Of the good answers to one task; what went wrong when it could not be generated or scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,20 @@ class Evaluation:
     reward: float
     num_episodes: int
     num_failed: int
+    failure: str = ""
+    """What went wrong with the first task that failed."""
+
+    @property
+    def mean(self) -> str:
+        return f"{self.reward:.3f}" if self.num_episodes else "unknown"
+
+    @property
+    def missing(self) -> str:
+        """What a line about it ends with; "" when every task was scored."""
+        if not self.num_failed:
+            return ""
+        tasks = "1 task" if self.num_failed == 1 else f"{self.num_failed} tasks"
+        return f"; {tasks} could not be scored, the first since {self.failure}"
 
 
 class Evaluator:
@@ -37,11 +51,13 @@ class Evaluator:
 
     async def run(self) -> Evaluation:
         results = await self.rewards()
-        values = [value for result in results if result is not None for value in result]
+        values = [value for result in results if isinstance(result, list) for value in result]
+        failures = [result for result in results if isinstance(result, PenstockError)]
         return Evaluation(
             reward=sum(values) / len(values) if values else float("nan"),
             num_episodes=len(values),
-            num_failed=sum(result is None for result in results),
+            num_failed=len(failures),
+            failure=str(failures[0]) if failures else "",
         )
 
     async def rewards(self) -> list[Rewards]:
@@ -54,8 +70,8 @@ class Evaluator:
                     async with GroupScoring(self._scorer, task) as scoring:
                         group = await self._runner.run_group(number, task, ended=scoring.ended)
                         return [score.value for score in await scoring.scores(group)]
-                except (RolloutFailed, ScoringFailed):
-                    return None
+                except (RolloutFailed, ScoringFailed) as failure:
+                    return failure
 
         count = len(self._tasks)
         return await asyncio.gather(*(one(i - count, task) for i, task in enumerate(self._tasks)))
@@ -71,6 +87,14 @@ class Progress(Protocol):
         """Wait until this many steps are done."""
 
 
+class EvaluationWatch(Protocol):
+    """Who is told when an evaluation begins and ends, by the step of the weights at its beginning."""
+
+    def evaluation_began(self, step: int) -> None: ...
+
+    def evaluation_ended(self, step: int, reward: float) -> None: ...
+
+
 class EvaluationSchedule:
     """Evaluates at the start, at the end and every so many steps; without an evaluator it does nothing."""
 
@@ -81,7 +105,9 @@ class EvaluationSchedule:
         every: int,
         steps: int,
         events: Recorder,
+        watch: EvaluationWatch | None = None,
     ) -> None:
+        self._watch = watch
         self._evaluator = evaluator
         self._every = every
         self._steps = steps
@@ -92,10 +118,8 @@ class EvaluationSchedule:
         if self._evaluator is None:
             return
         result = await self._evaluate(self._evaluator, step)
-        failed = f", {result.num_failed} tasks could not be scored" if result.num_failed else ""
-        self._events.log(
-            f"held-out reward {result.reward:.3f} at step {step} ({result.num_episodes} answers{failed})"
-        )
+        answers = f"{result.num_episodes} answers"
+        self._events.log(f"held-out reward {result.mean} at step {step} ({answers}){result.missing}")
 
     async def beside(self, training: Progress) -> None:
         """Beside training, on whatever weights the engines serve meanwhile. Steps that pass during an evaluation
@@ -106,11 +130,13 @@ class EvaluationSchedule:
         while step < self._steps:
             await training.reached(step)
             result = await self._evaluate(self._evaluator, step)
-            self._events.log(f"step {step}: held-out reward {result.reward:.3f}")
+            self._events.log(f"step {step}: held-out reward {result.mean}{result.missing}")
             step = (training.steps_done // self._every + 1) * self._every
 
     async def _evaluate(self, evaluator: Evaluator, step: int) -> Evaluation:
         events = self._events
+        if self._watch is not None:
+            self._watch.evaluation_began(step)
         with events.measure("evaluation", "evaluate", step=step):
             result = await evaluator.run()
         events.emit(
@@ -123,4 +149,6 @@ class EvaluationSchedule:
                 num_failed=result.num_failed,
             )
         )
+        if self._watch is not None:
+            self._watch.evaluation_ended(step, result.reward)
         return result

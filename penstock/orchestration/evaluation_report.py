@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.errors import PenstockError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
@@ -17,6 +19,8 @@ class EvaluationReport:
     num_answers: int
     num_failed: int
     """Tasks that could not be generated or scored; they count nowhere else."""
+    failure: str = ""
+    """What went wrong with the first of them."""
 
 
 def pass_at(k: int, *, num: int, num_correct: int) -> float:
@@ -24,10 +28,12 @@ def pass_at(k: int, *, num: int, num_correct: int) -> float:
     return 1.0 - math.comb(num - num_correct, k) / math.comb(num, k)
 
 
-def report_of(rewards: Sequence[Sequence[float] | None], *, samples: int, correct: float) -> EvaluationReport:
-    """`rewards` has the answers' rewards by task, None for a task that failed. An answer is correct from a reward
-    of `correct` on; one that has no reward, since its episode failed, is wrong."""
-    scored = [values for values in rewards if values]
+def report_of(
+    rewards: Sequence[Sequence[float] | PenstockError], *, samples: int, correct: float
+) -> EvaluationReport:
+    """`rewards` has the answers' rewards by task, or why the task failed. An answer is correct from a reward of
+    `correct` on; one that has no reward, since its episode failed, is wrong."""
+    scored = [values for values in rewards if not isinstance(values, PenstockError)]
     means = [sum(values) / len(values) for values in scored]
     hits = [sum(value >= correct for value in values) for values in scored]
     return EvaluationReport(
@@ -39,6 +45,7 @@ def report_of(rewards: Sequence[Sequence[float] | None], *, samples: int, correc
         num_tasks=len(scored),
         num_answers=sum(len(values) for values in scored),
         num_failed=len(rewards) - len(scored),
+        failure=next((str(result) for result in rewards if isinstance(result, PenstockError)), ""),
     )
 
 

@@ -1,6 +1,7 @@
 """An evaluation without training: engines and scorers, no trainer, and no run folder."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.evaluation import Rewards
 from penstock.orchestration.gpus import Gpu
+from penstock.orchestration.kept_work import KeptWork
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.placement import place_threads
+from penstock.orchestration.pools import engine_pools, engines_alone, visible_gpus
 from penstock.orchestration.preflight import Prepared, open_model, outline_on_gpu, resolve_prompts
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.supervision import supervised, unwrapped
-from penstock.orchestration.workers import LaunchedEngine, engine_place, start_scorers
+from penstock.orchestration.workers import LaunchedEngine, engine_place, engine_start, start_scorers
 from penstock.rollout.workflow import Workflows, load_workflow
 from penstock.scoring.functions import load_functions
 from penstock.tasks.sources import load_tasks
@@ -42,10 +45,13 @@ def prepare_evaluation(
     named = config.rollout.workflow
     Workflows().check(heldout)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
+    config = engines_alone(config, gpus)
     config, _, heldout = resolve_prompts(config, (), heldout, has_template=tokenizer.has_template, log=log)
     check_prompts(heldout, tokenizer, max_context=max_context, max_new_tokens=config.rollout.max_new_tokens)
     outline = outline_on_gpu(config, model, gpus)
-    resolved = resolve_auto(config, gpus, num_parameters=outline.num_parameters if outline else 0)
+    resolved = resolve_auto(
+        config, gpus, num_parameters=outline.num_parameters if outline else 0, trains=False
+    )
     if resolved.of_engine:
         log(resolved.of_engine)
     return Prepared(
@@ -57,7 +63,7 @@ def prepare_evaluation(
         folder=folder,
         max_context=max_context,
         gpus=gpus,
-        workflow=None if named is None else load_workflow(named),
+        workflow=None if named is None else load_workflow(named, config.rollout.http),
         merged_adapter=config.model.adapter or "",
     )
 
@@ -73,10 +79,12 @@ async def evaluate(prepared: Prepared) -> list[Rewards]:
 async def _start_engines(launcher: Launcher, prepared: Prepared) -> list[LaunchedEngine]:
     section = prepared.config.engine
     threads = place_threads(
-        cores=usable_cores(), num_engines=section.count, max_staleness=0, engine=section.threads
+        cores=usable_cores(), num_engines=len(section.members), max_staleness=0, engine=section.threads
     ).engine
+    starts = [engine_start(launcher, prepared, index, threads) for index in range(len(section.members))]
     places = [
-        engine_place(launcher, prepared, f"engine{index}", threads, {}) for index in range(section.count)
+        engine_place(launcher, start, visible_gpus(pool, os.environ))
+        for start, pool in zip(starts, engine_pools(prepared.config), strict=True)
     ]
     async with asyncio.TaskGroup() as starting:
         for place in places:
@@ -87,7 +95,7 @@ async def _start_engines(launcher: Launcher, prepared: Prepared) -> list[Launche
 async def _evaluate(launcher: Launcher, prepared: Prepared, engines: list[LaunchedEngine]) -> list[Rewards]:
     scorer = await start_scorers(launcher, prepared)
     engine = EnginePool({one.name: one for one in engines})
-    episodes = await start_episodes(launcher, prepared, engine)
+    episodes = await start_episodes(launcher, prepared, KeptWork(engine=engine))
     parts = Parts(
         engine=engine,
         trainers=(),

@@ -1,6 +1,7 @@
 """Scores a group's episodes: each as it ends, beside the rollout of the others, where the reward allows it."""
 
 import asyncio
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from penstock.interfaces import Scorer
@@ -17,9 +18,20 @@ class GroupScoring:
     An episode that can't be scored costs the group at once: the others are given up, and the block ends with
     `ScoringFailed`. What the block itself raises comes out as itself."""
 
-    def __init__(self, scorer: Scorer, task: Task) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        task: Task,
+        *,
+        known: Mapping[int, Score] | None = None,
+        scored: Callable[[Episode, Score], None] = lambda episode, score: None,
+    ) -> None:
+        """`known` are scores from before a restart, by the index of their episode; `scored` is told of each other
+        one while episodes are scored one by one."""
         self._scorer = scorer
         self._task = task
+        self._known = dict(known or {})
+        self._scored = scored
         self._calls = asyncio.TaskGroup()
         self._early: dict[int, asyncio.Task[Score]] = {}
 
@@ -41,11 +53,17 @@ class GroupScoring:
     def ended(self, episode: Episode) -> None:
         """An episode of the group is over. A failed one is not scored."""
         if episode.failure is None and not self._scorer.needs_group:
-            call = self._scorer.score_episode(self._task, episode)
-            self._early[id(episode)] = self._calls.create_task(call)
+            self._early[id(episode)] = self._calls.create_task(self._score(episode))
 
     async def scores(self, group: Group) -> tuple[Score, ...]:
         """One per episode of the finished group, in its order."""
         if self._scorer.needs_group:
             return await self._scorer.score(group)
         return tuple([await self._early[id(episode)] for episode in group.episodes])
+
+    async def _score(self, episode: Episode) -> Score:
+        if episode.index in self._known:
+            return self._known[episode.index]
+        score = await self._scorer.score_episode(self._task, episode)
+        self._scored(episode, score)
+        return score

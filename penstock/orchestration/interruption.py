@@ -1,5 +1,6 @@
 """From signals to words with a session. Ctrl-C, SIGTERM (a scheduler, `systemctl stop`) and SIGHUP (a closed
-terminal) mean the same: the first asks for an orderly end, the second for a quick one, the third does not ask."""
+terminal) mean the same: the first asks for an orderly end, the second for a quick one, the third does not ask.
+Before there is a session, `penstock.cli.early_signals` answers them."""
 
 import asyncio
 import signal
@@ -16,9 +17,18 @@ LINES = (
     "{name}: hurrying, without a last evaluation; the model will still be saved (once more to end without it)",
     "{name}: ending at once; the model is not saved",
 )
+LINES_AT_START = (
+    "{name}: stopping once the model is loaded; it will be saved as it is (once more to end without it)",
+    "{name}: ending; nothing has been trained, so no model is saved",
+    LINES[2],
+)
 
 
 class Stoppable(Protocol):
+    @property
+    def has_model(self) -> bool:
+        """Whether there is a trainer whose model could be saved."""
+
     def stop(self) -> None: ...
 
     def hurry(self) -> None: ...
@@ -61,23 +71,13 @@ def _answers(
     def answer(number: signal.Signals) -> None:
         nonlocal count
         asks = (session.stop, session.hurry, end)
-        ask, line = asks[min(count, 2)], LINES[min(count, 2)]
+        lines = LINES if session.has_model else LINES_AT_START
+        ask, line = asks[min(count, 2)], lines[min(count, 2)]
         count += 1
         ask()  # before the line: whatever becomes of that
         log(line.format(name=_name(number)))
 
     return answer
-
-
-@contextmanager
-def ending_at_once() -> Iterator[None]:
-    """While there is nothing to save yet, every signal is a `KeyboardInterrupt`, which callers report."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handled_by(interrupt):
-        yield
 
 
 @contextmanager

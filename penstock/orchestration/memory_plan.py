@@ -7,14 +7,17 @@ can't fit is a `UserError` that names the numbers and the settings that change t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.engines.embedded.config import SPARE_SLOTS, EmbeddedConfig
 from penstock.errors import UserError
+from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.placement import engine_gpu, trainer_gpu
+from penstock.orchestration.pool_layout import num_ranks, num_shards
+from penstock.orchestration.pools import Needs
 from penstock.sync.transports import transport_of
 
 if TYPE_CHECKING:
@@ -46,6 +49,9 @@ class MemoryPlan:
     """What each engine must keep free for an update that it stages."""
     num_engines: int
     kv_bytes_per_token: int
+    rank: int = 0
+    """What each rank of the trainer takes of a GPU of its own; 0 where it is on the engines' GPU."""
+    num_ranks: int = 1
 
     @property
     def memory_share(self) -> float:
@@ -54,6 +60,10 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         parts = [f"trainer about {_gb(self.trainer)}"] if self.trainer else []
+        if self.rank:
+            ranks = "trainer" if self.num_ranks == 1 else f"each of {self.num_ranks} ranks of the trainer"
+            own = "a GPU of its own" if self.num_ranks == 1 else "GPUs of their own"
+            parts = [f"{ranks} about {_gb(self.rank)}, on {own}"]
         parts += [f"published weights {_gb(self.published)}"] if self.published else []
         engines = "engine" if self.num_engines == 1 else f"each of {self.num_engines} engines"
         tokens = self.cache // self.kv_bytes_per_token
@@ -71,14 +81,36 @@ def plan_memory(
     engines, trainer = engine_gpu(config, gpus), trainer_gpu(config, gpus)
     needed, published = 0, 0
     if trainer is not None:
-        needed = CONTEXT_BYTES + estimate_trainer(config, outline, longest=longest).total
-        published = published_bytes(config, outline)
+        needed = rank_bytes(config, outline, longest=longest, shards=num_shards(config))
+        published = published_bytes(config, outline) // num_shards(config)
         _check_trainer(config, outline, gpus[trainer], needed, published, longest)
     if engines is None:
         return None
-    if engines != trainer:
-        needed, published = 0, 0
-    return _share_out(config, outline, gpus[engines], needed, published, longest)
+    if engines == trainer:
+        return _share_out(config, outline, gpus[engines], needed, published, longest)
+    alone = _share_out(config, outline, gpus[engines], 0, 0, longest)
+    return replace(alone, rank=needed + published, num_ranks=num_ranks(config))
+
+
+def rank_bytes(config: PenstockConfig, outline: "Outline", *, longest: int, shards: int) -> int:
+    """What a rank takes of its GPU: its part of what is held all the time, and all of what a step needs besides.
+    Split weights come together for the layer that computes and for the next one."""
+    estimate = estimate_trainer(config, outline, longest=longest)
+    if shards == 1:
+        return CONTEXT_BYTES + estimate.total
+    layers = 2 * estimate.weights // max(1, outline.num_layers)
+    step = estimate.activations + max(estimate.head, estimate.layer, estimate.update)
+    return CONTEXT_BYTES + estimate.resident // shards + layers + step
+
+
+def needs_of(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int) -> Needs:
+    """What the model needs of GPUs, for `resolve_pools`. What `auto` will mean there depends on no pool."""
+    chosen = resolve_auto(config, gpus, num_parameters=outline.num_parameters).config
+    return Needs(
+        num_parameters=outline.num_parameters,
+        rank=lambda shards: rank_bytes(chosen, outline, longest=longest, shards=shards),
+        room=_room,
+    )
 
 
 def estimate_trainer(
@@ -134,10 +166,12 @@ def _share_out(
 ) -> MemoryPlan:
     from penstock.engines.embedded.cache_sizing import workspace_bytes
 
-    section, count = config.engine.embedded, config.engine.count
+    section = config.engine.embedded
+    count = 1 if config.placement.engines and not trainer else config.engine.num_most
+    split = config.engine.vllm.tensor_parallel if config.engine.kind == "vllm" else 1
     item = BYTES[config.engine.dtype]
-    per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item)
-    weights = (outline.num_parameters + _adapters(section, outline)) * item
+    per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item) // split
+    weights = (outline.num_parameters + _adapters(section, outline)) * item // split
     staged = transport_of(config.sync.transport).staged_bytes(outline.num_parameters * item)
     fixed = weights + staged + workspace_bytes(section.max_batch, outline.vocabulary)
     if section.kv_tokens:
@@ -174,7 +208,7 @@ def _share_out(
         engine=engine,
         cache=least if section.kv_tokens or section.cache_gb else engine - fixed,
         staged=staged,
-        num_engines=count,
+        num_engines=config.engine.num_most,
         kv_bytes_per_token=per_token,
     )
 
@@ -217,8 +251,8 @@ def _smaller_engine(config: PenstockConfig, share_is_set: bool) -> str:
         knobs.append(f"lower engine.embedded.{'kv_tokens' if section.kv_tokens else 'cache_gb'}")
     if config.engine.dtype == "float32":
         knobs.append("set engine.dtype=bfloat16")
-    if config.engine.count > 1:
-        knobs.append(f"set engine.count below {config.engine.count}")
+    if config.engine.num_most > 1:
+        knobs.append(f"set engine.count below {config.engine.num_most}")
     knobs.append(f"set engine.embedded.max_batch below {section.max_batch}")
     return " or ".join(knobs)
 

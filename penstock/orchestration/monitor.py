@@ -3,7 +3,7 @@ alarm when nothing moves. What it learns goes into the stream of events."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from penstock.errors import ChannelClosed
 from penstock.interfaces import Engine
@@ -12,10 +12,13 @@ from penstock.observe.recorder import Recorder
 from penstock.observe.run_state import TRAINER, RunState
 from penstock.observe.status import RunStatus
 from penstock.orchestration.controller import Controller
+from penstock.orchestration.standstill import USUAL_CAUSES, Mark, StageWatch, oldest_words
 from penstock.types import EngineReport
 
 POLL_S = 0.5
 LAST_POLL_S = 5.0
+KEEP_S = 5.0
+"""Between two notes on where the run stands."""
 
 
 class RunMonitor:
@@ -30,7 +33,16 @@ class RunMonitor:
         engines: Sequence[Engine],
         *,
         watchdog_s: float,
+        write_stacks: Callable[[], Sequence[str]] = tuple,
+        keep: Callable[[Sequence[str]], None] = lambda lines: None,
     ) -> None:
+        """`engines` may change: those that join are asked from then on. `write_stacks` asks workers for
+        their Python stacks, waits for none, and says where they write. `keep` gets the words on where
+        the run stands, now and then."""
+        self._keep = keep
+        self._kept_at = float("-inf")
+        self._stages = StageWatch(watchdog_s)
+        self._write_stacks = write_stacks
         self._stream = stream
         self._state = state
         self._controller = controller
@@ -38,12 +50,19 @@ class RunMonitor:
         self._watchdog_s = watchdog_s
         self._alarmed_at = float("-inf")
         self._said: dict[str, str] = {}
+        self._looked: float | None = None
+        self._blocked_s: dict[str, float] = {}
 
     async def watch(self) -> None:
+        following: dict[Engine, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as asking:
-            for engine in self._engines:
-                asking.create_task(self._follow(engine))
             while True:
+                present = set(self._engines)
+                for engine in self._engines:
+                    if engine not in following:
+                        following[engine] = asking.create_task(self._follow(engine))
+                for engine in following.keys() - present:
+                    following.pop(engine).cancel()
                 self.look()
                 await asyncio.sleep(POLL_S)
 
@@ -64,6 +83,7 @@ class RunMonitor:
             scoring=activity.num_scoring,
             ready=gate.num_ready,
             limit=gate.limit,
+            **self._blocked(now),
         )
         for process, what in self._doings():
             if self._said.get(process) != what:
@@ -74,7 +94,56 @@ class RunMonitor:
             self._alarmed_at = now
             self._stream.flush()  # what was just said belongs to the alarm
             line = f"nothing has moved for {quiet_s:.0f} s: {who_waits(self._state.status())}"
-            self._stream.of("controller").log(line)
+            self._alarm(line, [stage for stage, mark in self._marks().items() if mark.work])
+            self._stages = StageWatch(self._watchdog_s)
+        elif self._state.phase == "training":
+            for stage, stood_s in self._stages.look(now, self._marks()):
+                self._stream.flush()
+                line = f"{stage} has not moved for {stood_s:.0f} s: {who_waits(self._state.status())}"
+                self._alarm(line, [stage])
+        if now - self._kept_at >= KEEP_S:
+            self._kept_at = now
+            self._keep([who_waits(self._state.status()), *self._depths(now)])
+
+    def _alarm(self, line: str, stages: Sequence[str]) -> None:
+        events = self._stream.of("controller")
+        for said in (line, *self._depths(self._stream.clock.time())):
+            events.log(said)
+        for stage in stages:
+            events.log(f"usual causes, where {stage} stands still: {USUAL_CAUSES[stage]}")
+        stacks = self._write_stacks()
+        if stacks:
+            events.log(f"the Python stacks of workers are in {', '.join(stacks)}")
+
+    def _depths(self, now: float) -> list[str]:
+        """How much waits where, and what has waited for longest."""
+        gate, activity = self._controller.buffer.gate, self._controller.activity
+        return [
+            f"groups: {activity.num_generating} in generation, {activity.num_scoring} in scoring, "
+            f"{gate.num_ready} ready, {gate.outstanding} of {gate.limit} outstanding; "
+            + oldest_words(now, activity.under_way)
+        ]
+
+    def _marks(self) -> dict[str, Mark]:
+        gate, activity = self._controller.buffer.gate, self._controller.activity
+        tokens = sum(engine.counters["tokens"] for engine in self._state.engines)
+        at_step = activity.trainer.startswith(("step", "checkpoint"))
+        syncing = activity.syncing_version
+        return {
+            "generation": Mark(work=activity.num_generating, progress=tokens + activity.num_left),
+            "scoring": Mark(work=activity.num_scoring, progress=activity.num_left),
+            "training": Mark(work=int(at_step), progress=gate.step),
+            "weight sync": Mark(work=int(syncing is not None), progress=-1 if syncing is None else syncing),
+        }
+
+    def _blocked(self, now: float) -> dict[str, float]:
+        """For how long nothing could be admitted so far, by cause, as seen at every look."""
+        cause = self._controller.buffer.admission_cause()
+        if cause is not None and self._looked is not None:
+            name = f"blocked_{cause}_s"
+            self._blocked_s[name] = self._blocked_s.get(name, 0.0) + now - self._looked
+        self._looked = now
+        return self._blocked_s
 
     async def _follow(self, engine: Engine) -> None:
         while True:

@@ -22,17 +22,19 @@ class Threads:
 
 
 def place_threads(
-    *, cores: int, num_engines: int, max_staleness: int, engine: int = 0, trainer: int = 0
+    *, cores: int, num_engines: int, max_staleness: int, engine: int = 0, trainer: int = 0, num_ranks: int = 1
 ) -> Threads:
-    """Threads per engine process and for the trainer; 0 means: choose.
+    """Threads per engine process and per rank of the trainer; 0 means: choose.
 
     Synchronous training runs one phase at a time, so each may use every core. Otherwise both run at once:
     the trainer gets half of the cores and the engines share the other half."""
     if max_staleness == 0:
-        chosen = Threads(engine=max(1, cores // num_engines), trainer=max(1, cores))
+        chosen = Threads(engine=max(1, cores // num_engines), trainer=max(1, cores // num_ranks))
     else:
         for_trainer = max(1, cores // 2)
-        chosen = Threads(engine=max(1, (cores - for_trainer) // num_engines), trainer=for_trainer)
+        chosen = Threads(
+            engine=max(1, (cores - for_trainer) // num_engines), trainer=max(1, for_trainer // num_ranks)
+        )
     return Threads(engine=engine or chosen.engine, trainer=trainer or chosen.trainer)
 
 
@@ -68,10 +70,16 @@ def scorer_environment(device: str, gpus: Sequence[Gpu], environ: Mapping[str, s
 
 
 def trainer_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> int | None:
+    """Of the first rank."""
+    if config.placement.trainer:
+        return config.placement.trainer[0]
     return gpu_of(config.model.device, gpus)
 
 
 def engine_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> int | None:
+    """Of the first engine."""
+    if config.placement.engines:
+        return config.placement.engines[0]
     wanted = config.engine.device
     return gpu_of(config.model.device if wanted == "auto" else wanted, gpus)
 
@@ -105,6 +113,11 @@ def sharing(
             engine=daemon.environment(yields=placement.first == "trainer"),
             trainer=daemon.environment(yields=placement.first == "engine"),
         )
+
+
+def rank_environment(num_ranks: int, sync: SyncConfig) -> dict[str, str]:
+    """Where the ranks of a trainer talk to each other: on one machine nobody else need hear them."""
+    return {} if num_ranks == 1 else {"GLOO_SOCKET_IFNAME": sync.interface or "lo"}
 
 
 def sync_environment(sync: SyncConfig) -> dict[str, str]:

@@ -3,33 +3,42 @@
 What is wrong here is a `UserError` in one sentence; no process has been started yet.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import yaml
 
 from penstock.algorithms.selection import SELECTIONS
 from penstock.config.secrets import hidden
-from penstock.demo.model import ensure_builtin_model
+from penstock.demo.model import open_builtin
 from penstock.errors import UserError
+from penstock.models.expert_count import count_experts
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
-from penstock.observe.writers import MetricsWriter, check_writers, make_writers
-from penstock.observe.writers.samples_jsonl import SamplesWriter
+from penstock.observe.events import ConfigEvent
+from penstock.observe.run_state import RunState
+from penstock.observe.store.event_store import EventStore, budgets
+from penstock.observe.writers import MetricsWriter, Tracker, check_writers, make_writers
 from penstock.orchestration.adapter_settings import resolve_adapter
 from penstock.orchestration.automatic import resolve_auto, sites_of
 from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.memory_plan import MemoryPlan, plan_memory
+from penstock.orchestration.memory_plan import MemoryPlan, needs_of, plan_memory
+from penstock.orchestration.parallel_check import check_parallel
+from penstock.orchestration.pools import resolve_pools, used_gpus
+from penstock.orchestration.run_facts import read_facts, write_facts
 from penstock.orchestration.run_folder import SavedRun
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
 from penstock.safe_files import write_private
 from penstock.scoring.functions import load_functions
 from penstock.tasks.chat_prompts import resolve_chat
 from penstock.tasks.config import TasksConfig
+from penstock.tasks.curriculum import load_curriculum
 from penstock.tasks.sources import load_tasks
 from penstock.tasks.task_rows import Row, tasks_from_rows
 from penstock.types import Task
@@ -37,8 +46,6 @@ from penstock.types import Task
 if TYPE_CHECKING:
     from penstock.models.adapter_check import CheckedAdapter
     from penstock.models.outline import Outline
-
-BUILTIN = "builtin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +71,8 @@ class Prepared:
     """What the run goes on from; None: it begins."""
     only_in_python: tuple[Part, ...] = ()
     """What the caller has and the config can't name."""
+    chosen: tuple[str, ...] = ()
+    """Settings that were `auto`."""
 
 
 def prepare(
@@ -88,13 +97,15 @@ def prepare(
     train_tasks = _tasks(config.tasks, tasks)
     heldout_tasks = [] if config.eval.tasks is None else _tasks(config.eval.tasks, heldout)
     load_functions(config.reward)
+    load_curriculum(config.tasks.curriculum, train_tasks)
     if workflow is None and config.rollout.workflow is not None:
-        workflow = load_workflow(config.rollout.workflow)
+        workflow = load_workflow(config.rollout.workflow, config.rollout.http)
     is_single_turn = not Workflows().check([*train_tasks, *heldout_tasks]) and workflow is None
     warn_of_idle_penalty(config, log)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
     tokenizer.check_pad_token(log)
-    config, adapter = resolve_adapter(config, model, saved=saved is not None, log=log)
+    has_weights = saved is not None and saved.checkpoint is not None
+    config, adapter = resolve_adapter(config, model, saved=has_weights, log=log)
     config, train_tasks, heldout_tasks = resolve_prompts(
         config, train_tasks, heldout_tasks, has_template=tokenizer.has_template, log=log
     )
@@ -108,14 +119,31 @@ def prepare(
     if not is_single_turn and config.engine.max_context:
         longest = max_context  # what a workflow appends between turns is not known before it runs
     outline = outline_on_gpu(config, model, gpus, adapter)
-    resolved = resolve_auto(config, gpus, num_parameters=outline.num_parameters if outline else 0)
+    needs = needs_of(config, outline, gpus, longest=longest) if outline else None
+    config, pools = resolve_pools(config, gpus, needs)
+    check_parallel(config, model)
+    if pools is not None:
+        log(str(pools))
+    resolved = resolve_auto(
+        config,
+        gpus,
+        num_parameters=outline.num_parameters if outline else 0,
+        num_experts=experts_of(config, model),
+    )
     config = resolved.config
+    if config.run.deterministic and (outline is not None or not is_single_turn):
+        needed = "answers of one turn" if not is_single_turn else "a CPU: set model.device=cpu"
+        raise UserError(f"run.deterministic=true needs {needed}")
     if resolved.choices:
         log(str(resolved))
     memory = plan_memory(config, outline, gpus, longest=longest) if outline else None
     if memory is not None:
         log(str(memory))
     folder = new_run_folder(config) if saved is None else saved.folder
+    if config.launcher.reaches_other_machines:
+        folder = folder.resolve()  # workers elsewhere have another working directory
+    chosen = tuple(choice.setting for choice in resolved.choices)
+    write_facts(folder, msgspec.structs.replace(read_facts(folder), auto=chosen))
     return Prepared(
         config=config,
         model=model,
@@ -129,16 +157,27 @@ def prepare(
         memory=memory,
         saved=saved,
         only_in_python=tuple(part for part, is_given in given.items() if is_given),
+        chosen=chosen,
     )
+
+
+def experts_of(config: PenstockConfig, model: str) -> int:
+    """Experts of the model; one that has none can't have their choices recorded."""
+    num_experts = count_experts(model, trust_remote_code=config.model.trust_remote_code)
+    if config.engine.record_routing == "on" and not num_experts:
+        raise UserError(
+            f"engine.record_routing=on needs a model with experts, and {config.model.name} has none; "
+            "use auto or off"
+        )
+    return num_experts
 
 
 def open_model(
     config: PenstockConfig, *, log: Callable[[str], None], cache: Path
 ) -> tuple[str, ChatTokenizer, int]:
     """Where the model is, its tokenizer, and how long its sequences may be."""
-    model, trusted = config.model.name, config.model.trust_remote_code
-    if model == BUILTIN:
-        model = str(ensure_builtin_model(cache, log=log))
+    trusted = config.model.trust_remote_code
+    model = open_builtin(config.model.name, cache, log=log)
     max_context = min(
         config.engine.max_context or sys.maxsize, model_context(model, trust_remote_code=trusted)
     )
@@ -231,12 +270,28 @@ def new_run_folder(config: PenstockConfig) -> Path:
 
 
 def open_writers(prepared: Prepared) -> list[MetricsWriter]:
-    return make_writers(prepared.config.observe, prepared.folder, prepared.folder.name)
+    """Those of a run that goes on write on where the run is known already."""
+    folder = prepared.folder
+    facts = read_facts(folder)
+    writers = make_writers(prepared.config.observe, folder, folder.name, facts.trackers)
+    known = {writer.name: writer.run_id for writer in writers if isinstance(writer, Tracker)}
+    write_facts(folder, msgspec.structs.replace(facts, trackers=facts.trackers | known))
+    return writers
 
 
-def open_samples(prepared: Prepared) -> SamplesWriter | None:
-    max_bytes = int(prepared.config.observe.samples_mb * 1e6)
-    return SamplesWriter(prepared.folder, max_bytes) if max_bytes else None
+def open_store(prepared: Prepared, state: RunState) -> EventStore:
+    section = prepared.config.observe
+    kept = budgets(samples_mb=section.samples_mb, tokens_mb=section.tokens_mb, spans_mb=section.spans_mb)
+    return EventStore(prepared.folder, state, kept)
+
+
+def config_event(prepared: Prepared, now: float) -> ConfigEvent:
+    """As `config.yaml` has it, secrets hidden."""
+    config = prepared.config
+    sites = sites_of(config, prepared.gpus)
+    used = used_gpus(config) or {site.device for site in (sites.trainer, sites.engine) if site.is_gpu}
+    plain = json.dumps(hidden(config.model_dump(mode="json")))
+    return ConfigEvent(process="controller", time=now, config=plain, num_gpus=len(used))
 
 
 def to_yaml(config: PenstockConfig) -> str:

@@ -4,31 +4,39 @@ Groups that were finished go back to the buffer, not to the engines; those that 
 Groups that were running are generated on under their old numbers, and their finished episodes are kept.
 """
 
+import asyncio
+import contextlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from penstock.blobs.verification import refs_of_episode
 from penstock.buffer.admission import ReadyGroup, masked_before, oldest_step
 from penstock.buffer.durable_log import DurableGroupLog, read_lives
 from penstock.buffer.history import HistoryState, VersionHistory
 from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.buffer.life_records import Standing, samples_of
-from penstock.buffer.lives import Life
+from penstock.buffer.lives import UNDER_WAY, Life
 from penstock.errors import BlobLost
 from penstock.orchestration.checkpoints import Progress
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.controller import LOST_BLOB
+from penstock.orchestration.group_production import LOST_BLOB
 from penstock.orchestration.resume import Resume
 from penstock.tasks.stream import TaskStream
+from penstock.types import Episode, PartialGroup, blobs_of
 
 
 def remove_other_history(folder: Path, step: int | None) -> bool:
-    """Remove a journal that does not know `step`, since the run went on without it; None removes any."""
+    """Remove a journal that does not reach `step`, since the run went on without it, or that has let go of groups
+    which a run needs that goes on from there. None removes any."""
     if not folder.exists():
         return False
-    if step is not None and read_lives(DiskFiles(folder), keeps_content=False).standing.step >= step:
-        return False
+    if step is not None:
+        standing = read_lives(DiskFiles(folder), keeps_content=False).standing
+        if standing.covered <= step <= standing.step:
+            return False
     shutil.rmtree(folder)
     return True
 
@@ -54,8 +62,9 @@ async def recover(
             ready.append(group)
         except BlobLost:
             await log.dropped(life.ticket.number, LOST_BLOB)
-    running = [life for life in lives if life.state == "running"]
+    running = [life for life in lives if life.state in UNDER_WAY]
     outstanding = [*running, *(log.lives.by_number[group.ticket.number] for group in ready)]
+    episodes = {life.ticket.number: _episodes(life, log) for life in running}
     resume = Resume(
         gate=msgspec.structs.replace(
             plain.gate,
@@ -65,10 +74,33 @@ async def recover(
         ),
         history=HistoryState(policy=history.policy, steps=standing.version_steps),
         running={life.ticket.number: tasks.task(life.task_id) for life in outstanding},
-        episodes={life.ticket.number: dict(life.episodes) for life in running},
+        episodes=episodes,
+        partial={life.ticket.number: _partial(life, episodes[life.ticket.number], log) for life in running},
     )
     log.lives.let_go()
     return resume
+
+
+async def undone_groups(
+    log: DurableGroupLog, folder: Path, step: int, config: PenstockConfig, tasks: TaskStream
+) -> list[ReadyGroup]:
+    """The groups that steps after `step` have trained on, while the run goes on: a trainer has gone back to `step`.
+    What they consist of is read from the journal in `folder`, which is told first."""
+    await log.durable()
+    lives = await asyncio.to_thread(read_lives, DiskFiles(folder))
+    await log.resumed(step)
+    steps = [min(one, step) for one in lives.standing.version_steps]
+    history = VersionHistory(steps=steps)
+    returned = []
+    for life in lives.by_number.values():
+        if life.state == "trained" and life.step is not None and life.step > step:
+            group = _ready(life, history, config, tasks)
+            try:
+                log.bring_back_blobs(group.scored.group)
+                returned.append(group)
+            except BlobLost:
+                await log.dropped(life.ticket.number, LOST_BLOB)
+    return returned
 
 
 def _ready(life: Life, history: VersionHistory, config: PenstockConfig, tasks: TaskStream) -> ReadyGroup:
@@ -87,6 +119,28 @@ def _ready(life: Life, history: VersionHistory, config: PenstockConfig, tasks: T
         oldest_step=oldest,
         selected_at=life.selected_at,
     )
+
+
+def _episodes(life: Life, log: DurableGroupLog) -> dict[int, Episode]:
+    """Those that had ended and of which nothing is lost."""
+    kept = {}
+    for index, episode in life.episodes.items():
+        with contextlib.suppress(BlobLost):
+            log.bring_back_partial(life.ticket.number, refs_of_episode(episode))
+            kept[index] = episode
+    return kept
+
+
+def _partial(life: Life, ended: Mapping[int, Episode], log: DurableGroupLog) -> PartialGroup:
+    """What else the group had done, up to where something is lost."""
+    partial = life.partial
+    partial.scores = {index: score for index, score in partial.scores.items() if index in ended}
+    for part in [part for parts in partial.turns.values() for part in parts]:
+        try:
+            log.bring_back_partial(life.ticket.number, blobs_of([part]))
+        except BlobLost:
+            partial.cut(part)
+    return partial
 
 
 def _standing(progress: Progress, tasks: TaskStream) -> Standing:

@@ -4,14 +4,19 @@ Whoever uses it keeps the same object; the process behind it changes. Each proce
 that what an earlier one still says is never taken for the present one's word: its channel is closed with it.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeVar
 
 from penstock.channel import Channel
 from penstock.errors import ChannelClosed, WorkerDied
+from penstock.observe.pulse import LONG_S
 from penstock.orchestration.launchers import Launcher, Worker
 
 Client = TypeVar("Client")
+
+LAST_WORDS_S = 0.5
+"""How long a process whose channel has closed may take to end by itself and say why."""
 
 
 class ReplaceableWorker(Generic[Client]):
@@ -26,8 +31,11 @@ class ReplaceableWorker(Generic[Client]):
         start: Callable[[Client], Awaitable[object]],
         threads: int = 1,
         environment: Mapping[str, str] | None = None,
+        start_s: float = LONG_S,
     ) -> None:
-        """`connect` makes a client of a channel; `start` sends the first message, which says what the worker is."""
+        """`connect` makes a client of a channel; `start` sends the first message, which says what the worker is. A
+        process that takes longer than `start_s` to answer it is ended."""
+        self._start_s = start_s
         self.name = name
         self.incarnation = 0
         self._launcher = launcher
@@ -37,6 +45,12 @@ class ReplaceableWorker(Generic[Client]):
         self._environment = environment or {}
         self._worker: Worker | None = None
         self._client: Client | None = None
+        self.last_death: WorkerDied | None = None
+        """Of the last process that ended by itself."""
+        self._given_up = ""
+        """Why the present process was ended, where it did not end by itself."""
+        self._there = asyncio.Event()
+        """Set while a process has started and nobody has ended it."""
 
     @property
     def client(self) -> Client:
@@ -54,11 +68,32 @@ class ReplaceableWorker(Generic[Client]):
         """Launch a process and wait for its first answer; when it ends instead, say so with its traceback."""
         worker = await self._launcher.launch(self.name, threads=self._threads, environment=self._environment)
         self.incarnation += 1
-        self._worker, self._client = worker, self._connect(worker.channel)
+        self._given_up = ""
+        self._worker, client = worker, self._connect(worker.channel)
         try:
-            await self._start(self._client)
+            async with asyncio.timeout(self._start_s):
+                await self._start(client)
         except ChannelClosed:
             raise await worker.died() from None
+        except TimeoutError:
+            await worker.kill()
+            raise WorkerDied(
+                f"worker {self.name} has not started within run.start_s={self._start_s:g}"
+            ) from None
+        self._client = client  # from now on it can be asked for what it is there for
+        self._there.set()
+
+    async def wait_there(self) -> None:
+        """Until a process has started here. One that died is there until its owner ends it."""
+        await self._there.wait()
+
+    def is_there(self, incarnation: int) -> bool:
+        """Whether this process was not ended by its owner."""
+        return self._there.is_set() and self.incarnation == incarnation
+
+    def begin_with(self, start: Callable[[Client], Awaitable[object]]) -> None:
+        """What the next process is told first, in place of what the first one was."""
+        self._start = start
 
     async def restart(self) -> None:
         """End the process if it still runs, and start another in its place."""
@@ -66,6 +101,7 @@ class ReplaceableWorker(Generic[Client]):
         await self.start()
 
     async def end(self) -> None:
+        self._there.clear()
         if self._worker is not None:
             await self._worker.kill()
             self._launcher.forget(self._worker)
@@ -76,3 +112,38 @@ class ReplaceableWorker(Generic[Client]):
         if self._worker is None:
             return WorkerDied(f"worker {self.name} has not been started")
         return await self._worker.died()
+
+    async def gone(self) -> WorkerDied:
+        """Wait until the present process ends or its channel closes, whichever is first. A process that nobody can
+        talk to any more is ended."""
+        if self._worker is None:
+            return WorkerDied(f"worker {self.name} has not been started")
+        worker = self._worker
+        dying = asyncio.ensure_future(worker.died())
+        closing = asyncio.ensure_future(worker.channel.wait_closed())
+        try:
+            await asyncio.wait({dying, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if not dying.done():
+                await asyncio.wait({dying}, timeout=LAST_WORDS_S)
+            if not dying.done():
+                await worker.kill()
+                death = await dying
+                return WorkerDied(
+                    f"the connection to worker {self.name} broke, so it was ended", death.detail
+                )
+            death = self.last_death = dying.result()
+            return WorkerDied(self._given_up, death.detail) if self._given_up else death
+        finally:
+            dying.cancel()
+            closing.cancel()
+
+    async def give_up(self, why: str = "") -> None:
+        """End the present process, which `gone` then tells, with this as the reason."""
+        self._given_up = why
+        if self._worker is not None:
+            await self._worker.kill()
+
+    def write_stacks(self) -> str | None:
+        """Let the present process write the Python stacks of its threads; returns where, or None. It is not waited
+        for."""
+        return None if self._worker is None else self._worker.write_stacks()

@@ -2,31 +2,74 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.channel import Channel
 from penstock.engines.engine_client import GENERATE
 from penstock.errors import ChannelClosed
-from penstock.interfaces import Engine
+from penstock.orchestration.kept_work import KeptWork
 from penstock.orchestration.launchers import Launcher
+from penstock.orchestration.launchers.memory_limit import memory_environment
+from penstock.orchestration.pooled import PoolCare, PooledWorker
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.rollout.episode_pool import EpisodePool
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.rollout_client import EngineGone, Outcome, RolloutClient, RolloutStart
+from penstock.rollout.retrying_episodes import CallsSoFar, RetryingEpisodes
+from penstock.rollout.rollout_client import KEEP_CALL, EngineGone, Outcome, RolloutClient, RolloutStart
+from penstock.rollout.workflow import is_command
+from penstock.types import DEFAULT_POLICY, Episode
 
 
-async def start_episodes(launcher: Launcher, prepared: Prepared, engine: Engine) -> EpisodeRunner:
-    """Worker processes where `rollout.workers` asks for them and there is code of the user's that they can load."""
+async def start_episodes(
+    launcher: Launcher, prepared: Prepared, work: KeptWork, care: PoolCare | None = None
+) -> EpisodeRunner:
+    """Worker processes where `rollout.workers` asks for them and there is code of the user's that they can load.
+    Episodes that could not reach something are run again."""
+    calls = CallsSoFar(work.keep_call)
+    work = replace(work, keep_call=calls.keep)
+    episodes = await _start(launcher, prepared, work, care)
+
+    def told(episode: Episode, count: int, wait_s: float) -> None:
+        words = retry_words(episode, count, wait_s)
+        if care is not None and words is not None:
+            care.events.log(words)
+
+    return RetryingEpisodes(episodes, calls, retries=prepared.config.rollout.retries, told=told)
+
+
+async def _start(
+    launcher: Launcher, prepared: Prepared, work: KeptWork, care: PoolCare | None
+) -> EpisodeRunner:
     rollout = prepared.config.rollout
-    if rollout.workers == 0 or not _is_loadable(prepared):
-        return LocalEpisodes(engine, prepared.tokenizer, prepared.workflow)
-    places = [
-        rollout_place(launcher, f"rollout{index}", prepared, engine) for index in range(rollout.workers)
-    ]
+    num_workers = max(rollout.workers, 1 if _names_a_command(prepared) else 0)
+    if num_workers == 0 or not _is_loadable(prepared):
+        if care is not None and _is_loadable(prepared):
+            care.events.log(
+                "workflows run in the controller (rollout.workers=0), where no limit of CPU time or memory holds"
+            )
+        return LocalEpisodes(work.engine, prepared.tokenizer, prepared.workflow, work.keep_call)
+    places = [rollout_place(launcher, f"rollout{index}", prepared, work) for index in range(num_workers)]
     await asyncio.gather(*(place.start() for place in places))
-    return EpisodePool([LaunchedRollouts(place) for place in places], capacity=rollout.episodes_per_worker)
+    workers = [LaunchedRollouts(place, None if care is None else care.events) for place in places]
+    max_deaths = prepared.config.run.restarts + 1
+    pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=max_deaths)
+    for number, worker in enumerate(workers):
+        if care is not None:
+            care.over(worker, pool, number)
+    return pool
+
+
+def retry_words(episode: Episode, count: int, wait_s: float) -> str | None:
+    """What to tell a person of the first episode that is run again, of the tenth, the hundredth, and so on."""
+    if count != 10 ** (len(str(count)) - 1):
+        return None
+    return (
+        f"an episode of task {episode.task_id!r} could not reach something ({episode.message}); it is run again in "
+        f"{wait_s:g} s (rollout.retries); {count} so far"
+    )
 
 
 def _is_loadable(prepared: Prepared) -> bool:
@@ -36,29 +79,34 @@ def _is_loadable(prepared: Prepared) -> bool:
     return any(task.workflow is not None for task in (*prepared.tasks, *prepared.heldout))
 
 
-class LaunchedRollouts:
-    """`penstock.rollout.episode_pool.EpisodeWorker` in a process that can be replaced."""
+def _names_a_command(prepared: Prepared) -> bool:
+    """An agent needs a process that answers it."""
+    named = {prepared.config.rollout.workflow}
+    named |= {task.workflow for task in (*prepared.tasks, *prepared.heldout)}
+    return any(path is not None and is_command(path) for path in named)
 
-    def __init__(self, place: ReplaceableWorker[RolloutClient]) -> None:
-        self.place = place
+
+class LaunchedRollouts(PooledWorker[RolloutClient]):
+    """`penstock.rollout.episode_pool.EpisodeWorker` in a process that can be replaced."""
 
     async def run(self, spec: EpisodeSpec) -> Outcome:
         try:
-            return await self.place.client.run(spec)
+            outcome = await self.place.client.run(spec)
         except EngineGone:
             raise
         except ChannelClosed:
-            raise await self.place.died() from None
+            death = await self.place.gone()
+            self.lost(death)
+            raise death from None
+        self.worked()
+        return outcome
 
     async def end(self) -> None:
         await self.place.end()
 
-    async def restart(self) -> None:
-        await self.place.restart()
-
 
 def rollout_place(
-    launcher: Launcher, name: str, prepared: Prepared, engine: Engine
+    launcher: Launcher, name: str, prepared: Prepared, work: KeptWork
 ) -> ReplaceableWorker[RolloutClient]:
     """Its episodes ask for turns over the channel that it is reached by: both sides serve."""
     start = RolloutStart(
@@ -66,11 +114,27 @@ def rollout_place(
         trust_remote_code=prepared.config.model.trust_remote_code,
         template_args=prepared.config.tasks.template_args,
         workflow=prepared.config.rollout.workflow,
+        max_context=prepared.max_context,
+        cpu_s=prepared.config.rollout.cpu_s or prepared.config.rollout.timeout_s,
+        host=prepared.config.rollout.agents.host,
+        streams=prepared.config.sync.interrupt != "abort_retry",
+        http=prepared.config.rollout.http.model_dump(mode="json"),
+        model_names={
+            prepared.config.model.name: DEFAULT_POLICY,
+            **prepared.config.rollout.agents.models,
+        },
         search_path=(str(Path.cwd()), *(entry for entry in sys.path if entry)),
     )
 
     def connect(channel: Channel) -> RolloutClient:
-        channel.serve_stream(GENERATE, engine.generate)
+        channel.serve_stream(GENERATE, work.engine.generate)
+        channel.serve(KEEP_CALL, work.keep_call)
         return RolloutClient(channel)
 
-    return ReplaceableWorker(launcher, name, connect=connect, start=lambda client: client.start(start))
+    return ReplaceableWorker(
+        launcher,
+        name,
+        connect=connect,
+        start=lambda client: client.start(start),
+        environment=memory_environment(prepared.config.rollout.memory_gb),
+    )

@@ -9,15 +9,25 @@ from pathlib import Path
 
 from penstock.config.loader import load_config
 from penstock.errors import UserError
-from penstock.orchestration.checkpoints import Progress, checkpoints_of, read_progress
+from penstock.orchestration.checkpoints import BEGINNING, Progress, read_progress
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.kept_checkpoints import PROGRESS, checkpoints_of
+from penstock.orchestration.run_facts import read_facts
 from penstock.safe_files import open_private, write_private
 
 LOCK = ".lock"
 METRICS = "metrics.jsonl"
 UNDONE = "metrics.undone.jsonl"
 """Rows of steps that were trained after the checkpoint that a run went on from."""
-FIXED = ("model.name", "model.lora", "model.adapter", "run.name", "run.folder", "run.seed")
+FIXED = (
+    "model.name",
+    "model.lora",
+    "model.adapter",
+    "run.name",
+    "run.folder",
+    "run.seed",
+    "run.deterministic",
+)
 """What a run can't change on its way."""
 
 
@@ -26,8 +36,14 @@ class SavedRun:
     """A run that can go on: its folder and its last checkpoint."""
 
     folder: Path
-    checkpoint: Path
+    checkpoint: Path | None
+    """None: it was stopped before the first one, and goes on from its model with what its journal has."""
     progress: Progress
+
+    @property
+    def rows_until(self) -> int:
+        """The last step whose rows of metrics stay. Before the first checkpoint all is done again."""
+        return -1 if self.checkpoint is None else self.progress.step
 
 
 @contextmanager
@@ -43,26 +59,39 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a run writes into the folder now."""
+    try:
+        with (folder / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def load_saved_run(folder: Path, overrides: list[str]) -> tuple[PenstockConfig, SavedRun]:
     """The config and the last checkpoint of a run that is to go on."""
     for override in overrides:
         key = override.partition("=")[0]
         if key in FIXED or key.startswith("model.lora."):
             raise UserError(f"{key} can't be changed when a run is resumed; start another run for that")
-    config = load_config(PenstockConfig, folder / "config.yaml", overrides)
-    found = checkpoints_of(folder)
-    if not found:
+    chosen_again = [f"{setting}=auto" for setting in read_facts(folder).auto]
+    config = load_config(PenstockConfig, folder / "config.yaml", [*chosen_again, *overrides])
+    checkpoint = next(reversed(checkpoints_of(folder).values()), None)
+    if checkpoint is None and not (folder / BEGINNING / PROGRESS).is_file():
         raise UserError(
             f"{folder} has no checkpoint to go on from; set run.checkpoint_every when a run is started (its model, "
             f"if there is one, is in {folder / 'model'})"
         )
-    step, checkpoint = list(found.items())[-1]
-    progress = read_progress(checkpoint)
+    progress = read_progress(checkpoint or folder / BEGINNING)
     if progress.only_in_python:
         raise UserError(
             f"{folder} was given its {' and '.join(progress.only_in_python)} as a Python object, which its config "
             "can't name; only runs whose parts are files or import paths can be resumed"
         )
+    step = progress.step
     if step >= config.run.steps:
         raise UserError(f"{folder} has done its {step} steps; give more to go on: run.steps={step + 100}")
     return config, SavedRun(folder=folder, checkpoint=checkpoint, progress=progress)

@@ -4,37 +4,46 @@ prepare ─► workers start ─► version 0 verified ─► evaluate ─► tr
 """
 
 import asyncio
-import gc
 import os
 import time
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 from penstock.blobs import open_blobs
-from penstock.engines.engine_pool import EnginePool
 from penstock.interfaces import Scorer
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import LOADING, RunEvent
 from penstock.observe.readers import ShownRun
 from penstock.observe.recorder import Recorder
 from penstock.observe.run_state import RunState
-from penstock.orchestration.assembly import Parts, build_controller, build_evaluator
+from penstock.observe.writers.recoveries_jsonl import NAME as RECOVERIES
+from penstock.observe.writers.recoveries_jsonl import RecoveriesWriter
+from penstock.orchestration.automatic import sites_of
 from penstock.orchestration.beginning import Beginning, begin
-from penstock.orchestration.capabilities import check_capabilities
-from penstock.orchestration.checkpoints import Checkpoints, Part, sweep_unfinished
-from penstock.orchestration.controller import Controller
+from penstock.orchestration.checkpoints import Part, write_beginning
+from penstock.orchestration.closed_loop import starting_bound
+from penstock.orchestration.dashboard_door import dashboard
 from penstock.orchestration.ending import Ending, Hurried
-from penstock.orchestration.evaluation import EvaluationSchedule
+from penstock.orchestration.kept_checkpoints import sweep_unfinished
 from penstock.orchestration.launchers import Launcher
-from penstock.orchestration.launchers.local import LocalLauncher
-from penstock.orchestration.monitor import RunMonitor, heartbeat
+from penstock.orchestration.launchers.launcher_choice import kind_of, open_joining, open_launcher
+from penstock.orchestration.launchers.remote import RemoteLauncher
+from penstock.orchestration.launchers.volunteers import Volunteers
+from penstock.orchestration.machine_load import machine_load
+from penstock.orchestration.monitor import heartbeat
 from penstock.orchestration.placement import Environments, sharing
-from penstock.orchestration.preflight import Prepared, open_samples, open_writers, to_yaml
-from penstock.orchestration.rollout_workers import start_episodes
+from penstock.orchestration.preflight import Prepared, config_event, open_store, open_writers, to_yaml
+from penstock.orchestration.reward_watch import RewardWatch
 from penstock.orchestration.run_folder import held, put_aside_rows_past
+from penstock.orchestration.shipped_files import files_of_run
 from penstock.orchestration.summary import Summary, summarise
-from penstock.orchestration.supervision import Mortal, WhileNeeded, supervised, unwrapped
+from penstock.orchestration.supervision import supervised, unwrapped
+from penstock.orchestration.training_phase import TrainingPhase
 from penstock.orchestration.worker_events import EventCollector
-from penstock.orchestration.workers import Workers, start_scorers, start_workers
-from penstock.rollout.episode_runner import EpisodeRunner
+from penstock.orchestration.workers import (
+    Workers,
+    start_workers,
+)
 from penstock.safe_files import write_private
 
 
@@ -46,8 +55,11 @@ class Session:
         self._config = prepared.config
         self._shown = shown
         self._scorer = scorer
-        self._controller: Controller | None = None
+        self._phase: TrainingPhase | None = None
+        self._collector: EventCollector | None = None
+        self._joining: tuple[RemoteLauncher, Volunteers] | None = None
         self._ending = Ending()
+        self.has_model = False
 
     def stop(self) -> None:
         """End after the step in progress. Safe to call at any time, from any thread."""
@@ -63,8 +75,8 @@ class Session:
             self._shown.events.log(line)
 
     def _stop_controller(self) -> None:
-        if self._controller is not None:
-            self._controller.stop()
+        if self._phase is not None and self._phase.controller is not None:
+            self._phase.controller.stop()
 
     async def run(self) -> Summary:
         with held(self._prepared.folder):
@@ -76,7 +88,7 @@ class Session:
         saved = self._prepared.saved
         if saved is not None:
             sweep_unfinished(saved.folder)
-            put_aside_rows_past(saved.folder, saved.progress.step)
+            put_aside_rows_past(saved.folder, saved.rows_until)
             write_private(saved.folder / "config.yaml", to_yaml(self._config))
 
     async def _run(self) -> Summary:
@@ -84,17 +96,23 @@ class Session:
         self._ending.bind()
         stream, state = self._shown.stream, self._shown.state
         stream.move_to(loop, loop.call_soon)
-        self._shown.keep(open_writers(self._prepared), open_samples(self._prepared))
+        self._shown.keep(open_writers(self._prepared), open_store(self._prepared, state))
+        stream.subscribe(RECOVERIES, RecoveriesWriter(self._prepared.folder))
         events = self._shown.events
         stream.emit(self._run_event(loop.time()))
+        stream.emit(config_event(self._prepared, loop.time()))
         events.phase(LOADING)
         try:
             with sharing(self._config, self._prepared.gpus, os.environ, events.log) as environments:
                 async with (
+                    dashboard(self._config.observe, self._prepared.folder, self._shown.tell),
                     heartbeat(events),
+                    machine_load(stream, has_gpus=bool(self._prepared.gpus)),
                     EventCollector(stream) as collector,
-                    LocalLauncher(self._prepared.folder / "logs", on_launch=collector.follow) as launcher,
+                    self._open_launcher(events, collector) as launcher,
+                    self._open_joining(events, collector) as self._joining,
                 ):
+                    self._collector = collector
                     await self._train_and_save(launcher, environments, stream, state)
                     await collector.fetch()
             events.phase("done")
@@ -104,6 +122,37 @@ class Session:
             return summary
         finally:
             stream.close()
+
+    def _open_launcher(
+        self, events: Recorder, collector: EventCollector
+    ) -> AbstractAsyncContextManager[Launcher]:
+        prepared = self._prepared
+        sites = sites_of(self._config, prepared.gpus)
+        first = {f"engine{index}" for index in range(len(self._config.engine.members))}
+        return open_launcher(
+            self._config.launcher,
+            prepared.folder,
+            files=lambda: files_of_run(prepared, Path.cwd()),
+            on_gpu=sites.kinds_on_gpu,
+            together=[[f"trainer{rank or ''}" for rank in range(self._config.trainer.parallel.num_ranks)]],
+            may_spread=bool(self._config.sync.interface),
+            joins=lambda name: kind_of(name) == "engine" and name not in first,
+            environ=os.environ,
+            log=events.log,
+            on_launch=collector.follow,
+        )
+
+    def _open_joining(
+        self, events: Recorder, collector: EventCollector
+    ) -> AbstractAsyncContextManager[tuple[RemoteLauncher, Volunteers] | None]:
+        prepared = self._prepared
+        return open_joining(
+            self._config.launcher,
+            prepared.folder,
+            files=lambda: files_of_run(prepared, Path.cwd()),
+            log=events.log,
+            on_launch=collector.follow,
+        )
 
     def _run_event(self, now: float) -> RunEvent:
         folder, saved = self._prepared.folder, self._prepared.saved
@@ -124,6 +173,11 @@ class Session:
         """However training ends, the model is saved if its trainer lives."""
         events = stream.of("controller")
         async with begin(self._prepared, open_blobs(str(launcher.blobs)), events.log) as beginning:
+            if beginning.tasks.curriculum is not None:
+                stream.subscribe("curriculum", RewardWatch(beginning.tasks.curriculum))
+            if self._prepared.saved is None and self._config.run.checkpoint_every > 0:
+                bound = starting_bound(self._config.staleness)
+                write_beginning(self._prepared.folder, beginning.tasks, bound, self._only_in_python)
             await self._train_from(beginning, launcher, environments, stream, state)
 
     async def _train_from(
@@ -136,16 +190,30 @@ class Session:
     ) -> None:
         events = stream.of("controller")
         try:
-            starting = unwrapped(start_workers(launcher, beginning.prepared, environments))
+            starting = unwrapped(start_workers(launcher, beginning.prepared, environments, events.log))
             workers = await self._ending.unless_hurried(starting)
         except Hurried:
             raise asyncio.CancelledError from None  # there is nothing to save yet
+        self.has_model = True
+        phase = self._phase = TrainingPhase(
+            self._prepared,
+            beginning=beginning,
+            launcher=launcher,
+            workers=workers,
+            stream=stream,
+            state=state,
+            ending=self._ending,
+            collector=self._collector,
+            joining=self._joining,
+            scorer=self._scorer,
+            only_in_python=self._only_in_python,
+        )
         try:
-            await self._ending.unless_hurried(self._with_scorers(beginning, launcher, workers, stream, state))
+            await self._ending.unless_hurried(phase.run())
         except Hurried:
-            await self._free_trainer()
+            await phase.free_trainer()
         except Exception as error:
-            await self._rescue(workers, events, error)
+            await self._rescue(phase, workers, events, error)
             raise
         await self._save(workers, events)
 
@@ -154,131 +222,24 @@ class Session:
         saving = workers.trainer.save(str(self._prepared.folder / "model"))
         await supervised(saving, [workers.trainer.place])
 
-    async def _rescue(self, workers: Workers, events: Recorder, error: Exception) -> None:
+    async def _rescue(
+        self, phase: TrainingPhase, workers: Workers, events: Recorder, error: Exception
+    ) -> None:
         """Save what was trained before the run failed. The failure is what the caller reports; this must not hide
         it."""
-        if self._controller is None:
+        if phase.controller is None:
             return
         events.log(f"the run failed: {error}")
         try:
-            await self._free_trainer()
+            await phase.free_trainer()
             await self._save(workers, events)
         except Exception as failure:
             events.log(f"the model could not be saved: {failure}")
         else:
             folder = self._prepared.folder / "model"
-            events.log(f"the model of step {self._controller.steps_done} is saved in {folder}")
+            events.log(f"the model of step {phase.controller.steps_done} is saved in {folder}")
 
-    async def _free_trainer(self) -> None:
-        if self._controller is not None:
-            await self._controller.sync.abandon()
-
-    async def _with_scorers(
-        self,
-        beginning: Beginning,
-        launcher: Launcher,
-        workers: Workers,
-        stream: EventStream,
-        state: RunState,
-    ) -> None:
-        scorer = self._scorer or await start_scorers(launcher, self._prepared)
-        engine = EnginePool({one.name: one for one in workers.engines})
-        episodes = await start_episodes(launcher, self._prepared, engine)
-        work = self._work(beginning, workers, engine, scorer, episodes, stream, state)
-        try:
-            await supervised(work, self._mortals(workers, engine))
-        finally:
-            await episodes.close()
-            await scorer.close()
-
-    def _mortals(self, workers: Workers, pool: EnginePool) -> list[Mortal]:
-        """Whose end ends the run. An engine that was expelled from the pool may end."""
-        engines = [
-            WhileNeeded(engine.place, lambda name=engine.name: name in pool.names)  # type: ignore[misc]
-            for engine in workers.engines
-        ]
-        return [workers.trainer.place, *engines]
-
-    async def _work(
-        self,
-        beginning: Beginning,
-        workers: Workers,
-        engine: EnginePool,
-        scorer: Scorer,
-        episodes: EpisodeRunner,
-        stream: EventStream,
-        state: RunState,
-    ) -> None:
-        check_capabilities(self._config, await engine.reports())
-        config, prepared = self._config, self._prepared
-        events, saved = stream.of("controller"), prepared.saved
-        checkpoints = self._checkpoints(beginning, workers, events, state)
-        parts = Parts(
-            engine=engine,
-            trainers=[workers.trainer],
-            scorer=scorer,
-            tokenizer=prepared.tokenizer,
-            tasks=beginning.tasks,
-            episodes=episodes,
-            log=beginning.log,
-            blobs=workers.blobs,
-            checkpoints=checkpoints,
-        )
-        controller = self._controller = build_controller(
-            config, parts, resume=beginning.resume, events=stream
-        )
-        monitor = RunMonitor(stream, state, controller, workers.engines, watchdog_s=config.observe.watchdog_s)
-        evaluations = EvaluationSchedule(
-            build_evaluator(config, parts, prepared.heldout),
-            every=config.eval.every,
-            steps=config.run.steps,
-            events=events,
-        )
-        async with asyncio.TaskGroup() as background:
-            beside = [
-                background.create_task(monitor.watch()),
-                background.create_task(self._ending.hurry_past_frozen(workers.engines, events.log)),
-            ]
-            events.phase("verifying weights")
-            await controller.start()
-            events.phase("evaluating")
-            if not self._ending.is_stopped and saved is None:
-                await evaluations.now(0)
-            if not self._ending.is_stopped:
-                await self._train(controller, evaluations, monitor, events)
-                await checkpoints.write_last(controller.stand())
-            if controller.steps_done:
-                await evaluations.now(controller.steps_done)
-            for task in beside:
-                task.cancel()
-
-    def _checkpoints(
-        self, beginning: Beginning, workers: Workers, events: Recorder, state: RunState
-    ) -> Checkpoints:
-        run, prepared = self._config.run, self._prepared
+    @property
+    def _only_in_python(self) -> tuple[Part, ...]:
         own_reward: tuple[Part, ...] = () if self._scorer is None else ("reward",)
-        return Checkpoints(
-            prepared.folder,
-            workers.trainer,
-            beginning.tasks,
-            every=run.checkpoint_every,
-            keep=run.keep_checkpoints,
-            events=events,
-            heldout=lambda: state.heldout,
-            only_in_python=(*own_reward, *prepared.only_in_python),
-            covered=None if beginning.log is None else beginning.log.covered,
-        )
-
-    async def _train(
-        self, controller: Controller, evaluations: EvaluationSchedule, monitor: RunMonitor, events: Recorder
-    ) -> None:
-        gc.collect()
-        gc.freeze()  # tasks and libraries stay: no need for the collector to walk them between messages
-        await monitor.poll()
-        events.phase("training")
-        async with asyncio.TaskGroup() as beside:
-            evaluating = beside.create_task(evaluations.beside(controller))
-            await controller.run()
-            evaluating.cancel()
-        await monitor.poll()
-        events.phase("evaluating")
+        return (*own_reward, *self._prepared.only_in_python)

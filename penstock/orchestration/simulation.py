@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.safe_files import remove_folder, whole_folder
+from penstock.safe_files import remove_folder, replace_link, whole_folder
 from penstock.scoring.thread_scorer import MemoryScorer, refuse_if_group_is_needed
+from penstock.trainer.trainer_client import LATEST
 from penstock.types import (
+    CheckpointWritten,
     Chunk,
     EngineReport,
     Episode,
@@ -44,8 +46,9 @@ class SimulatedEngine:
         self.tokens = 0
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        count = self._num_tokens()
-        for index in range(count):
+        first = request.num_resumed
+        count = max(self._num_tokens(), first + 1)
+        for index in range(first, count):
             await asyncio.sleep(self._token_s())
             self.tokens += 1
             yield Chunk(
@@ -117,8 +120,12 @@ class SimulatedTrainer:
         with whole_folder(Path(folder)) as unnamed:
             for name, data in files.items():
                 (unnamed / name).write_bytes(data)
+        replace_link(Path(folder).with_name(LATEST), Path(folder).name)
         for old in remove:
             remove_folder(Path(old))
+
+    async def checkpoint_written(self) -> CheckpointWritten:
+        return CheckpointWritten(seconds=0.0, num_bytes=0)
 
 
 class SimulatedScorer:

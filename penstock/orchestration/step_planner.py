@@ -1,7 +1,8 @@
 """Step planning: which rank trains what, with step-wide denominators, as data."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 
 from penstock.buffer.admission import StepGroups
 from penstock.buffer.history import VersionHistory
@@ -19,6 +20,8 @@ class TrainedStep:
     waited_s: float
     took_s: float
     time_s: float
+    waits: dict[str, float] = field(default_factory=dict)
+    """`waited_s` by cause."""
 
     def metrics(self) -> dict[str, float]:
         """Of the whole step: those of all ranks, merged."""
@@ -39,6 +42,8 @@ class StepPlanner:
     ranks: int
     micro_batch_tokens: int
     shared_prompts: bool = True
+    traced: int = 0
+    """Answers of a step whose tokens are asked for."""
 
     def plan(self, taken: StepGroups, history: VersionHistory, publishes: int | None) -> tuple[StepPlan, ...]:
         return plan_step(
@@ -51,4 +56,13 @@ class StepPlanner:
             policy=history.policy,
             publishes=publishes,
             step_of=history.step_of,
+            traced=self.choose_traced(taken),
         )
+
+    def choose_traced(self, taken: StepGroups) -> tuple[tuple[int, int], ...]:
+        """Episodes of neighbouring groups, beginning with another group in every step: a group side by side says
+        more than one answer of each. The number of the step alone decides."""
+        count = len(taken.groups)
+        order = [(taken.step + index) % count for index in range(count)]
+        episodes = ((place, one) for place in order for one in range(len(taken.groups[place].samples)))
+        return tuple(islice(episodes, self.traced))

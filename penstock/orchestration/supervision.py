@@ -1,7 +1,7 @@
 """Work, and a watch on the processes that it can't do without."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
@@ -18,20 +18,6 @@ class Mortal(Protocol):
     async def died(self) -> WorkerDied: ...
 
 
-class WhileNeeded:
-    """A worker whose end counts only as long as it is needed."""
-
-    def __init__(self, worker: Mortal, is_needed: Callable[[], bool]) -> None:
-        self._worker = worker
-        self._is_needed = is_needed
-
-    async def died(self) -> WorkerDied:
-        death = await self._worker.died()
-        if not self._is_needed():
-            await asyncio.Event().wait()
-        return death
-
-
 async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[Mortal]) -> T:
     """The result of `work`; when one of the workers ends, the work is cancelled and that end is raised."""
     working = asyncio.create_task(work)
@@ -40,7 +26,10 @@ async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[Mortal]) ->
         await asyncio.wait({working, death}, return_when=asyncio.FIRST_COMPLETED)
         if working.done() and not _lost_a_worker(working):
             return await unwrapped(working)
-        raise await asyncio.wait_for(death, LAST_WORDS_S)
+        await asyncio.wait({death}, timeout=LAST_WORDS_S)
+        if death.done():
+            raise death.result()
+        return await unwrapped(working)  # nobody has died: somebody else closed a channel
     finally:
         working.cancel()
         death.cancel()

@@ -20,6 +20,7 @@ from penstock.errors import (
     FingerprintMismatch,
     PenstockError,
     SnapshotReplaced,
+    TrainerLost,
     UserError,
     WorkerDied,
 )
@@ -84,7 +85,8 @@ class WeightSync:
         self._retries = retries or Retries()
         self._expel_failed = expel_failed
         self._waiting: Offer | None = None
-        self._is_finished = False
+        self._is_finished = self._is_renewing = self._is_running = self._is_paused = False
+        self._sending: asyncio.Future[None] | None = None
         self._changed = asyncio.Event()
         self._unreleased: set[int] = set()
         """Versions whose snapshots the trainer may still hold."""
@@ -104,6 +106,11 @@ class WeightSync:
         if replaced is not None:
             await self._skip(replaced.version)
 
+    def renew(self) -> None:
+        """An engine has lost its weights: send them again, if no newer ones are on their way."""
+        self._is_renewing = True
+        self._changed.set()
+
     def finish(self) -> None:
         """Nothing more will be offered."""
         self._is_finished = True
@@ -111,14 +118,79 @@ class WeightSync:
 
     async def run(self) -> None:
         """Until all is sent, after `finish`."""
-        while True:
-            while self._waiting is None:
-                if self._is_finished:
-                    return
-                self._changed.clear()
-                await self._changed.wait()
-            offer, self._waiting = self._waiting, None
+        self._is_running = True
+        try:
+            while await self._has_more():
+                with contextlib.suppress(TrainerLost):  # what it offered is void; `pause` follows
+                    await self._send_next()
+        finally:
+            self._is_running = False
+
+    async def _has_more(self) -> bool:
+        """Wait for something to send; False when nothing more will come."""
+        while self._is_paused or (self._waiting is None and not self._is_renewing):
+            if self._is_finished and not self._is_paused:
+                return False
+            self._changed.clear()
+            await self._changed.wait()
+        return True
+
+    async def _send_next(self) -> None:
+        if self._waiting is None:
+            await self._offer_again()
+            return
+        offer, self._waiting = self._waiting, None
+        sending = self._sending = asyncio.ensure_future(self.deliver(offer))
+        try:
+            await asyncio.wait({sending})
+            if not sending.cancelled():
+                sending.result()
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def pause(self) -> None:
+        """The trainer is gone: what it has published is void, and nothing is sent before `go_on`."""
+        self._is_paused, self._is_renewing, self._waiting = True, False, None
+        self._unreleased.clear()
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    def go_on(self) -> None:
+        """There is a trainer again."""
+        self._is_paused = False
+        self._changed.set()
+
+    async def _offer_again(self) -> None:
+        """The weights of the last step, under a new number. While a step is made, its weights will do."""
+        self._is_renewing = False
+        history, step = self._buffer.gate.history, self._buffer.gate.step
+        if history.step_of(history.newest) > step:
+            return
+        version = self.issue(step)
+        await self._trainer.snapshot(version)
+        await self.offer(Offer(version=version, made_s=self._events.now()))
+
+    async def serve(self, offer: Offer) -> None:
+        """Send it in its turn: beside the steps while `run` does so, here and now before and after."""
+        if self._is_running:
+            await self.offer(offer)
+        else:
             await self.deliver(offer)
+
+    async def send_again(self, version: int, engine: Engine) -> None:
+        """Bring one engine to a version that the others have had."""
+        await self._trainer.snapshot(version)
+        try:
+            update = await self._trainer.publish(version)
+            taking = engine.update(update)
+            if update.sends:
+                await send_and_take(self._trainer.send(version), taking)
+            else:
+                await taking
+        finally:
+            await self._trainer.release(version)
 
     async def deliver(self, offer: Offer) -> None:
         """Bring every engine to a version."""
@@ -185,7 +257,7 @@ class WeightSync:
         for name, num_requests in expelled.items():
             self._events.recorder.log(
                 f"{name} leaves the run: it could not be brought to version {version} in {num_failed} attempts "
-                f"({failure}); its {num_requests} requests begin again on the other engines"
+                f"({failure}); others go on with its {num_requests} requests"
             )
 
     async def _attempt(self, offer: Offer, *, full: bool) -> Delivered:

@@ -6,16 +6,21 @@ never waits for the controller, and a frozen one delays nobody, since each has a
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from types import TracebackType
+from weakref import WeakKeyDictionary
 
 from penstock.channel import Channel, Method
 from penstock.errors import ChannelClosed, RemoteError
 from penstock.observe.event_queue import BATCH, EventQueue
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import EventBatch, shifted
+from penstock.observe.pulse import LONG_S, PulseReport
 
 FETCH_S = 0.5
 LAST_FETCH_S = 2.0
+STARTING = PulseReport(phase="starting", limit_s=LONG_S)
+"""Of a worker that has not answered yet."""
 TAKE_EVENTS = Method("observe.take", type(None), EventBatch)
 
 
@@ -34,6 +39,12 @@ class EventCollector:
     def __init__(self, stream: EventStream) -> None:
         self._stream = stream
         self._links: dict[_Link, asyncio.Task[None]] = {}
+        self._pulses: WeakKeyDictionary[Channel, PulseReport] = WeakKeyDictionary()
+        self._heard: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
+
+    def pulse(self, channel: Channel) -> tuple[int, PulseReport]:
+        """How many answers have come over this channel, and what the last one said of the worker's own work."""
+        return self._heard.get(channel, 0), self._pulses.get(channel, STARTING)
 
     async def __aenter__(self) -> "EventCollector":
         return self
@@ -47,10 +58,14 @@ class EventCollector:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def follow(self, channel: Channel) -> None:
-        link = _Link(channel, self._stream)
+        link = _Link(channel, self._stream, lambda pulse: self._hear(channel, pulse))
         task = asyncio.get_running_loop().create_task(link.run())
         self._links[link] = task
         task.add_done_callback(lambda _: self._links.pop(link, None))
+
+    def _hear(self, channel: Channel, pulse: PulseReport) -> None:
+        self._pulses[channel] = pulse
+        self._heard[channel] = self._heard.get(channel, 0) + 1
 
     async def fetch(self) -> None:
         """What workers have not told yet. One that does not answer soon is left out."""
@@ -65,7 +80,8 @@ class EventCollector:
 class _Link:
     """One worker, with what is known of its clock."""
 
-    def __init__(self, channel: Channel, stream: EventStream) -> None:
+    def __init__(self, channel: Channel, stream: EventStream, hear: Callable[[PulseReport], None]) -> None:
+        self._hear = hear
         self._channel = channel
         self._stream = stream
         self._offset_s = 0.0
@@ -86,6 +102,7 @@ class _Link:
             sent = clock.time()
             batch = await self._channel.call(TAKE_EVENTS, None)
             self._compare_clocks(sent, clock.time(), batch.now)
+            self._hear(batch.pulse)
             self._stream.num_lost += batch.num_lost
             for event in batch.events:
                 self._stream.emit(shifted(event, self._offset_s) if self._offset_s else event)

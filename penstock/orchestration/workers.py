@@ -7,24 +7,39 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from penstock.blobs import open_blobs
 from penstock.cores import usable_cores
 from penstock.engines.engine_client import EngineClient, EngineStart
-from penstock.errors import ChannelClosed, ScoringFailed
+from penstock.errors import ChannelClosed, ScoringFailed, TrainerLost
 from penstock.interfaces import BlobStore
+from penstock.observe.pulse import LONG_S
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.launchers import Launcher
-from penstock.orchestration.placement import Environments, place_threads, scorer_environment, sync_environment
+from penstock.orchestration.launchers.memory_limit import memory_environment
+from penstock.orchestration.placement import (
+    Environments,
+    place_threads,
+    rank_environment,
+    scorer_environment,
+    sync_environment,
+)
+from penstock.orchestration.pooled import PoolCare, PooledWorker
+from penstock.orchestration.pools import engine_pools, visible_gpus
 from penstock.orchestration.preflight import Prepared
+from penstock.orchestration.rank_places import RankPlaces
 from penstock.orchestration.replaceable import ReplaceableWorker
+from penstock.orchestration.trainer_group import TrainerGroup
+from penstock.orchestration.weight_ways import WeightWays, sync_section, ways_of, with_way
 from penstock.scoring.scorer_pool import ScorerPool
 from penstock.scoring.scoring_client import ScoringClient, ScoringRequest, ScoringStart, Verdict
-from penstock.trainer.trainer_client import TrainerClient, TrainerStart
+from penstock.trainer.trainer_client import TrainerClient, TrainerReady, TrainerStart
 from penstock.types import (
+    CheckpointWritten,
     Chunk,
     EngineReport,
     GenerateRequest,
@@ -35,12 +50,26 @@ from penstock.types import (
     WeightUpdate,
 )
 
+T = TypeVar("T")
+
 
 class LaunchedEngine:
     """`penstock.interfaces.Engine` in a process that can be replaced."""
 
-    def __init__(self, place: ReplaceableWorker[EngineClient]) -> None:
+    def __init__(self, place: ReplaceableWorker[EngineClient], start: EngineStart | None = None) -> None:
+        """`start` is what its process was told first, for whoever starts the next."""
         self.place = place
+        self.start = start
+
+    def look_first(self, ways: WeightWays) -> None:
+        """Before it starts: whether the run's weights can reach it."""
+
+        async def begin(client: EngineClient) -> EngineReport:
+            assert self.start is not None
+            await ways.look(self.name, self.place.channel)
+            return await client.start(self.start)
+
+        self.place.begin_with(begin)
 
     @property
     def name(self) -> str:
@@ -63,38 +92,67 @@ class LaunchedEngine:
 
 
 class LaunchedTrainer:
-    """`penstock.interfaces.Trainer` in a process that can be replaced."""
+    """`penstock.interfaces.Trainer` in a process that can be replaced. What a process that is gone was asked for
+    raises `TrainerLost`."""
 
-    def __init__(self, place: ReplaceableWorker[TrainerClient]) -> None:
+    def __init__(self, place: ReplaceableWorker[TrainerClient], start: TrainerStart) -> None:
+        """`start` is what its first process was told."""
         self.place = place
+        self.start = start
+
+    def find_way(self, ways: WeightWays, folder: str) -> None:
+        """Before it starts: which transport reaches every engine."""
+
+        async def begin(client: TrainerClient) -> TrainerReady:
+            self.start = with_way(self.start, await ways.settle(lambda: self.place.channel), folder)
+            return await client.start(self.start)
+
+        self.place.begin_with(begin)
 
     async def step(self, plan: StepPlan) -> StepResult:
-        return await self.place.client.step(plan)
+        return await self._ask(lambda trainer: trainer.step(plan))
 
     async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
-        return await self.place.client.publish(version, full=full)
+        return await self._ask(lambda trainer: trainer.publish(version, full=full))
 
     async def snapshot(self, version: int) -> None:
-        await self.place.client.snapshot(version)
+        await self._ask(lambda trainer: trainer.snapshot(version))
 
     async def send(self, version: int) -> None:
-        await self.place.client.send(version)
+        await self._ask(lambda trainer: trainer.send(version))
 
     async def release(self, version: int, *, delivered: bool = True) -> None:
-        await self.place.client.release(version, delivered=delivered)
+        await self._ask(lambda trainer: trainer.release(version, delivered=delivered))
 
     async def save(self, folder: str) -> None:
-        await self.place.client.save(folder)
+        await self._ask(lambda trainer: trainer.save(folder))
 
     async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
-        await self.place.client.checkpoint(folder, files, remove)
+        await self._ask(lambda trainer: trainer.checkpoint(folder, files, remove))
+
+    async def checkpoint_written(self) -> CheckpointWritten:
+        return await self._ask(lambda trainer: trainer.checkpoint_written())
+
+    async def _ask(self, call: Callable[[TrainerClient], Awaitable[T]]) -> T:
+        try:
+            return await call(self.place.client)
+        except ChannelClosed as error:
+            raise TrainerLost(str(error)) from None
 
 
-class LaunchedScorer:
-    """`penstock.scoring.scorer_pool.ScoringWorker` in a process that can be replaced."""
+class LaunchedRanks(TrainerGroup):
+    """A trainer of several processes, which are replaced together."""
 
-    def __init__(self, place: ReplaceableWorker[ScoringClient]) -> None:
+    def __init__(
+        self, trainers: Sequence[LaunchedTrainer], place: RankPlaces, start: TrainerStart, *, share_plans: int
+    ) -> None:
+        super().__init__(trainers, share_plans=share_plans, give_up=place.give_up)
         self.place = place
+        self.start = start
+
+
+class LaunchedScorer(PooledWorker[ScoringClient]):
+    """`penstock.scoring.scorer_pool.ScoringWorker` in a process that can be replaced."""
 
     @property
     def needs_group(self) -> bool:
@@ -106,13 +164,17 @@ class LaunchedScorer:
 
     async def score(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
         try:
-            return await self.place.client.score(requests)
+            verdicts = await self.place.client.score(requests)
         except ChannelClosed:
-            death = await self.place.died()
+            death = await self.place.gone()
+            self.lost(death)
             raise ScoringFailed(str(death), "score_worker_died", death.detail) from None
+        self.worked()
+        return verdicts
 
-    async def restart(self) -> None:
-        await self.place.restart()
+
+class EngineMaker(Protocol):
+    def __call__(self, index: int, launcher: Launcher) -> LaunchedEngine: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,70 +182,94 @@ class Workers:
     """The processes that a run can't do without."""
 
     engines: tuple[LaunchedEngine, ...]
-    trainer: LaunchedTrainer
+    trainer: LaunchedTrainer | LaunchedRanks
     blobs: BlobStore
     """The store that they share."""
+    another_engine: "EngineMaker"
+    """Makes an engine of this number, which is yet to be started."""
 
     @property
-    def places(self) -> tuple[ReplaceableWorker[EngineClient] | ReplaceableWorker[TrainerClient], ...]:
+    def places(
+        self,
+    ) -> tuple[ReplaceableWorker[EngineClient] | ReplaceableWorker[TrainerClient] | RankPlaces, ...]:
         return (self.trainer.place, *(engine.place for engine in self.engines))
 
 
 async def start_workers(
-    launcher: Launcher, prepared: Prepared, environments: Environments | None = None
+    launcher: Launcher,
+    prepared: Prepared,
+    environments: Environments | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Workers:
     """All at once: the slowest to load decides how long it takes."""
     config = prepared.config
     environments = environments or Environments()
     threads = place_threads(
         cores=usable_cores(),
-        num_engines=config.engine.count,
+        num_engines=max(len(config.engine.members), config.engine.num_most),
         max_staleness=config.staleness.max_staleness,
         engine=config.engine.threads,
         trainer=config.trainer.threads,
+        num_ranks=config.trainer.parallel.num_ranks,
     )
     token, more = secrets.token_urlsafe(24), sync_environment(config.sync)
-    trainer = trainer_place(launcher, prepared, threads.trainer, {**environments.trainer, **more}, token)
-    engines = [
-        engine_place(
-            launcher, prepared, f"engine{index}", threads.engine, {**environments.engine, **more}, token
-        )
-        for index in range(config.engine.count)
-    ]
+    own = visible_gpus(config.placement.trainer, os.environ)
+    trainer = trainer_of(launcher, prepared, threads.trainer, {**environments.trainer, **more, **own}, token)
+    pools, ways = engine_pools(config), ways_of(prepared, log)
+    if ways is not None and isinstance(trainer, LaunchedTrainer):
+        trainer.find_way(ways, str(prepared.folder / "weights"))
+
+    def engine(index: int, launcher: Launcher) -> LaunchedEngine:
+        gpus = visible_gpus(pools[index], os.environ) if index < len(pools) else {}
+        start = engine_start(launcher, prepared, index, threads.engine, token)
+        environment = {**environments.engine, **more, **gpus}
+        launched = LaunchedEngine(engine_place(launcher, start, environment, config.run.start_s), start)
+        if ways is not None:
+            launched.look_first(ways)
+        return launched
+
+    engines = [engine(index, launcher) for index in range(len(config.engine.members))]
     async with asyncio.TaskGroup() as starting:
-        starting.create_task(trainer.start())
-        for engine in engines:
-            starting.create_task(engine.start())
+        starting.create_task(trainer.place.start())
+        for each in engines:
+            starting.create_task(each.place.start())
     return Workers(
-        tuple(LaunchedEngine(engine) for engine in engines),
-        LaunchedTrainer(trainer),
+        tuple(engines),
+        trainer,
         open_blobs(str(launcher.blobs)),
+        engine,
     )
 
 
-async def start_scorers(launcher: Launcher, prepared: Prepared) -> ScorerPool:
+async def start_scorers(launcher: Launcher, prepared: Prepared, care: PoolCare | None = None) -> ScorerPool:
     reward = prepared.config.reward
-    environment = scorer_environment(reward.device, prepared.gpus, os.environ)
+    environment = {
+        **scorer_environment(reward.device, prepared.gpus, os.environ),
+        **memory_environment(reward.memory_gb, is_on_gpu=reward.device != "cpu"),
+    }
     places = [
         scorer_place(launcher, f"scorer{i}", prepared.config, environment) for i in range(reward.workers)
     ]
     await asyncio.gather(*(place.start() for place in places))
-    return ScorerPool([LaunchedScorer(place) for place in places], timeout_s=reward.timeout_s)
+    workers = [LaunchedScorer(place, None if care is None else care.events) for place in places]
+    max_deaths = prepared.config.run.restarts + 1
+    pool = ScorerPool(workers, timeout_s=reward.timeout_s, max_deaths=max_deaths)
+    for number, worker in enumerate(workers):
+        if care is not None:
+            care.over(worker, pool, number)
+    return pool
 
 
-def engine_place(
-    launcher: Launcher,
-    prepared: Prepared,
-    name: str,
-    threads: int,
-    environment: Mapping[str, str],
-    sync_token: str = "",
-) -> ReplaceableWorker[EngineClient]:
-    section = prepared.config.engine
+def engine_start(
+    launcher: Launcher, prepared: Prepared, index: int, threads: int, sync_token: str = ""
+) -> EngineStart:
+    """The first message of an engine by its number (`config.engine.member`)."""
+    name, section = f"engine{index}", prepared.config.engine.member(index)
     if prepared.memory is not None:
         share = {"memory_share": prepared.memory.memory_share}
-        section = section.model_copy(update={"embedded": section.embedded.model_copy(update=share)})
-    start = EngineStart(
+        both = {kind: getattr(section, kind).model_copy(update=share) for kind in ("embedded", "vllm")}
+        section = section.model_copy(update=both)
+    return EngineStart(
         name=name,
         model=prepared.model,
         device=prepared.config.model.device,
@@ -196,25 +282,32 @@ def engine_place(
         config=section.model_dump(mode="json"),
         interface=prepared.config.sync.interface,
         sync_token=sync_token,
+        folder=str(launcher.folder),
         blobs=str(launcher.blobs),
     )
+
+
+def engine_place(
+    launcher: Launcher, start: EngineStart, environment: Mapping[str, str], start_s: float = LONG_S
+) -> ReplaceableWorker[EngineClient]:
     return ReplaceableWorker(
         launcher,
-        name,
+        start.name,
         connect=EngineClient,
         start=lambda client: client.start(start),
-        threads=threads,
+        threads=start.threads,
         environment=environment,
+        start_s=start_s,
     )
 
 
-def trainer_place(
+def trainer_of(
     launcher: Launcher,
     prepared: Prepared,
     threads: int,
     environment: Mapping[str, str],
     sync_token: str = "",
-) -> ReplaceableWorker[TrainerClient]:
+) -> LaunchedTrainer | LaunchedRanks:
     """Starts with the model, or with a checkpoint; versions go on from those that it knows."""
     config, saved = prepared.config, prepared.saved
     start = TrainerStart(
@@ -230,22 +323,36 @@ def trainer_place(
         folder=str(launcher.folder),
         blobs=str(launcher.blobs),
         max_context=prepared.max_context,
-        sync=config.sync.model_dump(mode="json"),
+        sync=sync_section(config.sync, config.launcher).model_dump(mode="json"),
         sync_token=sync_token,
         wire_dtype=config.sync.wire_dtype(config.engine.dtype),
+        replays_routing=config.engine.record_routing == "on",
+        deterministic=config.run.deterministic,
         version=0 if saved is None else len(saved.progress.history.steps),
-        checkpoint="" if saved is None else str(saved.checkpoint),
+        checkpoint="" if saved is None or saved.checkpoint is None else str(saved.checkpoint),
         trainer=config.trainer.model_dump(mode="json"),
         algorithm=config.algorithm.model_dump(mode="json"),
     )
-    return ReplaceableWorker(
-        launcher,
-        "trainer",
-        connect=TrainerClient,
-        start=lambda client: client.start(start),
-        threads=threads,
-        environment=environment,
-    )
+    parallel = config.trainer.parallel
+    environment = {**environment, **rank_environment(parallel.num_ranks, config.sync)}
+    places = [
+        ReplaceableWorker(
+            launcher,
+            f"trainer{rank or ''}",
+            connect=TrainerClient,
+            start=lambda client: client.start(start),
+            threads=threads,
+            environment=environment,
+            start_s=config.run.start_s,
+        )
+        for rank in range(parallel.num_ranks)
+    ]
+    trainers = [LaunchedTrainer(place, start) for place in places]
+    if len(trainers) == 1:
+        return trainers[0]
+    meet = f"file://{launcher.blobs.parent}/ranks"  # a folder that all of them see
+    group = RankPlaces(places, lambda client: client.start(start), meet=meet)
+    return LaunchedRanks(trainers, group, start, share_plans=parallel.tensor * parallel.context)
 
 
 def scorer_place(

@@ -1,8 +1,8 @@
 """Episodes on worker processes: the least loaded takes the next one; who hangs or dies is replaced.
 
-A worker that dies costs the episodes that it was running, as failed episodes; one that hangs in a call costs that
-episode, takes no new ones, and is replaced when its others have ended. Only a worker that dies time after time
-without ever finishing an episode ends the run.
+Episodes whose worker died begin again on another, once; when that one dies too, they have failed. One that hangs in
+a call costs that episode, takes no new ones, and is replaced when its others have ended. Only a worker that dies
+time after time without ever finishing an episode ends the run.
 """
 
 import asyncio
@@ -15,7 +15,9 @@ from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.rollout_client import EngineGone, Outcome
 from penstock.types import Episode
 
-MAX_DEATHS_IN_A_ROW = 3
+MAX_DEATHS_IN_A_ROW = 5
+TRIES_AFTER_DEATH = 1
+"""Of an episode whose worker died: it need not have been the cause."""
 SILENCE_S = 30.0
 """A worker answers at the latest this long after an episode's time limit, or it hangs as a whole."""
 
@@ -44,6 +46,8 @@ class EpisodePool:
         capacity: int,
         start_timeout_s: float = 120.0,
         silence_s: float = SILENCE_S,
+        tries_after_death: int = TRIES_AFTER_DEATH,
+        max_deaths: int = MAX_DEATHS_IN_A_ROW,
     ) -> None:
         if not workers:
             raise ValueError("an episode pool needs at least one worker, got none")
@@ -51,10 +55,19 @@ class EpisodePool:
         self._capacity = capacity
         self._start_timeout_s = start_timeout_s
         self._silence_s = silence_s
+        self._tries_after_death = tries_after_death
+        self._max_deaths = max_deaths
         self._changed = asyncio.Event()
         self._ended: Exception | None = None
 
     async def run(self, spec: EpisodeSpec) -> Episode:
+        episode = await self._run_once(spec)
+        for _ in range(self._tries_after_death):
+            if episode.failure == WORKER_DIED:
+                episode = await self._run_once(spec)
+        return episode
+
+    async def _run_once(self, spec: EpisodeSpec) -> Episode:
         place = await self._take()
         try:
             return await self._run_on(place, spec)
@@ -66,6 +79,20 @@ class EpisodePool:
         """Wake who waits for a worker, with `ChannelClosed`. The processes belong to the launcher."""
         if self._ended is None:
             self._end(ChannelClosed("the episode pool is closed"))
+
+    async def lost(self, number: int, death: WorkerDied) -> None:
+        """The process of a worker is gone, whether it had episodes or not: have another there when this returns.
+        Episodes that it had learn of it by themselves. Raises what ended the pool."""
+        place = self._places[number]
+        if not place.broken:
+            self._note_death(place, death)
+        while place.broken:
+            if self._ended is not None:
+                raise self._ended
+            if place.num_running:
+                await self._changed.wait()
+            else:
+                await self._restart(place)
 
     async def _take(self) -> "_Place":
         """A place that is ready, one episode more on it. With none free, a broken one is replaced."""
@@ -129,7 +156,7 @@ class EpisodePool:
             return
         place.broken = place.died = True
         place.num_deaths += 1
-        if place.num_deaths >= MAX_DEATHS_IN_A_ROW and self._ended is None:
+        if place.num_deaths >= self._max_deaths and self._ended is None:
             message = (
                 f"rollout worker {place.number} died {place.num_deaths} times in a row without finishing an "
                 f"episode; the last time: {error}"

@@ -5,17 +5,18 @@ sampled, so that the trainer sees the very tokens that the engine drew.
 """
 
 import asyncio
-import difflib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
 from penstock.errors import RequestRefused
 from penstock.interfaces import Tokenizer
+from penstock.rollout.endpoint import Endpoint
+from penstock.rollout.episode_record import EpisodeRecord, turn_number
 from penstock.rollout.episode_spec import EpisodeSpec
+from penstock.rollout.kept_calls import KeepCall, KeptCalls, keep_nothing
 from penstock.rollout.replay_check import check_replayed
 from penstock.types import (
     DEFAULT_POLICY,
@@ -32,11 +33,19 @@ from penstock.types import (
     group_scope,
     since_restart,
 )
+from penstock.types.answers import joined_chunk
 from penstock.types.blobs import routes_within
 
 Messages = Sequence[Message | Mapping[str, str]]
 Context = str | Messages | Sequence[int] | IntArray
 """Text, chat messages or token ids."""
+
+
+OnChunk = Callable[[Chunk], None]
+
+
+def ignore_chunk(chunk: Chunk) -> None:
+    """Nobody wants to see a turn before it is whole."""
 
 
 class TokenSource(Protocol):
@@ -50,16 +59,92 @@ class Rollout:
     Turns may be asked for one after the other or at once; they are numbered in the order in which they were asked
     for."""
 
-    def __init__(self, spec: EpisodeSpec, engine: TokenSource, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        spec: EpisodeSpec,
+        engine: TokenSource,
+        tokenizer: Tokenizer,
+        keep_call: KeepCall = keep_nothing,
+        *,
+        record: EpisodeRecord | None = None,
+        keeps: bool = True,
+    ) -> None:
+        """`keep_call` is told what calls gave, so that they need not be made again after a restart."""
         self.spec = spec
         self.tokenizer = tokenizer
         self._engine = engine
-        self._num_begun = 0
-        self._turns: dict[int, Turn] = {}
+        self._calls = KeptCalls(spec, keep_call)
+        self._earlier = {turn_number(turn): turn for turn in spec.turns}
+        self._record = record or EpisodeRecord(spec)
+        self._keeps = keeps
         self._generating: set[asyncio.Task[Any]] = set()
         self._over = False
-        self.engine_error: Exception | None = None
+        self._endpoint: Endpoint | None = None
+
+    def twin(self, engine: TokenSource) -> "Rollout":
+        """The same episode for another event loop, with an engine of that loop. Turns of both are numbered
+        together; those of the twin are part of the episode once they are kept."""
+        return Rollout(self.spec, engine, self.tokenizer, record=self._record, keeps=False)
+
+    @property
+    def engine_error(self) -> Exception | None:
         """What an engine raised other than a refusal: the run must know, whatever the workflow does with it."""
+        return self._record.engine_error
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where this episode can be reached over HTTP, as OpenAI's API, with a key of its own."""
+        if self._endpoint is None:
+            raise RuntimeError(
+                "rollout.endpoint needs a process of its own; set rollout.workers to 1 or more"
+            )
+        return self._endpoint
+
+    @endpoint.setter
+    def endpoint(self, endpoint: Endpoint) -> None:
+        """Set by the process that listens there."""
+        self._endpoint = endpoint
+
+    @property
+    def rewrites(self) -> dict[str, int]:
+        """How often somebody rewrote what was said before, by whom."""
+        return dict(self._record.rewrites)
+
+    def note_rewrite(self, who: str) -> None:
+        """The client or the template has rewritten what was said before."""
+        self._record.rewrites[who] = self._record.rewrites.get(who, 0) + 1
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has asked for more than it may have."""
+        return self._record.is_limited
+
+    def note_limit(self) -> None:
+        """It has asked for more turns or tokens than it may have."""
+        self._record.is_limited = True
+
+    @property
+    def reward(self) -> float | None:
+        """What was said that the episode is worth."""
+        return self._record.reward
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """What the reward is made of."""
+        return self._record.parts
+
+    def set_reward(self, value: float, parts: Mapping[str, float] | None = None) -> None:
+        """The last word counts."""
+        self._record.set_reward(value, parts or {})
+
+    def keep(self, turns: Iterable[Turn]) -> None:
+        """These turns of a twin were sent to whoever asked for them: they are part of the episode."""
+        self._record.turns.update((turn_number(turn), turn) for turn in turns)
+
+    def forget(self, turns: Iterable[Turn]) -> None:
+        """Nobody has seen these turns after all."""
+        for turn in turns:
+            self._record.turns.pop(turn_number(turn), None)
 
     @property
     def task(self) -> Task:
@@ -69,7 +154,7 @@ class Rollout:
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The turns that are finished, in the order in which they were begun."""
-        return tuple(self._turns[number] for number in sorted(self._turns))
+        return self._record.in_order()
 
     def render(self, messages: str | Messages) -> list[int]:
         """Chat messages through the model's template, opened for its answer; plain text as the tokenizer has it."""
@@ -92,19 +177,23 @@ class Rollout:
         *,
         policy: str | None = None,
         parent: Turn | None = None,
+        on_chunk: OnChunk = ignore_chunk,
         **sampling: Any,
     ) -> Turn:
         """One turn after `context`. `parent` is an earlier turn that begins alike, whose cache the engine can go on
-        from; without one, the longest turn that `context` continues is taken. `sampling` overrides fields of
-        `SamplingParams`, such as `max_tokens` or `temperature`."""
+        from; without one, the longest turn that `context` continues is taken. `on_chunk` is told what was sampled
+        as it comes. `sampling` overrides fields of `SamplingParams`, such as `max_tokens` or `temperature`."""
         if self._over:
             raise RuntimeError(f"episode {self.spec.name} is over: it can't generate any more")
         policy = policy or DEFAULT_POLICY
-        number, self._num_begun = self._num_begun, self._num_begun + 1
         token_ids = self._token_ids(context)
-        settings = _overridden(self.spec.turn_sampling(number), sampling, trains=policy == DEFAULT_POLICY)
+        number, settings = self._record.begin_turn(sampling, trains=policy == DEFAULT_POLICY)
         if policy == DEFAULT_POLICY and not self.spec.is_evaluation:
             check_replayed(settings)
+        again = self._earlier.get(number)
+        if again is not None and _asks_the_same(again, token_ids, settings, policy):
+            on_chunk(_whole(again))
+            return self._done(number, settings, again)
         earlier = parent if parent is not None else self._continued(token_ids, policy)
         known = _known_routes(earlier, token_ids, policy)
         request = GenerateRequest(
@@ -119,10 +208,26 @@ class Rollout:
             record_routing=policy == DEFAULT_POLICY and not self.spec.is_evaluation,
             routing_start=known[-1].end if known else 0,
             blob_scope=group_scope(self.spec.group),
+            wave=self.spec.wave(number),
         )
-        turn = self._turn_of(request, earlier, await self._chunks(request), known)
-        self._turns[number] = turn
+        try:
+            turn = self._turn_of(request, earlier, await self._chunks(request, on_chunk), known)
+        except BaseException:
+            self._record.give_back(settings.max_tokens)
+            raise
+        return self._done(number, settings, turn)
+
+    def _done(self, number: int, settings: SamplingParams, turn: Turn) -> Turn:
+        self._record.give_back(settings.max_tokens - len(turn.output_ids))
+        if self._keeps:
+            self._record.turns[number] = turn
         return turn
+
+    async def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """What `function` gives for these arguments, awaited if need be: a tool, an environment. A workflow
+        that runs again after a restart gets here what the call gave before, and it is not made again. So what it
+        gives must be JSON (lists, dicts, strings, numbers), and comes as JSON has it."""
+        return await self._calls.call(function, arguments, named)
 
     def close(self) -> None:
         """The episode is over: turns that are still being made are cancelled, and no new one begins."""
@@ -130,17 +235,21 @@ class Rollout:
         for task in self._generating:
             task.cancel()
 
-    async def _chunks(self, request: GenerateRequest) -> Sequence[Chunk]:
+    async def _chunks(self, request: GenerateRequest, on_chunk: OnChunk) -> Sequence[Chunk]:
         task = asyncio.current_task()
         assert task is not None
         self._generating.add(task)
+        come: list[Chunk] = []
         try:
             async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
-                return since_restart([chunk async for chunk in chunks])
+                async for chunk in chunks:
+                    come.append(chunk)
+                    on_chunk(chunk)
+            return since_restart(come)
         except RequestRefused:
             raise
         except Exception as error:
-            self.engine_error = error
+            self._record.engine_error = error
             raise
         finally:
             self._generating.discard(task)
@@ -155,17 +264,17 @@ class Rollout:
         """Where truncation cuts the distribution, what was kept is recorded too: without it the trainer's ratios
         would be biased."""
         finish_reason = _finish_reason(chunks)
-        output_ids = np.concatenate([chunk.token_ids for chunk in chunks])
+        whole = joined_chunk(chunks)
         return Turn(
             id=request.id,
             parent=parent.id if parent is not None else None,
             prompt_ids=request.token_ids,
-            output_ids=output_ids,
-            logprobs=np.concatenate([chunk.logprobs for chunk in chunks]),
-            versions=np.concatenate([chunk.versions for chunk in chunks]),
+            output_ids=whole.token_ids,
+            logprobs=whole.logprobs,
+            versions=whole.versions,
             finish_reason=finish_reason,
             sampling=request.sampling,
-            text=self.tokenizer.decode(output_ids.tolist()),
+            text=self.tokenizer.decode(whole.token_ids.tolist()),
             policy=request.policy,
             sampling_masks=tuple(c.sampling_mask for c in chunks if c.sampling_mask is not None),
             routing=(*known, *(chunk.routing for chunk in chunks if chunk.routing is not None)),
@@ -178,9 +287,11 @@ class Rollout:
 
     def _continued(self, token_ids: IntArray, policy: str) -> Turn | None:
         """The longest turn of the policy whose tokens `token_ids` begins with."""
+        if not self._record.turns:
+            return None
         found = [
             turn
-            for turn in self._turns.values()
+            for turn in self.turns
             if turn.policy == policy and _common(turn.token_ids, token_ids) == len(turn.token_ids)
         ]
         return max(found, key=lambda turn: len(turn.token_ids), default=None)
@@ -193,19 +304,18 @@ def _messages(messages: Messages) -> tuple[Message, ...]:
     )
 
 
-def _overridden(settings: SamplingParams, changes: Mapping[str, Any], *, trains: bool) -> SamplingParams:
-    known = SamplingParams.__struct_fields__
-    for name in changes:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"they are: {', '.join(known)}"
-            raise TypeError(f"generate has no sampling setting {name!r}; {hint}")
-    if trains and settings.temperature > 0 and changes.get("temperature") == 0:
-        raise ValueError(
-            "temperature must be > 0, got 0: greedy tokens have no distribution to train on; 0 is for evaluation "
-            "(eval.temperature) and for other policies"
-        )
-    return msgspec.structs.replace(settings, **changes) if changes else settings
+def _whole(turn: Turn) -> Chunk:
+    """All that was sampled of a turn, as it would have come at once."""
+    return Chunk(
+        token_ids=turn.output_ids,
+        logprobs=turn.logprobs,
+        versions=turn.versions,
+        finish_reason=turn.finish_reason,
+    )
+
+
+def _asks_the_same(turn: Turn, token_ids: IntArray, settings: SamplingParams, policy: str) -> bool:
+    return turn.policy == policy and turn.sampling == settings and np.array_equal(turn.prompt_ids, token_ids)
 
 
 def _fork(parent: Turn | None, token_ids: IntArray) -> Parent | None:

@@ -9,13 +9,17 @@ import msgspec
 
 from penstock.errors import RequestRefused
 from penstock.interfaces import Tokenizer
+from penstock.passing_errors import may_pass
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.rollout.episode_spec import EpisodeSpec
+from penstock.rollout.kept_calls import KeepCall, keep_nothing
 from penstock.rollout.workflow import Workflow, Workflows
-from penstock.types import Episode, Turn
+from penstock.types import Episode, Score, Turn
 
 WORKFLOW_ERROR = "workflow_error"
 """The workflow raised, or returned something that is no episode."""
+UNAVAILABLE = "workflow_unavailable"
+"""The workflow could not reach something; a moment later it may."""
 TIMEOUT = "timeout"
 """The episode took longer than `rollout.timeout_s`."""
 REFUSED = "refused"
@@ -35,14 +39,22 @@ class EpisodeRunner(Protocol):
 class LocalEpisodes:
     """`EpisodeRunner` on the event loop of its caller: a workflow that blocks stops everything else there."""
 
-    def __init__(self, engine: TokenSource, tokenizer: Tokenizer, workflow: Workflow | None = None) -> None:
+    def __init__(
+        self,
+        engine: TokenSource,
+        tokenizer: Tokenizer,
+        workflow: Workflow | None = None,
+        keep_call: KeepCall = keep_nothing,
+    ) -> None:
+        """`keep_call` is told what calls through rollouts gave."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._workflows = Workflows(workflow)
+        self._keep_call = keep_call
 
     async def run(self, spec: EpisodeSpec) -> Episode:
         workflow = self._workflows.of(spec.task)
-        return await run_episode(workflow, Rollout(spec, self._engine, self._tokenizer))
+        return await run_episode(workflow, Rollout(spec, self._engine, self._tokenizer, self._keep_call))
 
     async def close(self) -> None:
         pass
@@ -66,8 +78,11 @@ async def run_episode(workflow: Workflow, rollout: Rollout) -> Episode:
         if limit.expired():
             message = f"the episode took longer than rollout.timeout_s={spec.timeout_s:g}"
             episode = failed_episode(spec, TIMEOUT, message, rollout.turns)
+        elif rollout.is_limited and rollout.turns:
+            episode = _cut_short(rollout)
         else:
-            episode = failed_episode(spec, WORKFLOW_ERROR, _describe(error), rollout.turns)
+            failure = UNAVAILABLE if may_pass(error) else WORKFLOW_ERROR
+            episode = failed_episode(spec, failure, _describe(error), rollout.turns)
     finally:
         rollout.close()
     if rollout.engine_error is not None:
@@ -83,12 +98,38 @@ def _episode(result: Any, rollout: Rollout) -> Episode:
     spec = rollout.spec
     if isinstance(result, Episode):
         return msgspec.structs.replace(result, index=spec.index)
-    if not isinstance(result, Turn | None):
-        raise TypeError(f"a workflow must return an Episode, a Turn or None, got {type(result).__name__}")
-    turns = rollout.turns if result is None else _path_to(result, rollout.turns)
+    if isinstance(result, Score):
+        rollout.set_reward(result.value, result.parts)
+    elif isinstance(result, float | int) and not isinstance(result, bool):
+        rollout.set_reward(result)
+    elif not isinstance(result, Turn | None):
+        raise TypeError(
+            "a workflow must return an Episode, a Turn, a reward (a number or a Score) or None, "
+            f"got {type(result).__name__}"
+        )
+    turns = _path_to(result, rollout.turns) if isinstance(result, Turn) else rollout.turns
     if not turns:
         raise ValueError("the workflow ended without a turn; it must generate at least one")
-    return Episode(task_id=spec.task.id, turns=turns, index=spec.index)
+    return _made(rollout, turns)
+
+
+def _cut_short(rollout: Rollout) -> Episode:
+    """An episode that ended because it may have no more turns, tokens or context is worth nothing, unless somebody
+    said otherwise. It did not fail: or to go on for ever would cost a policy nothing."""
+    if rollout.reward is None:
+        rollout.set_reward(0.0)
+    return _made(rollout, rollout.turns)
+
+
+def _made(rollout: Rollout, turns: tuple[Turn, ...]) -> Episode:
+    return Episode(
+        task_id=rollout.spec.task.id,
+        turns=turns,
+        index=rollout.spec.index,
+        reward=rollout.reward,
+        parts=rollout.parts,
+        rewrites=rollout.rewrites,
+    )
 
 
 def _path_to(turn: Turn, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:

@@ -1,13 +1,15 @@
 """Which episode to run, as data: it may be run in this process or travel to another."""
 
+import re
 import zlib
 
 import msgspec
 import numpy as np
 
-from penstock.types import Record, SamplingParams, Task
+from penstock.types import CallAnswer, Record, SamplingParams, Task, Turn, Wave
 
 TRAINING, EVALUATION = "g", "e"
+_TURN_ID = re.compile(TRAINING + r"(\d+)\.(\d+)\.(\d+)")
 
 
 class EpisodeSpec(Record, frozen=True, kw_only=True):
@@ -23,6 +25,16 @@ class EpisodeSpec(Record, frozen=True, kw_only=True):
     """Tells the episodes of training and evaluation apart."""
     chunk_tokens: int = 32
     timeout_s: float = 1800.0
+    wave_size: int = 0
+    """How many episodes of the group share a batch of their own; 0 leaves batches to the engine."""
+    max_turns: int = 0
+    """Its most turns; 0 is no limit."""
+    max_tokens: int = 0
+    """The most tokens that it may sample; 0 is no limit."""
+    calls: tuple[CallAnswer, ...] = ()
+    """What calls through the rollout gave before a restart, or at an earlier try."""
+    turns: tuple[Turn, ...] = ()
+    """Those that were finished at an earlier try: they are given again, where the same is asked for."""
 
     @property
     def name(self) -> str:
@@ -31,6 +43,14 @@ class EpisodeSpec(Record, frozen=True, kw_only=True):
     @property
     def is_evaluation(self) -> bool:
         return self.label == EVALUATION
+
+    def wave(self, turn: int) -> Wave | None:
+        """First turns of a group begin together. How many later ones there are nobody knows: each is alone."""
+        if not self.wave_size:
+            return None
+        if turn == 0:
+            return Wave(name=f"{self.label}{self.group}", size=self.wave_size)
+        return Wave(name=self.turn_id(turn), size=1)
 
     def turn_id(self, turn: int) -> str:
         """The request id of a turn: `g12.3.0` is the first turn of episode 3 of group 12."""
@@ -41,6 +61,14 @@ class EpisodeSpec(Record, frozen=True, kw_only=True):
         seed = self.sampling.seed
         if seed is None:
             return self.sampling
-        words = [seed, zlib.crc32(self.label.encode()), self.group % 2**32, self.index, turn]
-        mixed = np.random.SeedSequence(words).generate_state(1, dtype=np.uint32)
-        return msgspec.structs.replace(self.sampling, seed=int(mixed[0]))
+        words = (seed, zlib.crc32(self.label.encode()), self.group % 2**32, self.index, turn)
+        small = np.array(words, dtype=np.uint32) if seed < 2**32 else words  # mixed alike, in half the time
+        return msgspec.structs.replace(
+            self.sampling, seed=int(np.random.SeedSequence(small).generate_state(1)[0])
+        )
+
+
+def place_of(request_id: str) -> tuple[int, int, int] | None:
+    """Group, episode and turn of a training request; None for others."""
+    found = _TURN_ID.fullmatch(request_id)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None

@@ -1,13 +1,13 @@
 """From a task to a group: G episodes at once, the failed ones kept apart."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.errors import RolloutFailed, UserError
-from penstock.rollout.episode_runner import REFUSED, EpisodeRunner
+from penstock.rollout.episode_runner import REFUSED, UNAVAILABLE, EpisodeRunner
 from penstock.rollout.episode_spec import TRAINING, EpisodeSpec
 from penstock.rollout.replay_check import check_replayed
-from penstock.types import Episode, Group, SamplingParams, Task
+from penstock.types import CallAnswer, Episode, Group, SamplingParams, Task
 
 FAILED_EPISODES = "failed_episodes"
 """Too few episodes of the group were good."""
@@ -30,7 +30,12 @@ class RolloutRunner:
         timeout_s: float = 1800.0,
         label: str = TRAINING,
         max_failed_in_a_row: int | None = MAX_FAILED_IN_A_ROW,
+        in_waves: bool = False,
+        max_turns: int = 0,
+        max_episode_tokens: int = 0,
     ) -> None:
+        """`in_waves`: each group is generated in a batch of its own. The last two are limits of an episode; 0 is
+        none."""
         if label == TRAINING:
             check_replayed(sampling)
         self._episodes = episodes
@@ -42,6 +47,9 @@ class RolloutRunner:
         self._label = label
         self._max_failed = max_failed_in_a_row
         self._failed_in_a_row = 0
+        self._wave_size = group_size if in_waves else 0
+        self._max_turns = max_turns
+        self._max_tokens = max_episode_tokens
 
     async def run_group(
         self,
@@ -50,13 +58,16 @@ class RolloutRunner:
         *,
         ended: Callable[[Episode], None] = lambda episode: None,
         done: Mapping[int, Episode] | None = None,
+        calls: Sequence[CallAnswer] = (),
     ) -> Group:
         """All episodes of one group. `ended` is told of each as it ends; those in `done`, by index, have ended
-        before. Raises `RolloutFailed` when too few are good, and what ends the run."""
+        before, and `calls` the others have made before. Raises `RolloutFailed` when too few are good, and what ends
+        the run."""
         known = done or {}
 
         async def run(index: int) -> Episode:
-            episode = known.get(index) or await self._episodes.run(self._spec(number, index, task))
+            made = tuple(call for call in calls if call.episode == index)
+            episode = known.get(index) or await self._episodes.run(self._spec(number, index, task, made))
             ended(episode)
             return episode
 
@@ -84,10 +95,11 @@ class RolloutRunner:
                 f"the last {self._failed_in_a_row} groups were all lost to failed episodes, so there is nothing to "
                 f"train on; of the last one, {message}"
             )
-        refused = all(episode.failure == REFUSED for episode in group.failures)
-        raise RolloutFailed(message, REFUSED if refused else FAILED_EPISODES)
+        reasons = {episode.failure or "" for episode in group.failures}
+        told = reasons.pop() if len(reasons) == 1 and reasons <= {REFUSED, UNAVAILABLE} else FAILED_EPISODES
+        raise RolloutFailed(message, told)
 
-    def _spec(self, number: int, index: int, task: Task) -> EpisodeSpec:
+    def _spec(self, number: int, index: int, task: Task, calls: tuple[CallAnswer, ...]) -> EpisodeSpec:
         return EpisodeSpec(
             group=number,
             index=index,
@@ -96,4 +108,8 @@ class RolloutRunner:
             label=self._label,
             chunk_tokens=self._chunk_tokens,
             timeout_s=self._timeout_s,
+            wave_size=self._wave_size,
+            max_turns=self._max_turns,
+            max_tokens=self._max_tokens,
+            calls=calls,
         )

@@ -1,7 +1,7 @@
 """A process that runs workflows, behind a channel. The worker's side is `penstock.worker.rollout_role`.
 
 Calls go both ways over the one channel: the controller asks for episodes, and an episode asks the controller's
-engines for its turns.
+engines for its turns and tells it what its calls gave.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import msgspec
 from penstock.channel import Channel, Method
 from penstock.errors import ChannelClosed, RemoteError
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.types import Episode, Record
+from penstock.types import CallAnswer, Episode, Record
 
 
 class RolloutStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +23,18 @@ class RolloutStart(msgspec.Struct, frozen=True, kw_only=True):
     template_args: dict[str, Any] = {}
     """What its chat template gets beside the messages."""
     workflow: str | None
+    max_context: int = 1 << 20
+    """The longest sequence that engines take."""
+    host: str = "127.0.0.1"
+    """Where it listens for agents."""
+    model_names: dict[str, str] = {}
+    """Further names of models that agents may ask for, with the policies that answer."""
+    streams: bool = True
+    """Agents are sent answers as they come, if they ask for it. Not where new weights make answers begin again."""
+    http: dict[str, Any] = {}
+    """How environments are asked that are named by URL."""
+    cpu_s: float = 1800.0
+    """CPU time of one episode."""
     search_path: tuple[str, ...]
     """Folders that user modules may be imported from, first of all."""
 
@@ -36,6 +48,8 @@ class Outcome(Record, frozen=True, kw_only=True):
 
 START_ROLLOUT = Method("rollout.start", RolloutStart, type(None))
 RUN_EPISODE = Method("rollout.run", EpisodeSpec, Outcome)
+KEEP_CALL = Method("rollout.keep_call", CallAnswer, type(None))
+"""Served by the controller, for calls that episodes make through their rollouts."""
 
 
 class RolloutClient:

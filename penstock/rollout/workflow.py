@@ -6,7 +6,8 @@
             await rollout.generate(rollout.continue_(turn, "Look again."))
 
 A workflow is such a function or an object with a method `run(task, rollout)`. It returns an `Episode`; or a `Turn`,
-which stands for itself and the turns that it continues; or nothing, which stands for all turns that were made.
+which stands for itself and the turns that it continues; or nothing, which stands for all turns that were made; or a
+number or a `Score`, which is what all these are worth. Or it is the command of an agent, which speaks OpenAI's API.
 """
 
 import inspect
@@ -14,11 +15,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 from penstock.errors import UserError
+from penstock.http_calls import HttpConfig, is_url
+from penstock.rollout.command_workflow import CommandWorkflow
 from penstock.rollout.episode_rollout import Rollout
-from penstock.types import Episode, Task, Turn
-from penstock.usercode import load_object
+from penstock.rollout.http_environment import HttpEnvironment
+from penstock.types import Episode, Score, Task, Turn
+from penstock.usercode import is_function_path, load_object
 
-Result = Episode | Turn | None
+Result = Episode | Turn | Score | float | None
 
 
 class Workflow(Protocol):
@@ -48,8 +52,9 @@ class FunctionWorkflow:
 class Workflows:
     """The run's workflow and those that tasks name, each loaded once."""
 
-    def __init__(self, default: Workflow | None = None) -> None:
+    def __init__(self, default: Workflow | None = None, http: HttpConfig | None = None) -> None:
         self._default: Workflow = default or SingleTurn()
+        self._http = http
         self._by_path: dict[str, Workflow] = {}
 
     def of(self, task: Task) -> Workflow:
@@ -57,7 +62,7 @@ class Workflows:
         if path is None:
             return self._default
         if path not in self._by_path:
-            self._by_path[path] = load_workflow(path)
+            self._by_path[path] = load_workflow(path, self._http)
         return self._by_path[path]
 
     def check(self, tasks: Iterable[Task]) -> bool:
@@ -68,9 +73,19 @@ class Workflows:
         return bool(named)
 
 
-def load_workflow(path: str) -> Workflow:
+def is_command(path: str) -> bool:
+    """Whether a workflow is started as a program rather than called."""
+    return not is_function_path(path) and (" " in path.strip() or path.startswith(("/", "./", "~/")))
+
+
+def load_workflow(path: str, http: HttpConfig | None = None) -> Workflow:
     """The workflow that `module:name` or `file.py:name` stands for: a function, an object with `run`, or a class of
-    such objects that needs no arguments."""
+    such objects that needs no arguments. A URL is an environment, asked as `http` says; anything else with a
+    space in it, or that begins with a slash, is a command."""
+    if is_url(path):
+        return HttpEnvironment(path, http)
+    if is_command(path):
+        return CommandWorkflow(path)
     return as_workflow(load_object(path, what="workflow"), path)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from penstock.gym_datasets import COLUMN
 from penstock.scoring.gym_verifier import verify
-from penstock.types import Task
+from penstock.types import Episode, Score, Task
 
 
 def exact_match(task: Task, completion: str) -> float:
@@ -17,13 +17,27 @@ def exact_match(task: Task, completion: str) -> float:
     return float(completion.strip() == str(task.columns["answer"]).strip())
 
 
-def auto(task: Task, completion: str) -> float:
-    """reasoning_gym's verifier for its tasks, an exact match for others."""
-    return verify(task, completion) if COLUMN in task.columns else exact_match(task, completion)
+def own(task: Task, episode: Episode) -> Score:
+    """What the episode's workflow or agent said that it is worth."""
+    if episode.reward is None:
+        raise ValueError(
+            f"an episode of task {task.id!r} has no reward of its own; return one from the workflow, or let the "
+            "agent POST it to /episodes/KEY/reward"
+        )
+    return Score(value=episode.reward, parts=episode.parts)
 
 
-BUILTINS: dict[str, Callable[[Task, str], float]] = {
+def auto(task: Task, episode: Episode) -> float | Score:
+    """The episode's own reward where it has one; else reasoning_gym's verifier for its tasks, and an exact match
+    for others."""
+    if episode.reward is not None:
+        return own(task, episode)
+    return verify(task, episode.text) if COLUMN in task.columns else exact_match(task, episode.text)
+
+
+BUILTINS: dict[str, Callable[..., float | Score]] = {
     "auto": auto,
+    "episode": own,
     "exact_match": exact_match,
     "reasoning_gym": verify,
 }

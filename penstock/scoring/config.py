@@ -6,13 +6,15 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config import Section
+from penstock.http_calls import HttpConfig
 
 
 class RewardFunction(Section):
     """One reward function and its weight. A plain string stands for a function with that `path`."""
 
     path: str
-    """`module:function`, `file.py:function`, or a built-in name: `auto`, `exact_match`, `reasoning_gym`."""
+    """`module:function`, `file.py:function`, the URL of a service, or a built-in name: `auto`, `episode`,
+    `exact_match`, `reasoning_gym`."""
     weight: float = 1.0
     """Its share in the weighted sum."""
     name: str | None = None
@@ -29,8 +31,8 @@ class RewardConfig(Section):
 
     functions: tuple[RewardFunction, ...] = Field(default=(RewardFunction(path="auto"),), min_length=1)
     """Reward functions, one or several; each is `{path, weight, name}` or just its path. Their weighted sum
-    is the score. `auto` is the verifier of reasoning_gym for its tasks, and an exact match with the
-    column `answer` for others."""
+    is the score. `auto` is the episode's own reward, where its workflow or agent gave one (`episode`); else the
+    verifier of reasoning_gym for its tasks, and an exact match with the column `answer` for others."""
     workers: int = Field(default=1, ge=1)
     """Scoring processes."""
     concurrency: int = Field(default=16, ge=1)
@@ -40,9 +42,19 @@ class RewardConfig(Section):
     one, as `cuda:0`."""
     threads: int = Field(default=1, ge=1)
     """Threads of a scoring process, for functions that run a model on a CPU."""
+    http: HttpConfig = HttpConfig()
     timeout_s: float = Field(default=30.0, gt=0)
     """Time limit for one call: of an episode, or of a group where a function needs the group. Past it the group is
     dropped and the worker replaced."""
+
+    retries: int = Field(default=3, ge=0)
+    """How often a call is made again whose function could not reach something (`ConnectionError`, `TimeoutError`,
+    …), after 1, 2, 4 … seconds."""
+    cpu_s: float = Field(default=0.0, ge=0)
+    """CPU time of one call, its threads together. Past it the worker is ended, and the call fails. 0: what
+    `timeout_s` lets `threads` + 1 of them use."""
+    memory_gb: float = Field(default=0.0, ge=0)
+    """Memory of a scoring process. 0: half of the machine's; on a GPU no limit."""
 
     @field_validator("device")
     @classmethod

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from penstock.errors import UserError
+from penstock.http_calls import is_url
 from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.scoring.config import RewardConfig
 from penstock.scoring.reward_loader import load_callable
+from penstock.scoring.reward_service import HttpReward
 
 Form = Literal["plain", "trl"]
 
@@ -45,7 +47,11 @@ def load_functions(config: RewardConfig, *, device: str | None = None) -> tuple[
     rewards = []
     for function in config.functions:
         own_name = function.path if function.path in BUILTINS else function.path.rpartition(":")[2]
-        call = load_callable(function.path)
+        call: Callable[..., Any]
+        if is_url(function.path):
+            own_name, call = "service", HttpReward(function.path, config.http)
+        else:
+            call = load_callable(function.path)
         name, where = function.name or own_name, device or config.device
         rewards.append(wrap(call, name=name, weight=function.weight, device=where))
     return named_apart(rewards)

@@ -13,12 +13,16 @@ from typing import Any
 import msgspec
 
 from penstock.errors import ScoringFailed
+from penstock.passing_errors import may_pass
+from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.scoring.functions import Reward, device_argument
 from penstock.scoring.score_sum import SCORE_NAN, SCORE_SHAPE, weighted_sum
 from penstock.types import Episode, Group, Score, Task
 
 SCORE_ERROR = "score_error"
 """The function raised."""
+SCORE_UNAVAILABLE = "score_unavailable"
+"""The function could not reach what it needs; a moment later it may."""
 MAX_MESSAGE = 2000
 MAX_DETAIL = 20_000
 """Characters of an error that are kept."""
@@ -67,9 +71,15 @@ async def _values(reward: Reward, task: Task, episodes: Sequence[Episode]) -> li
 
 async def _call_plain(reward: Reward, task: Task, episode: Episode, where: str) -> Any:
     with failing(where):
-        what = copy.deepcopy(episode) if reward.takes_episode else episode.text
+        what = _seen(reward, episode)
         result = reward.call(_copy_of(task), what, **device_argument(reward))
         return await result if inspect.isawaitable(result) else result
+
+
+def _seen(reward: Reward, episode: Episode) -> Episode | str:
+    if not reward.takes_episode:
+        return episode.text
+    return episode if reward.call in BUILTINS.values() else copy.deepcopy(episode)
 
 
 async def _together(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
@@ -95,7 +105,8 @@ def failing(where: str) -> Iterator[None]:
             raise
         message = f"{where} raised {type(error).__name__}: {_text(error)}"
         detail = traceback.format_exc()[-MAX_DETAIL:]
-        raise ScoringFailed(message[:MAX_MESSAGE], SCORE_ERROR, detail) from error
+        reason = SCORE_UNAVAILABLE if may_pass(error) else SCORE_ERROR
+        raise ScoringFailed(message[:MAX_MESSAGE], reason, detail) from error
 
 
 def is_cancelled() -> bool:

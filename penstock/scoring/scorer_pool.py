@@ -1,8 +1,8 @@
 """Scoring on worker processes: whoever is free takes the next call; who hangs or dies is replaced.
 
 A call is one episode, or one group where a function needs it. What a worker does wrong costs that call and nothing
-more. Only a worker that dies time after time without ever answering ends the run, since nothing would be scored any
-more.
+more; a call whose worker died is tried once more. Only a worker that dies time after time without ever answering
+ends the run, since nothing would be scored any more.
 
 Calls that wait while every worker is busy go out several in a message, as many as a worker answers in a moment: a
 reward of microseconds is not held up by a round trip for each episode, and a slow one has its calls alone.
@@ -21,7 +21,9 @@ from penstock.types import Episode, Group, Score, Task
 
 WORKER_DIED = "score_worker_died"
 """The worker's process ended while it was scoring."""
-MAX_DEATHS_IN_A_ROW = 3
+MAX_DEATHS_IN_A_ROW = 5
+TRIES_AFTER_DEATH = 1
+"""Of a call whose worker died while it had no other."""
 MESSAGE_S = 0.02
 """What the calls of one message may take together in the worker. The way there and back does not count: on a busy
 machine it is longer than this, and messages of single calls would make it busier."""
@@ -54,13 +56,21 @@ class ScorerPool:
     `counters` counts calls by how they ended: `scored`, or the reason of their failure."""
 
     def __init__(
-        self, workers: Sequence[ScoringWorker], *, timeout_s: float, start_timeout_s: float = 120.0
+        self,
+        workers: Sequence[ScoringWorker],
+        *,
+        timeout_s: float,
+        start_timeout_s: float = 120.0,
+        tries_after_death: int = TRIES_AFTER_DEATH,
+        max_deaths: int = MAX_DEATHS_IN_A_ROW,
     ) -> None:
         if not workers:
             raise ValueError("a scorer pool needs at least one worker, got none")
         self._timeout_s = timeout_s
         self._start_timeout_s = start_timeout_s
-        places = [_Place(worker, number) for number, worker in enumerate(workers)]
+        self._tries_after_death = tries_after_death
+        self._max_deaths = max_deaths
+        self._places = places = [_Place(worker, number) for number, worker in enumerate(workers)]
         seats = range(max(worker.concurrency for worker in workers))
         self._free = deque(place for seat in seats for place in places if seat < place.worker.concurrency)
         self._waiting: deque[_Call] = deque()
@@ -83,6 +93,16 @@ class ScorerPool:
         for message, calls in self._messages.items():
             if all(call.answer.done() for call in calls):
                 message.cancel()
+
+    async def lost(self, number: int, death: WorkerDied) -> None:
+        """The process of a worker is gone, whether it had calls or not: have another there when this returns. Calls
+        that it had learn of it by themselves. Raises what ended the pool."""
+        place = self._places[number]
+        process = place.process
+        if process not in (place.dead, place.hung):
+            place.dead = process
+            self._note_death(place, death)
+        await self._replace(place, process)
 
     async def _call(self, task: Task, episodes: tuple[Episode, ...]) -> Scores:
         """A caller that gives up (its group has failed) leaves the worker to finish: to end the process would cost
@@ -163,7 +183,7 @@ class ScorerPool:
                     place.dead = process
                     self._note_death(place, failure)
                 await self._replace(place, process)
-                if len(calls) > 1:
+                if len(calls) > 1 or calls[0].note_death() <= self._tries_after_death:
                     raise _TryAlone from None
                 raise failure from error
             place.answered(verdicts)
@@ -196,7 +216,7 @@ class ScorerPool:
 
     def _note_death(self, place: "_Place", error: Exception) -> None:
         place.num_deaths += 1
-        if place.num_deaths >= MAX_DEATHS_IN_A_ROW and self._ended is None:
+        if place.num_deaths >= self._max_deaths and self._ended is None:
             message = (
                 f"scoring worker {place.number} died {place.num_deaths} times in a row without scoring "
                 f"anything; the last time: {error}"
@@ -220,6 +240,12 @@ class _Call:
         self.request = request
         self.answer: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         self.alone = False
+        self._num_deaths = 0
+
+    def note_death(self) -> int:
+        """A process died under this call alone, which may have had another cause. How many have by now."""
+        self._num_deaths += 1
+        return self._num_deaths
 
     def settle(self, verdict: Verdict) -> None:
         if verdict.reason:

@@ -4,7 +4,7 @@ version b      full       the base weights; when every engine has them, their bu
 version b+1 …  adapter    small, complete in itself, and on top of b
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.interfaces import WeightPublisher
@@ -14,12 +14,19 @@ from penstock.types import WeightUpdate
 class AdapterPublisher:
     """Two publishers as one, told apart by the version. Both may be of any transport."""
 
-    def __init__(self, base: WeightPublisher, adapter: WeightPublisher, *, base_version: int) -> None:
-        self._base, self._adapter = base, adapter
+    def __init__(
+        self, open_base: Callable[[], WeightPublisher], adapter: WeightPublisher, *, base_version: int
+    ) -> None:
+        """`open_base` is called again for an engine that joins later: the buckets are freed in between."""
+        self._open_base = open_base
+        self._base: WeightPublisher | None = open_base()
+        self._adapter = adapter
         self._base_version = base_version
 
     def snapshot(self, version: int, tensors: Mapping[str, Any]) -> None:
         """Of the base weights under their version, of the adapter under every other."""
+        if version == self._base_version and self._base is None:
+            self._base = self._open_base()
         self._of(version).snapshot(version, tensors)
 
     def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
@@ -29,17 +36,27 @@ class AdapterPublisher:
         self._of(version).send(version)
 
     def cancel(self) -> None:
-        self._base.cancel()
+        if self._base is not None:
+            self._base.cancel()
         self._adapter.cancel()
 
     def release(self, version: int, *, delivered: bool = True) -> None:
         self._of(version).release(version, delivered=delivered)
         if version == self._base_version:
-            self._base.close()
+            self._close_base()
 
     def close(self) -> None:
-        self._base.close()
+        self._close_base()
         self._adapter.close()
 
+    def _close_base(self) -> None:
+        base, self._base = self._base, None
+        if base is not None:
+            base.close()
+
     def _of(self, version: int) -> WeightPublisher:
-        return self._base if version == self._base_version else self._adapter
+        if version != self._base_version:
+            return self._adapter
+        if self._base is None:
+            raise ValueError(f"version {version} has no snapshot: it was released, or never taken")
+        return self._base

@@ -6,7 +6,9 @@
 
 A bucket is checked and unpacked while the next one arrives. The group is made anew when its members change: an
 engine came, left, or started again. When one of them fails, the others are told, and stay on the version that they
-serve. Over gloo on a CPU or on GPUs that are shared, over NCCL where every member has a GPU of its own.
+serve. Of a trainer of several ranks each has a store and a group of its own, and sends its own slices; their
+buckets come in turns. Over gloo on a CPU or on GPUs that are shared, over NCCL where every member has a GPU of its
+own.
 """
 
 import secrets
@@ -51,7 +53,7 @@ class CollectivePublisher(SlotPublisher):
         *,
         interface: str = "",
     ) -> None:
-        self._device = next(iter(tensors.values())).device
+        self._device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
         self._address = address_of(interface)
         self._store, self._place = open_store(self._address)
         self._told = threading.Event()
@@ -73,7 +75,9 @@ class CollectivePublisher(SlotPublisher):
         return super().describe(version, full=full)
 
     def send(self, version: int) -> None:
-        """Meet the engines that stage it, and send it to all of them."""
+        """Meet the engines that stage it, and send it to all of them. Nobody comes to a rank that has nothing."""
+        if not self._sizes:
+            return
         name = self._meetings.pop(version, None)
         if name is None:
             raise UpdateAbandoned(f"version {version} was sent already; describe it again to send it again")
@@ -196,9 +200,10 @@ class CollectiveReceiver(StagingReceiver):
             self._leave(place)
 
     def _fetch(self, update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
-        place, name, _ = update.buckets[number].split("/")
-        if place not in self._meetings:
-            self._meet(place, name, update.receivers, told)
+        place, _, _ = update.buckets[number].split("/")
+        if number == 0:  # all engines come to the ranks in this order, so none waits for another
+            for each, name in _meetings_of(update):
+                self._meet(each, name, update.receivers, told)
         group = self._groups[place]
         device = self._device if group.backend == "nccl" else torch.device("cpu")
         with side_stream(device):
@@ -242,3 +247,9 @@ class CollectiveReceiver(StagingReceiver):
         group = self._groups.pop(place, None)
         if group is not None:
             group.close()
+
+
+def _meetings_of(update: WeightUpdate) -> list[tuple[str, str]]:
+    """Where its senders are, and under which name each expects the engines."""
+    found = (name.split("/") for name in update.buckets)
+    return list(dict.fromkeys((place, meeting) for place, meeting, _ in found))

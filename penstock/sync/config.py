@@ -16,7 +16,9 @@ class SyncConfig(Section):
     """How buckets travel from trainer to engines: `shared_memory` on one machine, `cuda_ipc` on one GPU,
     `collective` by broadcast to all engines at once (gloo, or NCCL where each has a GPU of its own), `filesystem`
     through files of `sync.folder`, `http` from a server of the trainer. `auto`: the fastest of the first two that
-    the run's devices allow."""
+    the run's devices allow. Over several machines (`launcher`) the workers find out who reaches whom: `http` where
+    every engine can connect to the trainer's machine, otherwise `filesystem` where all of them see the run folder;
+    `filesystem` first where `folder` is named, `collective` first where `interface` is."""
     folder: str = ""
     """Of `filesystem`: a folder that trainer and engines see under the same path, on a shared disk or a mounted
     object store. Empty: a folder of the run on this machine."""
@@ -47,8 +49,8 @@ class SyncConfig(Section):
     every: int = Field(default=1, ge=1)
     """Publish the weights of every n-th step, and of the last one. At most `staleness.max_staleness` + 1."""
     retries: int = Field(default=3, ge=0)
-    """How often a transfer that failed is tried again. Then the engines that failed leave the run, and their
-    requests begin again on the others; without any other engine, the run ends."""
+    """How often a transfer that failed is tried again. Then the engines that failed leave the run, and others go
+    on with their requests; without any other engine, the run ends."""
     retry_s: float = Field(default=1.0, gt=0)
     """Seconds before the first retry; each of the next waits twice as long."""
 

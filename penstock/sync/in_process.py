@@ -67,6 +67,15 @@ class InProcessPublisher(SlotPublisher):
                 self._exchange.pop(name, None)
 
 
+class InProcessStagedPublisher(InProcessPublisher):
+    """The same for receivers that take a copy first."""
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], publishing: Publishing | None = None, *, exchange: Exchange
+    ) -> None:
+        super().__init__(tensors, publishing, exchange=exchange, transport=STAGED_TRANSPORT)
+
+
 class InProcessReceiver(BucketReceiver):
     """The engine's side, by reference."""
 

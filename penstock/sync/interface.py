@@ -1,21 +1,28 @@
 """The address of a network interface: what listens for other machines listens there, and nowhere else."""
 
+import contextlib
 import fcntl
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 
 from penstock.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+ELSEWHERE = ("192.0.2.1", 9)
+"""An address that is nobody's."""
 _SIOCGIFADDR = 0x8915
 """Linux' call for the IPv4 address of an interface."""
 
 
 def address_of(interface: str) -> str:
-    """The IPv4 address of an interface of this machine, by its name; "" is the loopback."""
+    """The IPv4 address of an interface of this machine, by its name; "" is the loopback, and an address is
+    itself."""
     if not interface:
         return LOOPBACK
+    if _is_address(interface):
+        return interface
     known = [name for _, name in socket.if_nameindex()]
     if interface not in known:
         raise ConfigError(
@@ -34,3 +41,33 @@ def address_of(interface: str) -> str:
                 f"sync.interface={interface} has no IPv4 address; choose another one"
             ) from error
     return socket.inet_ntoa(answer[20:24])
+
+
+def address_for_others(host: str) -> str:
+    """The IPv4 address of this machine under which others reach what listens on `host`. For all addresses at once
+    (`0.0.0.0`) that is the one by which this machine itself goes out."""
+    if host not in ("0.0.0.0", "::", "*"):
+        try:
+            return socket.gethostbyname(host)
+        except OSError as error:
+            raise ConfigError(f"launcher.listen: {host} has no address: {error}") from error
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(ELSEWHERE)  # sends nothing
+        except OSError:  # there is no way out; perhaps one to neighbours
+            return next((address for address in _own_addresses() if not address.startswith("127.")), LOOPBACK)
+        return str(asking.getsockname()[0])
+
+
+def _own_addresses() -> Iterator[str]:
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(ConfigError):
+            yield address_of(name)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET, text)
+    except OSError:
+        return False
+    return True

@@ -5,6 +5,7 @@ This imports without torch: the controller checks names and counts memory with i
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +35,16 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """One way for weights to travel: what it needs, and what it holds."""
+    """One way for weights to travel: what it needs, what it holds, and where its two sides are."""
 
     needs: str
-    publisher: "Callable[[Mapping[str, Any], Publishing, Rendezvous], WeightPublisher]"
-    receiver: Callable[[Rendezvous], WeightReceiver]
+    publisher: str
+    """`module:class`; it is made of tensors, their `Publishing`, and what it `takes`."""
+    receiver: str
+    """`module:class`; it is made of a device, and what it `takes`."""
+    publisher_takes: tuple[str, ...] = ()
+    """Which fields of a `Rendezvous` it gets, as keyword arguments."""
+    receiver_takes: tuple[str, ...] = ()
     between_processes: bool = True
     snapshots_on_gpu: bool = False
     """Whether the trainer's slots take memory of its GPU."""
@@ -48,147 +54,81 @@ class Transport:
     def staged_bytes(self, model_bytes: int) -> int:
         return self.staged_copies * model_bytes
 
+    def publish(
+        self, tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
+    ) -> WeightPublisher:
+        made: WeightPublisher = _load(self.publisher)(tensors, publishing, **_taken(at, self.publisher_takes))
+        return made
 
-def _shared_memory_publisher(
-    tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
-) -> WeightPublisher:
-    from penstock.sync.shared_memory import SharedMemoryPublisher
-
-    assert at.folder is not None
-    return SharedMemoryPublisher(tensors, publishing, folder=at.folder)
-
-
-def _shared_memory_receiver(at: Rendezvous) -> WeightReceiver:
-    from penstock.sync.shared_memory import SharedMemoryReceiver
-
-    return SharedMemoryReceiver(at.device)
+    def receive(self, at: Rendezvous) -> WeightReceiver:
+        made: WeightReceiver = _load(self.receiver)(device=at.device, **_taken(at, self.receiver_takes))
+        return made
 
 
-def _filesystem_publisher(
-    tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
-) -> WeightPublisher:
-    from penstock.sync.filesystem import FilesystemPublisher
-
-    assert at.folder is not None
-    return FilesystemPublisher(tensors, publishing, folder=at.folder)
+def _load(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    made: Callable[..., Any] = getattr(import_module(module), name)
+    return made
 
 
-def _filesystem_receiver(at: Rendezvous) -> WeightReceiver:
-    from penstock.sync.filesystem import FilesystemReceiver
-
-    return FilesystemReceiver(at.device)
-
-
-def _http_publisher(tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous) -> WeightPublisher:
-    from penstock.sync.http_transport import HttpPublisher
-
-    return HttpPublisher(tensors, publishing, token=at.token, interface=at.interface)
-
-
-def _http_receiver(at: Rendezvous) -> WeightReceiver:
-    from penstock.sync.http_transport import HttpReceiver
-
-    return HttpReceiver(at.device, token=at.token)
-
-
-def _collective_publisher(
-    tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
-) -> WeightPublisher:
-    from penstock.sync.collective import CollectivePublisher
-
-    return CollectivePublisher(tensors, publishing, interface=at.interface)
-
-
-def _collective_receiver(at: Rendezvous) -> WeightReceiver:
-    from penstock.sync.collective import CollectiveReceiver
-
-    return CollectiveReceiver(at.device, interface=at.interface)
-
-
-def _cuda_ipc_publisher(
-    tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
-) -> WeightPublisher:
-    from penstock.sync.cuda_ipc import CudaIpcPublisher
-
-    return CudaIpcPublisher(tensors, publishing)
-
-
-def _cuda_ipc_receiver(at: Rendezvous) -> WeightReceiver:
-    from penstock.sync.cuda_ipc import CudaIpcReceiver
-
-    return CudaIpcReceiver(at.device)
-
-
-def _in_process_publisher(
-    tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
-) -> WeightPublisher:
-    from penstock.sync.in_process import InProcessPublisher
-
-    return InProcessPublisher(tensors, publishing, exchange=at.exchange)
-
-
-def _in_process_receiver(at: Rendezvous) -> WeightReceiver:
-    from penstock.sync.in_process import InProcessReceiver
-
-    return InProcessReceiver(at.exchange, at.device)
-
-
-def _staged_publisher(
-    tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
-) -> WeightPublisher:
-    from penstock.sync.in_process import STAGED_TRANSPORT, InProcessPublisher
-
-    return InProcessPublisher(tensors, publishing, exchange=at.exchange, transport=STAGED_TRANSPORT)
-
-
-def _staging_receiver(at: Rendezvous) -> WeightReceiver:
-    from penstock.sync.in_process import InProcessStagingReceiver
-
-    return InProcessStagingReceiver(at.exchange, at.device)
+def _taken(at: Rendezvous, names: tuple[str, ...]) -> dict[str, Any]:
+    taken = {name: getattr(at, name) for name in names}
+    assert all(value is not None for value in taken.values()), f"this transport needs {names}"
+    return taken
 
 
 TRANSPORTS: dict[str, Transport] = {
     "shared_memory": Transport(
         needs="trainer and engines on one machine",
-        publisher=_shared_memory_publisher,
-        receiver=_shared_memory_receiver,
+        publisher="penstock.sync.shared_memory:SharedMemoryPublisher",
+        publisher_takes=("folder",),
+        receiver="penstock.sync.shared_memory:SharedMemoryReceiver",
     ),
     "cuda_ipc": Transport(
         needs="trainer and engines on one GPU",
-        publisher=_cuda_ipc_publisher,
-        receiver=_cuda_ipc_receiver,
+        publisher="penstock.sync.cuda_ipc:CudaIpcPublisher",
+        receiver="penstock.sync.cuda_ipc:CudaIpcReceiver",
         snapshots_on_gpu=True,
     ),
     "collective": Transport(
         needs="a trusted network between trainer and engines",
-        publisher=_collective_publisher,
-        receiver=_collective_receiver,
+        publisher="penstock.sync.collective:CollectivePublisher",
+        publisher_takes=("interface",),
+        receiver="penstock.sync.collective:CollectiveReceiver",
+        receiver_takes=("interface",),
         snapshots_on_gpu=True,
         staged_copies=1,
     ),
     "filesystem": Transport(
         needs="a folder that trainer and engines see under the same path",
-        publisher=_filesystem_publisher,
-        receiver=_filesystem_receiver,
+        publisher="penstock.sync.filesystem:FilesystemPublisher",
+        publisher_takes=("folder",),
+        receiver="penstock.sync.filesystem:FilesystemReceiver",
         staged_copies=1,
     ),
     "http": Transport(
         needs="engines that reach the trainer's machine over the network",
-        publisher=_http_publisher,
-        receiver=_http_receiver,
+        publisher="penstock.sync.http_transport:HttpPublisher",
+        publisher_takes=("token", "interface"),
+        receiver="penstock.sync.http_transport:HttpReceiver",
+        receiver_takes=("token",),
         staged_copies=1,
     ),
     "in_process": Transport(
         needs="trainer and engines in one process",
-        publisher=_in_process_publisher,
-        receiver=_in_process_receiver,
+        publisher="penstock.sync.in_process:InProcessPublisher",
+        publisher_takes=("exchange",),
+        receiver="penstock.sync.in_process:InProcessReceiver",
+        receiver_takes=("exchange",),
         between_processes=False,
         snapshots_on_gpu=True,
     ),
     "in_process_staged": Transport(
         needs="trainer and engines in one process",
-        publisher=_staged_publisher,
-        receiver=_staging_receiver,
+        publisher="penstock.sync.in_process:InProcessStagedPublisher",
+        publisher_takes=("exchange",),
+        receiver="penstock.sync.in_process:InProcessStagingReceiver",
+        receiver_takes=("exchange",),
         between_processes=False,
         snapshots_on_gpu=True,
         staged_copies=1,
@@ -213,7 +153,7 @@ def check_for_run(name: str) -> None:
 def make_publisher(
     transport: str, tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
 ) -> WeightPublisher:
-    return transport_of(transport).publisher(tensors, publishing, at)
+    return transport_of(transport).publish(tensors, publishing, at)
 
 
 class AnyReceiver:
@@ -250,5 +190,5 @@ class AnyReceiver:
     def _of(self, update: WeightUpdate) -> WeightReceiver:
         name = update.transport
         if name not in self._receivers:
-            self._receivers[name] = transport_of(name).receiver(self._at)
+            self._receivers[name] = transport_of(name).receive(self._at)
         return self._receivers[name]

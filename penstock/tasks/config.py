@@ -15,7 +15,8 @@ class TasksConfig(Section):
     `builtin:arithmetic`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the source: of the function, of `datasets.load_dataset` (`split`, `name`, …), of
-    `reasoning_gym.create_dataset` (`size`, `seed`, …), of the built-in (`split`, `size`, `seed`)."""
+    `reasoning_gym.create_dataset` (`size`, `seed`, …; of `reasoning_gym:mix` the `datasets`, by name, each with its
+    arguments and a `weight`), of the built-in (`split`, `size`, `seed`)."""
     prompt: str = "prompt"
     """The column that holds the prompt: a string, or a list of chat messages."""
     columns: tuple[str, ...] | None = None
@@ -30,6 +31,9 @@ class TasksConfig(Section):
     too."""
     limit: int = Field(default=0, ge=0)
     """Take only the first so many tasks; 0 takes all."""
+    curriculum: str | None = None
+    """`module:function` or `file.py:function` of `curriculum(task, rewards)`, which says whether a task may come
+    now. `rewards` has the mean reward of each kind of task (a reasoning_gym dataset, or the column `kind`)."""
     shuffle: bool = True
     """Draw the order anew for every pass over the tasks."""
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from penstock.errors import TaskError
+from penstock.tasks.curriculum import Curriculum
 from penstock.types import Record, Task
 
 
@@ -23,7 +24,15 @@ class StreamState(Record, frozen=True, kw_only=True):
 class TaskStream:
     """`next()` never ends. A task that was put back (its group was dropped) comes again first."""
 
-    def __init__(self, tasks: Sequence[Task], *, seed: int = 0, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        curriculum: Curriculum | None = None,
+    ) -> None:
+        """`curriculum` passes over tasks that may not come yet; they count as taken until the next epoch."""
         if not tasks:
             raise TaskError("there must be at least one task, got none")
         self._tasks = tuple(tasks)
@@ -31,6 +40,7 @@ class TaskStream:
         self._checksum = zlib.crc32("\n".join(task.id for task in self._tasks).encode())
         self._seed = seed
         self._shuffle = shuffle
+        self.curriculum = curriculum
         self._returned: deque[Task] = deque()
         self._start_epoch(0, 0)
 
@@ -56,6 +66,14 @@ class TaskStream:
     def next(self) -> Task:
         if self._returned:
             return self._returned.popleft()
+        task = self._draw()
+        for _ in range(len(self._tasks) - 1):  # after a whole round there is no other
+            if self.curriculum is None or self.curriculum.admits(task):
+                break
+            task = self._draw()
+        return task
+
+    def _draw(self) -> Task:
         if self._position == len(self._tasks):
             self._start_epoch(self._epoch + 1, 0)
         task = self._tasks[self._order[self._position]]

@@ -5,7 +5,7 @@
 What runs the model (packing, checkpointing, compilation, the head) need not know of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,9 +65,14 @@ class TrainedAdapter:
         with self._peft.disable_adapter():
             yield
 
-    def save(self, folder: Path) -> None:
-        """In peft's format."""
-        self._peft.save_pretrained(str(folder), save_embedding_layers=False)
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The live tensors by peft's names, for `save`."""
+        return {name: tensor for name, tensor in self._peft.state_dict().items() if OWN in name}
+
+    def save(self, folder: Path, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
+        """In peft's format; `tensors` are those of `state_dict`, or copies of them."""
+        state = self.state_dict() if tensors is None else dict(tensors)
+        self._peft.save_pretrained(str(folder), save_embedding_layers=False, state_dict=state)
         (folder / "README.md").unlink(missing_ok=True)  # an empty form
 
     def _load(self, folder: Path) -> None:

@@ -10,12 +10,32 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 OptimizerStates = Literal["float32", "8bit", "cpu"]
 
 
+class ParallelConfig(Section):
+    """How many ranks train together; each is a process, on a GPU of its own where there are GPUs."""
+
+    data: int = Field(default=1, ge=1)
+    """Copies of the trainer. Each trains on its part of a step, and gradients are summed."""
+    shard: int = Field(default=1, ge=1)
+    """Ranks that split weights, gradients and optimizer states among them (FSDP2). Each trains on its part of a
+    step."""
+    tensor: int = Field(default=1, ge=1)
+    """Ranks that split the matrices of each layer by transformers' plan for the model (tensor parallelism). They
+    train on the same sequences."""
+    context: int = Field(default=1, ge=1)
+    """Ranks that split the tokens of each sequence (context parallelism), and the weights as `shard` does. For
+    sequences that are too long for one GPU."""
+
+    @property
+    def num_ranks(self) -> int:
+        return self.data * self.shard * self.context * self.tensor
+
+
 class TrainerConfig(Section):
     """How steps are computed. What they optimise is in the `algorithm` section."""
 
     learning_rate: float = Field(default=1e-5, ge=0, le=1)
     """Peak learning rate of AdamW."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
     """Decoupled weight decay; matrices only, never norms and biases."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's two averages."""
@@ -56,5 +76,7 @@ class TrainerConfig(Section):
     start. `auto`: on for models of 100 million parameters and more on a GPU."""
     logprob_gap_warning: float = Field(default=0.05, gt=0)
     """Warn when the engine's and the trainer's logprobs of the same weights differ by more on average."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Ranks that train together; one by default."""
     threads: int = Field(default=0, ge=0)
     """Threads of the trainer process on a CPU; 0 leaves the choice to torch."""

@@ -1,15 +1,27 @@
 """A dummy batch: the trainer compiles with it before the first real micro-batch comes."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from penstock.models.tokenizer import max_positions
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.types import SamplingParams, TrainSequence, Turn, sample_of_turn
 
 PROMPT, ANSWERS = 37, (211, 173, 149)
 """Tokens of the first group; prompts of the others are a little longer. All sizes of a row differ, so that the
 compiler cannot take two of them for the same."""
+
+
+FILLER_TOKENS = 16
+
+
+def filler(model: Any, device: str) -> PackedRow:
+    """As short as a row can be: what a rank runs that has fewer rows than others."""
+    vocabulary = model.get_input_embeddings().num_embeddings
+    longest = max_positions(model.config)
+    return dummy_batch(vocabulary, FILLER_TOKENS, device, longest=longest, shared_prompts=False)
 
 
 def dummy_batch(

@@ -10,10 +10,12 @@ from torch import nn
 
 from penstock.errors import UserError
 from penstock.interfaces import Ranks
-from penstock.trainer.config import TrainerConfig
+from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.eightbit_adamw import EightBitAdamW
 from penstock.trainer.host_adamw import HasGradient, HostAdamW, host_master
-from penstock.trainer.update_rules import Float32AdamW, UpdateRule
+from penstock.trainer.parallel.local_shards import LocalShard, local_shard, local_values
+from penstock.trainer.parallel.rank_layout import RankLayout
+from penstock.trainer.update_rules import Float32AdamW, UpdateRule, decay_of
 
 
 def learning_rate_at(step: int, total_steps: int, config: TrainerConfig) -> float:
@@ -37,10 +39,19 @@ class MasterAdamW:
     In float32 the masters are the parameters themselves. Otherwise each parameter's gradient is added to a
     float32 one as soon as backward has made it, so accumulation over micro-batches loses nothing either,
     and after an update the parameters are rounded copies of their masters. With states on the CPU the
-    masters are there too, and what the device holds are weights and float32 gradients."""
+    masters are there too, and what the device holds are weights and float32 gradients.
 
-    def __init__(self, model: nn.Module, config: TrainerConfig, extra: Iterable[nn.Parameter] = ()) -> None:
-        """`extra` parameters (a value head's) are trained too, and stay in float32."""
+    Of weights that are split over ranks it updates this rank's part, which is float32 and its own master."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainerConfig,
+        extra: Iterable[nn.Parameter] = (),
+        layout: RankLayout | None = None,
+    ) -> None:
+        """`extra` parameters (a value head's) are trained too, and stay in float32. `layout` says which rank this
+        is where weights are split."""
         self._config = config
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:
@@ -48,9 +59,19 @@ class MasterAdamW:
                 "the model has no parameter that requires a gradient, so there is nothing to train"
             )
         self._on_host = config.optimizer_states == "cpu"
-        self._parameters = [*trained, *extra]
+        self._sources = [*trained, *extra]
+        """The parameters as the model has them."""
+        self._parameters = [_own_part(parameter) for parameter in self._sources]
+        self._copies = [
+            1 if layout is None else local_shard(parameter, layout).num_copies for parameter in self._sources
+        ]
+        """How many ranks have each."""
+        self._is_split = [
+            own is not whole for own, whole in zip(self._parameters, self._sources, strict=True)
+        ]
         rounded = [
-            config.dtype == "bfloat16" and index < len(trained) for index in range(len(self._parameters))
+            config.dtype == "bfloat16" and index < len(trained) and not is_split
+            for index, is_split in enumerate(self._is_split)
         ]
         make_master = host_master if self._on_host else _master
         self._masters = [
@@ -67,25 +88,47 @@ class MasterAdamW:
                 parameter.register_post_accumulate_grad_hook(_move_gradient_to(holder))  # type: ignore[no-untyped-call]
             self._gradients.append(holder)
         if config.dtype == "bfloat16":
-            for parameter in model.parameters():
+            for parameter in model.parameters() if not any(self._is_split) else ():
                 if not parameter.requires_grad and parameter.is_floating_point():
                     parameter.data = parameter.data.to(torch.bfloat16)
         self._rule = self._make_rule()
 
     def sum_gradients(self, ranks: Ranks) -> None:
-        """Make every rank's gradients those of the whole step."""
+        """Make every rank's gradients those of the whole step. Split weights have theirs summed in backward."""
+        for own, source, is_split in zip(self._parameters, self._sources, self._is_split, strict=True):
+            if is_split:
+                own.grad = None if source.grad is None else local_values(source.grad)
+                source.grad = None
         if ranks.size == 1:
             return
-        for holder in self._gradients:
-            own = torch.zeros(0) if holder.grad is None else holder.grad
-            parts = [part for part in ranks.gather(own.cpu().numpy()) if part.size]
-            if parts:
-                holder.grad = torch.from_numpy(np.sum(parts, axis=0)).to(own.device)
+        replicated = [index for index, is_split in enumerate(self._is_split) if not is_split]
+        holders = [self._gradients[index] for index in replicated]
+        # A rank without rows has none, and a weight that no rank used has none anywhere.
+        has_any = np.any(ranks.gather(np.array([holder.grad is not None for holder in holders])), axis=0)
+        summed = []
+        for index, holder, has_one in zip(replicated, holders, has_any, strict=True):
+            if has_one and holder.grad is None:
+                holder.grad = torch.zeros_like(self._parameters[index], dtype=torch.float32)
+            if has_one:
+                assert holder.grad is not None
+                summed.append(holder.grad)
+        ranks.sum_tensors(summed)
 
-    def gradient_norm(self) -> float:
-        """The norm of all gradients together, as they stand."""
+    def gradient_norm(self, ranks: Ranks | None = None) -> float:
+        """The norm of all gradients together, as they stand; `ranks` are all that have a part of one."""
         gradients = self._present()
-        return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        if not any(self._is_split):
+            return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        # What several ranks have is counted once.
+        squares = [
+            holder.grad.float().square().sum() / copies
+            for holder, copies in zip(self._gradients, self._copies, strict=True)
+            if holder.grad is not None
+        ]
+        total = torch.stack(squares).sum()[None] if squares else torch.zeros(1)
+        if ranks is not None:
+            ranks.sum_tensors([total])
+        return float(total.sqrt())
 
     def update(self, learning_rate: float, norm: float) -> None:
         """Clip to the configured norm, update, and forget the gradients."""
@@ -100,6 +143,19 @@ class MasterAdamW:
         """Drop the gradients without using them."""
         for holder in self._gradients:
             holder.grad = None
+        for source in self._sources:
+            source.grad = None
+
+    def shards(self, layout: RankLayout | None) -> list[LocalShard]:
+        """Which part of each weight the masters are."""
+        alone = layout or RankLayout(parallel=ParallelConfig(), rank=0)
+        return [local_shard(source, alone) for source in self._sources]
+
+    def update_order(self) -> list[int]:
+        """The masters in the order in which AdamW counts them: by weight decay."""
+        decays = [decay_of(master, self._config) for master in self._masters]
+        ranking = list(dict.fromkeys(decays))
+        return sorted(range(len(decays)), key=lambda index: ranking.index(decays[index]))
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -146,6 +202,12 @@ class _Holder:
 
     def __init__(self) -> None:
         self.grad: torch.Tensor | None = None
+
+
+def _own_part(parameter: nn.Parameter) -> nn.Parameter:
+    """The parameter itself, or this rank's part of it, which shares its memory."""
+    own = local_values(parameter)
+    return parameter if own is parameter else nn.Parameter(own.detach())
 
 
 def _master(parameter: nn.Parameter, *, rounded: bool) -> nn.Parameter:

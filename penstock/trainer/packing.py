@@ -18,6 +18,11 @@ Samples = Sequence[Sequence[Sample]]
 """The samples of each episode of a group."""
 
 
+ATTENTION_TOKENS = 16384
+"""A sequence of so many tokens has as much work in attention as in everything else. It is about six times a model's
+width: this is for one of 2,700, and ranks are balanced well enough for others."""
+
+
 def plan_step(
     step: int,
     groups: Sequence[ScoredGroup],
@@ -29,17 +34,19 @@ def plan_step(
     policy: str = DEFAULT_POLICY,
     publishes: int | None = None,
     step_of: Callable[[int], int] = lambda version: version,
+    traced: tuple[tuple[int, int], ...] = (),
 ) -> tuple[StepPlan, ...]:
     """One plan per rank. `samples` are those of the groups' episodes where they differ from what the episodes
     give, for instance with late tokens masked; sequences that are left without a loss token, or that another policy
-    sampled, are not planned at all. `step_of` gives the step of a version. With shared prompts a group stays
-    together where it can, and its prompt counts once in every micro-batch that it is in."""
+    sampled, are not planned at all. `step_of` gives the step of a version, `traced` answers whose tokens
+    are asked for. With shared prompts a group stays together where it can, and its prompt counts once in every
+    micro-batch that it is in."""
     if samples is None:
         samples = [[group.samples(index) for index in range(len(group.scores))] for group in groups]
     sequences = _sequences(samples, policy)
-    pieces, costs = _pieces(sequences, micro_batch_tokens, ranks, shared_prompts)
+    pieces, costs, work = _pieces(sequences, micro_batch_tokens, ranks, shared_prompts)
     bins = pack(costs, micro_batch_tokens, multiple_of=ranks)
-    shares = share_out([sum(costs[piece] for piece in members) for members in bins], ranks)
+    shares = share_out([sum(work[piece] for piece in members) for members in bins], ranks)
     scores = tuple(tuple(_without_columns(score) for score in group.scores) for group in groups)
     columns = sorted({name for sequence in sequences for name in sequence.sample.columns})
     num_tokens = tuple(
@@ -62,6 +69,7 @@ def plan_step(
             num_sequences=len(sequences),
             num_tokens=num_tokens,
             columns=tuple(columns),
+            traced=traced,
         )
         for share in shares
     )
@@ -104,8 +112,8 @@ def _sequences(groups: Sequence[Samples], policy: str) -> list[TrainSequence]:
     for group_index, episodes in enumerate(groups):
         for episode_index, samples in enumerate(episodes):
             sequences += [
-                TrainSequence(sample=sample, group=group_index, episode=episode_index)
-                for sample in samples
+                TrainSequence(sample=sample, group=group_index, episode=episode_index, number=number)
+                for number, sample in enumerate(samples)
                 if sample.policy == policy and num_loss_positions(sample)
             ]
     return sequences
@@ -125,13 +133,13 @@ def _without_columns(score: Score) -> Score:
 
 def _pieces(
     sequences: Sequence[TrainSequence], budget: int, ranks: int, shared: bool
-) -> tuple[list[list[int]], list[int]]:
-    """What is packed as one, by index, and its tokens: single sequences, or as much of a group as fits, and
-    no more than a rank's share."""
+) -> tuple[list[list[int]], list[int], list[int]]:
+    """What is packed as one, by index, its tokens, and its work with attention's: single sequences, or as much of a
+    group as fits, and no more than a rank's share."""
     families = find_families(sequences, shared=shared)
     total = sum(family.prefix + sum(family.rests) for family in families)
     limit = min(budget, -(-total // ranks))
-    pieces, costs = [], []
+    pieces, costs, work = [], [], []
     for family in families:
         rests = family.rests
         # What the longest member needs by itself is needed in any case.
@@ -139,7 +147,9 @@ def _pieces(
         for part in pack(rests, room):
             pieces.append([family.members[place] for place in part])
             costs.append(family.prefix + sum(rests[place] for place in part))
-    return pieces, costs
+            pairs = sum(family.lengths[place] ** 2 for place in part)
+            work.append(costs[-1] + pairs // ATTENTION_TOKENS)
+    return pieces, costs, work
 
 
 def _count_bins(costs: Sequence[int], budget: int) -> int:

@@ -8,9 +8,10 @@ micro-batches. A new algorithm is a function in `penstock.algorithms`, never ano
 
 import logging
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,25 +21,40 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.errors import Diverged
 from penstock.interfaces import BlobStore, Ranks
 from penstock.models.precision import guard_bfloat16
-from penstock.models.published import published_tensors
-from penstock.models.saving import save_model
 from penstock.models.tokenizer import max_positions
 from penstock.trainer.adapter import TrainedAdapter
+from penstock.trainer.checkpoint_state import CheckpointState, take_state
 from penstock.trainer.clock import StepClock
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.dummy_batch import dummy_batch
-from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.dummy_batch import dummy_batch, filler
+from penstock.trainer.fixed_buffers import FixedBuffers
+from penstock.trainer.forward.gathered_weights import let_go
+from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
 from penstock.trainer.forward.reference_policy import AdapterOff, Reference
 from penstock.trainer.forward.value_head import ValueHead
+from penstock.trainer.gap_watch import GapWatch
+from penstock.trainer.host_copies import Copies, HostCopier
 from penstock.trainer.objective import Objective
 from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
+from penstock.trainer.parallel.rank_layout import RankLayout
+from penstock.trainer.parallel.ranked_state import load_ranked, write_ranked
+from penstock.trainer.random_states import random_states, restore_random_states
 from penstock.trainer.ranks import SingleRank
+from penstock.trainer.state_files import write_state
 from penstock.trainer.step_metrics import StepRecord, mean_of, summarise
 from penstock.trainer.step_preparation import Preparation, PreparedRow
-from penstock.types import Metric, StepPlan, StepResult, metric_values
+from penstock.trainer.token_traces import trace_tokens
+from penstock.trainer.trained_weights import TrainedWeights
+from penstock.types import Metric, StepPlan, StepResult, TracedTokens, metric_values
 from penstock.types.metrics import Max, Shared, Sum
 
+if TYPE_CHECKING:
+    from penstock.trainer.parallel.process_ranks import GroupRanks, ProcessRanks
+
 log = logging.getLogger(__name__)
+
+CHECKPOINT = "checkpoint"
+"""The part of a step in which its update waits for the copies of a checkpoint."""
 
 
 class PolicyTrainer:
@@ -56,10 +72,12 @@ class PolicyTrainer:
         device: str = "cpu",
         blobs: BlobStore | None = None,
         ranks: Ranks | None = None,
+        parallel: "ProcessRanks | None" = None,
         saved_dtype: torch.dtype | None = None,
     ) -> None:
-        """`saved_dtype` is the number format of the checkpoint that the model came from; None: saved as it is. With
-        an `adapter` in the model it alone is trained, and the model without it is the reference."""
+        """`parallel` are the processes that train with this one. `saved_dtype` is the number format of the
+        checkpoint that the model came from; None: saved as it is. With an `adapter` in the model it alone is
+        trained, and the model without it is the reference."""
         if algorithm.kl_coef > 0 and reference is None and adapter is None:
             raise ValueError("kl_coef > 0 needs a reference model; pass reference= or set kl_coef to 0")
         if config.threads:
@@ -68,13 +86,24 @@ class PolicyTrainer:
             guard_bfloat16(device)
         self._config, self._total_steps = config, total_steps
         self._ranks: Ranks = ranks or SingleRank()
+        self._gradient_ranks: Ranks = self._ranks
+        self._all_ranks: Ranks = self._ranks
+        self._parallel = parallel
+        self._layout: RankLayout | None = None
+        if parallel is not None:
+            self._ranks, self._gradient_ranks = parallel.data, parallel.gradients
+            self._all_ranks, self._layout = parallel.world, parallel.layout
+        is_split = self._layout is not None and self._layout.is_sharded
         self._device = device
-        self._saved_dtype = saved_dtype
-        self._adapter = adapter
-        self._model: Any = model.to(device)
+        self._model: Any = model if is_split else model.to(device)
+        self.trained = TrainedWeights(
+            self._model, adapter, saved_dtype=saved_dtype, layout=self._layout, ranks=self.checkpoint_ranks
+        )
+        self._buffers = FixedBuffers(model)
         self._value_head = _value_head(self._model).to(device) if algorithm.needs_values else None
         extra = [] if self._value_head is None else list(self._value_head.parameters())
-        self._optimizer = MasterAdamW(model, config, extra)
+        if not is_split:
+            self._optimizer = MasterAdamW(model, config, extra)
         policy = self._policy = PackedModel(
             model,
             chunk_tokens=config.logprob_chunk_tokens,
@@ -82,31 +111,56 @@ class PolicyTrainer:
             compiled=config.compile == "on",
             value_head=self._value_head,
         )
+        if is_split:
+            from penstock.trainer.parallel.split_model import split_model
+
+            assert parallel is not None
+            split_model(policy, parallel, config, device)
+            self._optimizer = MasterAdamW(model, config, extra, layout=self._layout)
         frozen: Reference | None = None
         self._without_adapter: AdapterOff | None = None
         if reference is not None:
-            reference.to(device=device).requires_grad_(False)
+            reference.to(device="cpu" if is_split else device).requires_grad_(False)
             frozen = PackedModel(
                 reference, chunk_tokens=config.logprob_chunk_tokens, replays_routing=config.replay_reference
             )
+            if is_split:
+                assert parallel is not None
+                split_model(frozen, parallel, config, device)
         elif adapter is not None and algorithm.needs_reference:
             frozen = self._without_adapter = AdapterOff(
                 policy, adapter, replays_routing=config.replay_reference
             )
+        self._filler = filler(self._model, self._device) if is_split else None
         self._prepare = Preparation(
-            policy, frozen, algorithm, config=config, device=device, blobs=blobs, ranks=self._ranks
+            policy,
+            frozen,
+            algorithm,
+            config=config,
+            device=device,
+            blobs=blobs,
+            ranks=self._ranks,
+            filler=self._filler,
         )
         self._objective = Objective(policy, algorithm)
+        self._copier = HostCopier()
+        self._copies: Copies | None = None
+        """Of a checkpoint that was taken since the last update."""
+        self._taking_s: float | None = None
+        """How long it took to take it; None when there was none."""
+        self._is_changed = False
+        """Whether the present step has begun to change the weights."""
         self._num_updates = 0
         self._num_skipped = 0
         self._num_skipped_in_a_row = 0
-        self._num_gap_warnings = 0
+        self._gaps = GapWatch(config.logprob_gap_warning)
 
     def warm_up(self) -> None:
         """Compile with a dummy batch what the usual row will run, if compilation is on. Weights do not change. Rows
         without a shared prompt and 8-bit updates are compiled when the first one comes."""
         if self._config.compile != "on":
             return
+        self._policy.expect_routes()
         row = dummy_batch(
             self._model.get_input_embeddings().num_embeddings,
             self._config.micro_batch_tokens,
@@ -122,15 +176,27 @@ class PolicyTrainer:
         self._policy(row).logprobs.sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.forget()
 
+    def check_routers(self) -> None:
+        """Refuse a model whose recorded experts could not be replayed."""
+        self._policy.require_routers()
+
     def step(self, plan: StepPlan) -> StepResult:
         """Run a plan: every pass ends in one optimizer update, or in none when it is not finite."""
+        self._is_changed = False
         clock = StepClock(self._device)
         with clock.host("prepare"):
             rows = self._prepare(plan)
             routing_gaps = self._routing_gaps(plan)
         metrics: dict[str, Metric] = {}
+        traces: tuple[TracedTokens, ...] = ()
         for index in range(self._config.passes):
             record = self._accumulate(rows, clock)
+            if self._copies is not None:
+                with clock.device(CHECKPOINT):
+                    self._copies.hold_update()
+                self._copies = None
+            if self._filler is not None:
+                let_go(self._model)
             with clock.device("optimizer"):
                 update = self._update(plan.step, record.loss)
             if index == 0:
@@ -138,29 +204,44 @@ class PolicyTrainer:
                     metrics = summarise(record, plan)
                     shared = sum(row.row.num_shared_tokens for row in rows)
                     metrics["prompt_tokens_shared"] = Sum(value=float(shared))
+                    traces = trace_tokens(record, rows, plan)
                 metrics |= routing_gaps
-                self._watch_gap(metric_values(metrics), plan.step)
-                metrics["logprob_gap_warnings"] = Max(value=float(self._num_gap_warnings))
+                self._gaps.see(metric_values(metrics), plan.step)
+                metrics["logprob_gap_warnings"] = Max(value=float(self._gaps.num_warnings))
             metrics |= update
-        return StepResult(step=plan.step, metrics=metrics, seconds=clock.seconds())
+        seconds = clock.seconds()
+        waited_s = seconds.pop(CHECKPOINT, 0.0)
+        if self._taking_s is not None:
+            metrics["checkpoint_stall_ms"] = Max(value=1e3 * (self._taking_s + waited_s))
+            self._taking_s = None
+        return StepResult(step=plan.step, metrics=metrics, seconds=seconds, traces=traces)
 
-    def starting_weights(self) -> list[Mapping[str, torch.Tensor]]:
-        """What engines need before the first step, in order: of an adapter, the weights below it first."""
-        below = [] if self._adapter is None else [self._adapter.base_tensors()]
-        return [*below, self.weights()]
+    def undo_step(self) -> bool:
+        """After a step that failed: forget what it computed. False when it has changed weights already."""
+        self._optimizer.forget()
+        return not self._is_changed
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """What a step changes, as engines name it: live parameters and persistent buffers, or the adapter's."""
-        if self._adapter is not None:
-            return self._adapter.tensors()
-        return {name: tensor.detach() for name, tensor in published_tensors(self._model).items()}
+        """What a step changes, as engines name it; live."""
+        return self.trained.weights()
 
     def save(self, folder: str | Path) -> None:
-        """Write the model in Hugging Face format, in the number format that it came in; an adapter in peft's."""
-        if self._adapter is not None:
-            self._adapter.save(Path(folder))
-            return
-        save_model(self._model, Path(folder), self._saved_dtype)
+        """Write the model in Hugging Face format, or the adapter in peft's; every rank asks."""
+        self.trained.save(Path(folder))
+
+    @property
+    def checkpoint_ranks(self) -> "GroupRanks | None":
+        """Those that write checkpoints with this one."""
+        return None if self._parallel is None else self._parallel.checkpoints
+
+    def checkpoint_state(self) -> CheckpointState:
+        """All that a checkpoint holds, as it is now. Its copies are made while the next step computes, and only the
+        update of that step waits for them."""
+        begin = time.perf_counter()
+        state = take_state(self._copier, self.state_dict(), self.trained.own_saved())
+        self._copies = state.copies
+        self._taking_s = time.perf_counter() - begin
+        return state
 
     def state_dict(self) -> dict[str, Any]:
         """All that a later process needs to go on as if it were this one. Its tensors are the live ones."""
@@ -169,35 +250,58 @@ class PolicyTrainer:
             "num_updates": self._num_updates,
             "num_skipped": self._num_skipped,
             "num_skipped_in_a_row": self._num_skipped_in_a_row,
-            "num_gap_warnings": self._num_gap_warnings,
+            "num_gap_warnings": self._gaps.num_warnings,
             "random": random_states(self._device),
         }
+
+    def write_state(self, folder: Path, state: CheckpointState) -> None:
+        """The trainer's part of a checkpoint; of several ranks each writes its own."""
+        if self._layout is None:
+            write_state(folder, state.plain, state.tensors)
+        else:
+            shards = self._optimizer.shards(self._layout)
+            write_ranked(folder, self._layout, state.plain, state.tensors, shards)
+
+    def load_state(self, folder: Path) -> None:
+        """Go on from what any number of ranks wrote."""
+        shards, order = self._optimizer.shards(self._layout), self._optimizer.update_order()
+        self.load_state_dict(load_ranked(folder, self._layout, shards, order))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
         self._num_updates = state["num_updates"]
         self._num_skipped = state["num_skipped"]
         self._num_skipped_in_a_row = state["num_skipped_in_a_row"]
-        self._num_gap_warnings = state["num_gap_warnings"]
+        self._gaps.num_warnings = state["num_gap_warnings"]
         restore_random_states(self._device, state["random"])
 
     def _accumulate(self, rows: list[PreparedRow], clock: StepClock) -> StepRecord:
         """The host does not wait for the GPU before the last micro-batch is queued, so the GPU never runs out of
         work in between."""
         record = StepRecord()
+        self._buffers.remember()
         for row in rows:
             with clock.device("forward"):
                 result = self._objective(row)
             with clock.device("backward"):
                 result.loss.backward()  # type: ignore[no-untyped-call]
             record.add(result.loss, result.columns, result.routing)
+        if self._filler is not None:
+            for _ in range(self._prepare.num_fillers):
+                outputs = self._policy(self._filler)
+                (0.0 * everything(outputs)).backward()  # type: ignore[no-untyped-call]
+        self._buffers.check()
         record.fetch()
         return record
 
     @torch.no_grad()
     def _routing_gaps(self, plan: StepPlan) -> dict[str, Metric]:
-        """|Δ logprob| between engine and trainer on one sequence, with its experts replayed and chosen anew."""
+        """|Δ logprob| between engine and trainer on a few sequences, with their experts replayed and without."""
         row = self._prepare.routing_sample(plan)
+        if self._filler is not None:  # all run a model that is split, or none
+            told = self._ranks.gather(np.array([row is not None]))
+            if row is None and any(bool(part.any()) for part in told):
+                self._policy(self._filler), self._policy(self._filler)
         if row is None:
             return {}
         gaps = {
@@ -206,30 +310,14 @@ class PolicyTrainer:
         }
         return {name: mean_of(gap.cpu()) for name, gap in gaps.items()}
 
-    def _watch_gap(self, metrics: dict[str, float], step: int) -> None:
-        """Count steps whose training–inference gap is too wide; say so the first and every 100th time."""
-        gap, limit = metrics.get("logprob_gap_mean", 0.0), self._config.logprob_gap_warning
-        if gap > limit:
-            if self._num_gap_warnings % 100 == 0:
-                log.warning(
-                    "step %d: the engine's and the trainer's logprobs of the same weights differ by %.3g on "
-                    "average (at most %.3g; the limit is %.3g). Look at: the dtypes of engine and trainer, "
-                    "top-k/top-p/min-p without recorded sampling masks, penalties or logit bias in the "
-                    "sampling, and whether the weights' fingerprints are verified",
-                    step,
-                    gap,
-                    metrics["logprob_gap_max"],
-                    limit,
-                )
-            self._num_gap_warnings += 1
-
     def _update(self, step: int, loss: float) -> dict[str, Metric]:
         """Update the weights, unless the loss or the gradient is not finite on any rank."""
         loss = float(sum(part.sum() for part in self._ranks.gather(np.array([loss]))))
-        self._optimizer.sum_gradients(self._ranks)
-        norm = self._optimizer.gradient_norm()
+        self._optimizer.sum_gradients(self._gradient_ranks)
+        norm = self._optimizer.gradient_norm(self._all_ranks)
         learning_rate = learning_rate_at(step, self._total_steps, self._config)
         if math.isfinite(loss) and math.isfinite(norm):
+            self._is_changed = True
             self._optimizer.update(learning_rate, norm)
             self._num_updates += 1
             self._num_skipped_in_a_row = 0
@@ -252,19 +340,10 @@ class PolicyTrainer:
         }
 
 
-def random_states(device: str) -> dict[str, torch.Tensor]:
-    """Of the generators that a process has by default."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.device(device).type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def restore_random_states(device: str, states: Mapping[str, torch.Tensor]) -> None:
-    """A GPU's numbers go on where the state was of one too; elsewhere fresh ones are as random."""
-    torch.set_rng_state(states["cpu"])
-    if torch.device(device).type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
+def everything(outputs: TokenOutputs) -> torch.Tensor:
+    """All that a forward pass gave, in one number."""
+    total = outputs.logprobs.sum() + outputs.entropy.sum()
+    return total if outputs.values is None else total + outputs.values.sum()
 
 
 def _value_head(model: Any) -> ValueHead:

@@ -48,16 +48,22 @@ class Family:
         return self.prefix * (len(self.members) - 1)
 
 
-def find_families(sequences: Sequence[TrainSequence], *, shared: bool) -> list[Family]:
+def find_families(
+    sequences: Sequence[TrainSequence], *, shared: bool, marks: Sequence[IntArray] | None = None
+) -> list[Family]:
     """Sequences of one group share what all of them begin with: their prompt, and
-    also sampled tokens where all are the same. Nothing is shared across groups."""
+    also sampled tokens where all are the same. Nothing is shared across groups. `marks` has a row for each token of
+    each sequence, of what else must be the same: experts that it is to be computed with."""
     lengths = [forward_length(sequence.sample) for sequence in sequences]
-    by_group: dict[int, list[int]] = {}
+    by_group: dict[tuple[int, bytes], list[int]] = {}
     for index, sequence in enumerate(sequences):
-        by_group.setdefault(sequence.group if shared else index, []).append(index)
+        prompt = b"" if marks is None else marks[index][: _prompt_length(sequence.sample)].tobytes()
+        by_group.setdefault((sequence.group, prompt) if shared else (index, b""), []).append(index)
     families = []
     for members in by_group.values():
         prefix = _common([sequences[index].sample.token_ids[: lengths[index]] for index in members])
+        if marks is not None:
+            prefix = _common([marks[index][:prefix] for index in members])
         if len(members) > 1 and prefix:
             sizes = tuple(lengths[index] for index in members)
             families.append(Family(members=tuple(members), prefix=prefix, lengths=sizes))
@@ -87,8 +93,10 @@ class RowLayout:
     num_shared_tokens: int
 
     @classmethod
-    def of(cls, sequences: Sequence[TrainSequence], *, shared: bool) -> "RowLayout":
-        families = find_families(sequences, shared=shared)
+    def of(
+        cls, sequences: Sequence[TrainSequence], *, shared: bool, marks: Sequence[IntArray] | None = None
+    ) -> "RowLayout":
+        families = find_families(sequences, shared=shared, marks=marks)
         split = [family for family in families if family.prefix and any(family.rests)]
         whole = [family for family in families if not (family.prefix and any(family.rests))]
         segments = [Segment(sequence=f.members[0], start=0, stop=f.prefix) for f in split]
@@ -125,11 +133,16 @@ def _places(segments: Sequence[Segment], families: Sequence[Family], count: int)
     return tuple(places)
 
 
+def _prompt_length(sample: Sample) -> int:
+    positions = loss_positions(sample)
+    return int(positions[0]) if positions.size else 0
+
+
 def _common(rows: Sequence[IntArray]) -> int:
-    """How many tokens all of them begin with."""
+    """How many tokens, or rows of marks, all of them begin with."""
     length = min(len(row) for row in rows)
     first = rows[0][:length]
     for row in rows[1:]:
-        differs = np.flatnonzero(first[:length] != row[:length])
+        differs = np.flatnonzero((first[:length] != row[:length]).reshape(length, -1).any(axis=1))
         length = int(differs[0]) if differs.size else length
     return length

@@ -1,19 +1,21 @@
 """A trainer's state as files: tensors in safetensors, everything else in JSON. Nothing is pickled.
 
 state.json                      the nested state, with a reference wherever a tensor was
-tensors-0.safetensors, …        at most about `SHARD_BYTES` each, so that little is in host memory at a time
+tensors-0.safetensors, …        at most about `SHARD_BYTES` each
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 
 from penstock.errors import UserError
+from penstock.models.tensor_file import write_tensors
 
 STATE = "state.json"
 SHARD_BYTES = 1 << 30
@@ -22,11 +24,40 @@ Shard = dict[str, torch.Tensor]
 
 def save_state(folder: Path, state: Any) -> None:
     """Write nested dicts, lists, tuples, numbers, texts and tensors into an existing folder."""
+    write_state(folder, *flatten(state))
+
+
+def flatten(state: Any) -> tuple[Any, list[torch.Tensor]]:
+    """What JSON can hold of a nested state, and its tensors in the order of their references there."""
     tensors: list[torch.Tensor] = []
-    plain = _to_plain(state, tensors)
+    return _to_plain(state, tensors), tensors
+
+
+def write_state(folder: Path, plain: Any, tensors: Sequence[torch.Tensor]) -> None:
+    """What `flatten` gave, or copies of the tensors."""
     for number, shard in enumerate(_shards(tensors)):
-        save_file(shard, folder / f"tensors-{number}.safetensors")
+        write_tensors(folder / f"tensors-{number}.safetensors", shard)
     (folder / STATE).write_text(json.dumps(plain), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Stands where a tensor was."""
+
+    number: str
+
+
+def read_tree(folder: Path) -> tuple[Any, dict[str, Path]]:
+    """What `save_state` wrote, with references for tensors, and the file that each of them is in."""
+    try:
+        plain = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        files: dict[str, Path] = {}
+        for path in folder.glob("tensors-*.safetensors"):
+            with safe_open(path, framework="pt") as file:
+                files |= dict.fromkeys(file.keys(), path)
+        return _from_plain(plain, {number: Reference(number) for number in files}), files
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise unreadable(folder, error) from error
 
 
 def load_state(folder: Path) -> Any:
@@ -38,30 +69,27 @@ def load_state(folder: Path) -> Any:
             tensors |= load_file(path)
         return _from_plain(plain, tensors)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise UserError(
-            f"the trainer's state in {folder} can't be read ({type(error).__name__}: {error}); remove this "
-            "checkpoint to go on from the one before"
-        ) from error
+        raise unreadable(folder, error) from error
 
 
-def _shards(tensors: list[torch.Tensor]) -> Iterator[Shard]:
-    """Tensors in host memory under their numbers. Each is moved only when its shard is made."""
+def unreadable(folder: Path, error: Exception) -> UserError:
+    return UserError(
+        f"the trainer's state in {folder} can't be read ({type(error).__name__}: {error}); remove this "
+        "checkpoint to go on from the one before"
+    )
+
+
+def _shards(tensors: Sequence[torch.Tensor]) -> Iterator[Shard]:
+    """Tensors under their numbers."""
     shard: Shard = {}
     size = 0
     for number, tensor in enumerate(tensors):
         if shard and size + tensor.nbytes > SHARD_BYTES:
             yield shard
             shard, size = {}, 0
-        shard[str(number)] = _alone(tensor)
+        shard[str(number)] = tensor
         size += tensor.nbytes
     yield shard
-
-
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """In host memory that it shares with no other tensor, since safetensors refuses views."""
-    own = tensor.detach().cpu().contiguous()
-    is_view = own.untyped_storage().nbytes() != own.nbytes
-    return own.clone() if is_view else own
 
 
 def _to_plain(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -81,7 +109,7 @@ def _to_plain(value: Any, tensors: list[torch.Tensor]) -> Any:
     )
 
 
-def _from_plain(value: Any, tensors: Shard) -> Any:
+def _from_plain(value: Any, tensors: Mapping[str, Any]) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, items),) = value.items()

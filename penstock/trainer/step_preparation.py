@@ -4,6 +4,7 @@ Some algorithms need facts of the whole step under the weights at its start (val
 threshold, the proximal policy of several passes). Only then a forward pass without gradient comes first.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +26,9 @@ from penstock.trainer.packing import pack
 from penstock.trainer.ranks import SingleRank
 from penstock.trainer.sharing import forward_length
 from penstock.types import NOT_SAMPLED, RoutingShape, StepPlan, TrainSequence
+
+SAMPLED_TOKENS = 256
+"""Tokens of a step on which it is seen what replaying experts is worth; more where one sequence is longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,13 @@ class Preparation:
         device: str,
         blobs: BlobStore | None = None,
         ranks: Ranks | None = None,
+        filler: PackedRow | None = None,
     ) -> None:
+        """`filler` is what a rank runs while others have more rows: all gather weights together. None: ranks do not
+        wait for each other within a step."""
+        self._filler = filler
+        self.num_fillers = 0
+        """Of the last plan."""
         self._policy, self._reference, self._algorithm = policy, reference, algorithm
         self._device, self._config = device, config
         self._blobs = blobs
@@ -98,7 +108,10 @@ class Preparation:
     @torch.no_grad()
     def __call__(self, plan: StepPlan) -> list[PreparedRow]:
         rows = self._lay_out(plan)
+        self._count_fillers(len(rows))
         start = [self._policy(row) if self.needs_start else None for row in rows]
+        if self.needs_start:
+            self._keep_step(self._policy)
         advantages, returns = self._advantages(plan, rows, start)
         prepared = [
             PreparedRow(
@@ -113,8 +126,21 @@ class Preparation:
             )
             for index, row in enumerate(rows)
         ]
+        if self._reference is not None:
+            self._keep_step(self._reference)
         statistic = self._statistic(prepared)
         return [replace(row, statistic=statistic) for row in prepared]
+
+    def _count_fillers(self, num_rows: int) -> None:
+        if self._filler is not None:
+            counts = self._ranks.gather(np.array([num_rows]))
+            self.num_fillers = max(int(count[0]) for count in counts) - num_rows
+
+    def _keep_step(self, model: Reference) -> None:
+        """Run the model as often as the rank with the most rows. Nothing may be gathered before all have."""
+        if self._filler is not None:
+            for _ in range(self.num_fillers):
+                model(self._filler)
 
     def _lay_out(self, plan: StepPlan) -> list[PackedRow]:
         """All rows of the plan. A blob that is lost on one rank stops every rank before anything is trained."""
@@ -124,15 +150,7 @@ class Preparation:
             routing = self._routing_shape(plan)
             for micro_batch in plan.micro_batches:
                 for sequences in self._cut(micro_batch):
-                    row = PackedRow.of(
-                        sequences,
-                        self._device,
-                        shared_prompts=self.lays_once,
-                        columns=plan.columns,
-                        blobs=self._blobs,
-                        routing=routing,
-                    )
-                    rows.append(row)
+                    rows += self._pack(sequences, plan, routing)
         except BlobLost as error:
             lost = error
         told = self._ranks.gather(np.array([lost is not None]))
@@ -140,14 +158,41 @@ class Preparation:
             raise lost or BlobLost("a blob that another rank needs is lost")
         return [row for row in rows if row is not None]
 
+    def _pack(
+        self, sequences: Sequence[TrainSequence], plan: StepPlan, routing: RoutingShape | None
+    ) -> list[PackedRow | None]:
+        """One row. Episodes of a group that were computed with other experts do not share their prompt, as the plan
+        thought they would: then there may be several."""
+        row = PackedRow.of(
+            sequences,
+            self._device,
+            shared_prompts=self.lays_once,
+            columns=plan.columns,
+            blobs=self._blobs,
+            routing=routing,
+        )
+        if row is None or routing is None or len(sequences) == 1:
+            return [row]
+        if row.input_ids.shape[1] <= self._config.micro_batch_tokens:
+            return [row]
+        bins = self._bins(sequences)
+        if len(bins) == 1:
+            return [row]
+        return [part for members in bins for part in self._pack(members, plan, routing)]
+
     def routing_sample(self, plan: StepPlan) -> PackedRow | None:
-        """One sequence of the plan that has recorded routes, another one in every step; None where none has."""
+        """A few sequences of the plan that have recorded routes, others in every step; None where none has."""
         recorded = [sequence for batch in plan.micro_batches for sequence in batch if sequence.sample.routing]
         shape = self._routing_shape(plan)
         if shape is None:
             return None
-        chosen = recorded[plan.step % len(recorded)]
-        return PackedRow.of([chosen], self._device, blobs=self._blobs, routing=shape)
+        start, chosen, num_tokens = plan.step % len(recorded), list[TrainSequence](), 0
+        for sequence in (*recorded[start:], *recorded[:start]):
+            chosen.append(sequence)
+            num_tokens += forward_length(sequence.sample)
+            if num_tokens >= SAMPLED_TOKENS:
+                break
+        return PackedRow.of(chosen, self._device, blobs=self._blobs, routing=shape)
 
     def _routing_shape(self, plan: StepPlan) -> RoutingShape | None:
         """What routes of the model are like; None in a step that has none. In a step that has some, tokens without
@@ -163,6 +208,10 @@ class Preparation:
         """A plan counts shared prompts once; where the model can't share them, the row may be too long."""
         if self.lays_once or not self._config.shared_prompts:
             return [list(sequences)]
+        return self._bins(sequences)
+
+    def _bins(self, sequences: Sequence[TrainSequence]) -> list[list[TrainSequence]]:
+        """Sequences that fit into a row each with its own prompt."""
         lengths = [forward_length(sequence.sample) for sequence in sequences]
         bins = pack(lengths, self._config.micro_batch_tokens)
         return [[sequences[index] for index in members] for members in bins]

@@ -7,10 +7,12 @@ import msgspec
 
 from penstock.channel import Channel, Method
 from penstock.trainer.plan_transfer import send_step
-from penstock.types import DEFAULT_POLICY, StepPlan, StepResult, WeightUpdate
+from penstock.types import DEFAULT_POLICY, CheckpointWritten, StepPlan, StepResult, WeightUpdate
 
 TRAINER_STATE, MODEL = "trainer", "model"
 """Folders of a checkpoint."""
+LATEST = "latest"
+"""Names the newest checkpoint, beside it."""
 
 
 class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,10 +46,18 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     """Whose weights it trains and publishes."""
     version: int = 0
     """The number under which the weights that it starts with are published; an adapter follows under the next."""
+    replays_routing: bool = False
+    """Whether samples will come with recorded experts: a model that can't replay them is refused."""
+    deterministic: bool = False
+    """Refuse what does not compute the same each time."""
     checkpoint: str = ""
     """The folder of the checkpoint that it goes on from; "" starts with the model as it is."""
     trainer: dict[str, Any]
     algorithm: dict[str, Any]
+    rank: int = 0
+    """Which of the ranks that `trainer.parallel` counts it is."""
+    rendezvous: str = ""
+    """Where they meet: `file:///path` or `tcp://host:port`. "" where there is one."""
 
 
 class TrainerReady(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +93,7 @@ SEND = Method("trainer.send", int, type(None))
 RELEASE = Method("trainer.release", ReleaseRequest, type(None))
 SAVE = Method("trainer.save", SaveRequest, type(None))
 CHECKPOINT = Method("trainer.checkpoint", CheckpointRequest, type(None))
+CHECKPOINT_WRITTEN = Method("trainer.checkpoint_written", type(None), CheckpointWritten)
 
 
 class TrainerClient:
@@ -115,3 +126,6 @@ class TrainerClient:
     async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
         request = CheckpointRequest(folder=folder, files=files, remove=tuple(remove))
         await self._channel.call(CHECKPOINT, request)
+
+    async def checkpoint_written(self) -> CheckpointWritten:
+        return await self._channel.call(CHECKPOINT_WRITTEN, None)

@@ -6,6 +6,7 @@ Every record is a msgspec struct, so the same object travels inside a process an
 (`penstock.channel.codec` turns arrays into bytes). Nothing here imports torch.
 """
 
+from penstock.types.answers import AnswerSoFar, joined_chunk
 from penstock.types.base import (
     DEFAULT_POLICY,
     NOT_SAMPLED,
@@ -41,6 +42,7 @@ from penstock.types.generation import (
     Parent,
     SamplingMask,
     SamplingParams,
+    Wave,
     since_restart,
 )
 from penstock.types.metrics import (
@@ -48,6 +50,7 @@ from penstock.types.metrics import (
     merge_metrics,
     metric_values,
 )
+from penstock.types.partial_work import CallAnswer, EpisodeScore, PartialGroup, TurnPart, blobs_of
 from penstock.types.scores import (
     Score,
     ScoredGroup,
@@ -55,11 +58,14 @@ from penstock.types.scores import (
     TokenColumn,
 )
 from penstock.types.steps import (
+    CheckpointWritten,
     StepPlan,
     StepResult,
+    TracedTokens,
     TrainSequence,
 )
 from penstock.types.weights import (
+    ONE_VERSION,
     AdapterSpec,
     Encoding,
     Interrupt,
@@ -88,8 +94,11 @@ __all__ = [
     "Parent",
     "GenerateRequest",
     "SamplingMask",
+    "Wave",
     "Chunk",
     "since_restart",
+    "AnswerSoFar",
+    "joined_chunk",
     "EngineReport",
     "Message",
     "Task",
@@ -103,6 +112,11 @@ __all__ = [
     "TokenColumn",
     "Score",
     "ScoredGroup",
+    "TurnPart",
+    "CallAnswer",
+    "EpisodeScore",
+    "PartialGroup",
+    "blobs_of",
     "Metric",
     "merge_metrics",
     "metric_values",
@@ -110,7 +124,10 @@ __all__ = [
     "TurnSpan",
     "StepPlan",
     "StepResult",
+    "TracedTokens",
+    "CheckpointWritten",
     "Interrupt",
+    "ONE_VERSION",
     "AdapterSpec",
     "Encoding",
     "Payload",

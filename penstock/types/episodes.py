@@ -85,7 +85,7 @@ class Turn(Record, frozen=True, kw_only=True):
     @property
     def token_ids(self) -> IntArray:
         """The context and what was sampled after it."""
-        return np.concatenate([self.prompt_ids, self.output_ids]).astype(np.int32)
+        return np.concatenate([self.prompt_ids, self.output_ids]).astype(np.int32, copy=False)
 
 
 class TurnSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,9 +152,20 @@ class Episode(Record, frozen=True, kw_only=True):
     index: int = 0
     """Its place among the attempts of its group."""
     failure: str | None = None
-    """Why it failed: "workflow_error", "timeout", "refused" or "worker_died"; None when it did not."""
+    """Why it failed: "workflow_error", "workflow_unavailable", "timeout", "refused" or "worker_died"; None when it
+    did not."""
     message: str = ""
     """What a failure said."""
+    reward: float | None = None
+    """What its own workflow or agent says it is worth; None where it says nothing. The reward functions `auto` and
+    `episode` take it."""
+    parts: dict[str, float] = {}
+    """What that reward is made of, by name."""
+    rewrites: dict[str, int] = {}
+    """Turns that could not go on after the tokens of the turn before, since somebody had rewritten what was
+    said: by `client` or by `template`."""
+    unread_answers: int = 0
+    """Answers that no client was there for to their end. Their turns are no part of the episode."""
 
     @property
     def text(self) -> str:

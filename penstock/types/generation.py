@@ -88,6 +88,15 @@ class Parent(msgspec.Struct, frozen=True, kw_only=True):
     """So many of its tokens are the same."""
 
 
+class Wave(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that begin together, in a batch that holds nothing else."""
+
+    name: str
+    """The same for all of them."""
+    size: int
+    """How many there are."""
+
+
 class GenerateRequest(Record, frozen=True, kw_only=True):
     """Token ids in. `priority`: smaller is sooner (the runner gives the group's admission number)."""
 
@@ -111,8 +120,39 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     """Whether to record the experts of a mixture, where the engine does so."""
     routing_start: int = 0
     """The first token whose experts are asked for: those of earlier ones are known."""
+    record_every: int = 0
+    """Recorded data goes into the blob store every so many tokens, so that another engine can go on from there; 0:
+    only at the end."""
     blob_scope: str = "requests"
     """Where in the blob store its recorded data goes. Whoever asked deletes the scope."""
+    wave: Wave | None = None
+    """Which requests it must share its batch with, and no others; None: whatever the engine likes."""
+    num_resumed: int = 0
+    """So many tokens at the end of `token_ids` are output that was sampled before: the answer goes on after them.
+    Limits, stop texts, penalties and draws count from the beginning of the output; chunks hold what is new."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_resumed <= min(len(self.token_ids), self.sampling.max_tokens - 1):
+            raise ValueError(
+                f"request {self.id!r}: num_resumed must be in 0..{self.sampling.max_tokens - 1} and within its "
+                f"{len(self.token_ids)} tokens, got {self.num_resumed}"
+            )
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens before its output."""
+        return len(self.token_ids) - self.num_resumed
+
+    def from_beginning(self) -> "GenerateRequest":
+        """The same request with none of its output known."""
+        if not self.num_resumed:
+            return self
+        return msgspec.structs.replace(
+            self,
+            token_ids=self.token_ids[: self.num_prompt],
+            num_resumed=0,
+            routing_start=min(self.routing_start, self.num_prompt),
+        )
 
 
 class SamplingMask(Record, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """One optimizer step as data, and what a rank reports of it."""
 
-from penstock.types.base import DEFAULT_POLICY, Record
+from penstock.types.base import DEFAULT_POLICY, FloatArray, Record
 from penstock.types.episodes import Sample
 from penstock.types.metrics import Metric, metric_values
 from penstock.types.scores import Score
@@ -15,6 +15,8 @@ class TrainSequence(Record, frozen=True, kw_only=True):
     """Which group of the plan."""
     episode: int
     """Which episode of that group."""
+    number: int = 0
+    """Which sample of that episode."""
 
 
 class StepPlan(Record, frozen=True, kw_only=True):
@@ -41,6 +43,28 @@ class StepPlan(Record, frozen=True, kw_only=True):
     """Sampled tokens of every episode, aligned with `scores`."""
     columns: tuple[str, ...] = ()
     """Names of the token columns that any sample of the step has, on whatever rank."""
+    traced: tuple[tuple[int, int], ...] = ()
+    """Answers whose tokens are asked for, as group and episode; with any, the one with the widest gap comes too."""
+
+
+class TracedTokens(Record, frozen=True, kw_only=True):
+    """What the trainer knows of a sample's loss tokens, in their order. `group`, `episode` and `number` are those
+    of its `TrainSequence`."""
+
+    group: int
+    """Which group of the plan."""
+    episode: int
+    """Which episode of that group."""
+    number: int
+    """Which sample of that episode."""
+    gaps: FloatArray
+    """The trainer's logprob minus the engine's; NaN where one is not finite."""
+    advantages: FloatArray
+    """What each token was trained with."""
+    weights: FloatArray
+    """What corrections made of it; 0 takes it out of the loss."""
+    clipped: FloatArray | None = None
+    """1 where the loss clipped; None where it does not clip."""
 
 
 class StepResult(Record, frozen=True, kw_only=True):
@@ -53,7 +77,18 @@ class StepResult(Record, frozen=True, kw_only=True):
     """By name."""
     seconds: dict[str, float]
     """Where its time went, by part."""
+    traces: tuple[TracedTokens, ...] = ()
+    """Of the answers that the plan asks for, as far as this rank trained them."""
 
     def values(self) -> dict[str, float]:
         """Its metrics as numbers, of this rank alone."""
         return metric_values(self.metrics)
+
+
+class CheckpointWritten(Record, frozen=True, kw_only=True):
+    """A checkpoint that is durable."""
+
+    seconds: float
+    """From the moment whose state it holds. Steps went on meanwhile."""
+    num_bytes: int
+    """On the disk."""

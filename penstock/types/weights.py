@@ -8,6 +8,8 @@ from penstock.types.base import DEFAULT_POLICY, Record
 
 Interrupt = Literal["inflight", "inflight_recompute", "drain", "abort_resume", "abort_retry"]
 """What happens to sequences in flight when new weights come."""
+ONE_VERSION: tuple[Interrupt, ...] = ("drain", "abort_retry")
+"""Under these a whole answer is sampled with one version, so none goes on under another."""
 UpdateSelection = Literal["full", "adapter", "delta"]
 """What an update holds: the weights themselves, those of an adapter, or what has changed since `base`."""
 

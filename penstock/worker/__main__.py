@@ -2,8 +2,11 @@
 
 import argparse
 import asyncio
+import faulthandler
 import gc
+import json
 import os
+import resource
 import sys
 import time
 import traceback
@@ -11,19 +14,26 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from penstock.channel import Channel, Method
-from penstock.channel.address import Hello, connect
+from penstock.channel.address import Hello, connect, incarnation_name
 from penstock.channel.connection import Req, Res
 from penstock.engines.engine_client import START_ENGINE
 from penstock.observe.event_queue import EventQueue
+from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
+from penstock.orchestration.launchers.last_words import OUT_OF_MEMORY
+from penstock.orchestration.launchers.memory_limit import limit_memory
 from penstock.orchestration.launchers.mps import has_own_daemon, quit_orphan
 from penstock.orchestration.launchers.private_folder import remove_if_abandoned
-from penstock.orchestration.launchers.signals import leave_to_controller
+from penstock.orchestration.launchers.signals import STACKS, leave_to_controller
 from penstock.orchestration.worker_events import serve_events
 from penstock.rollout.rollout_client import START_ROLLOUT
 from penstock.scoring.scoring_client import START_SCORING
 from penstock.trainer.trainer_client import START_TRAINER
 from penstock.worker.bounded_output import bound_prints
+from penstock.worker.moved_request import moved
+from penstock.worker.out_of_memory import is_out_of_memory
+from penstock.worker.priority import GoingFirst
+from penstock.worker.reach import serve_reach
 
 LOOKS, LOOK_AGAIN_S = 20, 0.05
 
@@ -32,15 +42,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m penstock.worker", description=__doc__)
     parser.add_argument("--connect", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port")
     parser.add_argument("--name", required=True)
+    parser.add_argument("--incarnation", type=int, default=1, help="which process of this name it is")
+    parser.add_argument(
+        "--moved", default="{}", help="folders of the controller, and their copies here, as JSON"
+    )
     options = parser.parse_args()
+    first = GoingFirst()  # until it has started
     leave_to_controller()
+    gc.disable()  # until it has started: libraries make a million objects, and the collector would walk them
+    faulthandler.register(STACKS, all_threads=True)  # into its log, also while its event loop stands still
+    limit_memory(os.environ)
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # they hold weights
     os.umask(0o077)  # what it writes, the model among it, is its owner's
     controller = os.getppid()
     # Not `asyncio.run`, which joins its threads in the end: one may be inside a user's module that never returns.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
+    arriving = incarnation_name(options.name, options.incarnation)
+    hello = Hello(name=arriving, token=os.environ.get("PENSTOCK_TOKEN", ""))
     code = loop.run_until_complete(
-        _serve(options.connect, options.name, os.environ.get("PENSTOCK_TOKEN", ""))
+        _serve(options.connect, options.name, hello, json.loads(options.moved), first)
     )
     sys.stdout.flush()
     sys.stderr.flush()
@@ -59,8 +82,8 @@ def _outlives(controller: int) -> bool:
     return False
 
 
-async def _serve(address: str, name: str, token: str) -> int:
-    channel = await connect(address, Hello(name=name, token=token))
+async def _serve(address: str, name: str, hello: Hello, places: dict[str, str], first: GoingFirst) -> int:
+    channel = await connect(address, hello)
     failures: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
@@ -70,15 +93,16 @@ async def _serve(address: str, name: str, token: str) -> int:
 
     queue = EventQueue()
     serve_events(channel, queue)
+    serve_reach(channel)
     events = queue.of(name)
-    _serve_lazily(channel, START_ENGINE, "penstock.worker.engine_role", fail, events)
-    _serve_lazily(channel, START_TRAINER, "penstock.worker.trainer_role", fail, events)
-    _serve_lazily(channel, START_ROLLOUT, "penstock.worker.rollout_role", fail, events)
-    _serve_lazily(channel, START_SCORING, "penstock.worker.scoring_role", fail, events)
+    _serve_lazily(channel, START_ENGINE, "penstock.worker.engine_role", fail, events, places, first)
+    _serve_lazily(channel, START_TRAINER, "penstock.worker.trainer_role", fail, events, places, first)
+    _serve_lazily(channel, START_ROLLOUT, "penstock.worker.rollout_role", fail, events, places, first)
+    _serve_lazily(channel, START_SCORING, "penstock.worker.scoring_role", fail, events, places, first)
     reading = asyncio.get_running_loop().create_task(channel.run())
     await asyncio.gather(reading, return_exceptions=True)
     if failures:
-        return 1
+        return OUT_OF_MEMORY if is_out_of_memory(failures[0]) else 1
     _sweep(address)
     return 0
 
@@ -96,6 +120,8 @@ def _serve_lazily(
     module: str,
     fail: Callable[[BaseException], None],
     events: Recorder,
+    places: dict[str, str],
+    first: GoingFirst,
 ) -> None:
     """Import a role's module only when it is asked for: scoring needs no torch, and starts at once."""
 
@@ -104,15 +130,19 @@ def _serve_lazily(
 
         if method.name in (START_SCORING.name, START_ROLLOUT.name):  # they run users' code
             bound_prints()
-        role = await asyncio.to_thread(importlib.import_module, module)
-        begin: Callable[[Channel, Req, Callable[[BaseException], None], Recorder], Awaitable[Res]] = (
-            role.start
-        )
-        answer = await begin(channel, request, fail, events)
+        with events.pulse.phase("starting", LONG_S):
+            role = await asyncio.to_thread(importlib.import_module, module)
+            begin: Callable[[Channel, Req, Callable[[BaseException], None], Recorder], Awaitable[Res]] = (
+                role.start
+            )
+            here = moved(request, places, channel.local_host)
+            answer = await begin(channel, here, fail, events)
         # What start-up made (a million objects of imported libraries) lives as long as the process: the
         # garbage collector need not walk it again and again between two forward passes.
         gc.collect()
         gc.freeze()
+        gc.enable()
+        first.end()
         return answer
 
     channel.serve(method, start)

@@ -1,11 +1,9 @@
-"""Running out of GPU memory, said as a sentence that names the settings to turn."""
+"""Running out of GPU memory, said as a sentence that names the settings to turn. It imports without torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
-from penstock.errors import UserError
+from penstock.errors import OutOfMemory
 
 ENGINE = "lower engine.embedded.memory_share or engine.embedded.max_batch"
 TRAINER = (
@@ -15,8 +13,8 @@ TRAINER = (
 
 
 @contextmanager
-def naming_settings(who: str, settings: str) -> Iterator[None]:
-    """Turn running out of memory into a `UserError`; other errors pass."""
+def naming_settings(who: str, settings: str, kind: type[OutOfMemory] = OutOfMemory) -> Iterator[None]:
+    """Turn running out of memory into an error of this kind; other errors pass."""
     try:
         yield
     except RuntimeError as error:
@@ -25,11 +23,13 @@ def naming_settings(who: str, settings: str) -> Iterator[None]:
         first = str(error).strip().split(". ")
         tried = next((part for part in first if "Tried to allocate" in part), "")
         wanted = f" ({tried[0].lower()}{tried[1:]})" if tried else ""
-        raise UserError(f"{who} ran out of GPU memory{wanted}: {settings}") from error
+        raise kind(f"{who} ran out of GPU memory{wanted}: {settings}") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch's own error, and the driver's, which comes as a plain one."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error)
+    """Our error, torch's own, and the driver's, which comes as a plain one."""
+    return (
+        isinstance(error, OutOfMemory)
+        or any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__)
+        or (isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error))
     )

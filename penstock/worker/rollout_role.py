@@ -3,10 +3,14 @@ channel."""
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Callable
+
+import msgspec
 
 from penstock.channel import Channel
 from penstock.engines.engine_client import EngineClient
+from penstock.http_calls import HttpConfig
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.recorder import Recorder
 from penstock.observe.slots import Slots
@@ -14,8 +18,11 @@ from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_runner import TIMEOUT, failed_episode, run_episode
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.episode_thread import EngineOfAnotherLoop, run_in_thread
-from penstock.rollout.rollout_client import RUN_EPISODE, Outcome, RolloutStart
+from penstock.rollout.rollout_client import KEEP_CALL, RUN_EPISODE, Outcome, RolloutStart
 from penstock.rollout.workflow import Workflows, load_workflow
+from penstock.serve.agents.front_door import FrontDoor
+from penstock.types import CallAnswer, Episode
+from penstock.worker.call_limits import CallLimits
 
 GRACE_S = 5.0
 """How long after its time limit an episode may take to notice it."""
@@ -31,29 +38,86 @@ async def start(
         trust_remote_code=request.trust_remote_code,
         template_args=request.template_args,
     )
-    default = load_workflow(request.workflow) if request.workflow is not None else None
-    workflows = Workflows(default)
-    engine = EngineOfAnotherLoop(EngineClient(channel), asyncio.get_running_loop())
-    slots = Slots()
+    http = HttpConfig.model_validate(request.http)
+    default = load_workflow(request.workflow, http) if request.workflow is not None else None
+    workflows = Workflows(default, http)
+    client = EngineClient(channel)
+    engine = EngineOfAnotherLoop(client, asyncio.get_running_loop())
+    door = FrontDoor(
+        client,
+        tokenizer,
+        model=request.model,
+        max_context=request.max_context,
+        names=request.model_names,
+        host=request.host,
+        streams=request.streams,
+    )
+    await door.open()
+    slots, tallies = Slots(), Tallies(events)
+    here = asyncio.get_running_loop()
+    limits = CallLimits(cpu_s=request.cpu_s)
+
+    async def keep_call(answer: CallAnswer) -> None:
+        """From the thread of an episode."""
+        telling = asyncio.run_coroutine_threadsafe(channel.call(KEEP_CALL, answer), here)
+        await asyncio.wrap_future(telling)
 
     async def run(spec: EpisodeSpec) -> Outcome:
         slot = slots.take()
         try:
-            with events.measure(f"episode {slot}", "episode", episode=spec.name, task=spec.task.id):
-                return await run_unmeasured(spec)
+            with (
+                limits.calls(),
+                events.measure(f"episode {slot}", "episode", episode=spec.name, task=spec.task.id),
+            ):
+                outcome = await run_unmeasured(spec)
+            tallies.tell(spec.name, outcome.episode)
+            return outcome
         finally:
             slots.give_back(slot)
 
     async def run_unmeasured(spec: EpisodeSpec) -> Outcome:
-        rollout = Rollout(spec, engine, tokenizer)
+        rollout = Rollout(spec, engine, tokenizer, keep_call)
         workflow = workflows.of(spec.task)
+        endpoint, is_stuck = door.admit(rollout), False
         try:
             async with asyncio.timeout(spec.timeout_s + min(GRACE_S, spec.timeout_s)):
                 episode = await run_in_thread(lambda: run_episode(workflow, rollout), name=spec.name)
-            return Outcome(episode=episode)
         except TimeoutError:
             message = f"the episode blocks, {spec.timeout_s:g} s (rollout.timeout_s) are over"
-            episode = failed_episode(spec, TIMEOUT, message, rollout.turns)
-            return Outcome(episode=episode, stuck=True)
+            episode, is_stuck = failed_episode(spec, TIMEOUT, message, rollout.turns), True
+        finally:
+            num_unread = door.dismiss(endpoint)
+        return Outcome(episode=msgspec.structs.replace(episode, unread_answers=num_unread), stuck=is_stuck)
 
     channel.serve(RUN_EPISODE, run)
+    door.close_after(channel.wait_closed())
+
+
+class Tallies:
+    """How often what was said before was rewritten, and answers that nobody read, as counters of this process; and
+    a line at the first time."""
+
+    def __init__(self, events: Recorder) -> None:
+        self._events = events
+        self._counts: Counter[str] = Counter()
+
+    def tell(self, name: str, episode: Episode) -> None:
+        counts = {f"rewritten_by_{who}": count for who, count in episode.rewrites.items()}
+        if episode.unread_answers:
+            counts["unread_answers"] = episode.unread_answers
+        if not counts:
+            return
+        for metric in counts.keys() - self._counts.keys():
+            self._events.log(f"in episode {name} {_told(metric)} (metric {metric}; docs/agents.md says more)")
+        self._counts.update(counts)
+        self._events.count(**self._counts)
+
+
+def _told(metric: str) -> str:
+    if metric == "unread_answers":
+        return "a client left before the end of its answer: the turn is no part of the episode"
+    who = metric.removeprefix("rewritten_by_")
+    return (
+        f"the {who} rewrote what was said before: the turn began a sequence of its own, with earlier turns as "
+        "context"
+    )

@@ -11,6 +11,7 @@ from penstock.scoring.config import RewardConfig
 from penstock.scoring.functions import calls_at_once, load_functions, needs_group
 from penstock.scoring.reward_thread import RewardThread
 from penstock.scoring.scoring_client import SCORE, ScoringMessage, ScoringReady, ScoringStart, Verdicts
+from penstock.worker.call_limits import CallLimits
 
 
 async def start(
@@ -23,11 +24,15 @@ async def start(
     rewards = await asyncio.to_thread(load_functions, config, device=device)
     thread = RewardThread(rewards)
     slots = Slots()
+    limits = CallLimits(cpu_s=config.cpu_s or config.timeout_s * (config.threads + 1))
 
     async def score(message: ScoringMessage) -> Verdicts:
         slot = slots.take()
         try:
-            with events.measure(f"reward {slot}", "score", calls=len(message.requests)):
+            with (
+                limits.calls(len(message.requests)),
+                events.measure(f"reward {slot}", "score", calls=len(message.requests)),
+            ):
                 return Verdicts(verdicts=await thread.answer(message.requests))
         finally:
             slots.give_back(slot)

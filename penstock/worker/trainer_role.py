@@ -1,11 +1,12 @@
-"""A trainer process: steps run in one thread, in order; snapshots are hashed in another beside them."""
+"""A trainer process: steps run in one thread, in order; beside them, snapshots are hashed in a second one and
+checkpoints are written in a third."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -15,27 +16,30 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.blobs import open_blobs
 from penstock.channel import Channel
 from penstock.config.unresolved import refuse_auto
-from penstock.errors import UserError
+from penstock.errors import StepTooLarge, UserError
 from penstock.interfaces import WeightPublisher
 from penstock.models.config import LoraConfig
 from penstock.models.load import DTYPES, load_config, load_model, resolve_device
 from penstock.models.published import wire_dtypes
 from penstock.models.tokenizer import ChatTokenizer, max_positions
+from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
-from penstock.safe_files import remove_folder, whole_folder
+from penstock.safe_files import whole_folder
 from penstock.sync.adapter_publisher import AdapterPublisher
+from penstock.sync.bucket_layout import Slice
 from penstock.sync.config import SyncConfig
 from penstock.sync.configured_publisher import open_publisher
 from penstock.sync.transports import Rendezvous
 from penstock.trainer.adapter import TrainedAdapter
+from penstock.trainer.checkpoint_writer import CheckpointWriter
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_attention_check import check_packed_attention
+from penstock.trainer.parallel.rank_layout import RankLayout
 from penstock.trainer.plan_transfer import serve_steps
 from penstock.trainer.policy_trainer import PolicyTrainer
-from penstock.trainer.state_files import load_state, save_state
 from penstock.trainer.trainer_client import (
     CHECKPOINT,
-    MODEL,
+    CHECKPOINT_WRITTEN,
     PUBLISH,
     RELEASE,
     SAVE,
@@ -49,9 +53,15 @@ from penstock.trainer.trainer_client import (
     TrainerReady,
     TrainerStart,
 )
-from penstock.types import DEFAULT_POLICY, StepPlan, StepResult, WeightUpdate
-from penstock.worker.out_of_memory import TRAINER, naming_settings
+from penstock.types import DEFAULT_POLICY, CheckpointWritten, StepPlan, StepResult, WeightUpdate
+from penstock.worker.out_of_memory import TRAINER, is_out_of_memory, naming_settings
 from penstock.worker.quiet import quieten
+
+if TYPE_CHECKING:
+    from penstock.trainer.parallel.process_ranks import ProcessRanks
+
+SLOWER = 10.0
+"""A step that takes so many times as long as the longest so far hangs."""
 
 
 class TrainerService:
@@ -67,14 +77,20 @@ class TrainerService:
         policy: str = DEFAULT_POLICY,
         version: int = 0,
     ) -> None:
+        self._longest_s = 0.0
+        """Of the steps so far, and of the warm-up, which compiles."""
         self._policy = policy
+        self._first_version = version
         self._trainer = trainer
         self._publisher = publisher
         self._tokenizer = tokenizer
         self._events = events
         self._stepping = ThreadPoolExecutor(1, thread_name_prefix="step")
         self._publishing = ThreadPoolExecutor(1, thread_name_prefix="publish")
-        for number, weights in enumerate(trainer.starting_weights(), start=version):
+        self._checkpoints = CheckpointWriter(
+            trainer, lambda folder: self._tokenizer.save(folder), events.log, trainer.checkpoint_ranks
+        )
+        for number, weights in enumerate(trainer.trained.starting_weights(), start=version):
             publisher.snapshot(number, weights)
 
         # Beside the start of engines. What follows in the same thread waits for it.
@@ -112,17 +128,28 @@ class TrainerService:
     async def checkpoint(self, request: CheckpointRequest) -> None:
         await asyncio.get_running_loop().run_in_executor(self._stepping, self._checkpoint, request)
 
+    async def checkpoint_written(self, _: None) -> CheckpointWritten:
+        return await asyncio.shield(asyncio.wrap_future(self._checkpoints.written()))
+
     def close(self) -> None:
         """Take back what was published: files in a folder that others see go."""
         self._publisher.close()
 
     def _warm_up(self) -> None:
-        with naming_settings("the trainer", TRAINER), self._events.measure("step", "warm up"):
+        with (
+            naming_settings("the trainer", TRAINER),
+            self._events.measure("step", "warm up"),
+            self._events.pulse.phase("warm-up", LONG_S),
+        ):
+            begin = self._events.now()
             self._trainer.warm_up()
+            self._longest_s = self._events.now() - begin
 
     def _snapshot(self, version: int) -> None:
         with self._events.measure("step", "snapshot", version=version):
-            self._publisher.snapshot(version, self._trainer.weights())
+            starting = self._trainer.trained.starting_weights()
+            is_below_adapter = len(starting) > 1 and version == self._first_version
+            self._publisher.snapshot(version, starting[0] if is_below_adapter else self._trainer.weights())
 
     def _describe(self, request: PublishRequest) -> WeightUpdate:
         with self._events.measure("publish", "hash", version=request.version):
@@ -137,33 +164,47 @@ class TrainerService:
             raise ValueError(f"this trainer trains policy {self._policy!r}, got a plan of {plan.policy!r}")
         self.warmed_up.result()
         begin = self._events.now()
-        with naming_settings("the trainer", TRAINER):
-            result = self._trainer.step(plan)
+        limit_s = SLOWER * self._longest_s
+        with naming_settings("the trainer", TRAINER), self._events.pulse.phase(f"step {plan.step}", limit_s):
+            result = self._train(plan)
             start = time.perf_counter()
             if plan.publishes is not None:
                 self._publisher.snapshot(plan.publishes, self._trainer.weights())
         seconds = {**result.seconds, "snapshot": time.perf_counter() - start}
+        self._longest_s = max(self._longest_s, self._events.now() - begin)
         tell_parts(self._events, plan.step, begin, seconds)
         return msgspec.structs.replace(result, seconds=seconds)
 
+    def _train(self, plan: StepPlan) -> StepResult:
+        """Where there is no room for the plan and nothing has changed, smaller micro-batches may be tried."""
+        try:
+            return self._trainer.step(plan)
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or not self._trainer.undo_step():
+                raise
+            cause = error
+        # Outside of the handler, whose traceback would hold the tensors of the step.
+        with naming_settings("the trainer", TRAINER, StepTooLarge):
+            raise cause.with_traceback(None)
+
     def _save(self, folder: Path) -> None:
         self.warmed_up.result()
-        with self._events.measure("step", "save"), whole_folder(folder) as unnamed:
+        self._checkpoints.settle()  # a run that ends may end this process next
+        if not self._trainer.trained.is_first:
+            self._trainer.save(folder)  # it gives its part to the first rank, which writes
+            return
+        with (
+            self._events.measure("step", "save"),
+            self._events.pulse.phase("saving", LONG_S),
+            whole_folder(folder) as unnamed,
+        ):
             self._trainer.save(unnamed)
             self._tokenizer.save(unnamed)
 
     def _checkpoint(self, request: CheckpointRequest) -> None:
         self.warmed_up.result()
-        with self._events.measure("step", "checkpoint"), whole_folder(Path(request.folder)) as unnamed:
-            for name in (TRAINER_STATE, MODEL):
-                (unnamed / name).mkdir()
-            save_state(unnamed / TRAINER_STATE, self._trainer.state_dict())
-            self._trainer.save(unnamed / MODEL)
-            self._tokenizer.save(unnamed / MODEL)
-            for name, data in request.files.items():
-                (unnamed / name).write_bytes(data)
-        for old in request.remove:
-            remove_folder(Path(old))
+        with self._events.measure("step", "checkpoint"), self._events.pulse.phase("checkpoint", LONG_S):
+            self._checkpoints.begin(request)
 
 
 def tell_parts(events: Recorder, step: int, begin: float, seconds: Mapping[str, float]) -> None:
@@ -182,6 +223,7 @@ async def start(
     quieten()
     torch.set_num_threads(request.threads)
     torch.manual_seed(request.seed)
+    torch.use_deterministic_algorithms(request.deterministic)
     with naming_settings("the trainer", TRAINER):
         service = await asyncio.to_thread(_build, request, events)
     serve_steps(channel, service.step)
@@ -191,6 +233,7 @@ async def start(
     channel.serve(RELEASE, service.release)
     channel.serve(SAVE, service.save)
     channel.serve(CHECKPOINT, service.checkpoint)
+    channel.serve(CHECKPOINT_WRITTEN, service.checkpoint_written)
     channel.on_close(service.close)
 
     def warmed_up(task: "asyncio.Future[None]") -> None:
@@ -205,8 +248,8 @@ async def start(
 
 def _build(request: TrainerStart, events: Recorder) -> TrainerService:
     torch.set_num_threads(request.threads)
-    device = resolve_device(request.device)
     config = TrainerConfig.model_validate(request.trainer)
+    device = _own_device(resolve_device(request.device), request.rank, config)
     refuse_auto(
         {
             "trainer.dtype": config.dtype,
@@ -218,14 +261,21 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
     # Masters are made from float32 weights. Weights that stay need none, and are only ever read as they compute.
     dtype = "float32" if request.lora is None else config.dtype
-    model = load_model(request.model, dtype=dtype, device=device, trust_remote_code=request.trust_remote_code)
-    check_packed_attention(model.config, request.max_context or max_positions(model.config))
+    # A model that is split is whole on the host, and only its parts are on the devices.
+    is_split = RankLayout(parallel=config.parallel, rank=request.rank).is_sharded
+    loaded_on = "cpu" if is_split else device
+    model = load_model(
+        request.model, dtype=dtype, device=loaded_on, trust_remote_code=request.trust_remote_code
+    )
+    max_context = request.max_context or max_positions(model.config)
+    check_packed_attention(model.config, max_context, say=events.log)
     adapter = _add_adapter(request, model)
     reference = None
     if algorithm.needs_reference and adapter is None:
         reference = load_model(
-            request.model, dtype="float32", device=device, trust_remote_code=request.trust_remote_code
+            request.model, dtype="float32", device=loaded_on, trust_remote_code=request.trust_remote_code
         )
+    parallel = _join(request, config, device)
     trainer = PolicyTrainer(
         model,
         config=config,
@@ -235,11 +285,14 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
         adapter=adapter,
         device=device,
         blobs=open_blobs(request.blobs),
+        parallel=parallel,
         saved_dtype=load_config(request.model, trust_remote_code=request.trust_remote_code).dtype,
     )
+    if request.replays_routing:
+        trainer.check_routers()
     if request.checkpoint:
-        trainer.load_state_dict(load_state(Path(request.checkpoint) / TRAINER_STATE))
-    publisher = _open_publisher(request, model, trainer.starting_weights(), adapter)
+        trainer.load_state(Path(request.checkpoint) / TRAINER_STATE)
+    publisher = _open_publisher(request, model, trainer, adapter)
     tokenizer = ChatTokenizer(
         request.model, pad_token=request.pad_token, trust_remote_code=request.trust_remote_code
     )
@@ -257,13 +310,33 @@ def _add_adapter(request: TrainerStart, model: nn.Module) -> TrainedAdapter | No
     return TrainedAdapter(model, LoraConfig.model_validate(request.lora), base=request.model, folder=folder)
 
 
+def _own_device(device: str, rank: int, config: TrainerConfig) -> str:
+    """One GPU for each rank, of those that this process sees; a device that is named with its number stays."""
+    if device != "cuda" or config.parallel.num_ranks == 1:
+        return device
+    return f"cuda:{rank % torch.cuda.device_count()}"
+
+
+def _join(request: TrainerStart, config: TrainerConfig, device: str) -> "ProcessRanks | None":
+    """The other ranks; None where there are none."""
+    if config.parallel.num_ranks == 1:
+        return None
+    from penstock.trainer.parallel.process_ranks import join_ranks
+
+    layout = RankLayout(parallel=config.parallel, rank=request.rank)
+    return join_ranks(layout, request.rendezvous, device)
+
+
 def _open_publisher(
-    request: TrainerStart,
-    model: nn.Module,
-    starting: Sequence[Mapping[str, torch.Tensor]],
-    adapter: TrainedAdapter | None,
+    request: TrainerStart, model: nn.Module, trainer: PolicyTrainer, adapter: TrainedAdapter | None
 ) -> WeightPublisher:
-    """`starting` is all that is published, or the weights below an adapter and then the adapter."""
+    """Of all weights, or of those below an adapter and then of the adapter."""
+    starting = trainer.trained.starting_weights()
+    slices = {
+        name: Slice(shard.shape, shard.start)
+        for name, shard in trainer.trained.shards().items()
+        if tuple(shard.values.shape) != shard.shape
+    }
     section = SyncConfig.model_validate(request.sync)
     at = Rendezvous(
         Path(section.folder or request.folder), interface=section.interface, token=request.sync_token
@@ -272,13 +345,14 @@ def _open_publisher(
     def publisher(tensors: Mapping[str, torch.Tensor], **options: Any) -> WeightPublisher:
         options["dtypes"] = wire_dtypes(model, DTYPES[request.wire_dtype], tensors)
         options["policy"] = request.policy
+        options["slices"] = {name: slices[name] for name in tensors if name in slices}
         return open_publisher(section, tensors, at, **options)
 
     if adapter is None:
         return publisher(starting[0])
     below, own = starting
     return AdapterPublisher(
-        publisher(below, slots=1, selection="full"),
+        lambda: publisher(below, slots=1, selection="full"),
         publisher(own, selection="adapter", base=request.version, adapter=adapter.spec),
         base_version=request.version,
     )

@@ -206,6 +206,15 @@ def test_its_state_goes_on_in_another_gate() -> None:
     assert other.admit().number == 5
 
 
+def test_a_group_that_goes_on_is_as_old_as_the_tokens_that_it_has() -> None:
+    one = gate(per_step=2, max_staleness=3)
+    ticket = one.admit()
+    other = gate(per_step=2, max_staleness=3)
+    other.history = VersionHistory(steps=[0, 1, 2, 2])
+    other.restore(msgspec.structs.replace(one.state(), step=2, served_step=2))
+    assert other.readmit(ticket, np.array([3, 1, 2, 99], np.int32)).deadline == 1 + 3
+
+
 def test_a_group_that_a_rollback_returned_goes_first_and_is_never_late() -> None:
     """It was selected at step 5, and the run went back to step 3; whatever its bound, it trains as it was."""
     for late in ("mask", "drop", "wait"):
@@ -227,3 +236,46 @@ def test_a_group_that_a_rollback_returned_goes_first_and_is_never_late() -> None
         assert taken is not None
         assert (taken.numbers, dropped) == ((90,), [])
         assert taken.groups[0].samples[0][0].num_loss_tokens == 2
+
+
+def test_a_rollback_while_generation_goes_on_returns_what_undone_steps_trained_on() -> None:
+    one = gate(per_step=1, max_staleness=3)
+    tickets = [one.admit() for _ in range(4)]
+    train_one(one, tickets[0], [0])
+    one.served_step = 1
+    undone = ReadyGroup(
+        ticket=tickets[1],
+        scored=scored(1, [1]),
+        samples=(scored(1, [1]).samples(0),),
+        oldest_step=1,
+        selected_at=1,
+    )
+    train_one(one, tickets[1], [1])
+    one.served_step = 2
+    one.finish(tickets[2], scored(2, [2]))
+    under_way, _ = one.select()
+    assert under_way is not None
+    one.roll_back(1, consumed=((0, 0),), returned=[undone])
+    state = one.state()
+    assert (one.step, one.served_step, state.num_trained, state.consumed) == (1, 1, 1, ((0, 0),))
+    assert {group.ticket.number: group.oldest_step for group in state.ready} == {1: 1, 2: 1}
+    assert [(ticket.number, ticket.deadline) for ticket in state.running] == [(3, 3)]
+    again, _ = one.select()
+    assert again is not None
+    assert (again.step, again.numbers) == (1, (1,))
+
+
+def test_a_step_that_nobody_trains_is_put_back() -> None:
+    one = gate(per_step=2)
+    tickets = [one.admit() for _ in range(2)]
+    for ticket in tickets:
+        one.finish(ticket, scored(ticket.number, [0]))
+    taken, _ = one.select()
+    assert taken is not None and (one.num_ready, one.outstanding) == (0, 2)
+    one.put_back(taken)
+    assert (one.num_ready, one.outstanding) == (2, 2)
+    again, _ = one.select()
+    assert again is not None and again.numbers == taken.numbers
+    one.trained(again)
+    one.put_back(again)  # they are trained: nothing comes back
+    assert (one.num_ready, one.outstanding) == (0, 0)

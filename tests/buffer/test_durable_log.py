@@ -1,21 +1,30 @@
 """What a log on a disk brings back: groups with their samples, blobs, and nothing of what is over."""
 
 import asyncio
+import errno
 import sqlite3
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from penstock.bench.crashes.power_loss import PowerLossFiles
+from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import Ticket
+from penstock.buffer.blob_copies import BlobCopies
 from penstock.buffer.durable_log import open_log, read_lives
 from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.buffer.journal.replay import segments_of
 from penstock.buffer.ledger import LedgerCounts
 from penstock.buffer.life_records import samples_of
+from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.safe_files import replace_private
 from penstock.types import Task
 from tests.buffer.test_admission import scored
+from tests.buffer.test_blob_copies import group_with_blob
 
 
 def ticket(number: int) -> Ticket:
@@ -101,3 +110,137 @@ def test_a_torn_tail_is_told(tmp_path: Path) -> None:
 
     asyncio.run(scene())
     assert said == ["the last 4 bytes of the journal were cut off by a crash; they are left out"]
+
+
+class SlowDisk:
+    """A writing thread that does as many writes as it is allowed."""
+
+    def __init__(self, allowed: int = 1000) -> None:
+        self.allowed = asyncio.Semaphore(allowed)
+
+    async def __call__(self, write: Callable[[], None]) -> None:
+        await self.allowed.acquire()
+        write()
+
+    def allow(self, count: int = 100) -> None:
+        for _ in range(count):
+            self.allowed.release()
+
+
+def test_only_a_step_and_a_checkpoint_wait_for_the_disk(tmp_path: Path) -> None:
+    """Admission, episodes, groups and drops go on while the disk is slow; a step waits for its groups, not for its
+    own record, and a checkpoint for everything."""
+
+    async def scene() -> None:
+        disk = SlowDisk(0)
+        async with open_log(tmp_path, files=(files := PowerLossFiles()), in_thread=disk) as log:
+            log.issued(0, 0)
+            for number in range(3):
+                await log.admitted(ticket(number), Task(id=f"t{number}", prompt="p"), number + 1)
+                await log.finished(ticket(number), scored(number, [0]))
+            await asyncio.sleep(1)  # a commit is under way
+            await log.dropped(2, "refused")
+            training = asyncio.create_task(log.trained(1, [0, 1]))
+            await asyncio.sleep(60)
+            assert not training.done()
+            disk.allow(1)
+            await training
+            assert read_lives(files).counts()["scored"] == 3  # the step's own record follows
+            checkpoint = asyncio.create_task(log.durable())
+            await asyncio.sleep(60)
+            assert not checkpoint.done()
+            disk.allow()
+            await checkpoint
+            assert read_lives(files).counts() == Counter(trained=2, dropped=1)
+
+    run_in_virtual_time(scene())
+
+
+def test_a_step_waits_for_the_version_of_its_weights(tmp_path: Path) -> None:
+    async def scene() -> None:
+        disk = SlowDisk(1)
+        async with open_log(tmp_path, files=(files := PowerLossFiles()), in_thread=disk) as log:
+            await log.admitted(ticket(0), Task(id="t", prompt="p"), 1)
+            await log.finished(ticket(0), scored(0, [0]))
+            await log.durable()
+            log.issued(0, 1)
+            training = asyncio.create_task(log.trained(1, [0]))
+            await asyncio.sleep(60)
+            assert not training.done()
+            disk.allow()
+            await training
+            assert read_lives(files).standing.version_steps == (1,)
+
+    run_in_virtual_time(scene())
+
+
+def test_a_full_disk_stops_admission_and_keeps_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group whose blobs find no room waits with them, and is finished when there is some."""
+    store, said = MemoryBlobs(), list[str]()
+    group = msgspec.structs.replace(scored(3, [0, 0]), group=group_with_blob(store))
+    is_full = True
+
+    def guarded(path: Path, parts: Iterable[bytes]) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace_private(path, parts)
+
+    monkeypatch.setattr("penstock.buffer.blob_copies.replace_private", guarded)
+
+    async def scene() -> None:
+        nonlocal is_full
+        disk = SlowDisk()
+        opened = open_log(tmp_path, files=PowerLossFiles(), blobs=store, in_thread=disk, say=said.append)
+        async with opened as log:
+            await log.admitted(ticket(3), Task(id="t3", prompt="p"), 1)
+            finishing = asyncio.create_task(log.finished(ticket(3), group))
+            await asyncio.sleep(1)
+            admitting = asyncio.create_task(log.admitted(ticket(4), Task(id="t4", prompt="p"), 2))
+            await asyncio.sleep(600)
+            assert not finishing.done()
+            assert not admitting.done()
+            is_full = False
+            await asyncio.gather(finishing, admitting)
+            assert log.lives.counts() == Counter(scored=1, issued=1)
+            other = MemoryBlobs()
+            BlobCopies(tmp_path / "blobs").bring_back(other, group.group)
+            assert other.scopes == {"group-3": {"g3.0.0": b"mask"}}
+
+    run_in_virtual_time(scene())
+    assert [line.split(":")[0] for line in said] == ["the disk is full", "the disk has room again"]
+
+
+def test_copies_of_blobs_stay_until_the_drop_is_on_the_disk(tmp_path: Path) -> None:
+    store = MemoryBlobs()
+    group = msgspec.structs.replace(scored(3, [0, 0]), group=group_with_blob(store))
+    copy = tmp_path / "blobs" / "group-3.blobs"
+
+    async def scene() -> None:
+        disk = SlowDisk(2)  # the copy, and a commit
+        async with open_log(tmp_path, files=PowerLossFiles(), blobs=store, in_thread=disk) as log:
+            await log.admitted(ticket(3), Task(id="t3", prompt="p"), 1)
+            await log.finished(ticket(3), group)
+            await log.durable()
+            await log.dropped(3, "stale")
+            await asyncio.sleep(60)
+            assert copy.read_bytes() == b"mask"
+            disk.allow()
+            await log.durable()
+            assert not copy.exists()
+
+    run_in_virtual_time(scene())
+
+
+def test_what_could_not_be_written_at_the_end_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def scene() -> None:
+        files = PowerLossFiles()
+        files.room = 0
+        disk = SlowDisk()
+        async with open_log(tmp_path, files=files, in_thread=disk, say=said.append) as log:
+            log.issued(0, 0)
+            await asyncio.sleep(1)
+
+    run_in_virtual_time(scene())
+    assert said[-1].startswith("the last 1 records of the journal could not be written (the journal can't be")

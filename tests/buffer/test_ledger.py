@@ -13,6 +13,7 @@ from penstock.buffer.admission import Ticket
 from penstock.buffer.ledger import Ledger, LedgerCounts, rows_of
 from penstock.buffer.life_records import (
     CheckpointKept,
+    EpisodeEnded,
     GroupAdmitted,
     GroupDropped,
     GroupsTrained,
@@ -23,7 +24,8 @@ from penstock.buffer.life_records import (
     scored_record,
     to_bytes,
 )
-from penstock.buffer.lives import Lives
+from penstock.buffer.lives import UNDER_WAY, Lives
+from penstock.types import Episode
 from tests.buffer.test_admission import scored
 
 
@@ -33,7 +35,12 @@ def admitted(number: int, num_taken: int | None = None) -> GroupAdmitted:
         task_id=f"t{number}",
         prompt="p",
         num_taken=number + 1 if num_taken is None else num_taken,
+        size=2,
     )
+
+
+def ended(number: int, index: int) -> EpisodeEnded:
+    return EpisodeEnded(number=number, episode=Episode(task_id=f"t{number}", turns=(), index=index))
 
 
 def finished(number: int) -> LifeRecord:
@@ -47,10 +54,13 @@ def history(rng: random.Random, length: int) -> list[LifeRecord]:
         by_state: dict[str, list[int]] = {}
         for number, life in lives.by_number.items():
             by_state.setdefault(life.state, []).append(number)
-        running, ready = by_state.get("running", []), by_state.get("scored", [])
+        running = [number for state in UNDER_WAY for number in by_state.get(state, [])]
+        ready = by_state.get("scored", [])
         draw = rng.random()
         record: LifeRecord = admitted(lives.standing.num_admitted)
-        if draw < 0.3 and running:
+        if draw < 0.1 and running:
+            record = ended(rng.choice(running), rng.randrange(2))
+        elif draw < 0.3 and running:
             record = finished(rng.choice(running))
         elif draw < 0.5 and len(ready) >= 2:
             record = GroupsTrained(step=(step := step + 1), numbers=tuple(rng.sample(ready, 2)))
@@ -137,7 +147,33 @@ def test_one_that_followed_is_kept_and_one_that_is_behind_or_broken_is_made_anew
 def test_what_cannot_follow_raises_and_changes_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger", Lives(), 0)
     ledger.apply([admitted(0)], 1, 1)
-    with pytest.raises(ValueError, match="group 0 is running, so it can't become trained"):
+    with pytest.raises(ValueError, match="group 0 is issued, so it can't become trained"):
         ledger.apply([GroupsTrained(step=1, numbers=(0,))], 1, 2)
     ledger.close()
-    assert LedgerCounts(tmp_path / "ledger").states == Counter(running=1)
+    assert LedgerCounts(tmp_path / "ledger").states == Counter(issued=1)
+
+
+def test_one_that_could_not_be_written_never_says_that_it_has_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is let go, and made anew of everything once some commits have passed."""
+    monkeypatch.setattr("penstock.buffer.ledger.COMMITS_BEFORE_ANEW", 2)
+    path = tmp_path / "ledger"
+    ledger = Ledger(path, Lives(), 0)
+    ledger.apply([admitted(0)], 1, 1)
+    with sqlite3.connect(path) as other:
+        other.execute("DROP TABLE attempts")
+    other.close()
+    with pytest.raises(sqlite3.Error, match="no such table: attempts"):
+        ledger.apply([admitted(1)], 1, 2)
+    ledger.apply([admitted(2)], 1, 3)
+    with sqlite3.connect(path) as other:
+        assert other.execute("SELECT sequence FROM applied").fetchone() == (1,)
+    other.close()
+    ledger.apply([admitted(3)], 1, 4)
+    ledger.apply([admitted(4)], 1, 5)
+    ledger.close()
+    assert [row[0] for row in rows_of(path)] == [0, 1, 2, 3, 4]
+    with sqlite3.connect(path) as other:
+        assert other.execute("SELECT sequence FROM applied").fetchone() == (5,)
+    other.close()

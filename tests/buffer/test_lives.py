@@ -1,10 +1,20 @@
 """What may follow what in the life of a group, and where the tasks stand."""
 
+import msgspec
 import pytest
 
-from penstock.buffer.life_records import GroupDropped, GroupsTrained, LifeRecord, RunResumed, VersionIssued
+from penstock.buffer.life_records import (
+    GroupDropped,
+    GroupsSelected,
+    GroupsTrained,
+    LifeRecord,
+    RunResumed,
+    VersionIssued,
+    WorkProgressed,
+)
 from penstock.buffer.lives import Lives
-from tests.buffer.test_ledger import admitted, finished
+from tests.buffer.test_ledger import admitted, ended, finished
+from tests.types.test_partial_work import part
 
 
 def lived(*records: LifeRecord) -> Lives:
@@ -23,6 +33,34 @@ def test_a_rollback_returns_later_groups_with_the_step_of_their_first_selection(
     assert lives.standing.step == 1
     lives.apply(GroupsTrained(step=2, numbers=(1, 2)))
     assert [life.selected_at for life in lives.by_number.values()] == [0, 1, 2]
+
+
+def test_an_attempt_is_issued_runs_is_finished_and_scored() -> None:
+    lives, states = lived(admitted(0)), []
+    progressed = WorkProgressed(turns=(msgspec.structs.replace(part(0, 7), group=0),))
+    for record in (progressed, ended(0, 1), ended(0, 1), ended(0, 0), finished(0)):
+        states.append(lives.by_number[0].state)
+        touched = lives.apply(record)
+        assert list(touched) == ([0] if lives.by_number[0].state != states[-1] else [])
+    assert [*states, lives.by_number[0].state] == [
+        "issued",
+        "running",
+        "running",
+        "running",
+        "finished",
+        "scored",
+    ]
+
+
+def test_a_group_whose_size_is_not_known_runs_until_it_is_scored() -> None:
+    lives = lived(msgspec.structs.replace(admitted(0), size=0), ended(0, 0), ended(0, 1))
+    assert lives.by_number[0].state == "running"
+
+
+def test_a_group_that_was_selected_for_a_step_that_never_came_keeps_its_age_too() -> None:
+    lives = lived(admitted(0), finished(0), GroupsSelected(step=4, numbers=(0,)), RunResumed(step=1))
+    lives.apply(GroupsSelected(step=2, numbers=(0,)))
+    assert (lives.by_number[0].state, lives.by_number[0].selected_at) == ("scored", 4)
 
 
 def test_versions_of_a_history_that_was_given_up_count_from_the_step_that_is_shared() -> None:

@@ -1,10 +1,12 @@
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from penstock.channel import Channel, address
 from penstock.channel.address import Hello, Listener, connect
+from penstock.errors import ConfigError
 
 
 def test_who_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +33,48 @@ def test_who_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
         return name
 
     assert asyncio.run(main()) == "one"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\xff\xff\xff\xff" + b"x" * 5000,  # far more than a greeting may have
+        b"\x00\x00\x00\x05stray",
+        b"\x00\x00\x00\x10\x82\xa4name\xa1\xff\xa5token\xa0",  # a name that is no text
+        b"\x00\x00\x00\x00",
+        b"\x00\x00\x00\x40half of a greeting",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\x00\x00\x01\x91" * 200,
+    ],
+)
+def test_what_is_no_greeting_is_closed_and_costs_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(address, "GREETING_S", 0.2)
+
+    async def main() -> list[str]:
+        names: list[str] = []
+
+        def accept(name: str, channel: Channel) -> bool:
+            names.append(name)
+            return False
+
+        listener = Listener(f"unix:{tmp_path / 's'}", "token", accept)
+        await listener.start()
+        async with asyncio.timeout(20):
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+            writer.write(sent)
+            with contextlib.suppress(ConnectionResetError):  # closed with some of it unread
+                assert await reader.read() == b""
+            writer.close()
+            good = await connect(listener.address, Hello(name="good", token="token"))
+            await good.run()
+        await listener.close()
+        return names
+
+    assert asyncio.run(main()) == ["good"]
+
+
+def test_without_a_token_nobody_is_listened_to() -> None:
+    with pytest.raises(ConfigError, match="workers are let in with a token, got an empty one"):
+        Listener("tcp:127.0.0.1:0", "", lambda name, channel: True)

@@ -7,8 +7,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.channel import Channel, Method
+from penstock.channel.connection import MAX_FRAME_BYTES
 from penstock.errors import ChannelClosed, RemoteError, RequestRefused
 from penstock.types import Chunk
 
@@ -227,6 +230,25 @@ def test_what_is_no_frame_closes_its_channel_and_raises_nowhere(data: bytes) -> 
     asyncio.run(main())
 
 
+def test_frames_may_come_in_pieces_and_several_at_once() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), Raw() as raw:
+            waiting = [asyncio.create_task(raw.channel.call(DOUBLE, Number(n))) for n in (1, 2, 3)]
+            await raw.reader.readexactly(4)
+            answers = [
+                framed(msgspec.msgpack.encode({"type": "item", "id": n, "payload": {"value": 10 * n}}))
+                for n in (1, 2, 3)
+            ]
+            for byte in answers[0]:
+                raw.writer.write(bytes([byte]))
+                await asyncio.sleep(0)
+            assert (await waiting[0]).value == 10
+            raw.writer.write(answers[2] + answers[1])
+            assert [(await one).value for one in waiting[1:]] == [20, 30]
+
+    asyncio.run(main())
+
+
 def test_an_answer_of_another_shape_is_the_other_sides_error() -> None:
     async def main() -> None:
         async with asyncio.timeout(20), Raw() as raw:
@@ -251,3 +273,58 @@ def test_who_asked_is_told_once_that_it_has_closed() -> None:
 
     asyncio.run(main())
     assert sorted(told) == ["left", "right"]
+
+
+FRAMES = [
+    {"type": "call", "id": 1, "method": "double", "payload": {"value": 1}},
+    {"type": "item", "id": 1, "payload": {"value": 2}},
+    {"type": "end", "id": 1},
+    {"type": "failure", "id": 1, "kind": "RemoteError", "message": "m", "detail": "d"},
+    {"type": "cancel", "id": 1},
+]
+
+
+@st.composite
+def hostile_bytes(draw: st.DrawFn) -> bytes:
+    """Frames that are whole, repeated, changed in one place, cut short or said to be longer, and stray bytes."""
+    sent = b""
+    for _ in range(draw(st.integers(1, 5))):
+        data = bytearray(msgspec.msgpack.encode(draw(st.sampled_from(FRAMES))))
+        how = draw(st.sampled_from(["whole", "twice", "changed", "cut", "stray", "oversized"]))
+        if how == "changed":
+            data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+        frame = framed(bytes(data))
+        if how == "twice":
+            frame += frame
+        elif how == "cut":
+            frame = frame[: draw(st.integers(0, len(frame) - 1))]
+        elif how == "stray":
+            frame = draw(st.binary(max_size=40))
+        elif how == "oversized":
+            frame = draw(st.integers(MAX_FRAME_BYTES + 1, 2**32 - 1)).to_bytes(4, "big") + frame
+        sent += frame
+    return sent
+
+
+@settings(max_examples=60, deadline=None)
+@given(hostile_bytes())
+def test_whatever_comes_over_a_channel_wakes_who_waits_and_raises_nowhere(data: bytes) -> None:
+    async def double(number: Number) -> Number:
+        return Number(2 * number.value)
+
+    async def main() -> None:
+        problems: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+        async with asyncio.timeout(20), Raw() as raw:
+            raw.channel.serve(DOUBLE, double)
+            waiting = asyncio.create_task(raw.channel.call(DOUBLE, Number(1)))
+            await raw.reader.readexactly(4)
+            raw.writer.write(data)
+            raw.writer.write_eof()
+            (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
+            assert isinstance(outcome, Number | RemoteError | ChannelClosed)
+            await raw.running
+            assert raw.channel.closed
+        assert problems == []
+
+    asyncio.run(main())

@@ -1,15 +1,17 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from penstock.cli.evaluate import evaluation_config, print_report
+from penstock.cli.evaluate import evaluate_model, evaluation_config, print_report
 from penstock.cli.main import main
-from penstock.errors import UserError
+from penstock.errors import PenstockError, ScoringFailed, UserError
 from penstock.models.config import LoraConfig
+from penstock.orchestration.evaluation import Rewards
 from penstock.orchestration.evaluation_report import EvaluationReport
 from penstock.orchestration.evaluation_session import prepare_evaluation
 from penstock.trainer.adapter import TrainedAdapter
@@ -125,3 +127,23 @@ def test_a_model_is_evaluated(
     assert "0.750 ± 0.250" in out
     assert "4, 8" in out
     assert not Path("runs").exists()
+
+
+def test_tasks_that_cant_be_scored_are_said_with_their_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results: list[Rewards] = [ScoringFailed("reward 'right' raised KeyError: 'answer'", "score_error")]
+
+    async def evaluate(prepared: object) -> list[Rewards]:
+        return results
+
+    prepared = SimpleNamespace(model="m", merged_adapter="", heldout=[])
+    monkeypatch.setattr("penstock.cli.evaluate.prepare_evaluation", lambda *_, **__: prepared)
+    monkeypatch.setattr("penstock.cli.evaluate.evaluate", evaluate)
+    with pytest.raises(PenstockError, match="no task could be scored"):
+        evaluate_model(config_of("builtin"), correct=1.0)
+    said = "1 tasks could not be scored, the first since reward 'right' raised KeyError: 'answer'"
+    assert said in capsys.readouterr().err
+    results.append([0.5])
+    assert evaluate_model(config_of("builtin"), correct=1.0).reward == 0.5
+    assert said in capsys.readouterr().err

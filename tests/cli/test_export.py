@@ -10,6 +10,7 @@ from penstock.cli.export import export_model, model_of
 from penstock.cli.main import main
 from penstock.errors import UserError
 from penstock.models.config import LoraConfig
+from penstock.orchestration.kept_checkpoints import keep_reward
 from penstock.trainer.adapter import TrainedAdapter
 
 
@@ -49,6 +50,22 @@ def test_the_model_of_a_step_is_exported(run: Path, capsys: pytest.CaptureFixtur
 def test_a_checkpoint_that_a_resumed_run_has_reached_is_newer_than_the_old_end(run: Path) -> None:
     os.utime(run / "checkpoints" / "step-4" / "model" / "config.json", (9, 9))
     assert model_of(run) == run / "checkpoints" / "step-4" / "model"
+
+
+def test_the_best_is_the_one_with_the_highest_held_out_reward(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match="no checkpoint that was evaluated"):
+        model_of(run, "best")
+    for step, reward in ((2, 0.5), (4, 0.25)):
+        keep_reward(run / "checkpoints" / f"step-{step}", reward)
+    with pytest.raises(SystemExit):
+        main(["export", "run", "--step", "best"])
+    assert Path("run-step-best/config.json").read_text() == "step-2"
+    with pytest.raises(SystemExit) as ended:
+        main(["export", "run", "--step", "last"])
+    assert ended.value.code == 2
+    assert "must be the step of a checkpoint, or best, got 'last'" in capsys.readouterr().err
 
 
 def test_what_is_not_there_is_named(run: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import io
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,8 +14,10 @@ from penstock.buffer.admission import Ticket
 from penstock.buffer.durable_log import FOLDER, open_log
 from penstock.cli.inspect import print_run
 from penstock.errors import UserError
-from penstock.types import ScoredGroup, Task
+from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.types import Episode, ScoredGroup, Task
 from tests.buffer.test_admission import scored
+from tests.types.test_partial_work import part
 
 
 def answered(number: int, text: str) -> ScoredGroup:
@@ -55,7 +59,7 @@ def test_counts_by_state_the_oldest_and_drops_by_reason(run: Path) -> None:
     assert "4 groups" in text
     rows = [line.split("│")[1:-1] for line in text.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in row] for row in rows] == [
-        ["running: being generated or scored", "1", "3 (task t3)"],
+        ["issued: admitted, and nothing of them is written yet", "1", "3 (task t3)"],
         ["scored: waiting for their step", "1", "1 (task t1)"],
         ["trained: in the weights", "1", "0 (task t0)"],
         ["dropped: left without being trained", "1", "2 (task t2)"],
@@ -88,3 +92,37 @@ def test_what_is_not_there_is_said(run: Path, tmp_path: Path) -> None:
         shown(run, group=9)
     with pytest.raises(UserError, match="has no journal: a run keeps one when it has checkpoints"):
         shown(tmp_path / FOLDER)
+
+
+def test_a_ledger_that_is_missing_broken_or_behind_is_not_asked(run: Path) -> None:
+    ledger, whole = run / FOLDER / "ledger.sqlite", shown(run)
+    with sqlite3.connect(ledger) as database:
+        database.execute("UPDATE applied SET sequence = sequence - 1")
+        database.execute("DELETE FROM attempts WHERE number = 3")
+    database.close()
+    assert shown(run) == whole
+    ledger.write_bytes(b"no database" * 99)
+    assert shown(run) == whole
+    ledger.unlink()
+    assert shown(run) == whole
+
+
+def test_what_is_under_way_is_told_in_tokens(tmp_path: Path) -> None:
+    async def inline(write: Callable[[], None]) -> None:
+        write()
+
+    async def scene() -> None:
+        async with open_log(tmp_path / FOLDER, progress_s=2, in_thread=inline) as log:
+            await log.admitted(Ticket(number=3, bound=2, deadline=2), Task(id="t3", prompt="1+1?"), 1)
+            log.work.turn(part(0, 7, 8))
+            log.work.turn(part(0, 5, episode=1))
+            await asyncio.sleep(3)
+            log.work.turn(part(2, 9))
+            log.ended(3, Episode(task_id="t3", index=1, turns=()))
+            await asyncio.sleep(3)
+
+    run_in_virtual_time(scene())
+    assert "running: being generated" in shown(tmp_path)
+    lines = [line.strip() for line in shown(tmp_path, group=3).splitlines()]
+    assert lines[-1] == "episode 0 is under way: 3 tokens kept, in turn 1"
+    assert not any("episode 1 is under way" in line for line in lines)

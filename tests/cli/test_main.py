@@ -158,6 +158,38 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     )
 
 
+FAILS_UNREAD = """
+import contextlib
+import penstock.api
+from penstock.cli import main
+from penstock.errors import UserError
+def run(*_, **__):
+    with contextlib.suppress(BrokenPipeError):
+        print("a line that nobody reads", flush=True)
+    raise UserError("no such model")
+penstock.api.run = run
+main(["train"])
+"""
+
+
+def test_a_reader_that_has_left_does_not_hide_why_a_run_failed() -> None:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", FAILS_UNREAD],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env=buffered,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (2, "error: no such model\n")
+
+
 @pytest.mark.parametrize(
     ("words", "learning_rate", "is_demo"),
     [

@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.main import main
-from penstock.cli.samples import Choice, facts, print_samples, sections
+from penstock.cli.samples import Choice, facts, print_samples, run_folder, sections
 from penstock.errors import UserError
 from penstock.observe.events import SampleEvent
-from penstock.observe.writers.samples_jsonl import SamplesWriter
-from tests.observe.examples import SAMPLE
+from tests.observe.examples import SAMPLE, run_event
+from tests.observe.store.written import write
 
 
 def sample(number: int, reward: float | None, *, step: int | None = 1, **changes) -> SampleEvent:
@@ -18,11 +18,7 @@ def sample(number: int, reward: float | None, *, step: int | None = 1, **changes
 
 
 def keep(folder: Path, *samples: SampleEvent) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    writer = SamplesWriter(folder, 10**6)
-    for one in samples:
-        writer.on(one)
-    writer.close()
+    write(folder, [run_event(), *samples])
     return folder
 
 
@@ -70,6 +66,7 @@ def test_a_step_is_shown_whole_or_by_reward() -> None:
 
 def test_facts_say_what_became_of_an_answer() -> None:
     assert facts(SAMPLE) == ["step 2", "reward 1", "exact 1", "8 tokens, stop", "versions 4–5", "task t"]
+    assert facts(sample(0, 0.5, advantage=-1.25))[2:4] == ["exact 1", "advantage -1.25"]
     failed = sample(0, None, step=None, drop="failed_episodes", failure="timeout", parts={}, num_turns=3)
     assert facts(failed)[:3] == ["dropped (failed_episodes)", "failed (timeout)", "8 tokens in 3 turns, stop"]
     many = sample(0, 1.0, parts={f"f{i}": 0.5 for i in range(10)})
@@ -116,13 +113,25 @@ def test_a_run_is_found_by_folder_or_name(
         assert capsys.readouterr().out.startswith("best\nstep 2 · reward 1 · exact 1")
 
 
+def test_a_folder_that_is_no_run_does_not_hide_the_run_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`penstock export demo` makes a folder `demo` beside `runs`."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/demo", "demo", "other"):
+        Path(folder).mkdir(parents=True)
+    Path("runs/demo/config.yaml").touch()
+    assert run_folder("demo") == Path("runs/demo")
+    assert run_folder("other") == Path("other")
+
+
 @pytest.mark.parametrize(
     ("run", "message"),
     [
         ("gone", "error: there is no run 'gone': neither gone nor runs/gone is a folder\n"),
         (
             "empty",
-            "error: empty has no samples: samples.jsonl is missing or empty; a run keeps them while it ",
+            "error: empty has no samples: a run keeps them while it trains, unless observe.samples_mb is 0",
         ),
     ],
 )
@@ -139,3 +148,18 @@ def test_what_is_not_there_is_said_in_one_sentence(
         main(["samples", run])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_a_run_folder_of_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"format": 9}')
+    with pytest.raises(UserError, match="has format 9, and this Penstock reads format 1"):
+        print_samples(str(tmp_path), Choice(), full=False)
+
+
+def test_all_that_is_kept_can_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = keep(tmp_path / "run", *SIX)
+    with pytest.raises(SystemExit) as ended:
+        main(["samples", str(folder), "--export"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"wrote 6 samples to {folder}/samples.jsonl\n"
+    assert len((folder / "samples.jsonl").read_text().splitlines()) == 6

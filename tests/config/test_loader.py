@@ -138,3 +138,19 @@ def test_a_run_stays_in_its_folder(name: str) -> None:
 def test_an_unknown_device_is_refused(device: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.device"):
         build(PenstockConfig, {"model": {"device": device}})
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("sync.slots=0", "sync.slots: input should be greater than or equal to 1, got 0"),
+        ("run.seed=-1", "run.seed: input should be greater than or equal to 0, got -1"),
+        (f"run.seed={10**23}", f"run.seed: input should be at most {2**63 - 1}, got {10**23}"),
+        (f"run.steps={2**63}", f"run.steps: input should be at most {2**63 - 1}, got {2**63}"),
+    ],
+)
+def test_numbers_that_no_run_could_start_with_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(PenstockConfig, None, [setting])
+    assert str(raised.value) == message
+    assert load_config(PenstockConfig, None, [f"run.seed={2**63 - 1}"]).run.seed == 2**63 - 1

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from penstock.demo import supervised_start as builtin_training
-from penstock.demo.model import MANIFEST, Recipe, ensure_builtin_model, is_complete
+from penstock.demo.model import (
+    MANIFEST,
+    RECIPES,
+    MixtureRecipe,
+    Recipe,
+    ensure_builtin_model,
+    is_complete,
+    open_builtin,
+)
 
 TINY = Recipe(
     hidden_size=16, num_layers=1, num_heads=2, mlp_size=16, max_steps=3, batch=4, min_exact=0.0, max_exact=1.0
@@ -49,6 +57,24 @@ def test_it_loads_as_any_model_does(made: Path) -> None:
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (12, 13, None)
     assert model.config.eos_token_id == model.generation_config.eos_token_id == 12
     assert model.config.vocab_size == len(tokenizer) == 14
+
+
+def test_a_mixture_of_experts_is_made_by_the_same_lesson(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    recipe = MixtureRecipe(**dataclasses.asdict(TINY) | {"mlp_size": 8})
+    folder = ensure_builtin_model(tmp_path, recipe=recipe, threads=1)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == "Qwen3MoeForCausalLM"
+    assert (model.config.num_experts, model.config.num_experts_per_tok) == (8, 2)
+    assert model.model.layers[0].mlp.experts.down_proj.shape == (8, 16, 8)
+    assert recipe.key() != TINY.key()
+
+
+def test_only_built_in_names_are_made(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECIPES, "builtin", TINY)
+    assert open_builtin("builtin", cache, log=print) == str(cache / f"arithmetic-{TINY.key()}")
+    assert open_builtin("Qwen/Qwen3-0.6B", cache, log=print) == "Qwen/Qwen3-0.6B"
 
 
 def test_a_cached_model_is_not_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,13 @@ def joined(chunks: list[Chunk]) -> list[int]:
 
 class EngineContract:
     """Subclasses give `open_engine()`: an async context manager of a served engine whose context holds
-    at most 64 tokens, at version 0, and whose answers are at least 8 tokens long when they may be."""
+    at most `context` tokens, at version 0, and whose answers are at least `long` tokens long when they may be."""
+
+    context = 64
+    long = 40
+    """Tokens of answers that must not end before they are interrupted."""
+    updates: tuple[int, ...] = (3,)
+    """Versions that an answer is interrupted with; the next one where the answer was quicker."""
 
     def open_engine(self) -> AbstractAsyncContextManager[Engine]:
         raise NotImplementedError
@@ -72,18 +78,27 @@ class EngineContract:
         self.play(scene)
 
     def test_labels_tokens_with_the_served_version(self) -> None:
-        async def scene(engine: Engine) -> None:
-            async with aclosing(engine.generate(ask("a", max_tokens=8))) as chunks:
+        async def label(engine: Engine, version: int) -> list[int]:
+            async with aclosing(engine.generate(ask("a", max_tokens=self.long))) as chunks:
                 versions = [int(v) for v in (await anext(chunks)).versions]
-                receipt = await engine.update(update_to(3))
-                assert receipt.version == 3
-                assert (await engine.report()).versions == {"policy": 3}
+                receipt = await engine.update(update_to(version))
+                assert receipt.version == version
+                assert (await engine.report()).versions == {"policy": version}
                 async for chunk in chunks:
                     versions += [int(v) for v in chunk.versions]
-            assert len(versions) == 8
-            assert versions[0] == 0
-            assert versions[-1] == 3
+            assert len(versions) == self.long
             assert versions == sorted(versions)
+            return versions
+
+        async def scene(engine: Engine) -> None:
+            served = 0
+            for version in self.updates:
+                versions = await label(engine, version)
+                assert versions[0] == served
+                served = version
+                if versions[-1] == version:
+                    return
+            raise AssertionError(f"every answer ended before the update: {versions[-1]}")
 
         self.play(scene)
 
@@ -114,7 +129,11 @@ class EngineContract:
             ):
                 await engine.update(update_to(3, base=1, selection="delta"))
             assert (await engine.report()).versions == {"policy": 2}
-            assert (await engine.update(update_to(3, base=2, selection="delta"))).version == 3
+            if "delta" in (await engine.report()).capabilities:
+                assert (await engine.update(update_to(3, base=2, selection="delta"))).version == 3
+            else:
+                with pytest.raises(PenstockError, match="takes whole weights"):
+                    await engine.update(update_to(3, base=2, selection="delta"))
 
         self.play(scene)
 
@@ -143,7 +162,7 @@ class EngineContract:
     def test_refuses_a_prompt_that_fills_the_context(self) -> None:
         async def scene(engine: Engine) -> None:
             with pytest.raises(RequestRefused, match="'a' was refused"):
-                await collect(engine.generate(ask("a", prompt=[1] * 64)))
+                await collect(engine.generate(ask("a", prompt=[1] * self.context)))
             with pytest.raises(RequestRefused, match="'b' was refused"):
                 await collect(engine.generate(ask("b", prompt=[])))
 
@@ -160,15 +179,31 @@ class EngineContract:
 
     def test_ends_at_the_context_limit(self) -> None:
         async def scene(engine: Engine) -> None:
-            chunks = await collect(engine.generate(ask("a", prompt=[5] * 60, max_tokens=50)))
+            chunks = await collect(engine.generate(ask("a", prompt=[5] * (self.context - 4), max_tokens=50)))
             assert len(joined(chunks)) == 4
             assert chunks[-1].finish_reason == "length"
 
         self.play(scene)
 
+    def test_goes_on_after_output_that_was_sampled_before(self) -> None:
+        """As if it had sampled all of it: the same tokens, and the same end."""
+
+        async def scene(engine: Engine) -> None:
+            whole = joined(await collect(engine.generate(ask("a", max_tokens=8, seed=3))))
+            again = ask("b", [1, 2, 3, *whole[:5]], max_tokens=8, seed=3, num_resumed=5)
+            chunks = await collect(engine.generate(again))
+            if "exact_resume" in (await engine.report()).capabilities:
+                assert joined(chunks) == whole[5:]
+            assert len(joined(chunks)) == 3
+            assert chunks[-1].finish_reason == "length"
+            assert [int(version) for chunk in chunks for version in chunk.versions] == [0] * 3
+            assert all(chunk.logprobs.size == chunk.token_ids.size for chunk in chunks)
+
+        self.play(scene)
+
     def test_closing_the_iterator_cancels(self) -> None:
         async def scene(engine: Engine) -> None:
-            async with aclosing(engine.generate(ask("a", max_tokens=50))) as chunks:
+            async with aclosing(engine.generate(ask("a", max_tokens=self.long))) as chunks:
                 await anext(chunks)
                 assert (await engine.report()).num_running == 1
             report = await engine.report()
@@ -193,7 +228,7 @@ class EngineContract:
 
     def test_close_wakes_waiters_and_may_be_repeated(self) -> None:
         async def scene(engine: Engine) -> None:
-            async with aclosing(engine.generate(ask("a", max_tokens=50))) as chunks:
+            async with aclosing(engine.generate(ask("a", max_tokens=self.long))) as chunks:
                 await anext(chunks)
                 await engine.close()
                 await engine.close()

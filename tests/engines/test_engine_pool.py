@@ -9,10 +9,18 @@ import pytest
 from penstock.engines import engine_pool as pool_module
 from penstock.engines.engine_pool import EnginePool
 from penstock.engines.scripted import ScriptedEngine
-from penstock.errors import PenstockError
+from penstock.errors import ChannelClosed, EngineLost, PenstockError
 from penstock.interfaces import Engine
-from penstock.types import Parent, UpdateReceipt, WeightUpdate, since_restart
-from tests.engines.contract import EngineContract, ask, collect, update_to
+from penstock.types import (
+    Chunk,
+    GenerateRequest,
+    Interrupt,
+    Parent,
+    UpdateReceipt,
+    WeightUpdate,
+    since_restart,
+)
+from tests.engines.contract import EngineContract, ask, collect, joined, update_to
 
 
 class TestContract(EngineContract):
@@ -286,37 +294,292 @@ def test_one_that_fails_cancels_the_others_of_a_broadcast_and_the_rest_can_try_a
     asyncio.run(main())
 
 
-def test_requests_of_an_expelled_engine_begin_again_on_another() -> None:
+async def expelled_midway(
+    request: GenerateRequest, *, resumes: bool = True
+) -> tuple[list[Chunk], EnginePool]:
+    """The chunks of a request whose engine is expelled after its first chunk; versions tell the engines apart."""
+    ticks = asyncio.Event()
+
+    async def sleep(_: float) -> None:
+        await ticks.wait()
+
+    slow, other = Meeting("a", sleep=sleep), Meeting("b", version=1)
+    pool = EnginePool({"a": slow, "b": other}, resumes=resumes)
+    ticks.set()
+    stream = pool.generate(request)
+    first = await anext(stream)
+    ticks.clear()
+    for engine in (slow, other):
+        engine.may_go.set()
+    slow.error = PenstockError("a bucket is damaged")
+    with pytest.raises(PenstockError, match="damaged"):
+        await pool.update(update_to(2))
+    rest = asyncio.create_task(collect(stream))
+    await asyncio.sleep(0)
+    assert await pool.expel_failed() == {"a": 1}
+    return [first, *await rest], pool
+
+
+def test_another_engine_goes_on_with_the_requests_of_an_expelled_one() -> None:
+    chunks, pool = asyncio.run(expelled_midway(ask("x", [1], max_tokens=4)))
+    assert joined(chunks) == [0, 1, 2, 3]
+    assert [int(v) for chunk in chunks for v in chunk.versions] == [0, 2, 2, 2]
+    assert [chunk.restarts for chunk in chunks] == [False] * 4
+    assert pool.names == ("b",)
+
+
+def test_where_an_answer_has_one_version_it_begins_again() -> None:
+    chunks, _ = asyncio.run(expelled_midway(ask("x", [1], max_tokens=4), resumes=False))
+    assert [chunk.restarts for chunk in chunks] == [False, True, False, False, False]
+    assert [int(v) for chunk in since_restart(chunks) for v in chunk.versions] == [2] * 4
+
+
+def test_an_answer_whose_masks_are_lost_with_the_engine_begins_again() -> None:
+    request = ask("x", [1], max_tokens=4, top_k=2, record_sampling_mask=True)
+    chunks, _ = asyncio.run(expelled_midway(request))
+    assert [int(v) for chunk in since_restart(chunks) for v in chunk.versions] == [2] * 4
+
+
+def test_the_last_engine_is_not_expelled() -> None:
     async def main() -> None:
-        ticks = asyncio.Event()
-
-        async def sleep(_: float) -> None:
-            await ticks.wait()
-
-        slow, other = Meeting("a", sleep=sleep), Meeting("b", version=1)
-        pool = pool_of([slow, other])
-        ticks.set()
-        stream = pool.generate(ask("x", [1], max_tokens=4))
-        first = await anext(stream)
-        ticks.clear()
-        untold = asyncio.create_task(collect(pool.generate(ask("y", [1], max_tokens=2))))
-        await asyncio.sleep(0)
-        for engine in (slow, other):
-            engine.may_go.set()
-        slow.error = PenstockError("a bucket is damaged")
-        with pytest.raises(PenstockError, match="damaged"):
-            await pool.update(update_to(2))
-        rest = asyncio.create_task(collect(stream))
-        await asyncio.sleep(0)
-        assert await pool.expel_failed() == {"a": 2}
-        chunks = [first, *await rest]
-        assert [chunk.restarts for chunk in chunks] == [False, True, False, False, False]
-        assert [int(v) for chunk in since_restart(chunks) for v in chunk.versions] == [2] * 4
-        assert [chunk.restarts for chunk in await untold] == [False, False]
-        assert pool.names == ("b",)
-        other.error = PenstockError("a bucket is damaged")
+        engine = Meeting("a")
+        pool = pool_of([engine])
+        engine.may_go.set()
+        engine.error = PenstockError("a bucket is damaged")
         with pytest.raises(PenstockError, match="damaged"):
             await pool.update(update_to(3))
-        assert await pool.expel_failed() == {}  # the last one stays
+        assert await pool.expel_failed() == {}
 
     asyncio.run(main())
+
+
+class Fragile(ScriptedEngine):
+    """Loses its server after two tokens, until the next update."""
+
+    is_broken = True
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        number = 0
+        async with aclosing(super().generate(request)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                if self.is_broken and number == 2:
+                    raise EngineLost(f"{self.name} lost its server")
+                number += 1
+                yield chunk
+
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+        self.is_broken = False
+        return await super().update(update, interrupt)
+
+
+def fragile(name: str) -> Fragile:
+    return Fragile(lambda request: range(4), name=name)
+
+
+def test_another_engine_goes_on_with_the_requests_of_a_lost_one() -> None:
+    async def main() -> None:
+        broken, well = fragile("a"), scripted("b")
+        pool = pool_of([broken, well])
+        told: list[str] = []
+        pool.on_lost = lambda name, error: told.append(f"{name}: {error}")
+        chunks = await collect(pool.generate(ask("x", max_tokens=4)))
+        assert joined(chunks) == [0, 1, 2, 3]
+        assert not any(chunk.restarts for chunk in chunks)
+        assert told == ["a: a lost its server"]
+        await collect(pool.generate(ask("y", max_tokens=4)))
+        assert [request.id for request in broken.requests] == ["x"]
+        await pool.update(update_to(1))
+        assert len(joined(await collect(pool.generate(ask("z", prompt=[9], max_tokens=4))))) == 4
+        assert [request.id for request in broken.requests] == ["x", "z"]
+
+    asyncio.run(main())
+
+
+def test_without_another_engine_requests_wait_for_the_lost_one() -> None:
+    async def main() -> None:
+        pool = pool_of([fragile("a")])
+        lost = asyncio.Event()
+        pool.on_lost = lambda name, error: lost.set()
+        answering = asyncio.create_task(collect(pool.generate(ask("x", max_tokens=4))))
+        await lost.wait()
+        await asyncio.sleep(0)
+        assert not answering.done()
+        await pool.update(update_to(1))
+        chunks = await answering
+        assert joined(chunks) == [0, 1, 2, 3]
+        assert [int(version) for chunk in chunks for version in chunk.versions] == [0, 0, 1, 1]
+
+    asyncio.run(main())
+
+
+def test_a_lost_engine_that_nobody_brings_back_is_an_error() -> None:
+    async def main() -> None:
+        with pytest.raises(EngineLost, match="a lost its server"):
+            await collect(pool_of([fragile("a")]).generate(ask("x", max_tokens=4)))
+
+    asyncio.run(main())
+
+
+class Mortal(ScriptedEngine):
+    """Its process can end: then nothing answers any more."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(lambda request: range(100), name=name, max_context=64)
+        self.dead = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        async for chunk in super().generate(request):
+            self._must_live()
+            yield chunk
+            await asyncio.sleep(0)
+        self._must_live()
+
+    async def update(self, *arguments: Any) -> UpdateReceipt:
+        self._must_live()
+        return await super().update(*arguments)
+
+    async def stage(self, update: WeightUpdate) -> None:
+        self._must_live()
+        await super().stage(update)
+
+    def _must_live(self) -> None:
+        if self.dead.is_set():
+            raise ChannelClosed(f"{self.name} is gone")
+
+
+def mortal_pool(*engines: Mortal) -> EnginePool:
+    return EnginePool({engine.name: engine for engine in engines}, replaces=True)
+
+
+def test_another_engine_goes_on_with_the_answers_of_one_that_died() -> None:
+    async def main() -> None:
+        a, b = Mortal("a"), Mortal("b")
+        pool = mortal_pool(a, b)
+        stream = pool.generate(ask("r", [7], max_tokens=6, chunk_tokens=1))
+        first = await anext(stream)
+        a.dead.set()
+        rest = await collect(stream)
+        assert joined([first, *rest]) == list(range(6))
+        assert [request.num_resumed for request in b.requests] == [1]
+        assert pool.names == ("b",)
+        assert pool.expects("a")
+
+    asyncio.run(main())
+
+
+def test_where_the_last_engine_died_requests_and_updates_wait_for_the_one_that_joins() -> None:
+    async def main() -> None:
+        a, successor = Mortal("a"), Mortal("a")
+        pool = mortal_pool(a)
+        a.dead.set()
+        updating = asyncio.create_task(pool.update(update_to(1)))
+        asking = asyncio.create_task(collect(pool.generate(ask("r", [7], max_tokens=3, chunk_tokens=1))))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not updating.done()
+        assert pool.names == ()
+        pool.enlist("a", successor)
+        receipt = await updating
+        assert receipt.version == successor.version == 1
+        chunks = await asking
+        assert joined(chunks) == [0, 1, 2]
+        assert {int(version) for chunk in chunks for version in chunk.versions} == {1}
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_is_enlisted_gets_no_request_before_it_has_taken_an_update() -> None:
+    async def main() -> None:
+        a, b = Mortal("a"), Mortal("b")
+        pool = mortal_pool(a)
+        await pool.update(update_to(1))
+        pool.enlist("b", b)
+        waiting = asyncio.create_task(pool.wait_serving("b"))
+        for number in range(4):
+            await collect(pool.generate(ask(str(number), [number + 1], max_tokens=1)))
+        assert (len(a.requests), len(b.requests), waiting.done()) == (4, 0, False)
+        await pool.update(update_to(2))
+        await waiting
+        async with aclosing(pool.generate(ask("busy", [8]))) as busy:  # type: ignore[type-var]
+            await anext(busy)
+            await collect(pool.generate(ask("next", [9], max_tokens=1)))
+        assert len(b.requests) == 1
+
+    asyncio.run(main())
+
+
+def test_an_update_goes_on_without_an_engine_that_died() -> None:
+    async def main() -> None:
+        a, b = Mortal("a"), Mortal("b")
+        pool = mortal_pool(a, b)
+        a.dead.set()
+        assert (await pool.update(update_to(1))).version == b.version == 1
+        assert pool.names == ("b",)
+        assert [report.name for report in await pool.reports()] == ["b"]
+
+    asyncio.run(main())
+
+
+def test_what_a_process_that_was_replaced_still_says_costs_its_successor_nothing() -> None:
+    async def main() -> None:
+        a, successor = Mortal("a"), Mortal("a")
+        pool = mortal_pool(a)
+        stream = pool.generate(ask("r", [7], max_tokens=4, chunk_tokens=1))
+        first = await anext(stream)
+        pool.lose("a")
+        pool.enlist("a", successor)
+        await pool.update(update_to(1))
+        a.dead.set()
+        rest = await collect(stream)
+        assert joined([first, *rest]) == [0, 1, 2, 3]
+        assert pool.names == ("a",)
+        assert len(successor.requests) == 1
+
+    asyncio.run(main())
+
+
+def test_without_a_promise_of_another_engine_a_death_is_an_error() -> None:
+    async def main() -> None:
+        a = Mortal("a")
+        pool = pool_of([a])
+        a.dead.set()
+        with pytest.raises(ChannelClosed, match="a is gone"):
+            await collect(pool.generate(ask("r", [7])))
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_leaves_ends_its_answers_and_gets_no_new_ones() -> None:
+    async def main() -> None:
+        engines = [scripted("a"), scripted("b")]
+        pool = pool_of(engines)
+        stream = pool.generate(ask("r", [1], max_tokens=3))
+        await anext(stream)
+        leaving = asyncio.create_task(pool.retire("a", drain_s=30))
+        await asyncio.sleep(0)
+        assert await homes(pool, engines, ask("s", [1]), ask("t", [2])) == ["b", "b"]
+        assert pool.names == ("a", "b")
+        assert len([chunk async for chunk in stream]) == 2
+        assert await leaving == 0
+        assert pool.names == ("b",)
+
+    asyncio.run(main())
+
+
+def test_what_an_engine_has_not_ended_goes_on_elsewhere() -> None:
+    async def main() -> None:
+        engines = [scripted("a"), scripted("b")]
+        pool = pool_of(engines)
+        stream = pool.generate(ask("r", [1], max_tokens=4))
+        first = await anext(stream)
+        assert await pool.retire("a", drain_s=0) == 1
+        chunks = [first, *[chunk async for chunk in stream]]
+        assert sum(len(chunk.token_ids) for chunk in since_restart(chunks)) == 4
+        assert [request.id for request in engines[1].requests] == ["r"]
+
+    asyncio.run(main())
+
+
+def test_the_only_engine_cannot_leave() -> None:
+    with pytest.raises(ValueError, match="a is the only engine that takes requests"):
+        asyncio.run(pool_of([scripted("a")]).retire("a", drain_s=0))

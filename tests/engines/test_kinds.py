@@ -73,7 +73,7 @@ def test_an_engine_has_the_name_and_the_versions_that_it_was_given() -> None:
 
 
 def test_a_kind_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UserError, match="engine.kind must be one of embedded, got 'vlm'"):
+    with pytest.raises(UserError, match="engine.kind must be one of embedded, sglang, vllm, got 'vlm'"):
         asyncio.run(open_engine("vlm", parts_for("")))
 
 

@@ -24,8 +24,13 @@ def llama() -> LlamaConfig:
 
 
 def llama4() -> Llama4TextConfig:
-    """Attention in chunks of 8192 tokens in three layers of four."""
+    """Attention in chunks of 8192 tokens in three layers of four, and temperatures that begin to rise there too."""
     return Llama4TextConfig()
+
+
+def llama4_chunks() -> Llama4TextConfig:
+    """The chunks alone."""
+    return Llama4TextConfig(attn_temperature_tuning=False)
 
 
 def exaone4() -> Exaone4Config:

@@ -54,9 +54,23 @@ def test_tokens_that_were_not_computed_are_not_compared():
     check_attention(families.llama(), max_context=64, ours=some, doing="served")
 
 
-def test_a_model_of_which_no_twin_can_be_made_is_not_refused(caplog):
+def test_an_attention_that_gives_nothing_but_nan_is_refused():
+    def nothing(twin, sequences):
+        return [torch.full_like(each, torch.nan) for each in own(twin, sequences)]
+
+    with pytest.raises(UserError, match=r"^Llama can't be served: .* \(off by inf nats"):
+        check_attention(families.llama(), max_context=64, ours=nothing, doing="served")
+
+
+def test_a_model_of_which_no_twin_can_be_made_is_not_refused_but_told(caplog):
     config = families.llama()
     config.hidden_act = "no such function"
+    said = []
+    check_attention(config, max_context=64, ours=own, doing="served", say=said.append)
+    (line,) = said
+    assert line.startswith(
+        "the attention of Llama was not compared with its own: no small model could be made"
+    )
     with caplog.at_level(logging.WARNING):
         check_attention(config, max_context=64, ours=own, doing="served")
-    assert "the attention of Llama was not compared with its own" in caplog.text
+    assert line in caplog.text

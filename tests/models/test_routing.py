@@ -1,10 +1,10 @@
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from penstock.errors import UserError
-from penstock.models.routing import Recording, Replay, Routers, find_routers, num_experts_of
+from penstock.models.routing import Recording, Replay, Routers, find_routers
 from tests.models.moe import CHOSEN, CONFIGS, EXPERTS, VOCAB, moe_model
 
 DENSE_FIRST = {"deepseek-v3", "glm4-moe"}
@@ -93,10 +93,7 @@ def test_flips_are_counted_as_sets_over_layers_and_known_tokens() -> None:
     live = torch.tensor([[0, 1], [2, 3], [4, 5]])
     recorded = torch.stack([torch.tensor([[1, 0], [2, 4], [0, 1]])] * 2)
     replay = Replay(recorded, torch.tensor([True, True, False]))
-    scores = torch.zeros(3, EXPERTS)
-    answered = [
-        replay.choose(layer, scores, live) for layer in (0, 1, 1)
-    ]  # layer 1 twice, as in recomputation
+    answered = [replay.choose(layer, live) for layer in (0, 1, 1)]  # layer 1 twice, as in recomputation
     assert answered[0].tolist() == [[1, 0], [2, 4], [4, 5]]
     assert int(replay.num_flipped) == 2
 
@@ -118,7 +115,6 @@ def test_a_dense_model_has_no_routers() -> None:
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
     )
     model = AutoModelForCausalLM.from_config(config)
-    assert num_experts_of(config) == 0
     assert find_routers(model, lambda: pytest.fail("it need not run")) is None
 
 
@@ -154,10 +150,3 @@ def test_a_layer_with_experts_whose_choice_is_not_seen_is_refused() -> None:
     block.gate = TwiceChosen(block.gate, 0)
     with pytest.raises(UserError, match=r"2 layers with experts must .* got 1 in model.layers.0"):
         find_routers(model, lambda: model(input_ids=TOKENS[:, :1]))
-
-
-def test_the_number_of_experts_is_read_from_any_config() -> None:
-    assert {family: num_experts_of(moe_model(family).config) for family in CONFIGS} == dict.fromkeys(
-        CONFIGS, EXPERTS
-    )
-    assert num_experts_of(Qwen3MoeConfig(num_experts=1)) == 0

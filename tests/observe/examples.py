@@ -1,17 +1,25 @@
 """One event of every kind, and a clock that is set by hand."""
 
+import numpy as np
+
 from penstock.observe.events import (
     AnyEvent,
+    CheckpointEvent,
+    ConfigEvent,
     Counters,
     Doing,
     Drop,
     EvaluationEvent,
     LogLine,
     PhaseEvent,
+    RecoveryEvent,
     RunEvent,
     SampleEvent,
     Span,
+    StalenessEvent,
     StepEvent,
+    TokensEvent,
+    TokenTexts,
     UpdateEvent,
 )
 from penstock.observe.status import (
@@ -98,17 +106,56 @@ SAMPLE = SampleEvent(
     answer="84",
 )
 
+
+def column(kind: str, *values: float) -> bytes:
+    return np.array(values, kind).tobytes()
+
+
+TOKENS = TokensEvent(
+    process="controller",
+    time=104.0,
+    step=2,
+    group=3,
+    episode=1,
+    sample=0,
+    token_ids=column("<i4", 7, 8, 9, 7),
+    versions=column("<i4", -1, 4, 5, 5),
+    ages=column("<i4", -1, 2, 1, 1),
+    loss_mask=column("u1", 0, 1, 1, 0),
+    logprobs=column("<f4", 0, -1, -2, -3),
+    gaps=column("<f4", 0.5, -0.75),
+    advantages=column("<f4", 1.5, 1.5),
+    weights=column("<f4", 1, 0.5),
+    clipped=column("u1", 0, 1),
+)
+TEXTS = TokenTexts(process="controller", time=104.0, texts={7: "a", 8: "b", 9: "<script>"})
+STALENESS = StalenessEvent(
+    process="controller",
+    time=104.0,
+    step=2,
+    tokens=((0, 1, 10), (1, 1, 5), (2, 0, 1)),
+    groups=((1, 2), (2, 1)),
+)
+
 ONE_OF_EACH: tuple[AnyEvent, ...] = (
     run_event(),
+    ConfigEvent(process="controller", time=100.0, config='{"run": {"seed": 3}}', num_gpus=2),
     phase("training", 101.0),
     Span(process="trainer", time=102.0, track="step", name="forward", start=101.0, attributes={"step": 1}),
     counters("engine0", 102.0, tokens=5.0, busy_s=0.5),
     Doing(process="engine0", time=102.0, what="3 running, 0 waiting"),
     drop("stale"),
     SAMPLE,
+    TEXTS,
+    TOKENS,
+    STALENESS,
     step(1, 104.0),
     update(1, 0.25),
     EvaluationEvent(process="controller", time=105.0, step=1, reward=0.75, num_episodes=8, num_failed=0),
+    CheckpointEvent(process="controller", time=105.0, step=1, write_s=0.5, num_bytes=64),
+    RecoveryEvent(
+        process="controller", time=105.0, worker="engine0", incarnation=2, cause="it was killed", took_s=3.5
+    ),
     LogLine(process="controller", time=105.0, line="a line"),
 )
 

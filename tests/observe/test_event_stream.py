@@ -5,7 +5,7 @@ import pytest
 
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.event_stream import EventStream
-from penstock.observe.events import AnyEvent, Drop, LogLine, Span
+from penstock.observe.events import AnyEvent, Counters, Drop, LogLine, Span
 from penstock.observe.readers import MemoryReader
 from penstock.observe.recorder import EventSink, Recorder
 from tests.observe.examples import ONE_OF_EACH, SAMPLE, HandClock, counters, drop, run_event
@@ -139,3 +139,19 @@ def test_an_event_costs_a_few_microseconds_of_who_emits_it(sink: EventSink) -> N
             recorder.span("slot 3", "generate", 1.0, group=number)
         took_s.append((time.process_time() - started) / count)
     assert min(took_s) < 20e-6  # 1 to 2 on an idle machine
+
+
+def test_a_reader_is_told_only_of_the_kinds_that_it_names() -> None:
+    stream = EventStream(HandClock())
+    steps, every = MemoryReader(), MemoryReader()
+    stream.subscribe("steps", steps, only=(Drop, LogLine))
+    stream.subscribe("every", every)
+    recorder = stream.of("controller")
+    recorder.count(tokens=1)
+    recorder.log("a line")
+    assert [type(event) for event in steps.events] == [LogLine]
+    assert [type(event) for event in every.events] == [Counters, LogLine]
+    late = MemoryReader()
+    stream.subscribe("late", late)
+    recorder.count(tokens=2)
+    assert len(late.events) == 1

@@ -22,14 +22,14 @@ def sample(group: int, episode: int, reward: float | None) -> SampleEvent:
     )
 
 
-def step(grad_norm: float) -> StepEvent:
+def step(grad_norm: float, number: int = 1, **metrics: float) -> StepEvent:
     return StepEvent(
         process="controller",
         time=0.0,
-        step=1,
+        step=number,
         reward=0.0,
         num_samples=1,
-        metrics={"grad_norm": grad_norm},
+        metrics={"grad_norm": grad_norm, **metrics},
         seconds={},
         waited_s=0.0,
         took_s=0.0,
@@ -75,3 +75,13 @@ def test_a_gradient_that_stays_zero_is_told_once() -> None:
     (line,) = lines(*[step(0.0)] * (3 * FLAT_STEPS))
     assert line.startswith(f"the gradient of the last {FLAT_STEPS} steps was zero")
     assert lines(*([step(0.0)] * (FLAT_STEPS - 1) + [step(0.1)]) * 3) == []
+
+
+def test_what_is_not_finite_is_told_once() -> None:
+    finite = step(0.1, nonfinite_logprobs=0.0, skipped_updates=0.0)
+    assert lines(finite, finite) == []
+    (line,) = lines(finite, step(0.1, 7, nonfinite_logprobs=3.0), step(0.1, 8, nonfinite_logprobs=5.0))
+    assert line.startswith("3 logprobs of step 7 were not finite, and their sequences are out of the loss")
+    (line,) = lines(finite, step(0.1, 7, skipped_updates=1.0), step(0.1, 8, skipped_updates=1.0))
+    assert line.startswith("the update of step 7 was skipped")
+    assert lines(step(0.1, 7, skipped_updates=2.0), step(0.1, 8, skipped_updates=2.0)) == []  # resumed

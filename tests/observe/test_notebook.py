@@ -1,5 +1,4 @@
-"""Progress in a notebook: one output that is replaced. With a stand-in for IPython, and with a real kernel where one
-is installed (`pip install ipykernel`)."""
+"""Progress in a notebook: one output that is replaced. With a stand-in for IPython, and with a real kernel."""
 
 import dataclasses
 import json
@@ -9,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from jupyter_client.manager import start_new_kernel
 
 from penstock.observe.config import ObserveConfig
 from penstock.observe.notebook import NotebookView, drawn
@@ -99,12 +99,11 @@ summary
 """
 
 
+@pytest.mark.xdist_group("processes")
 def test_in_a_real_kernel_progress_is_one_output_and_an_interrupt_saves_and_returns_the_summary(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("ipykernel")
-    manager = pytest.importorskip("jupyter_client.manager")
-    kernel, client = manager.start_new_kernel(kernel_name="python3")
+    kernel, client = start_new_kernel(kernel_name="python3")
     try:
         client.execute(TRAIN.format(model=str(tiny_model), folder=str(tmp_path)))
         outputs, updates, text, results, interrupted = set[str](), list[str](), "", list[Any](), False

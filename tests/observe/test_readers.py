@@ -11,16 +11,17 @@ from penstock.observe.event_stream import EventStream, Reader
 from penstock.observe.readers import MemoryReader, MetricsReader, ViewReader, show
 from penstock.observe.run_state import RunState
 from penstock.observe.status import RunStatus
+from penstock.observe.store.event_store import EventStore, budgets
 from penstock.observe.views import SilentView
 from penstock.observe.writers.metrics_jsonl import JsonlWriter
-from penstock.observe.writers.samples_jsonl import SamplesWriter
 from tests.observe.examples import ONE_OF_EACH, SAMPLE, HandClock, counters, drop, phase, run_event, step
 
+KEPT = budgets(samples_mb=1, tokens_mb=1, spans_mb=1)
 MAKERS: dict[str, Callable[[RunState, Path], Reader]] = {
     "state": lambda state, folder: RunState(),
     "memory": lambda state, folder: MemoryReader(),
     "metrics": lambda state, folder: MetricsReader(state, JsonlWriter(folder / "metrics.jsonl")),
-    "samples": lambda state, folder: SamplesWriter(folder, max_bytes=10_000),
+    "store": lambda state, folder: EventStore(folder, state, KEPT),
     "view": lambda state, folder: ViewReader(state, SilentView()),
 }
 
@@ -64,6 +65,30 @@ def test_metrics_have_a_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None
         (1, None, 0.75),
     ]
     assert rows[0]["dropped_stale"] == 1.0
+
+
+class Table(JsonlWriter):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.tables: dict[int, list[int]] = {}
+
+    def write_samples(self, step: int, rows) -> None:
+        self.tables[step] = [row[1] for row in rows]
+
+
+def test_a_tracker_gets_a_few_answers_now_and_then(tmp_path: Path) -> None:
+    writer = Table(tmp_path / "metrics.jsonl")
+    events = [run_event()]
+    for number in range(1, 21):
+        events += [
+            msgspec.structs.replace(SAMPLE, step=number, group=100 * number + group, traced=group == 11)
+            for group in range(12)
+        ]
+        events.append(step(number, 100.0 + number))
+    read(lambda state: MetricsReader(state, writer), *events)
+    assert writer.tables == {
+        number: [100 * number + 11, *range(100 * number, 100 * number + 7)] for number in (1, 10, 20)
+    }
 
 
 def test_drops_after_the_last_step_have_a_row_too(tmp_path: Path) -> None:

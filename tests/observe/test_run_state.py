@@ -1,7 +1,8 @@
 import msgspec
 
+from penstock.observe.events import CheckpointEvent
 from penstock.observe.run_state import RunState
-from penstock.observe.status import AnswerStatus, FlowStatus, ProcessStatus, SampleStatus
+from penstock.observe.status import AnswerStatus, ExpertStatus, FlowStatus, ProcessStatus, SampleStatus
 from tests.observe.examples import (
     ONE_OF_EACH,
     SAMPLE,
@@ -57,6 +58,16 @@ def test_a_row_has_the_longest_stall_since_the_last_and_none_from_before_trainin
         stalls.append(state.row.get("sync_stall_s"))
     assert stalls == [None, 0.5, None]
     assert state.stalls == [0.5, 0.25]
+
+
+def test_a_checkpoint_is_in_the_row_of_the_step_that_it_became_durable_in() -> None:
+    durable = CheckpointEvent(process="controller", time=104.0, step=1, write_s=2.5, num_bytes=64)
+    state, found = state_of(run_event()), []
+    for number, events in ((1, ()), (2, (durable,)), (3, ())):
+        for event in (*events, step(number, 104.0 + number)):
+            state.on(event)
+        found.append({name: value for name, value in state.row.items() if name.startswith("checkpoint")})
+    assert found == [{}, {"checkpoint_write_s": 2.5, "checkpoint_bytes": 64.0}, {}]
 
 
 def test_what_interrupts_cost_and_what_was_skipped_is_there_once_it_happens() -> None:
@@ -155,6 +166,15 @@ def test_the_status_has_flow_answers_and_the_newest_sample() -> None:
     assert (status.first_reward, status.staleness_bound, status.answers) == (0.125, 4, None)
     state.on(msgspec.structs.replace(first, metrics={**first.metrics, **answers}))
     assert state.status().answers == AnswerStatus(tokens_mean=4.0, tokens_max=9.0, truncated=0.5)
+    assert state.status().experts is None
+    experts = {
+        "routing_replayed": 1.0,
+        "routing_flipped": 0.25,
+        "routing_gap": 0.5,
+        "routing_gap_without": 0.75,
+    }
+    state.on(msgspec.structs.replace(first, metrics={**first.metrics, **experts}))
+    assert state.status().experts == ExpertStatus(replayed=1.0, flipped=0.25, gap=0.5, gap_without=0.75)
 
 
 def test_ages_of_the_last_step_are_in_order() -> None:

@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from penstock.observe.screen import Screen, lines, sparkline
-from penstock.observe.status import AgeStatus, ProcessStatus, RunStatus, SampleStatus
+from penstock.observe.status import AgeStatus, ExpertStatus, ProcessStatus, RunStatus, SampleStatus
 from tests.observe.examples import STATUS
 
 
@@ -29,6 +29,12 @@ def test_80_columns_hold_every_line_whole() -> None:
         "engine0    ████████████ 100%  24 running, 0 waiting",
         "last       reward 1, versions 1–2: 12 × 7 = 84",
     ]
+
+
+def test_experts_have_a_line_where_they_are_recorded() -> None:
+    experts = ExpertStatus(replayed=1.0, flipped=0.0214, gap=0.03012, gap_without=0.03124)
+    shown = drawn(dataclasses.replace(STATUS, experts=experts), 90)
+    assert shown[4] == ("experts    100% replayed, 2.1% flipped   logprob gap 0.0301, without replay 0.0312")
 
 
 BIG = dataclasses.replace(

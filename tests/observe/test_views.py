@@ -6,6 +6,7 @@ from rich.console import Console
 
 from penstock.observe.readers import show
 from penstock.observe.screen import Screen
+from penstock.observe.status import ExpertStatus, SampleStatus
 from penstock.observe.terminal import TerminalView
 from penstock.observe.views import PlainView, progress_line
 from tests.observe.examples import STATUS, run_event
@@ -19,6 +20,13 @@ def test_a_progress_line_says_who_waits_for_what() -> None:
     )
 
 
+def test_a_progress_line_tells_of_experts_that_flipped() -> None:
+    experts = ExpertStatus(replayed=1.0, flipped=0.021, gap=0.0, gap_without=0.0)
+    assert "(max 3)  experts 2.1% flipped  limit: engines" in progress_line(
+        dataclasses.replace(STATUS, experts=experts)
+    )
+
+
 def test_brackets_are_shown_and_not_taken_for_styles() -> None:
     out = io.StringIO()
     console = Console(file=out, width=140, force_terminal=False)
@@ -26,6 +34,21 @@ def test_brackets_are_shown_and_not_taken_for_styles() -> None:
     console.print(Screen(dataclasses.replace(STATUS, name="run[b]")))
     assert "late: [red] of penstock[gpu]" in out.getvalue()
     assert "run[b] · training" in out.getvalue()
+
+
+def test_the_live_view_shows_lines_and_samples_escaped_and_bounded() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=140, force_terminal=False)
+    sample = SampleStatus(
+        reward=1.0, text="\x1b]0;x\x07" + "y" * 3_000_000, oldest_version=1, newest_version=2
+    )
+    TerminalView(console).log("\x1b[2J" + "x" * 3_000_000)
+    console.print(Screen(dataclasses.replace(STATUS, last_sample=sample)))
+    assert "\x1b" not in out.getvalue()
+    assert "\x07" not in out.getvalue()
+    assert out.getvalue().startswith("\\x1b[2Jxxx")
+    assert "\\x1b]0;x\\x07yyy" in out.getvalue()
+    assert len(out.getvalue()) < 5000
 
 
 def test_a_line_of_others_is_shown_escaped_bounded_and_in_any_encoding(

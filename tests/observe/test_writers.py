@@ -8,7 +8,9 @@ import pytest
 
 from penstock.errors import MissingExtraError, UserError
 from penstock.observe.config import ObserveConfig
-from penstock.observe.writers import make_writers
+from penstock.observe.writers import SampleWriter, Tracker, make_writers
+from penstock.observe.writers.sample_rows import COLUMNS, sample_row
+from tests.observe.examples import SAMPLE
 
 
 def test_jsonl_has_one_object_a_step_and_no_nan(tmp_path: Path) -> None:
@@ -25,10 +27,15 @@ def test_tensorboard_events_can_be_read_back(tmp_path: Path) -> None:
     writers = make_writers(ObserveConfig(tensorboard=True), tmp_path, "run")
     for writer in writers:
         writer.write(3, {"reward": 0.25})
+        if isinstance(writer, SampleWriter):
+            writer.write_samples(3, [sample_row(SAMPLE)])
         writer.close()
     events = reading.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward")] == [(3, 0.25)]
+    assert [(event.step, event.value) for event in events.Scalars("overview/reward")] == [(3, 0.25)]
+    (text,) = events.Tensors("samples/text_summary")
+    assert text.tensor_proto.string_val[0].decode().splitlines()[1:3] == ["    12 × 7", "    84"]
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
@@ -70,8 +77,25 @@ class FakeWandb:
             self._newest = self._newest if step is None else step
             self.rows.append(row)
 
+    def Table(self, columns: list[str], data: list[list[Any]]) -> Any:
+        return {"columns": columns, "data": data}
+
     def finish(self) -> None:
         self.finished = True
+
+
+def test_wandb_gets_the_newest_answers_as_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    lines, writer = make_writers(ObserveConfig(wandb=True), tmp_path, "run")
+    assert isinstance(writer, SampleWriter) and not isinstance(lines, SampleWriter)
+    for step in (1, 10):
+        writer.write_samples(step, [sample_row(SAMPLE)])
+    lines.close()
+    table: Any = wandb.rows[-1]["samples"]
+    assert wandb.rows[-1]["step"] == 10
+    assert table["columns"] == list(COLUMNS)
+    assert table["data"] == [[2, 3, 1, 1.0, "exact 1", 8, None, "12 × 7", "84"]] * 2
 
 
 def test_wandb_keeps_an_evaluation_that_ends_after_later_steps(
@@ -83,17 +107,30 @@ def test_wandb_keeps_an_evaluation_that_ends_after_later_steps(
     writer.write(10, {"reward": 0.25})
     writer.write(11, {"reward": 0.5})
     writer.write(10, {"heldout_reward": 0.75})
-    assert wandb.opened == {"project": "ours", "name": "run-2", "dir": str(tmp_path)}
+    options = {"project": "ours", "name": "run-2", "dir": str(tmp_path)}
+    assert isinstance(writer, Tracker)
+    assert wandb.opened == {**options, "id": writer.run_id, "resume": None}
     assert wandb.step_metrics == {"step": None, "*": "step"}
     assert wandb.rows == [
-        {"step": 10, "reward": 0.25},
-        {"step": 11, "reward": 0.5},
-        {"step": 10, "heldout_reward": 0.75},
+        {"step": 10, "reward": 0.25, "overview/reward": 0.25},
+        {"step": 11, "reward": 0.5, "overview/reward": 0.5},
+        {"step": 10, "heldout_reward": 0.75, "overview/heldout_reward": 0.75},
     ]
     assert not wandb.finished
     lines.close()
     writer.close()
     assert wandb.finished
+
+
+def test_wandb_goes_on_with_the_run_that_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for known in ("ab12", "ab12"):
+        ids = {"wandb": known, "trackio": "x"}
+        lines, writer = make_writers(ObserveConfig(wandb=True), tmp_path, "run", ids)
+        lines.close()
+        assert isinstance(writer, Tracker)
+        assert (wandb.opened["id"], wandb.opened["resume"], writer.run_id) == (known, "allow", known)
 
 
 def test_wandb_without_a_login_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +143,13 @@ def test_wandb_without_a_login_is_one_sentence(tmp_path: Path, monkeypatch: pyte
     )
 
 
-def test_trackio_gets_project_name_and_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("known", "resume"),
+    [({}, "never"), ({"trackio": "run-ab12"}, "allow")],
+)
+def test_trackio_gets_project_name_and_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, str], resume: str
+) -> None:
     calls: list[Any] = []
     trackio = SimpleNamespace(
         init=lambda **options: calls.append(options),
@@ -114,14 +157,18 @@ def test_trackio_gets_project_name_and_steps(tmp_path: Path, monkeypatch: pytest
         finish=lambda: calls.append("finished"),
     )
     monkeypatch.setitem(sys.modules, "trackio", trackio)
-    lines, writer = make_writers(ObserveConfig(trackio=True, project="ours"), tmp_path, "run-2")
+    lines, writer = make_writers(ObserveConfig(trackio=True, project="ours"), tmp_path, "run-2", known)
+    assert isinstance(writer, Tracker)
+    assert not isinstance(lines, Tracker)
+    assert writer.run_id == known.get("trackio", writer.run_id)
+    assert writer.run_id.startswith("run-")
     writer.write(11, {"reward": 0.5})
     writer.write(10, {"heldout_reward": 0.75})
     lines.close()
     writer.close()
     assert calls == [
-        {"project": "ours", "name": "run-2"},
-        (11, {"reward": 0.5}),
-        (10, {"heldout_reward": 0.75}),
+        {"project": "ours", "name": writer.run_id, "resume": resume},
+        (11, {"reward": 0.5, "overview/reward": 0.5}),
+        (10, {"heldout_reward": 0.75, "overview/heldout_reward": 0.75}),
         "finished",
     ]

@@ -45,6 +45,15 @@ def test_lengths_and_truncation_are_of_answers_that_did_not_fail() -> None:
     assert answer_metrics([]) == {}
 
 
+def test_rewritten_histories_and_unread_answers_are_counted_over_the_step() -> None:
+    one = Episode(task_id="t", turns=(turn(4, "stop"),), rewrites={"client": 2, "template": 1})
+    other = Episode(task_id="t", turns=(turn(4, "stop"),), rewrites={"client": 1}, unread_answers=2)
+    group = Group(number=0, task=Task(id="t", prompt="p"), episodes=(one, other))
+    metrics = answer_metrics([ScoredGroup(group=group, scores=(Score(value=0.0), Score(value=0.0)))])
+    assert (metrics["rewritten_by_client"], metrics["rewritten_by_template"]) == (3.0, 1.0)
+    assert metrics["unread_answers"] == 2.0
+
+
 def test_every_function_has_its_mean_over_what_it_gave() -> None:
     assert reward_means(GROUPS) == {"exact": 0.5, "format": 0.75}
 

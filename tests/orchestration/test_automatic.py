@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from penstock.config.loader import build
+from penstock.config.loader import build, load_config
 from penstock.errors import ConfigError
 from penstock.orchestration.automatic import COMPILED_FROM, resolve_auto
 from penstock.orchestration.config import PenstockConfig
@@ -21,6 +21,7 @@ T4 = Gpu(name="Tesla T4", total_bytes=16 * 10**9, free_bytes=15 * 10**9, has_bfl
 ON_CPU = ("float32", "float32", "off", "off", "shared_memory")
 ON_GPU = ("bfloat16", "bfloat16", "on", "on", "cuda_ipc")
 LARGE = 1_500_000_000
+ON = {"engine": {"record_routing": "on"}}
 
 
 def chosen(*gpus: Gpu, num_parameters: int = LARGE, **sections: dict[str, Any]) -> tuple[str, ...]:
@@ -50,6 +51,11 @@ def test_small_models_are_not_compiled() -> None:
     assert chosen(H200, num_parameters=COMPILED_FROM) == ON_GPU
     smaller = ("bfloat16", "bfloat16", "off", "off", "cuda_ipc")
     assert chosen(H200, num_parameters=COMPILED_FROM - 1) == smaller
+
+
+def test_matrices_that_are_split_are_not_compiled() -> None:
+    split = chosen(H200, trainer={"parallel": {"tensor": 2}})
+    assert split == ("bfloat16", "bfloat16", "on", "off", "cuda_ipc")
 
 
 def test_a_gpu_without_bfloat16_computes_in_float32() -> None:
@@ -111,6 +117,22 @@ def test_the_line_says_what_and_why() -> None:
     assert "trainer.dtype=float32 (this GPU has no bfloat16)" in words
 
 
+def test_experts_are_recorded_in_runs_that_train_a_model_with_some() -> None:
+    resolved = resolve_auto(PenstockConfig(), num_experts=8)
+    assert resolved.config.engine.record_routing == "on"
+    assert str(resolved).endswith("engine.record_routing=on (8 experts)")
+    dense, asked_for = (resolve_auto(PenstockConfig(), num_experts=0), build(PenstockConfig, ON))
+    assert dense.config.engine.record_routing == "off"
+    assert "record_routing" not in str(dense)
+    for config in (PenstockConfig(), asked_for):
+        evaluated = resolve_auto(config, num_experts=8, trains=False)
+        assert evaluated.config.engine.record_routing == "off"
+        assert "record_routing" not in evaluated.of_engine
+    assert resolve_auto(asked_for).config.engine.record_routing == "on"
+    off = build(PenstockConfig, {"engine": {"record_routing": "off"}})
+    assert resolve_auto(off, num_experts=8).config.engine.record_routing == "off"
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(
     ("words", "compiled"), [((), "off"), (("engine.embedded.compile=on", "trainer.compile=on"), "on")]
@@ -137,3 +159,19 @@ def test_the_demo_learns_with_what_is_chosen_on_a_gpu(
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
     assert summary["heldout_reward_start"] < 0.4
     assert summary["heldout_reward_end"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("settings", "transport"),
+    [
+        ([], "shared_memory"),
+        (["launcher=ray"], "http"),
+        (["launcher=ray", "sync.folder=/shared"], "filesystem"),
+        (["launcher=ray", "sync.interface=eth0"], "collective"),
+        (["launcher.listen=127.0.0.1:0"], "http"),
+        (["launcher=ray", "sync.transport=filesystem", "sync.interface=eth0"], "filesystem"),
+    ],
+)
+def test_between_machines_what_is_named_says_who_reaches_whom(settings: list[str], transport: str) -> None:
+    config = load_config(PenstockConfig, None, ["model.device=cpu", *settings])
+    assert resolve_auto(config).config.sync.transport == transport

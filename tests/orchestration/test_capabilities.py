@@ -29,6 +29,7 @@ def test_what_a_plain_run_needs() -> None:
         ({"rollout": {"top_p": 0.9}}, "sampling_mask", "rollout.top_p=0.9"),
         ({"rollout": {"top_k": 4}}, "sampling_mask", "rollout.top_k=4"),
         ({"model": {"lora": {}}}, "adapters", "model.lora"),
+        ({"engine": {"record_routing": "on"}}, "routing", "engine.record_routing=on"),
         ({"rollout": {"stop": ["\n"]}}, "stop_strings", "rollout.stop=['\\n']"),
         ({"eval": {"temperature": 0, "tasks": {}}}, "greedy", "eval.temperature=0"),
         (

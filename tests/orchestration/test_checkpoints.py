@@ -11,19 +11,15 @@ from penstock.buffer.history import HistoryState
 from penstock.config.loader import build
 from penstock.errors import RemoteError, UserError
 from penstock.observe.event_stream import EventStream
-from penstock.observe.events import LogLine
+from penstock.observe.events import CheckpointEvent, LogLine
 from penstock.observe.readers import MemoryReader
-from penstock.orchestration.checkpoints import (
-    Checkpoints,
-    checkpoints_of,
-    read_progress,
-    sweep_unfinished,
-)
+from penstock.orchestration.checkpoints import Checkpoints, read_progress
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.kept_checkpoints import checkpoints_of
 from penstock.orchestration.resume import Resume
 from penstock.orchestration.simulation import SimulatedTrainer
 from penstock.tasks.stream import TaskStream
-from penstock.types import Task
+from penstock.types import CheckpointWritten, Task
 
 TASKS = [Task(id=str(number), prompt=str(number)) for number in range(6)]
 
@@ -124,27 +120,103 @@ def test_another_format_is_refused(disk: Disk) -> None:
         read_progress(path.parent)
 
 
-def test_only_whole_ones_are_found_and_leftovers_are_swept(disk: Disk) -> None:
+async def full(*_: Any) -> None:
+    raise RemoteError("No space left on device", "OSError")
+
+
+@pytest.mark.parametrize("when", ["checkpoint", "checkpoint_written"])
+def test_one_that_can_not_be_written_is_told_and_the_others_stay(tmp_path: Path, when: str) -> None:
+    covered: list[int] = []
+
+    async def cover(step: int) -> None:
+        covered.append(step)
+
+    disk = Disk(tmp_path, covered=cover)
     disk.write(stand(2))
-    folder = disk.run / "checkpoints"
-    for name in (".step-4.ab12", ".step-1.old", "step-6", "step-x"):
-        (folder / name).mkdir()
-    assert list(checkpoints_of(disk.run)) == [2]
-    sweep_unfinished(disk.run)
-    assert sorted(path.name for path in folder.iterdir()) == ["step-2", "step-6", "step-x"]
-
-
-def test_one_that_can_not_be_written_is_told_and_the_others_stay(disk: Disk) -> None:
-    disk.write(stand(2))
-
-    async def full(*_: Any) -> None:
-        raise RemoteError("No space left on device", "OSError")
-
-    disk.trainer.checkpoint = full
+    setattr(disk.trainer, when, full)
+    if when == "checkpoint_written":
+        disk.trainer.checkpoint = nothing
     assert disk.write(stand(4)) == [2]
     assert disk.lines == [
         "the checkpoint of step 4 could not be written: No space left on device; the run goes on"
     ]
+    assert covered == [2]
+
+
+async def nothing(*_: Any) -> None:
+    """Begins a checkpoint that is never there."""
+
+
+def test_nothing_counts_on_one_before_it_is_durable(tmp_path: Path) -> None:
+    covered: list[int] = []
+
+    async def cover(step: int) -> None:
+        covered.append(step)
+
+    disk = Disk(tmp_path, every=1, covered=cover)
+    durable = asyncio.Event()
+    trainer = disk.trainer
+
+    async def written() -> CheckpointWritten:
+        await durable.wait()
+        return CheckpointWritten(seconds=2.5, num_bytes=7)
+
+    async def work() -> None:
+        stream, reader = EventStream(asyncio.get_running_loop()), MemoryReader()
+        stream.subscribe("memory", reader)
+        checkpoints = Checkpoints(
+            disk.run, trainer, disk.tasks, events=stream.of("controller"), **disk.settings
+        )
+        trainer.checkpoint_written = written
+        assert checkpoints.is_due(1)
+        await checkpoints.begin(stand(1))
+        settling = asyncio.create_task(checkpoints.settle())
+        await asyncio.sleep(0)
+        assert covered == []
+        assert not checkpoints.is_due(2)  # while one is written no other is begun
+        durable.set()
+        await settling
+        assert covered == [1]
+        assert checkpoints.is_due(3)  # the one that was put off
+        await checkpoints.write(stand(3))
+        assert not checkpoints.is_due(3)
+        stream.flush()
+        told = [event for event in reader.events if isinstance(event, CheckpointEvent)]
+        assert [(event.step, event.write_s, event.num_bytes) for event in told] == [(1, 2.5, 7), (3, 2.5, 7)]
+        lines = [event.line for event in reader.events if isinstance(event, LogLine)]
+        assert lines == ["the checkpoint of step 1 is still being written, so that of step 2 comes later"]
+
+    asyncio.run(work())
+
+
+def test_the_best_stays_and_is_named_whenever_its_reward_comes(tmp_path: Path) -> None:
+    covered: list[int] = []
+
+    async def cover(step: int) -> None:
+        covered.append(step)
+
+    disk = Disk(tmp_path, keep=1, covered=cover)
+    best = tmp_path / "checkpoints" / "best"
+
+    async def work() -> None:
+        events = EventStream(asyncio.get_running_loop()).of("controller")
+        checkpoints = Checkpoints(disk.run, disk.trainer, disk.tasks, events=events, **disk.settings)
+        checkpoints.evaluation_began(2)
+        checkpoints.evaluation_ended(2, 0.5)  # before the checkpoint is there
+        await checkpoints.write(stand(2))
+        assert best.readlink() == Path("step-2")
+        checkpoints.evaluation_began(4)
+        await checkpoints.write(stand(4))
+        await checkpoints.write(stand(6))  # the evaluation of step 4 goes on, so its checkpoint stays
+        assert list(checkpoints_of(disk.run)) == [2, 4, 6]
+        checkpoints.evaluation_ended(4, 0.75)
+        assert best.readlink() == Path("step-4")
+        checkpoints.evaluation_ended(6, math.nan)
+        assert best.readlink() == Path("step-4")
+
+    asyncio.run(work())
+    assert disk.write(stand(8)) == [4, 8]  # another process knows it too
+    assert covered == [2, 4, 6, 8]  # no run goes on from the best
 
 
 @pytest.mark.parametrize(("every", "step", "found"), [(2, 5, [5]), (0, 5, []), (2, 0, [])])

@@ -1,7 +1,10 @@
 import math
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
-from pydantic import ValidationError
+from annotated_types import Ge, Gt
+from pydantic import BaseModel, ValidationError
 
 from penstock.errors import ConfigError
 from penstock.orchestration.config import PenstockConfig
@@ -36,6 +39,45 @@ def test_no_section_takes_an_infinity_or_nan(section, field, value):
     given = {"embedded": {field: value}} if section == "engine" else {field: value}
     with pytest.raises(ValidationError):
         config(**{section: given})
+
+
+CHECKED_ELSEWHERE = {
+    f"algorithm.{name}"
+    for name in ("advantage_args", "loss_args", "corrections", "engine_corrections", "selection")
+} | {"reward.functions.weight", "eval.tasks.arguments", "tasks.arguments"}
+"""By `algorithms.registry`; a weight may be negative; arguments of a source are its own."""
+
+
+def numbers(annotation: Any, bounds: tuple[Any, ...]) -> Iterator[bool]:
+    """For every number that a field may hold, however deep: whether a bound stands beside it."""
+    if annotation in (int, float):
+        yield any(isinstance(bound, Ge | Gt) for bound in bounds)
+    for inner in get_args(annotation):
+        metadata = getattr(annotation, "__metadata__", ())
+        yield from numbers(inner, (*bounds, *(b for one in metadata for b in getattr(one, "metadata", ()))))
+
+
+def fields(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, field in model.model_fields.items():
+        yield f"{path}{name}", field
+        for inner in sections_in(field.annotation):
+            yield from fields(inner, f"{path}{name}.")
+
+
+def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from sections_in(inner)
+
+
+def test_every_number_has_a_range() -> None:
+    found = {
+        name: list(numbers(field.annotation, tuple(field.metadata))) for name, field in fields(PenstockConfig)
+    }
+    assert sum(len(held) for held in found.values()) > 100
+    without = {name for name, held in found.items() if not all(held)}
+    assert without - CHECKED_ELSEWHERE == set()
 
 
 def test_an_overlong_penalty_that_never_acts_is_said():
@@ -77,3 +119,16 @@ def test_weights_are_published_often_enough_for_the_bound():
         config(sync={"every": 6})
     with pytest.raises(ValidationError, match="sync.every must be at most 2, got 3"):
         config(sync={"every": 3}, staleness={"adaptive": True})
+
+
+def test_adapters_on_vllm_are_drained_and_plain():
+    sections = {"engine": {"kind": "vllm"}, "model": {"lora": {}}}
+    assert config(**sections, sync={"interrupt": "drain"}).sync.interrupt == "drain"
+    with pytest.raises(
+        ValidationError, match="sync.interrupt must be drain with model.lora on engine.kind=vllm"
+    ):
+        config(**sections)
+    with pytest.raises(ValidationError, match="sync.interrupt must be drain"):
+        config(model={"lora": {}}, engine={"beside": {"vllm": 1}})
+    with pytest.raises(ValidationError, match="model.lora.dora must be false with engine.kind=vllm"):
+        config(engine={"kind": "vllm"}, model={"lora": {"dora": True}}, sync={"interrupt": "drain"})

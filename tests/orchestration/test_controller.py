@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.buffer.admission import GateState, Ticket
+from penstock.buffer.admission import GateState, ReadyGroup, StepGroups, Ticket
 from penstock.buffer.group_log import MemoryGroupLog
 from penstock.buffer.history import HistoryState
+from penstock.buffer.spans import with_numbers
 from penstock.errors import BaseMissing, ScoringFailed, UserError
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, Drop, SampleEvent, Span, UpdateEvent
@@ -106,6 +107,10 @@ def build(
     every: int = 1,
     stop_after: int | None = None,
     model: dict[str, Any] | None = None,
+    checkpoints: Any = None,
+    beside: Any = None,
+    undone: Any = None,
+    log: MemoryGroupLog | None = None,
 ) -> World:
     rng = np.random.default_rng(seed)
 
@@ -135,7 +140,7 @@ def build(
             "model": model or {},
         }
     )
-    log = MemoryGroupLog()
+    log = log or MemoryGroupLog()
     parts = Parts(
         engine=engine,
         trainers=[trainer],
@@ -144,6 +149,8 @@ def build(
         tasks=tasks,
         episodes=LocalEpisodes(engine, SimulatedTokenizer(), workflow and as_workflow(workflow)),
         log=log,
+        checkpoints=checkpoints,
+        undone=undone,
     )
     controller: Controller
 
@@ -155,10 +162,12 @@ def build(
         stream.subscribe("memory", memory)
         controller = build_controller(config, parts, resume=resume, events=stream)
         await controller.start()
-        if stop_after is None:
-            await controller.run()
-        else:
+        if stop_after is not None:
             await asyncio.gather(controller.run(), stop_at(controller, stop_after))
+        elif beside is not None:
+            await asyncio.gather(controller.run(), beside(controller))
+        else:
+            await controller.run()
         stream.close()
 
     run_in_virtual_time(make())
@@ -283,6 +292,33 @@ def test_a_run_that_is_stopped_between_publications_serves_its_last_weights() ->
     assert world.controller.buffer.gate.history.step_of(world.engine.version) == done
 
 
+class Stands:
+    """Checkpoints that take a while, and keep where the controller stood."""
+
+    def __init__(self) -> None:
+        self.taken: list[Resume] = []
+
+    def is_due(self, step: int) -> bool:
+        return True
+
+    async def begin(self, stand: Resume) -> None:
+        self.taken.append(stand)
+        await asyncio.sleep(0.5)
+
+    async def settle(self) -> None:
+        pass
+
+
+def test_a_synchronous_run_has_no_group_under_way_in_its_checkpoints() -> None:
+    """So that a run which goes on from one has the same numbers and tasks as one that was never stopped."""
+    stands = Stands()
+    build(max_staleness=0, steps=5, filter_zero_variance=True, checkpoints=stands)
+    gates = [stand.gate for stand in stands.taken]
+    assert [gate.step for gate in gates] == [1, 2, 3, 4, 5]
+    assert all(not gate.running and not gate.ready for gate in gates)
+    assert [gate.num_admitted for gate in gates] == [2, 4, 6, 8, 10]
+
+
 def test_training_overlaps_generation() -> None:
     """Generation and training take the same time: staleness 0 alternates, staleness 2 overlaps them."""
     settings = dict(token_s=0.03, step_s=0.1, sync_s=0.0001, steps=30, late="mask")
@@ -387,6 +423,9 @@ def test_every_trained_episode_is_a_sample_of_its_step() -> None:
         (sample.group, sample.episode, sample.step) for sample in samples if not sample.drop
     ) == sorted((number, episode, step) for number, step in trained.items() for episode in range(3))
     assert all(sample.reward == sample.episode for sample in samples if sample.step)
+    # Rewards 0, 1 and 2 in every group: minus their mean, over their standard deviation, which is 1.
+    assert all(sample.advantage == pytest.approx(sample.episode - 1) for sample in samples if sample.step)
+    assert all(sample.advantage is None for sample in samples if sample.drop)
 
 
 def test_there_is_no_event_for_a_token() -> None:
@@ -423,6 +462,45 @@ def test_failed_episodes_are_out_of_loss_and_baseline_and_too_many_cost_the_grou
     assert len(told) == world.state.failures["workflow_error"] == 12 + 2 * len(dropped)
     assert {event.step is None for event in told if event.group % 3 == 0} == {True}
     assert world.state.row["failed_workflow_error"] > 0
+
+
+@pytest.mark.parametrize("late", ["mask", "wait", "drop", "correct"])
+def test_steps_that_are_undone_while_the_next_waits_for_groups_are_trained_again(late: str) -> None:
+    """Their groups are ready as soon as they are back, before the trainer is."""
+    done: list[StepGroups] = []
+    log = MemoryGroupLog()
+
+    async def undone(step: int) -> list[ReadyGroup]:
+        steps = [taken for taken in done if taken.step >= step]
+        del done[step:]
+        for number in (number for taken in steps for number in taken.numbers):
+            log.entries[number].state = "scored"
+        return [
+            msgspec.structs.replace(group, selected_at=taken.step)
+            for taken in steps
+            for group in taken.groups
+        ]
+
+    async def lose_the_trainer(controller: Controller) -> None:
+        trained = controller.buffer.trained
+
+        async def note(taken: StepGroups) -> None:
+            await trained(taken)
+            done.append(taken)
+
+        controller.buffer.trained = note  # type: ignore[method-assign]
+        await controller.reached(4)
+        while controller.activity.trainer != "waiting for groups":  # noqa: ASYNC110 (in virtual time)
+            await asyncio.sleep(0.001)
+        controller.trainer_lost()
+        await controller.pause()
+        await controller.roll_back(1, with_numbers((), done[0].numbers))
+
+    world = build(late=late, steps=8, token_s=0.5, beside=lose_the_trainer, undone=undone, log=log)
+    assert [taken.step for taken in done] == list(range(8))
+    numbers = [number for taken in done for number in taken.numbers]
+    assert len(numbers) == len(set(numbers)) == 16
+    assert world.controller.buffer.gate.outstanding <= 2 * 2 * 3
 
 
 def test_the_virtual_clock_sees_a_deadlock() -> None:

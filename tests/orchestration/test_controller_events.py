@@ -48,4 +48,6 @@ def test_what_a_sample_keeps_is_bounded() -> None:
     )
     group = Group(number=3, task=Task(id="t", prompt="p" * 9000), episodes=(), failures=(episode,))
     told = sample_event(group, episode, None, time=2.0, step=8, drop=None)
-    assert [len(text) for text in (told.prompt, told.answer, told.message)] == [2005, 2005, 2005]
+    assert [len(text) for text in (told.prompt, told.answer, told.message)] == [4005, 4005, 4005]
+    told = sample_event(group, episode, None, time=2.0, step=8, drop=None, traced=True)
+    assert [len(text) for text in (told.prompt, told.answer, told.message)] == [9000, 9000, 4005]

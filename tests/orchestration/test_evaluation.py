@@ -1,8 +1,13 @@
 import asyncio
+from typing import Any, cast
 
+from penstock.errors import RolloutFailed
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.events import EvaluationEvent, LogLine, Span
 from penstock.orchestration.evaluation import Evaluation, EvaluationSchedule, Evaluator
+from penstock.rollout.group_runner import RolloutRunner
+from penstock.scoring.thread_scorer import MemoryScorer
+from penstock.types import Task
 
 
 class Fixed(Evaluator):
@@ -13,7 +18,7 @@ class Fixed(Evaluator):
 
     async def run(self) -> Evaluation:
         self._training.steps_done += 3
-        return Evaluation(reward=0.5, num_episodes=4, num_failed=1)
+        return Evaluation(reward=0.5, num_episodes=4, num_failed=1, failure="the reward raised")
 
 
 class Training:
@@ -44,8 +49,9 @@ def schedule(every: int, *, evaluator: bool = True) -> tuple[Training, list[tupl
 def test_steps_that_pass_during_an_evaluation_are_not_made_up_for() -> None:
     _, results, lines = schedule(2)
     assert [step for step, _ in results] == [2, 6, 10, 14, 18, 20]
-    assert lines[0] == "step 2: held-out reward 0.500"
-    assert lines[-1] == "held-out reward 0.500 at step 20 (4 answers, 1 tasks could not be scored)"
+    failed = "1 task could not be scored, the first since the reward raised"
+    assert lines[0] == f"step 2: held-out reward 0.500; {failed}"
+    assert lines[-1] == f"held-out reward 0.500 at step 20 (4 answers); {failed}"
 
 
 def test_without_an_interval_there_is_only_what_is_asked_for() -> None:
@@ -54,3 +60,16 @@ def test_without_an_interval_there_is_only_what_is_asked_for() -> None:
 
 def test_without_held_out_tasks_nothing_is_evaluated() -> None:
     assert schedule(2, evaluator=False)[1:] == ([], [])
+
+
+class Runner:
+    async def run_group(self, group_id: int, task: Task, *, ended: Any) -> Any:
+        raise RolloutFailed(f"task {task.id} was refused", "refused")
+
+
+def test_what_went_wrong_is_kept() -> None:
+    tasks = [Task(id="a", prompt=""), Task(id="b", prompt="")]
+    scorer = MemoryScorer(lambda task, completion: 1.0)
+    found = asyncio.run(Evaluator(cast(RolloutRunner, Runner()), scorer, tasks).run())
+    assert (found.num_failed, found.failure, found.mean) == (2, "task a was refused", "unknown")
+    assert found.missing == "; 2 tasks could not be scored, the first since task a was refused"

@@ -3,7 +3,10 @@ import math
 
 import pytest
 
+from penstock.errors import ScoringFailed
 from penstock.orchestration.evaluation_report import pass_at, report_of
+
+FAILED = ScoringFailed("the reward raised", "score_error")
 
 
 @pytest.mark.parametrize(
@@ -16,7 +19,7 @@ def test_pass_at_k_is_the_share_of_all_choices(num: int, correct: int, k: int) -
 
 
 def test_a_report_has_means_over_tasks() -> None:
-    report = report_of([[1.0, 0.0, 0.5], [1.0, 1.0, 1.0], None], samples=3, correct=1.0)
+    report = report_of([[1.0, 0.0, 0.5], [1.0, 1.0, 1.0], FAILED], samples=3, correct=1.0)
     assert report.reward == pytest.approx(0.75)
     assert report.error == pytest.approx(0.25)
     assert list(report.pass_at) == [1, 2, 3]
@@ -33,7 +36,7 @@ def test_what_is_correct_can_be_said() -> None:
 
 
 def test_without_a_score_there_is_no_mean() -> None:
-    report = report_of([None], samples=1, correct=1.0)
+    report = report_of([FAILED], samples=1, correct=1.0)
     assert math.isnan(report.reward)
     assert math.isnan(report.error)
-    assert report.num_failed == 1
+    assert (report.num_failed, report.failure) == (1, "the reward raised")

@@ -22,3 +22,23 @@ def test_a_good_group_begins_the_count_anew() -> None:
 
 def test_without_a_setting_the_limit_is_some_steps_worth() -> None:
     assert [limit_of(0, 1), limit_of(0, 8), limit_of(5, 8)] == [16, 32, 5]
+
+
+def test_many_failures_among_good_groups_are_told_once_in_a_while() -> None:
+    streak, told = FailureStreak(1000), list[tuple[int, str]]()
+    for number in range(200):
+        if number % 3:
+            streak.good()
+        else:
+            assert streak.failed("score_error" if number % 2 else "refused", "m") is None
+        if (word := streak.rate_words()) is not None:
+            told.append((number, word))
+    assert [number for number, _ in told] == [63, 127, 191]
+    assert told[0][1].startswith("22 of the last 64 groups failed (11 refused, 11 score_error); look at ")
+
+
+def test_few_failures_are_not_told() -> None:
+    streak = FailureStreak(1000)
+    for number in range(200):
+        streak.good() if number % 5 else streak.failed("score_error", "m")
+        assert streak.rate_words() is None

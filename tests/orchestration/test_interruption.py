@@ -1,12 +1,11 @@
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import Iterator
 
 import pytest
 
-from penstock.orchestration.interruption import asking, ending_at_once
+from penstock.orchestration.interruption import asking
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +23,9 @@ def signals_as_in_a_terminal() -> Iterator[None]:
 
 
 class Session:
-    def __init__(self) -> None:
+    def __init__(self, *, has_model: bool = True) -> None:
         self.asked: list[str] = []
+        self.has_model = has_model
 
     def stop(self) -> None:
         self.asked.append("stop")
@@ -55,6 +55,22 @@ def test_the_first_stops_the_second_hurries_and_the_third_ends(number: signal.Si
     assert signal.getsignal(number) == before
 
 
+def test_before_there_is_a_model_none_is_promised() -> None:
+    session, lines = Session(has_model=False), []
+
+    async def main() -> None:
+        with asking(session, lines.append, end=lambda: None):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert lines == [
+        "Ctrl-C: stopping once the model is loaded; it will be saved as it is (once more to end without it)",
+        "Ctrl-C: ending; nothing has been trained, so no model is saved",
+    ]
+
+
 def test_what_nohup_ignores_stays_ignored() -> None:
     session = Session()
 
@@ -69,24 +85,3 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     finally:
         signal.signal(signal.SIGHUP, before)
     assert session.asked == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_before_there_is_anything_to_save_a_signal_is_an_interrupt(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), ending_at_once():
-        os.kill(os.getpid(), number)
-    assert signal.getsignal(number) == before
-
-
-def test_other_threads_leave_signals_alone() -> None:
-    before, seen = signal.getsignal(signal.SIGTERM), []
-
-    def work() -> None:
-        with ending_at_once():
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [before]

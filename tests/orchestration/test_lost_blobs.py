@@ -1,11 +1,12 @@
 """Blobs over a whole run in virtual time: those of ended groups are gone, and a lost one costs its group alone."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from penstock.blobs import FolderBlobs
@@ -23,7 +24,8 @@ from penstock.orchestration.simulation import (
     SimulatedTrainer,
 )
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.types import Chunk, GenerateRequest, MaskRef, StepPlan, StepResult
+from penstock.routing_records import check_routing, fetch_routes, store_routes
+from penstock.types import Chunk, GenerateRequest, MaskRef, RoutingShape, StepPlan, StepResult
 from tests.orchestration.test_controller import Tasks
 
 STEPS, GROUPS = 4, 2
@@ -75,15 +77,16 @@ class Run:
         damage: Callable[[StepPlan], None],
         *,
         refuses: int | None = None,
-        failing: Any = (),
+        engine: RecordingEngine | None = None,
+        trainer: ReadingTrainer | None = None,
     ) -> None:
         self.folder = folder
         self.log = MemoryGroupLog()
         self._events = MemoryReader()
         blobs = FolderBlobs(folder)
-        self.trainer = ReadingTrainer(blobs, damage)
+        self.trainer = trainer or ReadingTrainer(blobs, damage)
         parts = Parts(
-            engine=RecordingEngine(blobs, refuses),
+            engine=engine or RecordingEngine(blobs, refuses),
             trainers=[self.trainer],
             scorer=SimulatedScorer(score_s=lambda: 0.01, value=lambda task, episode: float(episode.index)),
             tokenizer=SimulatedTokenizer(),
@@ -155,24 +158,83 @@ def test_a_blob_damaged_before_its_step_drops_its_group_and_the_rest_trains(tmp_
     assert not run.left() & run.ended()
 
 
-def test_routes_of_another_model_drop_their_group_and_the_rest_trains(tmp_path: Path) -> None:
-    """Their bytes are whole; only the trainer can tell, and it names the blob."""
-    message = "blob group-2/g2.1.0.routes is a record of MixtralForCausalLM, and the model is another"
+SHAPE = RoutingShape(family="Qwen3MoeForCausalLM", num_layers=2, num_experts=8, top_k=2)
+OTHER = msgspec.structs.replace(SHAPE, family="MixtralForCausalLM")
 
-    def refuse(plan: StepPlan) -> None:
-        blobs = [
-            mask.blob.key
-            for batch in plan.micro_batches
-            for sequence in batch
-            for mask in sequence.sample.sampling_masks
-        ]
-        if any(key.startswith("group-2/") for key in blobs):
-            raise BlobLost(message)
 
-    run = Run(tmp_path, refuse)
-    assert run.drops == [("lost_blob", message)]
+class RoutedEngine(RecordingEngine):
+    """Sends routes too; those of one attempt of group 2 are `shape`'s, of `num_rows` tokens."""
+
+    def __init__(self, blobs: FolderBlobs, shape: RoutingShape, num_rows: int, top: int) -> None:
+        super().__init__(blobs, None)
+        self._wrong = shape, num_rows, top
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        num_tokens = len(request.token_ids) + 2
+        async for chunk in super().generate(request):
+            if chunk.finish_reason is None:
+                yield chunk
+                continue
+            is_wrong = request.id == "g2.1.0"
+            shape, num_rows, top = self._wrong if is_wrong else (SHAPE, num_tokens, 0)
+            rows = np.full((num_rows, shape.num_layers, shape.top_k), top, dtype=np.uint8)
+            stored = store_routes(
+                self._blobs, f"{request.blob_scope}/{request.id}.routes", rows, shape, start=0
+            )
+            yield msgspec.structs.replace(
+                chunk, routing=msgspec.structs.replace(stored, num_tokens=num_tokens)
+            )
+
+
+class ReplayingTrainer(ReadingTrainer):
+    """Checks and reads routes as a trainer of a Qwen3-MoE does."""
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        self._before_step(plan)
+        for sequence in (one for batch in plan.micro_batches for one in batch):
+            for ref in sequence.sample.routing:
+                check_routing(ref, SHAPE)
+                fetch_routes(self._blobs, ref)
+        return await SimulatedTrainer.step(self, plan)
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_rows", "top", "sentence"),
+    [
+        (
+            OTHER,
+            99,
+            0,
+            "is a record of MixtralForCausalLM with 2 routers, .* and the model is Qwen3MoeForCausalLM",
+        ),
+        (msgspec.structs.replace(SHAPE, num_layers=3), 99, 0, "Qwen3MoeForCausalLM with 3 routers"),
+        (SHAPE, 1, 0, r"must hold \d+ tokens of 4 bytes, got 4 bytes"),
+        (SHAPE, 99, 8, "names expert 8, and there are 8"),
+        (SHAPE, 99, None, "can't be read"),
+    ],
+)
+def test_routes_that_do_not_fit_drop_their_group_with_a_sentence_and_the_rest_trains(
+    tmp_path: Path, shape: RoutingShape, num_rows: int, top: int | None, sentence: str
+) -> None:
+    """Of another model, of another shape, cut short, of experts that are not there, and missing."""
+
+    def lose(plan: StepPlan) -> None:
+        for path in tmp_path.glob("group-2/g2.1.0.routes"):
+            path.unlink()
+
+    blobs = FolderBlobs(tmp_path)
+    run = Run(
+        tmp_path,
+        nothing,
+        engine=RoutedEngine(blobs, shape, num_rows, top or 0),
+        trainer=ReplayingTrainer(blobs, lose if top is None else nothing),
+    )
+    ((reason, message),) = run.drops
+    assert reason == "lost_blob"
+    assert re.search(rf"^blob group-2/g2\.1\.0\.routes .*{sentence}", message)
     assert run.log.entries[2].state == "dropped"
     assert run.log.counts()["trained"] == STEPS * GROUPS - 1
+    assert not run.left() & run.ended()
 
 
 def test_a_store_that_has_lost_everything_ends_the_run(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_alone_on_a_gpu_engines_take_nine_tenths() -> None:
     assert (apart.trainer, apart.published, apart.memory_share) == (0, 0, 0.9)
     assert plan(H200, engine={"embedded": {"memory_share": 0.25}}).memory_share == 0.25
     assert plan(H200, engine={"embedded": {"kv_tokens": 1000}}).cache == 1000 * 2 * 14336
-    words = "memory of H200 (150.0 GB): engine at most 135.0 GB, with a cache of up to "
+    words = "memory of H200 (150.0 GB): trainer about 43.9 GB, on a GPU of its own; engine at most 135.0 GB, with a"
     assert str(apart).startswith(words)
 
 

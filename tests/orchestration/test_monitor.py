@@ -1,5 +1,8 @@
 import asyncio
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+
+import pytest
 
 from penstock.errors import ChannelClosed
 from penstock.observe.event_stream import EventStream
@@ -7,6 +10,7 @@ from penstock.observe.events import Counters, Doing, LogLine
 from penstock.observe.readers import MemoryReader
 from penstock.observe.run_state import RunState
 from penstock.orchestration.monitor import RunMonitor, heartbeat
+from penstock.orchestration.standstill import UnderWay
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.types import EngineReport
 from tests.observe.examples import phase, run_event
@@ -36,18 +40,33 @@ class Engine:
 
 
 def controller() -> SimpleNamespace:
-    gate = SimpleNamespace(outstanding=4, num_ready=1, limit=4)
+    gate = SimpleNamespace(outstanding=4, num_ready=1, limit=4, step=0)
     return SimpleNamespace(
         activity=SimpleNamespace(
-            trainer="waiting for groups", num_generating=2, num_scoring=1, syncing_version=None
+            trainer="waiting for groups",
+            num_generating=2,
+            num_scoring=1,
+            syncing_version=None,
+            num_left=0,
+            under_way={7: UnderWay(stage="scoring", since=-15.0, task="t#3")},
         ),
         buffer=SimpleNamespace(
-            gate=gate, waiting_for=lambda: ("4 groups outstanding", "1 of 2 groups ready")
+            gate=gate,
+            waiting_for=lambda: ("4 groups outstanding", "1 of 2 groups ready"),
+            admission_cause=lambda: "bound",
         ),
     )
 
 
-def watch(*engines: Engine, seconds: float, training: bool = True, watchdog_s: float = 60.0) -> MemoryReader:
+def watch(
+    *engines: Engine,
+    seconds: float,
+    training: bool = True,
+    watchdog_s: float = 60.0,
+    step_s: float = float("inf"),
+    keep: Callable[[Sequence[str]], None] = lambda lines: None,
+) -> MemoryReader:
+    """`step_s`: the run makes progress as often."""
     memory = MemoryReader()
 
     async def main() -> None:
@@ -55,17 +74,29 @@ def watch(*engines: Engine, seconds: float, training: bool = True, watchdog_s: f
         stream, state = EventStream(loop, defer=loop.call_soon), RunState()
         stream.subscribe("state", state)
         stream.subscribe("memory", memory)
-        monitor = RunMonitor(stream, state, controller(), engines, watchdog_s=watchdog_s)
+        monitor = RunMonitor(stream, state, controller(), engines, watchdog_s=watchdog_s, keep=keep)
         if training:
             stream.emit(phase("training", loop.time()))
         watching = asyncio.create_task(monitor.watch())
-        await asyncio.sleep(seconds)
+        while loop.time() + step_s < seconds:
+            await asyncio.sleep(step_s)
+            state.last_progress = loop.time()
+        await asyncio.sleep(seconds - loop.time())
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         stream.close()
 
     run_in_virtual_time(main())
     return memory
+
+
+def test_blocked_admission_is_counted_by_cause() -> None:
+    events = watch(Engine("engine0"), seconds=10.1).events
+    counts = [
+        event.values for event in events if isinstance(event, Counters) and event.process == "controller"
+    ]
+    assert counts[0].keys() == {"outstanding", "generating", "scoring", "ready", "limit"}
+    assert counts[-1]["blocked_bound_s"] == pytest.approx(10.0)
 
 
 def test_engines_are_asked_twice_a_second_and_words_are_said_once() -> None:
@@ -86,10 +117,41 @@ def test_the_alarm_says_who_waits_for_whom_also_while_engines_are_frozen_or_gone
     engines = (Engine("engine0", running=3), Engine("engine1", frozen=True), Engine("engine2", gone=True))
     events = watch(*engines, seconds=150.0).events
     lines = [event for event in events if isinstance(event, LogLine)]
-    assert [line.line.split(":")[0] for line in lines] == ["nothing has moved for 60 s"] * 2
+    assert [line.line.split(":")[0] for line in lines] == [
+        "nothing has moved for 60 s",
+        "groups",
+        "usual causes, where generation stands still",
+        "usual causes, where scoring stands still",
+    ] * 2
     assert lines[0].line.endswith(
         ": trainer – waiting for groups: 1 of 2 groups ready; engine0 – 3 running, 0 waiting"
     )
+    assert lines[1].line == (
+        "groups: 2 in generation, 1 in scoring, 1 ready, 4 of 4 outstanding; the oldest is group 7 (task 't#3'), in "
+        "scoring for 76 s"
+    )
+
+
+def test_a_stage_that_stands_while_others_move_is_told_with_its_usual_causes() -> None:
+    """Steps go on from a stock of groups; one group is never scored."""
+    events = watch(Engine("engine0", running=3), seconds=70.0, step_s=10.0).events
+    lines = [event.line for event in events if isinstance(event, LogLine)]
+    assert lines[0].startswith("scoring has not moved for 60 s: trainer – waiting for groups")
+    assert lines[1].startswith("groups: 2 in generation, 1 in scoring")
+    assert lines[2:] == [
+        "usual causes, where scoring stands still: a reward or judge that hangs (reward.timeout_s), or too few of "
+        "them (reward.workers)"
+    ]
+
+
+def test_where_the_run_stands_is_kept_every_five_seconds() -> None:
+    kept: list[Sequence[str]] = []
+    watch(Engine("engine0", running=3), seconds=11.0, keep=kept.append)
+    assert len(kept) == 3
+    assert next(iter(kept[-1])) == (
+        "trainer – waiting for groups: 1 of 2 groups ready; engine0 – 3 running, 0 waiting"
+    )
+    assert list(kept[-1])[1].startswith("groups: 2 in generation")
 
 
 def test_there_is_no_alarm_outside_training() -> None:

@@ -1,5 +1,7 @@
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,11 +10,12 @@ from penstock.config.loader import build
 from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.preflight import new_run_folder, prepare
+from penstock.orchestration.preflight import new_run_folder, open_writers, prepare
+from penstock.orchestration.run_facts import read_facts
 from penstock.types import Task
 
 
-def prepare_on(gpu: Gpu, tiny_model: Path, folder: Path, log: list[str]) -> Any:
+def prepare_on(gpu: Gpu, tiny_model: Path, folder: Path, log: list[str], **sections: Any) -> Any:
     config = build(
         PenstockConfig,
         {
@@ -20,6 +23,7 @@ def prepare_on(gpu: Gpu, tiny_model: Path, folder: Path, log: list[str]) -> Any:
             "reward": {"functions": ["penstock.bench.workload:reward"]},
             "rollout": {"max_new_tokens": 8},
             "run": {"folder": str(folder / "runs")},
+            **sections,
         },
     )
     tasks = [Task(id="a", prompt="1+2=")]
@@ -36,6 +40,24 @@ def test_the_memory_of_a_gpu_is_shared_out_before_anything_starts(tiny_model: Pa
     assert prepared.config.engine.dtype == "bfloat16"
     assert prepared.memory.kv_bytes_per_token == 2 * 2 * 2 * 32
     assert "transport: cuda_ipc" in (prepared.folder / "config.yaml").read_text()
+    assert "sync.transport" in read_facts(prepared.folder).auto
+
+
+def test_trackers_know_a_run_that_goes_on(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[dict[str, Any]] = []
+    trackio = SimpleNamespace(init=lambda **options: opened.append(options), finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    gpu = Gpu(name="a GPU", total_bytes=10**10, free_bytes=10**10)
+    prepared = prepare_on(gpu, tiny_model, tmp_path, [], observe={"trackio": True})
+    for _ in range(2):
+        for writer in open_writers(prepared):
+            writer.close()
+    first, second = opened
+    assert (first["resume"], second["resume"]) == ("never", "allow")
+    assert first["name"] == second["name"] == read_facts(prepared.folder).trackers["trackio"]
+    assert "sync.transport" in read_facts(prepared.folder).auto
 
 
 def test_a_gpu_that_is_too_small_stops_the_run_before_it_has_a_folder(
@@ -44,6 +66,15 @@ def test_a_gpu_that_is_too_small_stops_the_run_before_it_has_a_folder(
     gpu = Gpu(name="a GPU", total_bytes=10**9, free_bytes=10**9)
     with pytest.raises(UserError, match="an engine needs 1.5 GB"):
         prepare_on(gpu, tiny_model, tmp_path, [])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_deterministic_run_is_refused_on_a_gpu(tiny_model: Path, tmp_path: Path) -> None:
+    gpu = Gpu(name="a GPU", total_bytes=10**10, free_bytes=10**10)
+    settings = {"staleness": {"max_staleness": 0}, "engine": {"embedded": {"prefix_cache": False}}}
+    run = {"folder": str(tmp_path / "runs"), "deterministic": True}
+    with pytest.raises(UserError, match="needs a CPU: set model.device=cpu"):
+        prepare_on(gpu, tiny_model, tmp_path, [], **settings, run=run)
     assert not (tmp_path / "runs").exists()
 
 

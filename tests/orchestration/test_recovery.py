@@ -1,17 +1,28 @@
 """A run that crashes at random moments trains on every group once, and generates none that was finished again."""
 
 import asyncio
+import contextlib
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from penstock.bench.crashes.crash_audit import audit, audit_returned, naming, naming_await
+from penstock.bench.crashes.crash_world import CrashWorld
+from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import Ticket
 from penstock.buffer.durable_log import open_log
-from penstock.buffer.ledger import LedgerCounts, rows_of
-from penstock.orchestration.recovery import remove_other_history
+from penstock.buffer.history import HistoryState
+from penstock.buffer.life_records import GroupAdmitted, GroupDropped
+from penstock.orchestration.checkpoints import Progress
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.recovery import recover, remove_other_history
+from penstock.tasks.stream import TaskStream
 from penstock.types import Task
 from tests.buffer.test_admission import scored
-from tests.orchestration.crash_world import CrashWorld, audit, naming
+from tests.buffer.test_blob_copies import group_with_blob
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -24,16 +35,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
 
 
-def test_every_group_is_trained_once_through_any_crash(seeds: range, tmp_path: Path) -> None:
-    crashes = 0
+def test_every_group_is_trained_once_through_any_crash(
+    seeds: range, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    crashes, again, sampled = 0, 0, 0
     for seed in seeds:
         with naming(seed):
             world = CrashWorld(seed, tmp_path / str(seed))
             world.play()
             audit(world)
-            _audit_ledger(world)
         crashes += world.crashes
+        again, sampled = again + world.truth.num_again, sampled + len(world.truth.tokens)
     assert crashes >= len(seeds)
+    record_property("regenerated_fraction", again / sampled)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", [1, 3])
+def test_nothing_is_lost_whatever_await_a_run_crashes_at(seed: int, tmp_path: Path) -> None:
+    """A short run is played once, and then again for every await in it, with a crash there."""
+    undisturbed = CrashWorld(seed, tmp_path / "undisturbed", steps=2, small=True)
+    undisturbed.play()
+    assert undisturbed.num_awaits > 100
+    for crash_at in range(undisturbed.num_awaits):
+        with naming_await(seed, crash_at):
+            world = CrashWorld(seed, tmp_path / str(crash_at), steps=2, small=True, crash_at=crash_at)
+            world.play()
+            assert world.crashes == 1
+            audit(world)
 
 
 def test_a_journal_that_the_run_went_on_without_is_removed(tmp_path: Path) -> None:
@@ -47,17 +76,95 @@ def test_a_journal_that_the_run_went_on_without_is_removed(tmp_path: Path) -> No
     assert not remove_other_history(tmp_path / "none", 4)
     assert not remove_other_history(tmp_path / "journal", 4)
     assert (tmp_path / "journal").exists()
+    asyncio.run(keep_from(tmp_path / "journal", 4))
+    assert not remove_other_history(tmp_path / "journal", 4)
+    assert remove_other_history(shutil.copytree(tmp_path / "journal", tmp_path / "copy"), 3)
     assert remove_other_history(tmp_path / "journal", 5)
     assert not (tmp_path / "journal").exists()
 
 
-def _audit_ledger(world: CrashWorld) -> None:
-    path = world.folder / "journal" / "ledger.sqlite"
-    counts = LedgerCounts(path)
-    assert counts.states["trained"] == sum(map(len, world.trainer.weights))
-    outstanding = {row[0] for row in rows_of(path) if row[2] in ("running", "scored")}
-    assert outstanding <= world.outstanding, "groups are lost"
-    for row in rows_of(path):
-        if row[2] == "trained":
-            assert row[3] is not None
-            assert row[0] in world.trainer.weights[row[3] - 1]
+async def keep_from(folder: Path, step: int) -> None:
+    """As a checkpoint does when it is durable."""
+    async with open_log(folder) as log:
+        await log.covered(step)
+
+
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        ([(1, "t0", 1)], None),
+        ([(1, "t1", 2)], "task 't0' was put back and passed over"),
+        ([(1, "t5", 1)], "'t5' came before 't0'"),
+    ],
+)
+def test_a_task_that_was_put_back_and_forgotten_is_a_violation(
+    later: list[tuple[int, str, int]], message: str | None
+) -> None:
+    def admitted(number: int, task_id: str, num_taken: int) -> GroupAdmitted:
+        ticket = Ticket(number=number, bound=1, deadline=1)
+        return GroupAdmitted(ticket=ticket, task_id=task_id, prompt="p", num_taken=num_taken)
+
+    dropped = GroupDropped(number=0, reason="stale", returns="t0")
+    records = [admitted(0, "t0", 1), dropped, *(admitted(*one) for one in later)]
+    with pytest.raises(AssertionError, match=message) if message else contextlib.nullcontext():
+        audit_returned(records)
+
+
+def test_a_task_that_was_put_back_before_a_crash_comes_first_after_it(tmp_path: Path) -> None:
+    tasks = [Task(id=f"t{number}", prompt="p") for number in range(5)]
+    stream = TaskStream(tasks, shuffle=False)
+    progress = beginning(stream)
+
+    async def scene() -> list[str]:
+        async with open_log(tmp_path / "journal") as log:
+            log.issued(0, 0)
+            for number in range(3):
+                ticket = Ticket(number=number, bound=1, deadline=1)
+                await log.admitted(ticket, tasks[number], number + 1)
+                await log.finished(ticket, scored(number, [0]))
+            await log.dropped(1, "stale")
+            await log.dropped(2, "empty")
+        async with open_log(tmp_path / "journal") as log:
+            config = PenstockConfig.model_validate({})
+            resume = await recover(log, progress, config, stream)
+        assert [group.ticket.number for group in resume.gate.ready] == [0]
+        return [stream.next().id for _ in range(3)]
+
+    assert asyncio.run(scene()) == ["t1", "t3", "t4"]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_finished_group_comes_back_with_its_blobs_or_is_dropped_with_a_reason(
+    tmp_path: Path, is_lost: bool
+) -> None:
+    """Its masks were in the memory of processes that are gone. Without them it can't be trained on."""
+    before, after, journal = MemoryBlobs(), MemoryBlobs(), tmp_path / "journal"
+    stream = TaskStream([Task(id="t3", prompt="p")], shuffle=False)
+    group = msgspec.structs.replace(scored(3, [0, 0]), group=group_with_blob(before))
+    ticket = Ticket(number=3, bound=1, deadline=1)
+
+    async def scene() -> None:
+        async with open_log(journal, blobs=before) as log:
+            log.issued(0, 0)
+            await log.admitted(ticket, Task(id="t3", prompt="p"), 1)
+            await log.finished(ticket, group)
+        if is_lost:
+            (journal / "blobs" / "group-3.blobs").write_bytes(b"musk")
+        async with open_log(journal, blobs=after) as log:
+            resume = await recover(log, beginning(stream), PenstockConfig.model_validate({}), stream)
+            assert [one.ticket.number for one in resume.gate.ready] == ([] if is_lost else [3])
+            assert after.scopes == ({} if is_lost else {"group-3": {"g3.0.0": b"mask"}})
+            assert dict(log.lives.drops()) == ({"lost_blob": 1} if is_lost else {})
+
+    asyncio.run(scene())
+
+
+def beginning(stream: TaskStream) -> Progress:
+    """Of a run that has trained nothing."""
+    return Progress(
+        step=0,
+        max_staleness=1,
+        num_admitted=0,
+        history=HistoryState(policy="policy", steps=()),
+        tasks=stream.state(),
+    )

@@ -2,10 +2,14 @@ import asyncio
 
 import pytest
 
+from penstock.channel import Channel
 from penstock.errors import ChannelClosed, WorkerDied
 from penstock.orchestration.launchers.task_launcher import InProcessLauncher
+from penstock.orchestration.replaceable import ReplaceableWorker
+from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.orchestration.workers import LaunchedEngine
 from tests.orchestration.scripted_worker import place, serve_scripted
+from tests.orchestration.test_pooled import Processes
 
 
 def test_a_worker_that_ends_at_its_start_says_so() -> None:
@@ -24,3 +28,55 @@ def test_what_has_not_been_started_has_no_client() -> None:
                 await LaunchedEngine(place(launcher, "engine0")).report()
 
     asyncio.run(main())
+
+
+def test_a_worker_whose_channel_closes_is_gone_though_its_process_goes_on() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), InProcessLauncher(serve_scripted) as launcher:
+            worker = place(launcher, "engine0")
+            await worker.start()
+            going = asyncio.create_task(worker.gone())
+            await worker.channel.close()
+            await going
+            assert "engine0" in str(going.result())
+            await worker.restart()
+            assert worker.incarnation == 2
+            assert (await worker.client.report()).name == "engine0"
+
+    asyncio.run(main())
+
+
+def test_a_worker_has_no_client_before_it_has_started() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), InProcessLauncher(serve_scripted) as launcher:
+            worker = place(launcher, "engine0")
+            seen = []
+
+            async def start(client: object) -> None:
+                with pytest.raises(ChannelClosed, match="has not been started"):
+                    seen.append(worker.client)
+
+            worker.begin_with(start)
+            await worker.start()
+            assert seen == []
+            assert worker.client is not None
+
+    asyncio.run(main())
+
+
+def test_a_process_that_takes_too_long_to_start_is_ended() -> None:
+    async def main() -> None:
+        processes = Processes()
+        worker: ReplaceableWorker[Channel] = ReplaceableWorker(
+            processes,  # type: ignore[arg-type]
+            "engine0",
+            connect=lambda channel: channel,
+            start=lambda client: asyncio.Event().wait(),
+            start_s=90.0,
+        )
+        with pytest.raises(WorkerDied, match=r"worker engine0 has not started within run\.start_s=90"):
+            await worker.start()
+        assert asyncio.get_running_loop().time() == 92.0
+        assert str(await processes.all[0].died()) == "worker scorer0 was killed by SIGKILL"
+
+    run_in_virtual_time(main())

@@ -8,11 +8,13 @@ import pytest
 from penstock.buffer.history import HistoryState
 from penstock.config.loader import build
 from penstock.errors import ConfigError, UserError
-from penstock.orchestration.checkpoints import Progress
+from penstock.orchestration.checkpoints import Progress, write_beginning
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import new_run_folder
+from penstock.orchestration.run_facts import RunFacts, write_facts
 from penstock.orchestration.run_folder import held, load_saved_run, put_aside_rows_past
-from penstock.tasks.stream import StreamState
+from penstock.tasks.stream import StreamState, TaskStream
+from penstock.types import Task
 
 
 def make_run(folder: Path, *, checkpoints: tuple[int, ...] = (2, 4), **changes: Any) -> Path:
@@ -44,6 +46,31 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     config, saved = load_saved_run(run, ["run.steps=8", AGAIN])
     assert (config.run.steps, saved.progress.step, saved.checkpoint.name) == (8, 4, "step-4")
     assert config.tasks.arguments == {"token": "again"}
+
+
+def test_before_its_first_checkpoint_a_run_goes_on_from_its_beginning(tmp_path: Path) -> None:
+    run = make_run(tmp_path, checkpoints=())
+    tasks = TaskStream([Task(id="a", prompt="a")])
+    write_beginning(run, tasks, 3, ())
+    _, saved = load_saved_run(run, [AGAIN])
+    assert (saved.checkpoint, saved.progress.step, saved.progress.history.steps) == (None, 0, ())
+    tasks.restore(saved.progress.tasks)
+    assert saved.progress.max_staleness == 3
+    assert saved.rows_until == -1
+    write_beginning(run, tasks, 3, ("reward",))
+    with pytest.raises(UserError, match="was given its reward as a Python object"):
+        load_saved_run(run, [AGAIN])
+
+
+def test_what_auto_chose_is_chosen_again_unless_it_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("transport: auto", "transport: cuda_ipc"))
+    config, _ = load_saved_run(run, [AGAIN])
+    assert config.sync.transport == "cuda_ipc"
+    write_facts(run, RunFacts(auto=("sync.transport", "trainer.dtype")))
+    config, _ = load_saved_run(run, [AGAIN, "trainer.dtype=float32"])
+    assert (config.sync.transport, config.trainer.dtype) == ("auto", "float32")
 
 
 def test_hidden_secrets_must_be_given_again(tmp_path: Path) -> None:

@@ -14,15 +14,24 @@ import pytest
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.ledger import LedgerCounts
 from penstock.config.loader import build
-from penstock.errors import ChannelClosed, DamagedBucket, Diverged, PenstockError, UserError, WorkerDied
+from penstock.errors import (
+    ChannelClosed,
+    DamagedBucket,
+    Diverged,
+    PenstockError,
+    RequestRefused,
+    UserError,
+    WorkerDied,
+)
 from penstock.observe.events import LogLine
 from penstock.observe.readers import MemoryReader, show
 from penstock.observe.views import SilentView
 from penstock.observe.writers.samples_jsonl import read_samples
 from penstock.orchestration import session as module
 from penstock.orchestration.capabilities import needed_capabilities
-from penstock.orchestration.checkpoints import checkpoints_of, read_progress
+from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.kept_checkpoints import checkpoints_of
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.run_folder import SavedRun
 from penstock.orchestration.session import Session
@@ -30,26 +39,54 @@ from penstock.orchestration.simulation import SimulatedEngine, SimulatedTokenize
 from penstock.orchestration.summary import Summary
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.scoring.thread_scorer import MemoryScorer
+from penstock.trainer.trainer_client import TrainerStart
 from penstock.types import EngineReport, StepPlan, StepResult, Task, UpdateReceipt, WeightUpdate
+
+LONGEST_S = 200.0
+"""Of virtual time: a run that would go on for ever fails."""
+
+
+class Silent:
+    """A channel over which nothing is heard."""
 
 
 class Place:
-    """What a supervisor watches."""
+    """What a supervisor watches. No process can take the place of one that died."""
 
-    def __init__(self) -> None:
+    incarnation = 1
+
+    last_death: WorkerDied | None = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.channel = Silent()
         self.death: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
 
     async def died(self) -> WorkerDied:
         return await asyncio.shield(self.death)
 
+    gone = died
+
+    def write_stacks(self) -> str:
+        return f"{self.name}.log"
+
+    def begin_with(self, start: Callable[[Any], Any]) -> None:
+        pass
+
+    async def restart(self) -> None:
+        raise self.death.result()
+
 
 class Engine(SimulatedEngine):
     name = "engine0"
 
+    start = None
+
     def __init__(self, capabilities: tuple[str, ...]) -> None:
         super().__init__(num_tokens=lambda: 2, token_s=lambda: 0.1, update_s=lambda: 0.1)
-        self.place = Place()
+        self.place = Place(self.name)
         self.frozen = False
+        self.refuses = False
         self._capabilities = capabilities
 
     async def update(self, *arguments: Any) -> UpdateReceipt:
@@ -61,6 +98,8 @@ class Engine(SimulatedEngine):
         return msgspec.structs.replace(await super().report(), capabilities=self._capabilities)
 
     async def generate(self, request: Any) -> Any:
+        if self.refuses:
+            raise RequestRefused("its token ids must be in 0..99")
         async for chunk in super().generate(request):
             await self._thaw()
             yield chunk
@@ -101,9 +140,22 @@ class Failing(Engine):
 class Trainer(SimulatedTrainer):
     """Has one slot, as a trainer whose engines are behind; saves after the step in progress."""
 
+    start = TrainerStart(
+        model="m",
+        device="cpu",
+        threads=1,
+        total_steps=1,
+        seed=0,
+        folder="",
+        sync={},
+        wire_dtype="float32",
+        trainer={},
+        algorithm={},
+    )
+
     def __init__(self) -> None:
         super().__init__(step_s=lambda: 1.0, publish_s=lambda: 0.0)
-        self.place = Place()
+        self.place = Place("trainer")
         self.saved: list[str] = []
         self.num_steps = 0
         self._free = asyncio.Semaphore(2)
@@ -172,7 +224,7 @@ class Run:
             return workers
 
         self._patch.setattr(module, "start_workers", start_workers)
-        self._patch.setattr(module, "LocalLauncher", Launcher)
+        self._patch.setattr(module, "open_launcher", Launcher)
         prepared = Prepared(
             config=self.config,
             model="m",
@@ -185,10 +237,10 @@ class Run:
         )
         scorer = MemoryScorer(lambda task, completion: self.reward(task, completion))
         self.session = Session(prepared, show(self.view), scorer=scorer)
-        running = asyncio.create_task(self.session.run())
         disturbing = asyncio.create_task(disturb(self))
         try:
-            return await running
+            async with asyncio.timeout(LONGEST_S):
+                return await self.session.run()
         finally:
             disturbing.cancel()
 
@@ -211,7 +263,7 @@ def test_a_run_that_is_left_alone_is_saved(run: Run) -> None:
 
 
 def test_a_run_goes_on_without_an_engine_that_new_weights_cant_reach(run: Run) -> None:
-    """Its requests begin again on the other one, and the end of its process is none of the run's business."""
+    """The other one goes on with its requests, and the end of its process is none of the run's business."""
     run.others = (Failing,)
     assert run.play(lambda run: asyncio.sleep(0)).steps == 20
     assert run.engine.version == 20
@@ -256,9 +308,21 @@ def test_a_run_that_is_hurried_is_saved_without_what_was_under_way(run: Run) -> 
     assert run.trainer.saved == [str(run.folder / "model")]
 
 
+def test_a_run_has_a_model_to_save_once_its_workers_have_started(run: Run) -> None:
+    seen: list[bool] = []
+
+    async def disturb(run: Run) -> None:
+        seen.append(run.session.has_model)
+        await run.after(1)
+        seen.append(run.session.has_model)
+
+    run.play(disturb)
+    assert seen == [False, True]
+
+
 def test_what_is_said_to_a_run_is_an_event_of_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = MemoryReader()
-    monkeypatch.setattr(module, "open_samples", lambda prepared: reader)
+    monkeypatch.setattr(module, "open_store", lambda prepared, state: reader)
 
     async def disturb(run: Run) -> None:
         await run.after(3)
@@ -276,6 +340,7 @@ def test_a_run_with_a_frozen_engine_can_be_stopped_and_is_saved(run: Run) -> Non
         run.engine.frozen = True
         await asyncio.sleep(100)
         assert any("nothing has moved for 30 s" in line for line in run.view.lines)
+        assert "the Python stacks of workers are in trainer.log, engine0.log" in run.view.lines
         run.session.stop()
 
     run.play(disturb)
@@ -283,25 +348,25 @@ def test_a_run_with_a_frozen_engine_can_be_stopped_and_is_saved(run: Run) -> Non
     assert "an engine has not answered for 15 s; the run ends without it" in run.view.lines
 
 
-def test_a_model_is_saved_when_an_engine_dies(run: Run) -> None:
+def test_a_model_is_saved_when_an_engine_dies_and_cant_be_replaced(run: Run) -> None:
     async def disturb(run: Run) -> None:
         await run.after(3)
         run.engine.frozen = True
         run.engine.place.death.set_result(WorkerDied("worker engine0 was killed by SIGKILL"))
 
-    with pytest.raises(WorkerDied, match="engine0"):
+    with pytest.raises(WorkerDied, match=r"engine0 died 5 times in a row, .* killed by SIGKILL"):
         run.play(disturb)
     assert run.trainer.saved == [str(run.folder / "model")]
-    assert run.view.lines[-1] == f"the model of step 3 is saved in {run.folder / 'model'}"
+    assert run.view.lines[-1].endswith(f"is saved in {run.folder / 'model'}")
 
 
-def test_the_death_of_the_trainer_is_told_though_nothing_can_be_saved(run: Run) -> None:
+def test_a_trainer_that_cant_be_replaced_ends_the_run_though_nothing_can_be_saved(run: Run) -> None:
     async def disturb(run: Run) -> None:
         await run.after(3)
         run.trainer.place.death.set_result(WorkerDied("worker trainer was killed by SIGKILL"))
         await run.trainer._busy.acquire()
 
-    with pytest.raises(WorkerDied, match="trainer"):
+    with pytest.raises(WorkerDied, match="trainer died 5 times in a row"):
         run.play(disturb)
     assert run.trainer.saved == []
 
@@ -364,6 +429,21 @@ def test_a_reward_that_always_fails_ends_the_run_with_its_error(run: Run) -> Non
         run.play(lambda run: asyncio.sleep(0))
     assert "the last 16 groups all failed" in str(raised.value)
     assert "KeyError: 'answer'" in str(raised.value)
+    assert run.trainer.saved == [str(run.folder / "model")]
+
+
+def test_requests_that_are_always_refused_end_the_run_with_the_refusal(run: Run) -> None:
+    """As with a tokenizer whose ids the model does not have."""
+
+    async def disturb(run: Run) -> None:
+        await run.after(2)
+        run.engine.refuses = True
+
+    with pytest.raises(UserError) as raised:
+        run.play(disturb)
+    assert "groups all failed (refused)" in str(raised.value)
+    assert "its token ids must be in 0..99" in str(raised.value)
+    assert "whether tokenizer and model belong together" in str(raised.value)
     assert run.trainer.saved == [str(run.folder / "model")]
 
 

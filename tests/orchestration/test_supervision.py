@@ -2,9 +2,10 @@ import asyncio
 
 import pytest
 
-from penstock.errors import WorkerDied
+from penstock.errors import ChannelClosed, WorkerDied
+from penstock.orchestration import supervision as module
 from penstock.orchestration.launchers.task_launcher import InProcessLauncher
-from penstock.orchestration.supervision import WhileNeeded, supervised
+from penstock.orchestration.supervision import supervised
 from penstock.orchestration.workers import LaunchedEngine
 from tests.orchestration.scripted_worker import place, serve_scripted
 
@@ -42,22 +43,18 @@ def test_work_that_ends_is_returned_and_its_errors_are_unwrapped() -> None:
     asyncio.run(main())
 
 
-def test_the_death_of_a_worker_that_is_no_longer_needed_is_none() -> None:
+def test_a_channel_that_closed_without_a_death_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Immortal:
+        async def died(self) -> WorkerDied:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def fails() -> None:
+        raise ChannelClosed("the pool is closed")
+
     async def main() -> None:
-        async with asyncio.timeout(30), InProcessLauncher(serve_scripted) as launcher:
-            names, done = {"engine0", "engine1"}, asyncio.Event()
-            engines = [LaunchedEngine(place(launcher, name)) for name in sorted(names)]
-            for engine in engines:
-                await engine.place.start()
-            mortals = [WhileNeeded(one.place, lambda name=one.name: name in names) for one in engines]  # type: ignore[misc]
-            working = asyncio.create_task(supervised(done.wait(), mortals))
-            await asyncio.sleep(0)
-            names.discard("engine0")
-            await engines[0].place._worker.kill()  # type: ignore[union-attr]
-            await engines[0].place.died()
-            assert not working.done()
-            await engines[1].place._worker.kill()  # type: ignore[union-attr]
-            with pytest.raises(WorkerDied, match="worker engine1 was killed"):
-                await working
+        monkeypatch.setattr(module, "LAST_WORDS_S", 0.0)
+        with pytest.raises(ChannelClosed, match="the pool is closed"):
+            await supervised(fails(), [Immortal()])
 
     asyncio.run(main())

@@ -244,8 +244,8 @@ def test_engines_that_fail_for_good_leave_and_the_others_go_on() -> None:
         assert [engine.version for engine in engines] == [-1, 0]
         assert len(engines[1].updates) == 1  # what it has is not sent again
         assert world.log()[-1] == (
-            "engine0 leaves the run: it could not be brought to version 0 in 2 attempts (its disk is full); its 0 "
-            "requests begin again on the other engines"
+            "engine0 leaves the run: it could not be brought to version 0 in 2 attempts (its disk is full); "
+            "others go on with its 0 requests"
         )
         assert world.trainer.released == [(0, True)]
         await world.step(1)
@@ -285,5 +285,27 @@ def test_a_broadcast_is_sent_while_engines_take_it() -> None:
         trainer = Sending()
         await deliver(World(engine := simulated(), trainer))
         assert (trainer.sent, engine.version) == ([0], 0)
+
+    play(scene)
+
+
+def test_lost_weights_are_sent_again_under_a_new_number() -> None:
+    async def scene() -> None:
+        trainer = Trainer()
+        world = World(engine := simulated(), trainer)
+        running = asyncio.create_task(world.sync.run())
+        await world.step(0)
+        await asyncio.sleep(1.0)
+        assert engine.version == 0
+        world.sync.renew()
+        await asyncio.sleep(1.0)
+        assert engine.version == 1
+        assert world.gate.history.step_of(1) == 0
+        world.sync.issue(1)  # a step is under way: its weights will do
+        world.sync.renew()
+        await asyncio.sleep(1.0)
+        assert engine.version == 1
+        world.sync.finish()
+        await running
 
     play(scene)

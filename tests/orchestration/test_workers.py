@@ -1,15 +1,23 @@
-"""Engines in replaceable processes: one dies, comes back under its name, and the pool goes on."""
+"""Workers in replaceable processes: one dies, comes back under its name, and the pool goes on; what a reward may use."""
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from penstock.config.loader import build
 from penstock.engines.engine_pool import EnginePool
-from penstock.errors import ChannelClosed
+from penstock.errors import ChannelClosed, ScoringFailed
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.launchers.task_launcher import InProcessLauncher
-from penstock.orchestration.workers import LaunchedEngine
+from penstock.orchestration.workers import LaunchedEngine, start_scorers
+from penstock.types import Task
 from tests.engines.contract import ask, collect, joined, update_to
 from tests.orchestration.scripted_worker import place, serve_scripted
+from tests.scoring.groups import a_group
 
 
 def test_an_engine_that_died_comes_back_and_is_brought_up_to_date() -> None:
@@ -30,5 +38,38 @@ def test_an_engine_that_died_comes_back_and_is_brought_up_to_date() -> None:
             assert (lost.place.incarnation, (await lost.report()).versions) == (2, {"policy": -1})
             await pool.join("engine1", lost, update_to(4))
             assert [report.versions for report in await pool.reports()] == [{"policy": 4}] * 2
+
+    asyncio.run(main())
+
+
+def spins(task: Task, completion: str) -> float:
+    while True:
+        pass
+
+
+def takes_memory(task: Task, completion: str) -> float:
+    return float(len(bytearray(3 * 10**9)))
+
+
+@pytest.mark.parametrize(
+    ("reward", "reason", "said"),
+    [
+        ("spins", "score_worker_died", r"was killed by SIGXCPU: it used more CPU time than its call may"),
+        ("takes_memory", "score_error", r"raised MemoryError"),
+    ],
+)
+def test_a_reward_past_its_limits_costs_its_group(
+    tmp_path: Path, reward: str, reason: str, said: str
+) -> None:
+    section = {"functions": f"{__name__}:{reward}", "cpu_s": 1.0, "memory_gb": 2.0, "timeout_s": 60.0}
+    config = build(PenstockConfig, {"reward": section})
+    prepared: Any = SimpleNamespace(config=config, gpus=())
+
+    async def main() -> None:
+        async with LocalLauncher(tmp_path) as launcher:
+            pool = await start_scorers(launcher, prepared)
+            with pytest.raises(ScoringFailed, match=said) as raised:
+                await pool.score(a_group("1"))
+            assert raised.value.reason == reason
 
     asyncio.run(main())

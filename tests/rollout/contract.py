@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import PenstockError
@@ -84,11 +85,26 @@ class EpisodeRunnerContract:
         assert episode.num_output_tokens == 2
         assert episode.samples() == ()
 
+    def test_a_workflow_that_could_not_reach_something_may_be_run_again_with_its_turns(
+        self, tiny_model: Path
+    ) -> None:
+        engine = sevens()
+        (episode,) = self.run(tiny_model, spec_of("unreachable"), engine=engine)
+        assert (episode.failure, len(episode.turns)) == ("workflow_unavailable", 1)
+        assert episode.message.startswith("ConnectionRefusedError: no sandbox (workflows.py:")
+        again = replace(spec_of("twice"), turns=episode.turns)
+        (episode,) = self.run(tiny_model, again, engine=engine)
+        assert [turn.id for turn in episode.turns] == ["g12.0.0", "g12.0.1"]
+        assert [request.id for request in engine.requests] == ["g12.0.0", "g12.0.1"]
+
     @pytest.mark.parametrize(
         ("workflow", "message"),
         [
             ("exits", "SystemExit: 3"),
-            ("odd", "TypeError: a workflow must return an Episode, a Turn or None, got float"),
+            (
+                "odd",
+                "TypeError: a workflow must return an Episode, a Turn, a reward (a number or a Score) or None, got str",
+            ),
             ("silent", "ValueError: the workflow ended without a turn; it must generate at least one"),
         ],
     )
@@ -97,10 +113,26 @@ class EpisodeRunnerContract:
         assert episode.failure == "workflow_error"
         assert episode.message.startswith(message)
 
+    def test_a_number_is_what_the_episode_is_worth(self, tiny_model: Path) -> None:
+        (episode,) = self.run(tiny_model, spec_of("worth"))
+        assert (episode.failure, episode.reward, len(episode.turns)) == (None, 0.5, 1)
+
+    def test_an_episode_ends_at_its_limit_of_turns_or_tokens_and_is_worth_nothing(
+        self, tiny_model: Path
+    ) -> None:
+        of_turns, of_tokens = self.run(
+            tiny_model,
+            replace(spec_of("endless_turns"), max_turns=3),
+            replace(spec_of("endless_turns", index=1), max_tokens=5),
+        )
+        assert (of_turns.failure, of_turns.reward, len(of_turns.turns)) == (None, 0.0, 3)
+        assert (of_tokens.failure, of_tokens.reward) == (None, 0.0)
+        assert [len(turn.output_ids) for turn in of_tokens.turns] == [2, 2, 1]
+
     def test_an_episode_past_its_time_has_failed_and_others_have_not(self, tiny_model: Path) -> None:
-        late, well = self.run(tiny_model, spec_of("endless", timeout_s=0.2), spec_of("twice", index=1))
+        late, well = self.run(tiny_model, spec_of("endless", timeout_s=1.0), spec_of("twice", index=1))
         assert (late.failure, well.failure) == ("timeout", None)
-        assert late.message == "the episode took longer than rollout.timeout_s=0.2"
+        assert late.message == "the episode took longer than rollout.timeout_s=1"
 
     def test_a_refused_turn_is_a_failed_episode(self, tiny_model: Path) -> None:
         (episode,) = self.run(tiny_model, spec_of("too_long"))

@@ -117,7 +117,7 @@ def test_the_least_loaded_takes_the_next_and_the_rest_wait() -> None:
 
 def test_a_death_costs_its_episodes_and_the_process_is_replaced_when_needed() -> None:
     async def main() -> None:
-        bench = Bench(num_workers=2)
+        bench = Bench(num_workers=2, tries_after_death=0)
         await bench.ask(4)
         bench.workers[0].die()
         await settle()
@@ -152,7 +152,7 @@ def test_a_stuck_episode_lets_the_others_end_before_the_process_is_replaced() ->
 
 def test_a_process_that_answers_no_more_is_ended_and_costs_all_its_episodes() -> None:
     async def main() -> None:
-        bench = Bench(silence_s=30.0)
+        bench = Bench(silence_s=30.0, tries_after_death=0)
         await bench.ask(1, timeout_s=10.0)
         await bench.ask(1, timeout_s=1000.0)
         assert await bench.failures() == ["timeout", "worker_died"]
@@ -164,17 +164,17 @@ def test_a_process_that_answers_no_more_is_ended_and_costs_all_its_episodes() ->
     run_in_virtual_time(main())
 
 
-def test_three_deaths_in_a_row_end_the_run_and_wake_who_waits() -> None:
+def test_five_deaths_in_a_row_end_the_run_and_wake_who_waits() -> None:
     async def main() -> None:
-        bench = Bench(capacity=1)
-        await bench.ask(4)
-        for _ in range(3):
+        bench = Bench(capacity=1, tries_after_death=0)
+        await bench.ask(6)
+        for _ in range(5):
             bench.workers[0].die("oom")
             await settle()
         results = await asyncio.gather(*bench.episodes, return_exceptions=True)
-        assert [getattr(result, "failure", None) for result in results[:3]] == ["worker_died"] * 3
-        assert str(results[3]) == (
-            "rollout worker 0 died 3 times in a row without finishing an episode; the last time: oom"
+        assert [getattr(result, "failure", None) for result in results[:5]] == ["worker_died"] * 5
+        assert str(results[5]) == (
+            "rollout worker 0 died 5 times in a row without finishing an episode; the last time: oom"
         )
 
     run_in_virtual_time(main())
@@ -182,25 +182,25 @@ def test_three_deaths_in_a_row_end_the_run_and_wake_who_waits() -> None:
 
 def test_a_finished_episode_starts_the_count_of_deaths_again() -> None:
     async def main() -> None:
-        bench = Bench(capacity=1)
-        await bench.ask(6)
+        bench = Bench(capacity=1, tries_after_death=0)
+        await bench.ask(9)
         worker = bench.workers[0]
-        for index in range(6):
-            if index == 2:
-                worker.finish(2)
-            elif index < 5:
+        for index in range(9):
+            if index == 4:
+                worker.finish(4)
+            elif index < 8:
                 worker.die()
             else:
-                worker.finish(5)
+                worker.finish(8)
             await settle()
-        assert await bench.failures() == ["worker_died"] * 2 + [None] + ["worker_died"] * 2 + [None]
+        assert await bench.failures() == ["worker_died"] * 4 + [None] + ["worker_died"] * 3 + [None]
 
     run_in_virtual_time(main())
 
 
 def test_a_start_that_fails_is_tried_again() -> None:
     async def main() -> None:
-        bench = Bench(capacity=1)
+        bench = Bench(capacity=1, tries_after_death=0)
         bench.workers[0].restart_errors = [WorkerDied("no memory")]
         await bench.ask(2)
         bench.workers[0].die()
@@ -232,5 +232,47 @@ def test_closing_wakes_who_waits() -> None:
         with pytest.raises(ChannelClosed, match="the episode pool is closed"):
             await bench.episodes[1]
         bench.episodes[0].cancel()
+
+    run_in_virtual_time(main())
+
+
+def test_episodes_whose_worker_died_begin_again_once() -> None:
+    async def main() -> None:
+        bench = Bench()
+        await bench.ask(2)
+        (worker,) = bench.workers
+        worker.die()
+        await settle()
+        assert (sorted(worker.begun), worker.num_restarts) == ([0, 0, 1, 1], 1)
+        worker.finish(0)
+        worker.die()
+        assert await bench.failures() == [None, "worker_died"]
+
+    run_in_virtual_time(main())
+
+
+def test_a_worker_without_episodes_that_is_lost_is_replaced() -> None:
+    async def main() -> None:
+        bench = Bench()
+        await bench.pool.lost(0, WorkerDied("killed"))
+        assert bench.workers[0].num_restarts == 1
+        await bench.ask(1)
+        bench.workers[0].finish(0)
+        assert await bench.failures() == [None]
+
+    run_in_virtual_time(main())
+
+
+def test_a_worker_that_is_lost_under_its_episodes_is_replaced_when_they_know() -> None:
+    async def main() -> None:
+        bench = Bench(tries_after_death=0)
+        await bench.ask(1)
+        losing = asyncio.create_task(bench.pool.lost(0, WorkerDied("killed")))
+        await settle()
+        assert bench.workers[0].num_restarts == 0
+        bench.workers[0].die()
+        await losing
+        assert bench.workers[0].num_restarts == 1
+        assert await bench.failures() == ["worker_died"]
 
     run_in_virtual_time(main())

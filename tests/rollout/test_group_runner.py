@@ -83,6 +83,16 @@ def test_a_task_that_engines_refuse_goes_by_that_name() -> None:
     assert failed.value.reason == "refused"
 
 
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [("workflow_unavailable", "workflow_unavailable"), ("workflow_error", "failed_episodes")],
+)
+def test_a_group_that_could_reach_nothing_says_so(other: str, reason: str) -> None:
+    with pytest.raises(RolloutFailed) as failed:
+        run(Episodes(e0="workflow_unavailable", e1=other), size=2)
+    assert failed.value.reason == reason
+
+
 def test_what_ends_the_run_is_raised_as_itself() -> None:
     with pytest.raises(ChannelClosed):
         run(Episodes(e1="engine"))

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from penstock.rollout.episode_rollout import Rollout
 from penstock.types import Task, Turn
 
@@ -21,13 +23,51 @@ async def broken(task: Task, rollout: Rollout) -> None:
     raise ZeroDivisionError("by nothing")
 
 
+async def unreachable(task: Task, rollout: Rollout) -> None:
+    await rollout.generate(task.prompt)
+    raise ConnectionRefusedError("no sandbox")
+
+
 async def exits(task: Task, rollout: Rollout) -> None:
     raise SystemExit(3)
 
 
 async def odd(task: Task, rollout: Rollout) -> Any:
     await rollout.generate(task.prompt)
+    return "half"
+
+
+async def worth(task: Task, rollout: Rollout) -> float:
+    await rollout.generate(task.prompt)
     return 0.5
+
+
+async def streamed(task: Task, rollout: Rollout) -> float:
+    """Asks over HTTP, as agents do, and is worth the number of events that the answer came in."""
+    async with aiohttp.ClientSession(headers=_key(rollout)) as session:
+        body = {"prompt": task.prompt, "stream": True}
+        async with session.post(rollout.endpoint.base_url + "/completions", json=body) as response:
+            return float(sum([line.startswith(b"data: {") async for line in response.content]))
+
+
+async def walks_out(task: Task, rollout: Rollout) -> None:
+    """Leaves in the middle of a stream, and then asks something else."""
+    url = rollout.endpoint.base_url + "/completions"
+    async with aiohttp.ClientSession(headers=_key(rollout)) as session:
+        response = await session.post(url, json={"prompt": task.prompt, "stream": True})
+        await response.content.readline()
+        response.close()
+        async with session.post(url, json={"prompt": "1+1="}) as response:
+            await response.read()
+
+
+def _key(rollout: Rollout) -> dict[str, str]:
+    return {"Authorization": f"Bearer {rollout.endpoint.api_key}"}
+
+
+async def endless_turns(task: Task, rollout: Rollout) -> None:
+    while True:
+        await rollout.generate(task.prompt)
 
 
 async def silent(task: Task, rollout: Rollout) -> None:
@@ -63,6 +103,10 @@ async def dies_once(task: Task, rollout: Rollout) -> None:
     await rollout.generate(task.prompt)
 
 
+async def dies_always(task: Task, rollout: Rollout) -> None:
+    os._exit(7)
+
+
 def _block(began: Path, until: Path) -> None:
     began.touch()
     while not until.exists():
@@ -84,3 +128,15 @@ class Kept:
 
 kept = Kept()
 not_async = len
+
+
+async def calls(task: Task, rollout: Rollout) -> None:
+    """Asks what it has written into a file, through the rollout, and answers after that."""
+    found = await rollout.call(_append, str(task.columns["file"]), rollout.spec.name)
+    await rollout.generate(rollout.render(f"{found['lines']}="))
+
+
+def _append(path: str, line: str) -> dict[str, int]:
+    with Path(path).open("a") as file:
+        file.write(line + "\n")
+    return {"lines": len(Path(path).read_text().splitlines())}

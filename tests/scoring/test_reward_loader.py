@@ -18,8 +18,8 @@ def test_a_built_in_name_is_a_short_path() -> None:
     ("path", "hint"),
     [
         ("exact_mach", "did you mean 'exact_match'?"),
-        ("reward", "built-in names: auto, exact_match, reasoning_gym"),
-        ("rewards.py", "built-in names: auto, exact_match, reasoning_gym"),
+        ("reward", "built-in names: auto, episode, exact_match, reasoning_gym"),
+        ("rewards.py", "built-in names: auto, episode, exact_match, reasoning_gym"),
     ],
 )
 def test_anything_else_gets_a_hint(path: str, hint: str) -> None:

@@ -88,7 +88,7 @@ def test_a_worker_that_dies_costs_its_group_and_is_restarted(error: Exception) -
     worker = ScriptedWorker(raising(error))
 
     async def main() -> None:
-        pool = ScorerPool([worker], timeout_s=10)
+        pool = ScorerPool([worker], timeout_s=10, tries_after_death=0)
         with pytest.raises(ScoringFailed) as raised:
             await value_of(pool)
         assert raised.value.reason == "score_worker_died"
@@ -119,15 +119,15 @@ def test_a_worker_that_dies_again_and_again_ends_the_run() -> None:
     worker = ScriptedWorker(*[raising(DIED)] * 9)
 
     async def main() -> None:
-        pool = ScorerPool([worker], timeout_s=10)
+        pool = ScorerPool([worker], timeout_s=10, tries_after_death=0)
         outcomes = await asyncio.gather(
-            *(outcome(pool, number) for number in range(5)), return_exceptions=True
+            *(outcome(pool, number) for number in range(7)), return_exceptions=True
         )
-        assert outcomes[:2] == ["score_worker_died", "score_worker_died"]
-        for error in outcomes[2:]:
+        assert outcomes[:4] == ["score_worker_died"] * 4
+        for error in outcomes[4:]:
             assert isinstance(error, WorkerDied)
             assert str(error) == (
-                "scoring worker 0 died 3 times in a row without scoring anything; the last time: "
+                "scoring worker 0 died 5 times in a row without scoring anything; the last time: "
                 "worker scorer0 was killed by SIGKILL"
             )
             assert error.detail == "its last words"
@@ -137,18 +137,18 @@ def test_a_worker_that_dies_again_and_again_ends_the_run() -> None:
 
 def test_a_worker_that_cannot_be_started_again_ends_the_run() -> None:
     broken = RemoteError("the reward module 'x' could not be imported", detail="trace")
-    worker = ScriptedWorker(raising(DIED), restarts=(broken, broken, broken))
+    worker = ScriptedWorker(raising(DIED), restarts=(broken,) * 5)
 
     async def main() -> None:
         pool = ScorerPool([worker], timeout_s=10)
         with pytest.raises(
-            WorkerDied, match=r"died 3 times in a row .* the last time: the reward module 'x'"
+            WorkerDied, match=r"died 5 times in a row .* the last time: the reward module 'x'"
         ) as raised:
             await value_of(pool)
         assert raised.value.detail == "trace"
 
     run_in_virtual_time(main())
-    assert worker.num_restarts == 2
+    assert worker.num_restarts == 4
 
 
 def test_a_start_that_hangs_counts_as_a_death() -> None:
@@ -168,7 +168,7 @@ def test_deaths_between_successes_never_end_the_run() -> None:
     worker = ScriptedWorker(*[raising(DIED), raising(DIED), good] * 5)
 
     async def main() -> list[float | str]:
-        pool = ScorerPool([worker], timeout_s=10)
+        pool = ScorerPool([worker], timeout_s=10, tries_after_death=0)
         return [await outcome(pool, number) for number in range(15)]
 
     outcomes = run_in_virtual_time(main())
@@ -353,7 +353,7 @@ def test_calls_that_lose_one_process_count_one_death() -> None:
     worker = ScriptedWorker(die, die, die, die, concurrency=4)
 
     async def main() -> None:
-        pool = ScorerPool([worker], timeout_s=100)
+        pool = ScorerPool([worker], timeout_s=100, tries_after_death=0)
         calls = [asyncio.ensure_future(outcome(pool, number)) for number in range(4)]
         await asyncio.sleep(1)
         dying.set()
@@ -418,3 +418,40 @@ def test_every_group_ends_once_whatever_the_workers_do(scripts: list[list[str]],
 
     run_in_virtual_time(main())
     assert {number for worker in workers for number in worker.groups} == set(range(num_groups))
+
+
+@pytest.mark.parametrize("num_deaths", [1, 2])
+def test_a_call_whose_worker_died_is_tried_once_more(num_deaths: int) -> None:
+    worker = ScriptedWorker(*[raising(DIED)] * num_deaths)
+
+    async def main() -> float | str:
+        return await outcome(ScorerPool([worker], timeout_s=10), 3)
+
+    assert run_in_virtual_time(main()) == (3 if num_deaths == 1 else "score_worker_died")
+    assert worker.num_restarts == num_deaths
+    assert worker.groups == [3, 3]
+
+
+def test_a_worker_without_calls_that_is_lost_is_replaced() -> None:
+    worker = ScriptedWorker(good, good)
+
+    async def main() -> None:
+        pool = ScorerPool([worker], timeout_s=10)
+        assert await outcome(pool, 0) == 0
+        await pool.lost(0, WorkerDied("killed"))
+        assert worker.num_restarts == 1
+        assert await outcome(pool, 1) == 1
+
+    run_in_virtual_time(main())
+    assert worker.groups == [0, 1]
+
+
+def test_workers_that_are_lost_time_after_time_end_the_pool() -> None:
+    async def main() -> None:
+        pool = ScorerPool([ScriptedWorker()], timeout_s=10)
+        for _ in range(4):
+            await pool.lost(0, WorkerDied("killed"))
+        with pytest.raises(WorkerDied, match=r"scoring worker 0 died 5 times in a row .*: killed"):
+            await pool.lost(0, WorkerDied("killed"))
+
+    run_in_virtual_time(main())

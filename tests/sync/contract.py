@@ -63,7 +63,7 @@ class TransportContract:
         return make_publisher(self.transport, tensors, publishing, self.at)
 
     def open_receiver(self) -> WeightReceiver:
-        return transport_of(self.transport).receiver(self.at)
+        return transport_of(self.transport).receive(self.at)
 
     def publisher(self, tensors: Tensors, **options: Any) -> WeightPublisher:
         self.opened.append(self.open_publisher(tensors, Publishing(**options)))
@@ -230,7 +230,7 @@ class TransportContract:
         source, live, spec = self.tensors(0), self.tensors(1), AdapterSpec(rank=2, alpha=4.0)
         sent, kept = ({f"{name}.lora_A": tensor for name, tensor in self.tensors(n).items()} for n in (2, 3))
         publisher = AdapterPublisher(
-            self.publisher(source, slots=1),
+            lambda: self.publisher(source, slots=1),
             self.publisher(sent, selection="adapter", base=5, adapter=spec),
             base_version=5,
         )

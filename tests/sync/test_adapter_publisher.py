@@ -29,7 +29,7 @@ def publisher(exchange: dict[str, torch.Tensor]) -> AdapterPublisher:
     full = Publishing(slots=1)
     part = Publishing(slots=2, selection="adapter", base=5, adapter=SPEC)
     return AdapterPublisher(
-        InProcessPublisher(make_tensors(0), full, exchange=exchange),
+        lambda: InProcessPublisher(make_tensors(0), full, exchange=exchange),
         InProcessPublisher(make_adapter(0), part, exchange=exchange),
         base_version=5,
     )
@@ -73,3 +73,19 @@ def test_closing_frees_both(publisher: AdapterPublisher, exchange: dict[str, tor
     publisher.close()
     publisher.close()
     assert exchange == {}
+
+
+def test_the_base_can_be_sent_again_to_an_engine_that_joins_later(
+    publisher: AdapterPublisher, exchange: dict[str, torch.Tensor]
+) -> None:
+    source, live = make_tensors(0), make_tensors(1)
+    publish(publisher, 5, source)
+    publisher.release(5)
+    with pytest.raises(ValueError, match="version 5 has no snapshot"):
+        publisher.describe(5)
+    again = publish(publisher, 5, source)
+    load(InProcessReceiver(exchange), again, live)()
+    assert torch.equal(live["head"], source["head"])
+    of_both = len(exchange)
+    publisher.release(5)
+    assert len(exchange) == of_both - len(again.buckets)

@@ -1,4 +1,6 @@
+import contextlib
 import http.client
+import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -55,3 +57,31 @@ def test_a_server_without_a_token_is_refused() -> None:
 
 def test_it_listens_on_the_loopback_alone(server: BucketServer) -> None:
     assert server._server.server_address[0] == "127.0.0.1"
+
+
+HOSTILE = [
+    b"",
+    b"\x00" * 100,
+    b"GET",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"POST / HTTP/1.1\r\nContent-Length: 1000000\r\n\r\nhalf",
+    b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 500 + b"\r\n",
+    b"GET / HTTP/1.1\r\nAuthorization: Bearer secret\r\nRange: bytes=9999999999999999999999-\r\n\r\n",
+    b"GET / HTTP/1.1\r\nAuthorization: \xff\xfe\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("data", HOSTILE)
+def test_what_is_no_request_costs_its_own_connection_alone(server: BucketServer, data: bytes) -> None:
+    """Whole, cut short, too long; and sent again on a connection that is still open."""
+    url = server.put(DATA)
+    host, _, port = urlsplit(url).netloc.partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+        stranger.sendall(data)
+        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            answer = stranger.recv(1 << 16)
+            assert bytes(DATA.numpy()) not in answer
+            assert b" 200 " not in answer
+    assert get(url, Authorization="Bearer secret") == (200, bytes(range(200)))

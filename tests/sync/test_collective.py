@@ -11,7 +11,9 @@ import torch
 
 from penstock.errors import PenstockError, UpdateAbandoned
 from penstock.interfaces import Staged, WeightReceiver
+from penstock.sync.bucket_layout import Slice
 from penstock.sync.collective import CollectivePublisher, CollectiveReceiver
+from penstock.sync.joined_update import join_updates
 from penstock.sync.meeting import Arrival, Meeting, connect_store
 from penstock.sync.slot_publisher import Publishing
 from penstock.types import WeightUpdate
@@ -186,4 +188,85 @@ def test_a_sender_that_is_cancelled_tells_those_who_came() -> None:
     results = deliver(publisher, publisher.describe(1), [receiver])
     assert isinstance(results[0], Staged)
     receiver.close()
+    publisher.close()
+
+
+def slices_of(source: torch.Tensor, parts: int) -> list[tuple[torch.Tensor, Slice]]:
+    """By columns, as ranks have them of a matrix that is split by its inputs."""
+    width = source.shape[1] // parts
+    return [
+        (source[:, at : at + width].contiguous(), Slice(tuple(source.shape), (0, at)))
+        for at in range(0, source.shape[1], width)
+    ]
+
+
+def test_ranks_send_their_own_slices_to_all_engines() -> None:
+    """Two ranks, each with some columns, to two engines, twice: the second time both groups are there."""
+    source = torch.randn(64, 1 << 10)
+    ranks = [
+        CollectivePublisher({"w": own}, Publishing(slices={"w": at}, bucket_bytes=1 << 15))
+        for own, at in slices_of(source, 2)
+    ]
+    engines = [CollectiveReceiver(), CollectiveReceiver()]
+    for version in (1, 2):
+        parts = [
+            publish(rank, version, {"w": own})
+            for rank, (own, _) in zip(ranks, slices_of(source, 2), strict=True)
+        ]
+        update = join_updates(parts)
+        assert len(update.buckets) == 8
+        second = threading.Thread(target=ranks[1].send, args=[version])
+        second.start()
+        staged = deliver(ranks[0], update, engines)
+        second.join(timeout=60)
+        for engine, each in zip(engines, staged, strict=True):
+            live = {"w": torch.zeros_like(source)}
+            engine.load(each, live)()
+            assert torch.equal(live["w"], source)
+        for rank in ranks:
+            rank.release(version)
+    assert [rank._epoch for rank in ranks] == [0, 0]
+    for closed in (*engines, *ranks):
+        closed.close()
+
+
+def test_a_failing_engine_stops_every_rank() -> None:
+    """It fails at the first bucket of the second rank, when it is in both groups."""
+    source = torch.randn(64, 1 << 10)
+    ranks = [
+        CollectivePublisher({"w": own}, Publishing(slices={"w": at}, bucket_bytes=1 << 15))
+        for own, at in slices_of(source, 2)
+    ]
+    parts = [publish(rank, 1, {"w": own}) for rank, (own, _) in zip(ranks, slices_of(source, 2), strict=True)]
+    engine, failures = CollectiveReceiver(), []
+    fetch = engine._fetch
+
+    def fail(update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+        if number == 1:
+            raise PenstockError("no room")
+        return fetch(update, number, told)
+
+    engine._fetch = fail  # type: ignore[method-assign]
+
+    def failing_send(rank: CollectivePublisher) -> None:
+        with pytest.raises(UpdateAbandoned, match="no room") as refusal:
+            rank.send(1)
+        failures.append(str(refusal.value))
+
+    threads = [threading.Thread(target=failing_send, args=[rank]) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(PenstockError, match="no room"):
+        engine.stage(join_updates(parts))
+    for thread in threads:
+        thread.join(timeout=60)
+    assert failures == ["the update was abandoned: an engine could not take it: no room"] * 2
+    for closed in (engine, *ranks):
+        closed.close()
+
+
+def test_a_rank_that_has_nothing_waits_for_nobody() -> None:
+    publisher = CollectivePublisher({})
+    assert publish(publisher, 7, {}).buckets == ()
+    publisher.send(7)
     publisher.close()

@@ -1,3 +1,5 @@
+import contextlib
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -92,3 +94,29 @@ def test_the_store_listens_on_one_address_alone(place: Place) -> None:
         rows = [line.split() for line in [*ipv4, *ipv6]]
     listening = [row[1] for row in rows if row[1].endswith(f":{port}") and row[3] == "0A"]
     assert listening == [f"0100007F:{port}"]
+
+
+def test_whatever_is_sent_to_the_store_costs_its_own_connection_alone(place: Place) -> None:
+    """It knows no token, so it must bear anything: stray, half, oversized, and the same again."""
+    host, _, port = place.place.rpartition(":")
+    greeting = b"\x00" + (0x3C85F7CE).to_bytes(4, "little")
+    hostile = [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 4096,
+        greeting[:3],
+        greeting + b"\xff" * 9,
+        greeting + b"\x01" + (2**62).to_bytes(8, "little") + b"x",
+        (greeting + b"\x01") * 2,
+    ]
+    for data in hostile:
+        with socket.create_connection((host, int(port))) as connection, contextlib.suppress(OSError):
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(0.1)
+            connection.recv(1024)
+    arrival = Arrival(id="a", epoch=-1, device="cpu", receivers=1)
+    answer = in_thread(lambda: place.receiver().arrive(arrival))
+    assert place.sender.gather() == [arrival]
+    place.sender.go(Go(0, "gloo", {"a": 1}))
+    assert answer() == Go(0, "gloo", {"a": 1})

@@ -38,6 +38,18 @@ def test_others_say_why(family, start):
     assert load().verdict(CONFIG_MAPPING[family]()).startswith(start)
 
 
+def test_a_family_is_judged_by_its_published_models():
+    """LFM2 has convolutions though its default config has none; Phi-3 with 128k tokens switches its factors."""
+    first, *rows = load().table(["lfm2", "phi3"]).splitlines()
+    page = (TOOL.parents[1] / "docs" / "models.md").read_text(encoding="utf-8").splitlines()
+    assert [row.split("|")[3].strip()[:23] for row in rows[1:]] == [
+        "refused: Lfm2ForCausalL",
+        "exact",
+        "exact up to 4096 tokens",
+    ]
+    assert {first, *rows} <= set(page)
+
+
 def test_the_page_names_every_family_that_this_transformers_has():
     page = (TOOL.parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
     missing = [name for name in EXACT if f"| `{name}` |" not in page]

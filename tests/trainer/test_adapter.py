@@ -179,7 +179,7 @@ def test_a_step_changes_the_adapter_and_nothing_else(config):
     masters = trainer.state_dict()["optimizer"]["masters"]
     assert sum(master.numel() for master in masters) == sum(tensor.numel() for tensor in before.values())
     assert trainer.weights().keys() == before.keys()
-    assert [weights.keys() for weights in trainer.starting_weights()] == [below.keys(), before.keys()]
+    assert [weights.keys() for weights in trainer.trained.starting_weights()] == [below.keys(), before.keys()]
 
 
 class Matmuls(TorchDispatchMode):

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.trainer.dummy_batch import dummy_turn
 from penstock.trainer.packing import pack, plan_step, share_out
 from penstock.trainer.sharing import forward_length, loss_positions
+from penstock.types import Episode, Group, Score, ScoredGroup, Task
 from tests.trainer.builders import make_groups
 
 COSTS = st.lists(st.integers(1, 60), max_size=60)
@@ -69,6 +71,29 @@ def test_plans_hold_every_sample_once_and_share_denominators(seed, ranks, budget
                 turn = groups[s.group].group.episodes[s.episode].turns[span.turn]
                 assert span.start == len(turn.prompt_ids)
                 assert span.end == len(turn.prompt_ids) + len(turn.output_ids)
+
+
+def test_attention_counts_as_work():
+    """Of two micro-batches of about as many tokens, the rank with the longest sequence gets the one whose sequences
+    are short, although it has more tokens."""
+    prompt = np.zeros(1, dtype=np.int32)
+    groups = [
+        ScoredGroup(
+            group=Group(
+                number=number,
+                task=Task(id=str(number), prompt=""),
+                episodes=(Episode(task_id=str(number), turns=(dummy_turn(prompt, np.zeros(length), 7),)),),
+            ),
+            scores=(Score(value=1.0),),
+        )
+        for number, length in enumerate([8000, 6000, 5000] + [1100] * 8)
+    ]
+    plans = plan_step(1, groups, ranks=2, micro_batch_tokens=9000)
+    found = [
+        [[forward_length(sequence.sample) for sequence in batch] for batch in plan.micro_batches]
+        for plan in plans
+    ]
+    assert found == [[[8000], [1100] * 6], [[6000, 1100], [5000, 1100]]]
 
 
 def test_masked_samples_leave_the_plan_and_its_denominators():

@@ -24,6 +24,7 @@ from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.packing import plan_step
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.sharing import forward_length
+from penstock.trainer.state_files import load_state, write_state
 from penstock.types import Sample, SamplingParams, StepPlan, TrainSequence
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 from tests.trainer.forward.test_packed_model import make_model
@@ -44,9 +45,9 @@ class SGD:
     def sum_gradients(self, ranks):
         self._optimizer.sum_gradients(ranks)
 
-    def gradient_norm(self):
+    def gradient_norm(self, ranks=None):
         self.gradients = {id(p): p.grad.clone() for p in self._optimizer._masters if p.grad is not None}
-        return self._optimizer.gradient_norm()
+        return self._optimizer.gradient_norm(ranks)
 
     def update(self, learning_rate, norm):
         self._optimizer.forget()
@@ -290,6 +291,29 @@ def test_a_step_learns_and_counts_time():
     assert again.values()["loss"] < result.values()["loss"]
 
 
+def test_a_step_that_failed_before_its_update_is_undone_and_can_be_made_again():
+    model, twin = tiny_model("llama"), tiny_model("llama")
+    groups = on_policy(model, make_groups(6))
+    (plan,), (small,) = (plan_step(1, groups, micro_batch_tokens=size) for size in (1000, 20))
+    trainer, other = trainer_for(model, learning_rate=1e-2), trainer_for(twin, learning_rate=1e-2)
+
+    def fail(grad):
+        raise torch.OutOfMemoryError("no room")
+
+    hook = model.get_input_embeddings().weight.register_hook(
+        fail
+    )  # the last gradient: others are there already
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.step(plan)
+    hook.remove()
+    assert trainer.undo_step()
+    trainer.step(small)
+    other.step(small)
+    for name, weight in other.weights().items():
+        assert torch.equal(trainer.weights()[name], weight), name
+    assert not trainer.undo_step()
+
+
 @pytest.mark.parametrize("bad", ["score", "weights"])
 def test_a_step_that_is_not_finite_leaves_the_weights_alone(bad, caplog):
     model = tiny_model("llama")
@@ -389,7 +413,7 @@ def test_what_cant_be_replayed_is_not_trained_on(options):
 @pytest.mark.parametrize(
     "options",
     [{"learning_rate": math.inf}, {"learning_rate": 2.0}, {"betas": (0.9, 1.0)}, {"betas": (-0.1, 0.9)},
-     {"max_grad_norm": math.nan}, {"weight_decay": math.inf}, {"max_skipped_updates": 0}],
+     {"max_grad_norm": math.nan}, {"weight_decay": math.inf}, {"weight_decay": 1e10}, {"max_skipped_updates": 0}],
 )  # fmt: skip
 def test_settings_outside_their_range_are_refused(options):
     with pytest.raises(ValidationError):
@@ -471,11 +495,37 @@ def test_a_resumed_trainer_goes_on_as_if_never_stopped(dtype, states):
         first.step(msgspec.structs.replace(plan, step=step))
     state = copy.deepcopy(first.state_dict())
     second = trainer_for(tiny_model("llama", seed=5), **options)
+    torch.manual_seed(99)
     second.load_state_dict(state)
+    assert torch.equal(torch.get_rng_state(), state["random"]["cpu"])
     for trainer in (first, second):
         trainer.step(msgspec.structs.replace(plan, step=4))
+    assert first.state_dict()["num_updates"] == second.state_dict()["num_updates"] == 4
     for name, weight in first.weights().items():
         assert torch.equal(weight, second.weights()[name]), name
+
+
+@pytest.mark.parametrize("states", ["float32", "8bit", "cpu"])
+def test_a_checkpoint_is_of_its_moment_and_the_next_update_waits_for_it(tmp_path, states):
+    trainer = trainer_for(tiny_model("llama"), learning_rate=1e-2, optimizer_states=states)
+    (plan,) = plan_step(1, make_groups(13), micro_batch_tokens=1000)
+    assert "checkpoint_stall_ms" not in trainer.step(plan).values()
+    state = trainer.checkpoint_state()
+    weights = {name: weight.clone() for name, weight in trainer.weights().items()}
+    masters = copy.deepcopy(trainer.state_dict()["optimizer"]["masters"])
+    assert trainer.step(msgspec.structs.replace(plan, step=2)).values()["checkpoint_stall_ms"] > 0
+    assert "checkpoint_stall_ms" not in trainer.step(msgspec.structs.replace(plan, step=3)).values()
+    write_state(tmp_path, state.plain, state.tensors)
+    loaded = load_state(tmp_path)
+    assert loaded["num_updates"] == 1
+    for mine, theirs in zip(loaded["optimizer"]["masters"], masters, strict=True):
+        assert torch.equal(mine, theirs)
+    trainer.trained.write_config(tmp_path)
+    trainer.trained.write_weights(tmp_path, state.weights)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, weight in weights.items():
+        assert torch.equal(saved.get_parameter(name), weight), name
+        assert not torch.equal(trainer.weights()[name], weight), name
 
 
 def test_temperature_zero_is_refused():

@@ -4,15 +4,18 @@ import asyncio
 import copy
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.errors import BlobLost
 from penstock.rollout.episode_rollout import Rollout
+from penstock.routing_records import fetch_routes, store_routes
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.packing import plan_step
 from penstock.trainer.policy_trainer import PolicyTrainer
+from penstock.trainer.step_preparation import Preparation
 from penstock.types import Episode, Group, Score, ScoredGroup, StepPlan, metric_values
 from tests.engines.embedded.tiny import make_engine
 from tests.models.moe import VOCAB, moe_model
@@ -161,3 +164,53 @@ def test_routes_of_another_model_stop_a_step_before_it_trains(recorded) -> None:
         BlobLost, match="blob group-0/.*routes is a record of Qwen3MoeForCausalLM.*MixtralForCausal"
     ):
         run_step(moe_model("mixtral"), engine, groups)
+
+
+def with_other_experts(scored: ScoredGroup, blobs, index: int) -> ScoredGroup:
+    """One episode of the group as if an engine that chose other experts had computed it, its prompt too."""
+    episodes = list(scored.group.episodes)
+    turns = []
+    for number, turn in enumerate(episodes[index].turns):
+        end = turn.routing[-1].end
+        routes = np.concatenate([fetch_routes(blobs, ref) for ref in turn.routing])
+        shape = turn.routing[0].shape
+        ref = store_routes(blobs, f"other/{index}.{number}", (routes + 1) % shape.num_experts, shape, start=0)
+        assert ref.end == end
+        turns.append(msgspec.structs.replace(turn, routing=(ref,)))
+    episodes[index] = msgspec.structs.replace(episodes[index], turns=tuple(turns))
+    return msgspec.structs.replace(
+        scored, group=msgspec.structs.replace(scored.group, episodes=tuple(episodes))
+    )
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [64, 400])
+def test_each_episode_of_a_group_is_computed_with_its_own_experts(
+    recorded, monkeypatch: pytest.MonkeyPatch, micro_batch_tokens: int
+) -> None:
+    """Whether its prompt is laid with the others' or not, and where the row is longer than planned."""
+    model, engine, groups = recorded
+    mixed = [with_other_experts(groups[0], engine.blobs, 1), groups[1]]
+    rows = []
+    pack = Preparation._lay_out
+    monkeypatch.setattr(Preparation, "_lay_out", lambda self, plan: rows.append(pack(self, plan)) or rows[-1])
+    plan = plan_step(1, mixed, micro_batch_tokens=micro_batch_tokens)[0]
+    logprobs = {}
+    for shared in (True, False):
+        trainer = PolicyTrainer(
+            copy.deepcopy(model),
+            config=TrainerConfig(micro_batch_tokens=micro_batch_tokens, shared_prompts=shared),
+            algorithm=AlgorithmConfig(),
+            total_steps=10,
+            blobs=engine.blobs,
+        )
+        laid = trainer._prepare(plan)
+        with torch.no_grad():
+            for one in laid:
+                of_row = trainer._policy(one.row).logprobs.split(list(one.row.counts))
+                for sequence, values in zip(one.row.sequences, of_row, strict=True):
+                    logprobs.setdefault((sequence.group, sequence.episode), []).append(values)
+    assert len(logprobs) == 6
+    assert rows[0][0].num_shared_tokens > 0
+    assert all(row.input_ids.shape[1] <= micro_batch_tokens or len(row.sequences) == 1 for row in rows[0])
+    for shared_values, alone in logprobs.values():
+        torch.testing.assert_close(shared_values, alone, rtol=0, atol=1e-5)

@@ -46,6 +46,23 @@ def test_a_prompt_is_laid_once_before_its_rests():
     assert layout.num_shared_tokens == 3
 
 
+def marks(*rows):
+    """A row of two experts for each token of a sequence."""
+    return [np.array([[mark, 7] for mark in row], dtype=np.int32) for row in rows]
+
+
+def test_tokens_of_other_experts_run_apart():
+    """Of three answers that begin alike, the third has other experts in the prompt, the second from the answer on."""
+    alike = [sequence([1, 2], [3, 4, last]) for last in (5, 6, 7)]
+    told = marks([0, 1, 2, 3, 9], [0, 1, 5, 3, 9], [0, 6, 2, 3, 9])
+    layout = RowLayout.of(alike, shared=True, marks=told)
+    parts = [(part.sequence, part.start, part.stop) for part in layout.segments]
+    assert parts == [(0, 0, 2), (2, 0, 4), (0, 2, 4), (1, 2, 4)]
+    assert (layout.members, layout.num_shared_tokens) == ((2,), 2)
+    same = RowLayout.of(alike, shared=True, marks=marks(*[[0, 1, 2, 3, 9]] * 3))
+    assert same.segments == RowLayout.of(alike, shared=True).segments
+
+
 def test_one_member_and_other_prompts_stay_as_they_are():
     segments, members, layout = layout_of(
         sequence([1, 2], [3, 3]), sequence([1, 2], [3, 3], group=1), sequence([7, 2], [3, 3], group=1)

@@ -11,10 +11,13 @@ import torch
 
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.engine_client import EngineStart
-from penstock.errors import ConfigError, UserError
+from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import ConfigError, OutOfMemory
 from penstock.observe.event_queue import EventQueue
 from penstock.types import GenerateRequest, SamplingParams
-from penstock.worker.engine_role import start
+from penstock.worker import engine_role
+from penstock.worker.engine_role import STEP_LIMIT_S, start
+from penstock.worker.out_of_memory import is_out_of_memory
 
 RESOLVED = {"dtype": "float32", "embedded": {"compile": "off"}}
 
@@ -31,7 +34,7 @@ class Served:
     serve_stream = serve
 
 
-def test_an_engine_out_of_memory_tells_every_request_what_to_do(
+def test_an_engine_out_of_memory_ends_and_names_the_settings(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(self: EmbeddedEngine) -> None:
@@ -49,14 +52,44 @@ def test_an_engine_out_of_memory_tells_every_request_what_to_do(
         async for _ in served.handlers["engine.generate"](request):
             pass
 
-    with pytest.raises(
-        UserError, match=r"engine0 ran out of GPU memory .*: lower engine\.embedded\.memory_share"
-    ):
+    with pytest.raises(OutOfMemory):
         asyncio.run(main())
-    assert failures == []  # the process stays, so that the sentence can leave
+    (failure,) = failures
+    assert str(failure) == (
+        "engine0 ran out of GPU memory (tried to allocate 2.50 GiB): lower engine.embedded.memory_share or "
+        "engine.embedded.max_batch"
+    )
+    assert is_out_of_memory(failure)
 
 
 def test_a_config_that_nobody_resolved_is_refused() -> None:
     begin = EngineStart(name="engine0", model="", device="cpu", threads=1, config={})
     with pytest.raises(ConfigError, match=r"engine\.dtype and engine\.embedded\.compile, got 'auto'"):
         asyncio.run(start(Served(), begin, [].append, EventQueue().of("engine0")))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("own", "limit_s"), [({}, STEP_LIMIT_S), ({"progress_limit_s": 1.0}, 1.0)])
+def test_the_work_of_an_engine_is_watched_by_the_limit_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, float], limit_s: float
+) -> None:
+    class Busy(ScriptedEngine):
+        """Computes something, and never gets on."""
+
+        def progress(self) -> int:
+            return 3
+
+    async def open_busy(kind: str, parts: Any) -> ScriptedEngine:
+        engine = Busy(lambda request: [1])
+        for name, value in own.items():
+            setattr(engine, name, value)
+        return engine
+
+    async def main() -> None:
+        events = EventQueue().of("engine0")
+        begin = EngineStart(name="engine0", model="", device="cpu", threads=1, config=RESOLVED)
+        await start(Served(), begin, [].append, events)  # type: ignore[arg-type]
+        report = events.pulse.report()
+        assert (report.phase, report.limit_s) == ("generating", limit_s)
+
+    monkeypatch.setattr(engine_role, "open_engine", open_busy)
+    asyncio.run(main())

@@ -5,9 +5,11 @@ import msgspec
 import pytest
 import torch
 
-from penstock.errors import ConfigError, UserError
+from penstock.errors import ConfigError, OutOfMemory, StepTooLarge, UserError
 from penstock.observe.event_queue import EventQueue
-from penstock.trainer.state_files import load_state
+from penstock.trainer.checkpoint_state import take_state
+from penstock.trainer.host_copies import HostCopier
+from penstock.trainer.state_files import load_state, write_state
 from penstock.trainer.trainer_client import (
     CheckpointRequest,
     PublishRequest,
@@ -35,12 +37,19 @@ class Publisher:
 
 
 class Trainer:
+    checkpoint_ranks = None
+    is_first = True
+
     def __init__(self, error=None):
         self.done = []
         self._error = error
 
     def weights(self):
         return {}
+
+    @property
+    def trained(self):
+        return self
 
     def starting_weights(self):
         return [self.weights()]
@@ -177,6 +186,36 @@ def test_running_out_of_memory_in_the_warm_up_is_answered_to_who_asks_next(start
     asyncio.run(main())
 
 
+class Full(Trainer):
+    """Has no room for a step, before or after it has changed weights."""
+
+    def __init__(self, changed):
+        super().__init__()
+        self._changed = changed
+
+    def step(self, plan):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has …")
+
+    def undo_step(self):
+        self.done.append("undone")
+        return not self._changed
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_step_without_room_says_whether_it_can_be_tried_again(start, changed):
+    async def main():
+        trainer = Full(changed)
+        service, _ = await start(trainer)
+        with pytest.raises(
+            OutOfMemory, match="ran out of GPU memory .tried to allocate 2.50 GiB.: set"
+        ) as raised:
+            await service.step(PLAN)
+        assert isinstance(raised.value, StepTooLarge) is not changed
+        assert trainer.done == ["warm-up", "undone"]
+
+    asyncio.run(main())
+
+
 class Saving(Trainer):
     def __init__(self, error=None):
         super().__init__()
@@ -213,30 +252,25 @@ def test_a_model_is_saved_whole_or_not_at_all(tmp_path):
     assert not (tmp_path / "model" / "old").exists()
 
 
-def test_a_checkpoint_has_state_model_and_what_others_add(tmp_path):
+def test_a_checkpoint_is_begun_and_waited_for(tmp_path):
     trainer = Saving()
-    trainer.state_dict = lambda: {"num_updates": 3, "moment": torch.ones(2)}
+    trainer.checkpoint_state = lambda: take_state(HostCopier(), {"num_updates": 3}, {"w": torch.ones(2)})
+    trainer.write_config = lambda folder: None
+    trainer.write_state = lambda folder, state: write_state(folder, state.plain, state.tensors)
+    trainer.gather = lambda own: own
+    trainer.write_weights = lambda folder, weights: trainer.done.append(weights["w"].tolist())
     service = TrainerService(trainer, Publisher(), Tokenizer(), EventQueue().of("trainer"))
     folder = tmp_path / "checkpoints" / "step-3"
-    asyncio.run(service.checkpoint(CheckpointRequest(folder=str(folder), files={"progress.json": b"{}"})))
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert found == {
-        "progress.json",
-        "trainer/state.json",
-        "trainer/tensors-0.safetensors",
-        "model/model.safetensors",
-        "model/tokenizer.json",
-    }
-    assert load_state(folder / "trainer")["num_updates"] == 3
 
+    async def main():
+        await service.checkpoint(CheckpointRequest(folder=str(folder), files={"progress.json": b"{}"}))
+        return await service.checkpoint_written(None)
 
-def test_a_checkpoint_that_fails_leaves_nothing(tmp_path):
-    trainer = Saving(OSError(28, "full"))
-    trainer.state_dict = dict
-    service = TrainerService(trainer, Publisher(), Tokenizer(), EventQueue().of("trainer"))
-    with pytest.raises(OSError, match="full"):
-        asyncio.run(service.checkpoint(CheckpointRequest(folder=str(tmp_path / "step-3"), files={})))
-    assert list(tmp_path.iterdir()) == []
+    assert asyncio.run(main()).num_bytes > 0
+    assert trainer.done == ["warm-up", [1.0, 1.0]]
+    assert load_state(folder / "trainer") == {"num_updates": 3}
+    assert (folder / "progress.json").read_bytes() == b"{}"
+    assert (folder / "model" / "tokenizer.json").read_text() == "tokens"
 
 
 def test_a_checkpoint_of_16_bits_is_saved_in_16_bits(tiny_model, tmp_path):
@@ -301,7 +335,7 @@ def test_the_base_is_published_first_and_then_only_the_adapter(adapted, tiny_mod
 
 def test_weights_that_stay_are_loaded_as_they_compute(adapted):
     service = adapted(trainer={"dtype": "bfloat16", "compile": "off"})
-    below, own = service._trainer.starting_weights()
+    below, own = service._trainer.trained.starting_weights()
     assert {tensor.dtype for tensor in (*below.values(), *own.values())} == {torch.bfloat16}
     assert {master.dtype for master in service._trainer._optimizer._masters} == {torch.float32}
 
@@ -312,7 +346,12 @@ def test_an_adapter_is_saved_and_a_checkpoint_of_it_goes_on(adapted, tmp_path):
         for tensor in service._trainer.weights().values():
             tensor += 0.25
     folder = tmp_path / "step-3"
-    asyncio.run(service.checkpoint(CheckpointRequest(folder=str(folder), files={})))
+
+    async def checkpoint():
+        await service.checkpoint(CheckpointRequest(folder=str(folder), files={}))
+        await service.checkpoint_written(None)
+
+    asyncio.run(checkpoint())
     saved = {path.name for path in (folder / "model").iterdir()}
     assert saved >= {"adapter_config.json", "adapter_model.safetensors", "tokenizer_config.json"}
     assert not saved & {"config.json", "model.safetensors"}
@@ -331,3 +370,9 @@ def test_a_penalty_on_an_adapter_loads_no_second_model(adapted, monkeypatch):
     )
     adapted(algorithm={"kl_coef": 0.1})
     assert len(loaded) == 1
+
+
+def test_a_model_that_can_not_replay_experts_is_refused_at_the_start(tiny_model, tmp_path):
+    asked = msgspec.structs.replace(START, model=str(tiny_model), folder=str(tmp_path), replays_routing=True)
+    with pytest.raises(UserError, match="routes were recorded, and the trained model has no experts"):
+        worker._build(asked, EventQueue().of("trainer"))

@@ -31,6 +31,10 @@ LORA_LEARNING_RATE = 2e-3
 1.18 and 1.25 of full fine-tuning's, but the last one's curve fell back several times. Adapters need a higher rate
 than full fine-tuning, whose 4e-4 was chosen for this task too."""
 
+ROUTER_NOISE: Mapping[str, float] = {"tenth": 0.2, "half": 1.0}
+"""Deviation of the noise on the logits by which a sampler's routers choose, named by the share of choices that it
+flips in the built-in mixture. A tenth is what others have published of real models; half is an extreme."""
+
 METHODS: Mapping[str, Mapping[str, Any]] = {"default": {}, "none": NONE, "tis": TIS}
 """Method to `algorithm` section. `default` is the library's."""
 TITLES: Mapping[str, str] = {
@@ -65,6 +69,16 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerRouters:
+    """How a sampler's routers choose, and what the trainer does about it."""
+
+    noise: float
+    """Deviation of the noise on their logits; 0 chooses as the trainer does."""
+    replays: bool
+    """Whether the trainer computes with the experts that sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
     """A method at an imposed lag, or a lateness policy under stragglers."""
 
@@ -77,9 +91,23 @@ class Arm:
     """Set: an adapter with these settings is trained, and not all weights."""
     learning_rate: float | None = None
     """None: that of the setup."""
+    routers: SamplerRouters | None = None
+    """Set: the model has experts, and these routers choose among them when it samples."""
 
     def config(self) -> AlgorithmConfig:
         return AlgorithmConfig.model_validate(dict(self.algorithm))
+
+
+ROUTING_BASELINE = "routing/agreeing"
+ROUTING: Mapping[str, SamplerRouters] = {
+    ROUTING_BASELINE: SamplerRouters(noise=0.0, replays=False),
+    **{
+        f"routing/{share}/{name}": SamplerRouters(noise=noise, replays=name == "replayed")
+        for share, noise in ROUTER_NOISE.items()
+        for name in ("replayed", "free")
+    },
+}
+"""Routers that choose as the trainer's do, and routers that err, with their choices replayed in training or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,4 +130,6 @@ class Curve:
     logprob_gap_max: float
     """Sampler against trainer on tokens of the current version; NaN where there is none."""
     drops: dict[str, int] = field(default_factory=dict)
+    routing: dict[str, float] = field(default_factory=dict)
+    """Means of the metrics of replayed experts."""
     seconds: float = 0.0

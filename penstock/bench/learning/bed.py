@@ -2,12 +2,16 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import nn
 
 from penstock.bench.learning.arms import Arm, Curve, Setup
-from penstock.bench.learning.token_sampler import Answers, Sampler, Snapshots
+from penstock.bench.learning.routed_sampler import RoutedSampler
+from penstock.bench.learning.token_sampler import Answers, Sampler, Snapshots, Weights
+from penstock.blobs import MemoryBlobs
 from penstock.demo.arithmetic import make_tasks
 from penstock.models.config import LoraConfig
 from penstock.models.load import load_model
@@ -21,6 +25,7 @@ from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.types import Group, SamplingParams, Score, ScoredGroup, StepPlan
 
 MICRO_BATCH_TOKENS = 4096
+ROUTING = ("routing_replayed", "routing_flipped", "routing_gap", "routing_gap_without")
 
 
 class TestBed:
@@ -38,16 +43,9 @@ class TestBed:
             adapter = TrainedAdapter(model, LoraConfig.model_validate(dict(arm.lora)), base=setup.model)
         tokenizer = ChatTokenizer(setup.model)
         self._snapshots = Snapshots(keep)
-        sampling = SamplingParams(max_tokens=setup.max_new_tokens, stop_token_ids=tokenizer.stop_token_ids)
-        self.sampler = Sampler(
-            model,
-            self._snapshots,
-            group_size=setup.group_size,
-            sampling=sampling,
-            tokenizer=tokenizer,
-            seed=seed,
-            tensors=published_tensors if adapter is None else adapter_tensors,
-        )
+        self._blobs = MemoryBlobs()
+        tensors = published_tensors if adapter is None else adapter_tensors
+        self.sampler = self._open_sampler(model, tokenizer, tensors)
         config = TrainerConfig.model_validate(
             {
                 "learning_rate": arm.learning_rate or setup.learning_rate,
@@ -58,7 +56,12 @@ class TestBed:
             }
         )
         self._trainer = PolicyTrainer(
-            model, config=config, algorithm=arm.config(), total_steps=setup.steps, adapter=adapter
+            model,
+            config=config,
+            algorithm=arm.config(),
+            total_steps=setup.steps,
+            adapter=adapter,
+            blobs=self._blobs,
         )
         self.stream = TaskStream(make_tasks("train", size=setup.num_tasks, seed=0), seed=seed)
         self._heldout = Answers.of(make_tasks("heldout", size=setup.num_heldout, seed=0), tokenizer)
@@ -70,6 +73,23 @@ class TestBed:
         self._snapshots.add(0, self._trainer.weights())
         self.evaluate(0)
 
+    def _open_sampler(
+        self, model: nn.Module, tokenizer: ChatTokenizer, tensors: Callable[[nn.Module], Weights]
+    ) -> Sampler:
+        setup, routers = self._setup, self._arm.routers
+        sampling = SamplingParams(max_tokens=setup.max_new_tokens, stop_token_ids=tokenizer.stop_token_ids)
+        settings: dict[str, Any] = {
+            "group_size": setup.group_size,
+            "sampling": sampling,
+            "tokenizer": tokenizer,
+            "seed": self._seed,
+            "tensors": tensors,
+        }
+        if routers is None:
+            return Sampler(model, self._snapshots, **settings)
+        blobs = self._blobs if routers.replays else None
+        return RoutedSampler(model, self._snapshots, noise=routers.noise, blobs=blobs, **settings)
+
     @property
     def max_tokens(self) -> int:
         return self._setup.max_new_tokens
@@ -77,6 +97,7 @@ class TestBed:
     def train(self, plan: StepPlan, tick: int) -> None:
         """One step, one new version, and a point on the curve when it is due."""
         self._metrics.append(self._trainer.step(plan).values())
+        self._blobs.scopes.clear()
         self.version += 1
         self._snapshots.add(self.version, self._trainer.weights())
         self._samples += sum(len(group) for group in plan.scores)
@@ -105,6 +126,7 @@ class TestBed:
             masked_fraction=self._mean("masked_fraction"),
             logprob_gap_max=max(gaps, default=math.nan),
             drops=dict(drops or {}),
+            routing={name: self._mean(name) for name in ROUTING if name in self._metrics[-1]},
             seconds=time.perf_counter() - self._started,
         )
 

@@ -2,7 +2,8 @@
 
 Four parts: imposed staleness with and without correction; each `staleness.late` policy under stragglers; a LoRA
 adapter against full fine-tuning (all in one process each, on a schedule, so that curves do not depend on the
-machine); and with real processes the time to a target reward, asynchronous against synchronous.
+machine); and with real processes the time to a target reward, asynchronous against synchronous. A fifth runs only
+when it is asked for, since it is of another model: a mixture of experts whose routers err while it samples.
 """
 
 import dataclasses
@@ -19,11 +20,22 @@ from rich.table import Table
 
 from penstock.api import cache_folder
 from penstock.bench.learning import plots
-from penstock.bench.learning.arms import LAGS, LORA, LORA_LEARNING_RATE, METHODS, TITLES, Arm, Curve, Setup
+from penstock.bench.learning.arms import (
+    LAGS,
+    LORA,
+    LORA_LEARNING_RATE,
+    METHODS,
+    ROUTING,
+    ROUTING_BASELINE,
+    TITLES,
+    Arm,
+    Curve,
+    Setup,
+)
 from penstock.bench.learning.processes import Race, time_to_target
 from penstock.bench.learning.statistics import Estimate, areas, first_crossing, gain, ratios
 from penstock.buffer.admission import Late
-from penstock.demo.model import ensure_builtin_model
+from penstock.demo.model import open_builtin
 
 LATE: tuple[Late, ...] = ("mask", "wait", "drop", "correct")
 LATE_BOUND = 4
@@ -44,8 +56,12 @@ class Plan:
     late: Sequence[Late] = LATE
     late_seeds: int = 4
     lora_seeds: int = 5
+    routing_seeds: int = 0
     race: Race | None = field(default_factory=Race)
     workers: int = 2
+    model: str = "builtin"
+    baseline: str = "default/0"
+    """The arm that areas are relative to."""
 
     def jobs(self) -> Iterator[tuple[Arm, int]]:
         """Arms with their seeds. On-policy, every method has the same gradient: it runs once, for all others are
@@ -59,6 +75,9 @@ class Plan:
                 yield Arm(name=f"late/{late}", lag=LATE_BOUND, late=late), seed
         for seed in range(self.lora_seeds):
             yield Arm(name=LORA_ARM, lora=LORA, learning_rate=LORA_LEARNING_RATE), seed
+        for seed in range(self.routing_seeds):
+            for name, routers in ROUTING.items():
+                yield Arm(name=name, routers=routers), seed
 
 
 FULL = Plan()
@@ -67,8 +86,18 @@ PARTS: Mapping[str, Plan] = {
     "late": Plan(methods=(), lags=(0,), seeds=FULL.late_seeds, lora_seeds=0, race=None),
     "lora": Plan(methods=(), lags=(0,), seeds=FULL.lora_seeds, late=(), race=None),
     "race": Plan(methods=(), lags=(), late=(), lora_seeds=0),
+    "routing": Plan(
+        methods=(),
+        lags=(),
+        late=(),
+        lora_seeds=0,
+        routing_seeds=5,
+        race=None,
+        model="builtin-moe",
+        baseline=ROUTING_BASELINE,
+    ),
 }
-"""What `--only` runs. Unless it is the race also the synchronous runs, which areas are relative to."""
+"""What `--only` runs. Unless it is the race also the runs that areas are relative to."""
 
 
 def run(
@@ -82,7 +111,7 @@ def run(
     console = console or Console()
     plots.load_pyplot()
     if setup is None:
-        setup = Setup(model=str(ensure_builtin_model(cache_folder(), log=console.print)))
+        setup = Setup(model=open_builtin(plan.model, cache_folder(), log=console.print))
     curves = run_jobs(
         list(plan.jobs()), setup, plan.workers, lambda line: console.print(line, highlight=False)
     )
@@ -119,7 +148,8 @@ def run_job(arm: Arm, seed: int, setup: Setup) -> Curve:
     curve = run_lagged(arm, seed, setup)
     if curve.staleness_mean < MIN_SHARE_OF_LAG * arm.lag:
         raise RuntimeError(f"{arm.name}: measured staleness {curve.staleness_mean:.2f}, nominal {arm.lag}")
-    if curve.logprob_gap_max > MAX_LOGPROB_GAP:
+    is_free = arm.routers is not None and arm.routers.noise > 0 and not arm.routers.replays
+    if curve.logprob_gap_max > MAX_LOGPROB_GAP and not is_free:
         raise RuntimeError(f"{arm.name}: sampler and trainer differ by {curve.logprob_gap_max:.2g}")
     return curve
 
@@ -128,7 +158,7 @@ def assemble(
     curves: Sequence[Curve], race: dict[str, Any] | None, plan: Plan, setup: Setup
 ) -> dict[str, Any]:
     """The report: headline, an entry per arm, the race, the settings, and every curve."""
-    synchronous = of_arm(curves, "default/0")
+    synchronous = of_arm(curves, plan.baseline)
     arms = {}
     for name in dict.fromkeys(curve.arm for curve in curves):
         runs = of_arm(curves, name)
@@ -143,6 +173,7 @@ def assemble(
             "masked_fraction": sum(run.masked_fraction for run in runs) / len(runs),
             "ticks_to_target": [first_crossing(run.ticks, run.rewards, setup.target) for run in runs],
             "ticks_total": [run.ticks[-1] for run in runs],
+            "routing": {key: sum(run.routing[key] for run in runs) / len(runs) for key in runs[0].routing},
             "drops": {key: sum(run.drops.get(key, 0) for run in runs) for run in runs for key in run.drops},
         }
     gains = {
@@ -171,6 +202,9 @@ def headline(
         numbers["auc_ratio_staleness_4"] = arms["default/4"]["area_ratio"]["mean"]
     if LORA_ARM in arms:
         numbers["auc_ratio_lora"] = arms[LORA_ARM]["area_ratio"]["mean"]
+    for name in ROUTING:
+        if name in arms and name != ROUTING_BASELINE:
+            numbers[f"auc_ratio_{name.replace('/', '_')}"] = arms[name]["area_ratio"]["mean"]
     if 16 in gains:
         numbers["correction_gain_sigmas_staleness_16"] = gains[16].sigmas
     if race is not None and race["ratio"] is not None:
@@ -186,7 +220,7 @@ def draw(
     def place(what: str) -> Path:
         return json_path.with_name(f"{json_path.stem}-{what}.png")
 
-    synchronous = of_arm(curves, "default/0")
+    synchronous = of_arm(curves, plan.baseline)
     by_method = {
         method: {lag: of_arm(curves, f"{method}/{lag}") or synchronous for lag in plan.lags}
         for method in plan.methods
@@ -198,6 +232,8 @@ def draw(
             for method, by_lag in by_method.items()
         }
         plots.plot_ratios(ratio_of, place("ratios"))
+    if plan.routing_seeds:
+        plots.plot_routing({name: of_arm(curves, name) for name in ROUTING}, setup, place("routing"))
     late = {str(name): of_arm(curves, f"late/{name}") for name in plan.late}
     if late:
         plots.plot_late(late, setup, place("late"))

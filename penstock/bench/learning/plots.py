@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.learning.arms import Curve, Setup
+from penstock.bench.learning.arms import ROUTER_NOISE, ROUTING_BASELINE, Curve, Setup
 from penstock.bench.learning.statistics import Estimate, mean_curve
 from penstock.errors import MissingExtraError
 
 COLOURS = ("#222222", "#2166ac", "#1b9e77", "#e6a700", "#c0392b")
 DPI = 90
+SHARES = {"tenth": "a tenth of all choices flipped", "half": "half of all choices flipped"}
 
 
 def load_pyplot() -> Any:
@@ -39,6 +40,20 @@ def plot_staleness(
         _dress(axis, titles[method], setup)
     axes[0][0].legend(title="staleness", frameon=False, loc="lower right")
     axes[0][0].set_ylabel("held-out reward")
+    _save(pyplot, figure, path)
+
+
+def plot_routing(curves: Mapping[str, Sequence[Curve]], setup: Setup, path: Path) -> None:
+    """Reward against samples: a panel for each share of flipped choices, a line for each way of treating them."""
+    pyplot = load_pyplot()
+    figure, axes = pyplot.subplots(1, len(ROUTER_NOISE), figsize=(10.4, 3.8), sharey=True)
+    for axis, share in zip(axes, ROUTER_NOISE, strict=True):
+        names = (ROUTING_BASELINE, f"routing/{share}/replayed", f"routing/{share}/free")
+        for colour, name in zip((COLOURS[0], COLOURS[1], COLOURS[4]), names, strict=True):
+            _band(axis, curves[name], colour, name.rpartition("/")[2])
+        _dress(axis, SHARES[share], setup)
+    axes[0].set_ylabel("held-out reward")
+    axes[0].legend(title="routers", frameon=False, loc="lower right")
     _save(pyplot, figure, path)
 
 

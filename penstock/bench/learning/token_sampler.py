@@ -108,7 +108,7 @@ class Sampler:
         """(rows, max tokens) of tokens and logprobs; what follows an end is of no use."""
         cache = DynamicCache()
         self._load(versions[0])
-        logits = self._model(prompts, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        logits = self._forward(prompts, past_key_values=cache, logits_to_keep=1)
         cache.batch_repeat_interleave(self._group_size)
         logits = logits.repeat_interleave(self._group_size, dim=0)
         tokens: list[torch.Tensor] = []
@@ -118,13 +118,18 @@ class Sampler:
         for index in range(self._sampling.max_tokens):
             if index and bool(running.any()):
                 self._load(versions[index])
-                logits = self._model(tokens[-1][:, None], past_key_values=cache, use_cache=True).logits[:, -1]
+                logits = self._forward(tokens[-1][:, None], past_key_values=cache)
             distribution = logits.log_softmax(-1)
             chosen = draw(distribution, noise[:, index])
             tokens.append(chosen)
             logprobs.append(distribution.gather(1, chosen[:, None])[:, 0])
             running &= ~torch.isin(chosen, ends)
         return torch.stack(tokens, 1), torch.stack(logprobs, 1)
+
+    def _forward(self, token_ids: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """Logits after the last token of every row."""
+        logits: torch.Tensor = self._model(token_ids, use_cache=True, **settings).logits[:, -1]
+        return logits
 
     def _turn(
         self, prompt: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, versions: Sequence[int]

@@ -1,41 +1,49 @@
-"""Writes the journal: many appends, one fsync, and no waiting on the event loop's thread.
+"""Writes the journal: many records, one fsync, and no waiting on the event loop's thread.
 
-    append ─► pending ─► one commit at a time, in a thread: write, fsync ─► the appends return
+    push ─► pending ─► one commit at a time: encode ─► in a thread: write, fsync ─► whoever waits goes on
 
-Records that come while a commit is under way go into the next one together. A full disk pauses the appends and
-is told; they go on when there is room.
+A commit begins at once when the last is a moment ago; what comes sooner shares the next one. Whoever must know that
+a record is on the disk awaits `durable`, which makes the commit begin now.
 """
 
 import asyncio
-import errno
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
+from typing import Generic, TypeVar
 
+from penstock.buffer.journal.disk_room import DiskRoom
 from penstock.buffer.journal.frames import frame, header
 from penstock.buffer.journal.journal_files import JournalFiles
 from penstock.buffer.journal.replay import BASE, JournalEnd, base_file, segment_name, segments_of
 from penstock.errors import PenstockError
 
+T = TypeVar("T")
+
 SEGMENT_BYTES = 64 << 20
 COMMIT_BYTES = 16 << 20
-"""A commit takes no further record past this, so that none grows without bound."""
-NO_HURRY_S = 0.2
-FULL = (errno.ENOSPC, errno.EDQUOT)
+"""A frame takes no further record past this, so that none grows without bound."""
+SPACING_S = 0.1
+"""Between two commits that nobody waits for. A crash costs at most what came since the last one; a commit costs up
+to a millisecond of CPU time, most of it for waking threads."""
 
 Runner = Callable[[Callable[[], None]], Awaitable[None]]
-Committed = Callable[[Sequence[bytes], int, int], None]
+Committed = Callable[[Sequence[T], int, int], None]
 """Told in the writing thread: records that are durable, their segment, and their commit's number."""
+Encode = Callable[[Sequence[T]], list[tuple[T, bytes]]]
+"""The records of a commit that are worth keeping, each as bytes. Not in the writing thread: while that held the
+interpreter and waited for a core, nobody else could run."""
 
 
 class JournalFailed(PenstockError):
     """The journal can't be written any more: the run must end, since nothing would survive a crash."""
 
 
-def _tell_nobody(records: Sequence[bytes], segment: int, sequence: int) -> None:
+def _tell_nobody(records: Sequence[T], segment: int, sequence: int) -> None:
     pass
 
 
-class Journal:
+class Journal(Generic[T]):
     """Appends to one journal. Use it as a context: leaving it waits until everything is durable."""
 
     def __init__(
@@ -43,27 +51,29 @@ class Journal:
         files: JournalFiles,
         end: JournalEnd,
         *,
+        encode: Encode[T],
         segment_bytes: int = SEGMENT_BYTES,
-        retry_s: float = 5.0,
-        committed: Committed = _tell_nobody,
-        say: Callable[[str], None] = lambda line: None,
+        spacing_s: float = SPACING_S,
+        committed: Committed[T] = _tell_nobody,
+        room: DiskRoom | None = None,
         in_thread: Runner = asyncio.to_thread,
     ) -> None:
-        self._files = files
-        self._segment, self._size, self._sequence = end.segment, end.size, end.sequence
-        self._segment_bytes = segment_bytes
-        self._retry_s = retry_s
-        self._committed = committed
-        self._say = say
+        self._encode = encode
+        self._spacing_s = spacing_s
+        self._room = room if room is not None else DiskRoom()
         self._in_thread = in_thread
-        self._pending: list[tuple[bytes, asyncio.Future[int]]] = []
-        self._wanted = asyncio.Event()
+        self._frames = _Frames(files, end, segment_bytes, committed)
+        self._pending: list[T] = []
+        self._num_pushed = self._num_durable = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._some, self._hurry = asyncio.Event(), asyncio.Event()
+        self._due_s = 0.0
         self._order = asyncio.Lock()
         self._closing = False
-        self._error: JournalFailed | None = None
+        self.error: JournalFailed | None = None
         self._writing: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "Journal":
+    async def __aenter__(self) -> "Journal[T]":
         self._writing = asyncio.create_task(self._write())
         return self
 
@@ -74,37 +84,142 @@ class Journal:
         traceback: TracebackType | None,
     ) -> None:
         self._closing = True
-        self._wanted.set()
+        self._room.give_up()
+        self._some.set()
+        self._hurry.set()
         assert self._writing is not None
         await self._writing
 
-    async def append(self, record: bytes) -> int:
-        """Returns when the record is durable, with the segment that holds it."""
-        return await self.push(record)
+    @property
+    def num_lost(self) -> int:
+        """Records that never reached the disk, once the journal is closed or has failed."""
+        return 0 if self.error is None else self._num_pushed - self._num_durable
 
-    def push(self, record: bytes, *, in_no_hurry: bool = False) -> "asyncio.Future[int]":
-        """Durable before whatever is appended after it; the future says when. One that is in no hurry waits a
-        moment for others to share its commit."""
-        if self._error is not None:
-            raise self._error
+    def push(self, record: T) -> int:
+        """Durable before whatever is pushed after it. Returns its place in that order, for `durable`."""
+        if self.error is not None:
+            raise self.error
         if self._closing:
             raise JournalFailed("the journal is closed")
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(_take_note)
-        self._pending.append((record, future))
-        if not in_no_hurry:
-            self._wanted.set()
-        elif len(self._pending) == 1:
-            asyncio.get_running_loop().call_later(NO_HURRY_S, self._wanted.set)
-        return future
+        self._pending.append(record)
+        self._num_pushed += 1
+        self._some.set()
+        return self._num_pushed
+
+    async def durable(self, place: int | None = None) -> None:
+        """Wait until everything up to `place` is on the disk; None is all that was pushed so far."""
+        place = self._num_pushed if place is None else place
+        if place <= self._num_durable:
+            return
+        if self.error is not None:
+            raise self.error
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((place, future))
+        self._hurry.set()
+        await future
+
+    async def append(self, record: T) -> None:
+        """Returns when the record is durable."""
+        await self.durable(self.push(record))
 
     async def collect(self, covered: Callable[[], tuple[int, bytes] | None]) -> None:
         """Remove old segments. `covered` says, in the writing thread and between two commits, which segment is the
         first to stay, and what stands for those before it from now on; or None when all stay."""
-        async with self._order:
-            await self._in_thread(lambda: self._collect(covered()))
+        found: list[tuple[int, bytes] | None] = []
 
-    def _collect(self, covered: tuple[int, bytes] | None) -> None:
+        def remove() -> None:
+            if not found:
+                found.append(covered())
+            self._frames.collect(found[0])
+
+        await self._room.patiently(lambda: self._alone(remove))
+
+    async def _write(self) -> None:
+        try:
+            while not (self._closing and not self._pending):
+                await self._some.wait()
+                await self._until_due()
+                self._some.clear()
+                self._hurry.clear()
+                batch, self._pending = self._pending, []
+                await self._commit(batch)
+                self._num_durable += len(batch)
+                self._due_s = asyncio.get_running_loop().time() + self._spacing_s
+                self._release()
+        except Exception as error:
+            self._fail(f"the journal can't be written: {error}")
+        finally:  # also when the event loop ends: nobody may wait for a writer that is gone
+            self._fail("the journal is closed")
+
+    async def _until_due(self) -> None:
+        """A commit that nobody waits for keeps its distance from the one before."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._due_s):
+                await self._hurry.wait()
+
+    async def _commit(self, batch: list[T]) -> None:
+        rest = self._encode(batch)
+
+        def write() -> None:
+            while rest:
+                count = _num_fitting(rest)
+                self._frames.write(rest[:count])
+                del rest[:count]
+
+        await self._room.patiently(lambda: self._alone(write))
+
+    async def _alone(self, change: Callable[[], None]) -> None:
+        """In the writing thread, one at a time."""
+        async with self._order:
+            await self._in_thread(change)
+
+    def _release(self) -> None:
+        due = [future for place, future in self._waiting if place <= self._num_durable]
+        self._waiting = [one for one in self._waiting if one[0] > self._num_durable]
+        for future in due:
+            if not future.done():
+                future.set_result(None)
+
+    def _fail(self, why: str) -> None:
+        if self.error is None:
+            self.error = JournalFailed(why)
+        waiting, self._waiting = self._waiting, []
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(self.error)
+
+
+class _Frames(Generic[T]):
+    """Where the journal ends, and how it grows: in the writing thread alone."""
+
+    def __init__(
+        self, files: JournalFiles, end: JournalEnd, segment_bytes: int, committed: Committed[T]
+    ) -> None:
+        self._files = files
+        self._segment, self._size, self._sequence = end.segment, end.size, end.sequence
+        self._segment_bytes = segment_bytes
+        self._committed = committed
+        self._is_torn = False
+
+    def write(self, records: Sequence[tuple[T, bytes]]) -> None:
+        """All or nothing: what a full disk let through is cut before the next try."""
+        if self._size >= self._segment_bytes:
+            self._segment, self._size = self._segment + 1, 0
+        name = segment_name(self._segment)
+        data = frame(self._sequence + 1, [encoded for _, encoded in records])
+        if not self._size:
+            data = header() + data
+        if self._is_torn:
+            self._files.cut(name, self._size)
+        self._is_torn = True
+        self._files.append(name, data)
+        self._files.sync(name)
+        self._is_torn = False
+        self._size += len(data)
+        self._sequence += 1
+        self._committed([record for record, _ in records], self._segment, self._sequence)
+
+    def collect(self, covered: tuple[int, bytes] | None) -> None:
         if covered is None:
             return
         first, state = covered
@@ -115,80 +230,12 @@ class Journal:
             if number < first:
                 self._files.remove(segment_name(number))
 
-    async def _write(self) -> None:
-        batch: list[tuple[bytes, asyncio.Future[int]]] = []
-        try:
-            while not (self._closing and not self._pending):
-                await self._wanted.wait()
-                self._wanted.clear()
-                batch = self._take_batch()
-                if self._pending:
-                    self._wanted.set()
-                if batch:
-                    await self._commit([record for record, _ in batch])
-                for _, future in batch:
-                    if not future.done():
-                        future.set_result(self._segment)
-        except Exception as error:
-            self._fail(f"the journal can't be written: {error}", batch)
-        finally:  # also when the event loop ends: nobody may wait for a writer that is gone
-            self._fail("the journal is closed", batch)
 
-    def _take_batch(self) -> list[tuple[bytes, "asyncio.Future[int]"]]:
-        size, count = 0, 0
-        while count < len(self._pending) and size < COMMIT_BYTES:
-            size += len(self._pending[count][0])
-            count += 1
-        batch, self._pending = self._pending[:count], self._pending[count:]
-        return batch
-
-    def _fail(self, why: str, batch: Sequence[tuple[bytes, "asyncio.Future[int]"]]) -> None:
-        if self._error is None:
-            self._error = JournalFailed(why)
-        for _, future in (*batch, *self._pending):
-            if not future.done():
-                future.set_exception(self._error)
-
-    async def _commit(self, records: Sequence[bytes]) -> None:
-        is_told = False
-        while True:
-            try:
-                async with self._order:
-                    await self._in_thread(lambda: self._write_frame(records))
-                if is_told:
-                    self._say("the disk has room again: the journal goes on, and nothing was lost")
-                return
-            except OSError as error:
-                if error.errno not in FULL or self._closing:
-                    raise
-                if not is_told:
-                    self._say(
-                        "the disk is full: the run waits, and loses nothing; make room and it goes on by itself "
-                        f"({error})"
-                    )
-                is_told = True
-            await asyncio.sleep(self._retry_s)
-
-    def _write_frame(self, records: Sequence[bytes]) -> None:
-        """All or nothing: what a full disk let through is cut again."""
-        if self._size >= self._segment_bytes:
-            self._segment, self._size = self._segment + 1, 0
-        name = segment_name(self._segment)
-        data = frame(self._sequence + 1, records)
-        if not self._size:
-            data = header() + data
-        try:
-            self._files.append(name, data)
-            self._files.sync(name)
-        except OSError:
-            self._files.cut(name, self._size)
-            raise
-        self._size += len(data)
-        self._sequence += 1
-        self._committed(records, self._segment, self._sequence)
-
-
-def _take_note(future: "asyncio.Future[int]") -> None:
-    """A failure that nobody awaits is told by the next append."""
-    if not future.cancelled():
-        future.exception()
+def _num_fitting(records: Sequence[tuple[T, bytes]]) -> int:
+    """How many of them make one frame: at least one."""
+    size = 0
+    for count, (_, encoded) in enumerate(records):
+        size += len(encoded)
+        if size >= COMMIT_BYTES:
+            return count + 1
+    return len(records)

@@ -6,6 +6,9 @@ from typing import Protocol
 
 from penstock.safe_files import sync_path
 
+_sync_data = getattr(os, "fdatasync", os.fsync)
+"""Bytes and size alone, where the system can: times of a file are no matter."""
+
 
 class JournalFiles(Protocol):
     """Files of one folder. What `append` wrote and the names it made are certain only after `sync`; the other
@@ -33,6 +36,8 @@ class DiskFiles:
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._open: dict[str, int] = {}
+        self._named: set[str] = set()
+        """Files whose names are on the disk: only a new one costs a sync of the folder."""
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self._folder.iterdir() if not path.name.startswith("."))
@@ -44,8 +49,10 @@ class DiskFiles:
         _write_all(self._file(name), data)
 
     def sync(self, name: str) -> None:
-        os.fsync(self._file(name))
-        sync_path(self._folder)
+        _sync_data(self._file(name))
+        if name not in self._named:
+            sync_path(self._folder)
+            self._named.add(name)
 
     def cut(self, name: str, size: int) -> None:
         file = self._file(name)
@@ -65,6 +72,7 @@ class DiskFiles:
 
     def remove(self, name: str) -> None:
         self._close(name)
+        self._named.discard(name)
         (self._folder / name).unlink(missing_ok=True)
         sync_path(self._folder)
 

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import nn
@@ -31,6 +32,7 @@ from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.engines.embedded.stepper import HostStepper, Stepper
 from penstock.engines.embedded.validation import check_request
+from penstock.engines.embedded.waves import WaveLine
 from penstock.engines.embedded.weight_updates import Health, WeightUpdates
 from penstock.errors import PenstockError
 from penstock.interfaces import BlobStore, Tokenizer, WeightReceiver
@@ -41,9 +43,13 @@ from penstock.types import (
     EngineReport,
     GenerateRequest,
     Interrupt,
+    RoutingShape,
     UpdateReceipt,
     WeightUpdate,
 )
+
+if TYPE_CHECKING:
+    from penstock.engines.embedded.cuda.device import Device
 
 CAPABILITIES = (
     "logprobs",
@@ -59,6 +65,9 @@ CAPABILITIES = (
     "prefix_cache",
     "sampling_mask",
     "adapters",
+    "delta",
+    "exact_resume",
+    "waves",
     *(f"interrupt:{each}" for each in INTERRUPTS),
 )
 
@@ -93,6 +102,7 @@ class EmbeddedEngine:
         self._runner = ModelRunner(
             model, self.config, max_context=config.max_context, record_routing=config.record_routing
         )
+        device = self._runner.open_device(self.config, self.versions)
         routes = self._runner.routes
         self._receiver = receiver
         self._tokenizer = tokenizer
@@ -111,10 +121,13 @@ class EmbeddedEngine:
         )
         self.blobs: BlobStore = MemoryBlobs() if blobs is None else blobs
         self._outbox = Outbox(self._scheduler, tokenizer, self._runner.vocab_size, self.blobs, routes)
-        self._stepper = self._open_stepper()
+        self._stepper = self._open_stepper(device)
         self._health = Health(name)
         self._adapters = PolicyAdapters(model, self._stepper.slots, self.config)
         self._wake = asyncio.Event()
+        self._is_frozen = False
+        self._stands = asyncio.Event()
+        """The step loop computes nothing."""
         self._interrupts = Interrupts(
             self._scheduler, self._stepper, resume_kv=self.config.resume_kv, wake=self._wake.set
         )
@@ -129,9 +142,11 @@ class EmbeddedEngine:
             outbox=self._outbox,
             interrupts=self._interrupts,
         )
+        self._waves = WaveLine()
         self._seeds = np.random.default_rng(self.config.seed)
         self._arrivals = 0
         self._busy_s = 0.0
+        self._num_steps = 0
         self._num_requests = 0
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -149,9 +164,8 @@ class EmbeddedEngine:
         seq = self._sequence(request)
         stream = self._outbox.streams[request.id] = Stream()
         self._stepper.joins(seq)
-        self._scheduler.add(seq)
         self._num_requests += 1
-        self._wake.set()
+        self._begin(self._waves.arrive(seq))
         try:
             while True:
                 chunk = await stream.next()
@@ -163,6 +177,13 @@ class EmbeddedEngine:
             self._stepper.leaves(seq)
             if self._scheduler.find(request.id) is seq:
                 self._scheduler.cancel(seq)
+            self._begin(self._waves.left(seq))
+
+    def _begin(self, sequences: list[Sequence]) -> None:
+        for seq in sequences:
+            self._scheduler.add(seq)
+        if sequences:
+            self._wake.set()
 
     async def stage(self, update: WeightUpdate) -> None:
         await self._updates.stage(update)
@@ -204,20 +225,48 @@ class EmbeddedEngine:
             return
         self._health.is_closed = True
         self._wake.set()
-        for seq in self._scheduler.live():
-            self._outbox.end(seq, "cancelled")
+        self.cancel_all()
         self._receiver.cancel()
         self._updates.close()
         self._receiver.close()
+
+    async def freeze(self) -> None:
+        """Compute nothing until `thaw`: requests stay where they are. Returns when all stands still."""
+        self._is_frozen = True
+        self._wake.set()
+        await self._stands.wait()
+
+    def thaw(self) -> None:
+        self._is_frozen = False
+        self._wake.set()
+
+    def cancel_all(self) -> None:
+        """End every request as cancelled, with the tokens that it has."""
+        for seq in self._scheduler.live():
+            self._outbox.end(seq, "cancelled")
+
+    def check(self) -> None:
+        """Raise unless requests can be served."""
+        self._health.check()
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._health.failure is None and not self._health.is_closed
+
+    def name_version(self, version: int) -> None:
+        """The weights that are there are this version of the first policy: a trainer has joined."""
+        self._updates.name_version(version)
 
     async def run(self) -> None:
         """The step loop: until `close`. An error in a step fails every request and leaves from here."""
         try:
             while not self._health.is_closed:
-                if not self._scheduler.has_work:
+                if self._is_frozen or not self._scheduler.has_work:
                     self._stepper.drain()
                     self._wake.clear()
+                    self._stands.set()
                     await self._wake.wait()
+                    self._stands.clear()
                     continue
                 started = time.perf_counter()
                 await self._until_due()
@@ -240,7 +289,12 @@ class EmbeddedEngine:
         """Serve every sequence once."""
         started = time.perf_counter()
         self._stepper.step(self.versions)
+        self._num_steps += 1
         self._busy_s += time.perf_counter() - started
+
+    def progress(self) -> int | None:
+        """Steps so far; None while there is nothing to compute."""
+        return None if self._is_frozen or not self._scheduler.has_work else self._num_steps
 
     async def _until_due(self) -> None:
         """Let others run until the next step need not wait; a device is busy meanwhile."""
@@ -265,12 +319,21 @@ class EmbeddedEngine:
         """Of a policy's newest tokens, also of those that a device has drawn and nobody has seen."""
         return self._stepper.newest_version(policy)
 
+    @property
+    def routing(self) -> RoutingShape | None:
+        """What the routes that it records are like; None where it records none."""
+        return self._runner.routes.shape if self._runner.routes is not None else None
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether decode steps are CUDA graphs, as far as any has been needed yet."""
+        return self._stepper.uses_graphs
+
     def forget_cache(self) -> None:
         """Drop everything that is only kept for reuse. What running sequences hold stays."""
         self._updates.forget_cache()
 
-    def _open_stepper(self) -> Stepper:
-        device = self._runner.open_device(self.config, self.versions)
+    def _open_stepper(self, device: "Device | None") -> Stepper:
         if device is None:
             return HostStepper(self._scheduler, self._runner, self._outbox, self.versions)
         from penstock.engines.embedded.cuda.device_stepper import DeviceStepper

@@ -14,10 +14,11 @@ from penstock.engines.embedded.adapters.row_slots import HostSlots
 from penstock.engines.embedded.batch_layout import lay_out
 from penstock.engines.embedded.cache_sizing import adapter_bytes, count_blocks, device_memory
 from penstock.engines.embedded.config import EmbeddedConfig, RecordRouting
+from penstock.engines.embedded.expert_matmuls import set_expert_matmuls
 from penstock.engines.embedded.float32_logits import keep_logits_in_float32
 from penstock.engines.embedded.joined_projections import join_projections
 from penstock.engines.embedded.paged_attention import LayerShape, PagedAttention, ShapeProbe
-from penstock.engines.embedded.route_store import RouteStore
+from penstock.engines.embedded.route_store import BlockRoutes, RouteStore
 from penstock.engines.embedded.scheduler import Batch
 from penstock.errors import UserError
 from penstock.models import attention, triton_support
@@ -25,6 +26,7 @@ from penstock.models.routing import Recording, Routers, find_routers, unwatch
 
 if TYPE_CHECKING:
     from penstock.engines.embedded.cuda.device import Device
+    from penstock.engines.embedded.cuda.device_routes import DeviceRoutes
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,8 @@ class ModelRunner:
         dtype = self._cache_dtype(config)
         self.num_blocks = count_blocks(
             config,
-            bytes_per_token=dtype.itemsize * sum(shape.num_values for shape in shapes.values()),
+            bytes_per_token=dtype.itemsize * sum(shape.num_values for shape in shapes.values())
+            + (self._routers.shape.token_bytes if self._routers is not None else 0),
             max_context=self.max_context,
             vocabulary=self.vocab_size,
             memory=device_memory(self.device),
@@ -80,7 +83,10 @@ class ModelRunner:
             dtype=dtype,
             device=self.device,
         )
-        self.routes = self._open_routes()
+        self.routes: BlockRoutes | None = None
+        self._host_routes: RouteStore | None = None
+        if self.device.type == "cpu":
+            self._open_host_routes()
         attention.attach(model, self.cache)
 
     def _find_routers(self, record: RecordRouting) -> Routers | None:
@@ -95,11 +101,6 @@ class ModelRunner:
                     f"engine.record_routing=on needs a model with experts, and {type(self.model).__name__} has "
                     "none; use auto or off"
                 )
-            if routers is not None and self.device.type != "cpu":
-                raise UserError(
-                    f"{routers.shape.family}'s choice of experts is not recorded on a GPU yet; "
-                    "set engine.record_routing=off to train it without, or engine.device=cpu"
-                )
         except UserError as error:
             if record == "on":
                 raise
@@ -107,11 +108,23 @@ class ModelRunner:
             return None
         return routers
 
-    def _open_routes(self) -> RouteStore | None:
+    def _open_host_routes(self) -> None:
+        if self._routers is not None:
+            self._routers.watch()
+            self.routes = self._host_routes = RouteStore(
+                self._routers.shape, num_blocks=self.num_blocks, block_size=self.block_size
+            )
+
+    def open_device_routes(self) -> "DeviceRoutes | None":
+        """What the passes on a GPU write themselves; None where nothing is recorded."""
         if self._routers is None:
             return None
-        self._routers.watch()
-        return RouteStore(self._routers.shape, num_blocks=self.num_blocks, block_size=self.block_size)
+        from penstock.engines.embedded.cuda.device_routes import DeviceRoutes
+
+        self.routes = routes = DeviceRoutes(
+            self._routers, num_blocks=self.num_blocks, block_size=self.block_size, device=self.device
+        )
+        return routes
 
     def _cache_dtype(self, config: EmbeddedConfig) -> torch.dtype:
         if config.kv_dtype == "auto":
@@ -131,6 +144,8 @@ class ModelRunner:
         from penstock.engines.embedded.cuda.device import Device
 
         join_projections(self.model)
+        most_tokens = max(config.max_batch, config.prefill_chunk or self.prefill_chunk)
+        set_expert_matmuls(self.model, most_tokens=most_tokens)
         if config.compile == "on":
             compile_layers(self.model, len(self.shapes))
         return Device(
@@ -143,6 +158,7 @@ class ModelRunner:
             window=config.window,
             versions=versions,
             max_adapters=config.max_adapters,
+            routes=self.open_device_routes(),
         )
 
     @torch.inference_mode()
@@ -158,13 +174,13 @@ class ModelRunner:
             if start + count == seq.num_tokens
         ]
         rows = torch.from_numpy(layout.last[ends]).to(self.device)
-        if self._routers is None or self.routes is None:
+        if self._routers is None or self._host_routes is None:
             return self._run(layout.input_ids, layout.positions, rows)
-        self.routes.copy_blocks(batch.copies)
+        self._host_routes.copy_blocks(batch.copies)
         recording = Recording(self._routers.shape.num_layers)
         with self._routers.seen_by(recording):
             logits = self._run(layout.input_ids, layout.positions, rows)
-        self.routes.write(layout.slots, recording.ids)
+        self._host_routes.write(layout.slots, recording.ids)
         return logits
 
     def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

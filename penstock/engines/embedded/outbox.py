@@ -3,7 +3,7 @@
 from math import isfinite
 
 from penstock.engines.embedded.delivery import Stream, cut_chunk, end_within
-from penstock.engines.embedded.route_store import RouteStore
+from penstock.engines.embedded.route_store import BlockRoutes
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence
 from penstock.errors import BlobLost, NonFiniteLogits
@@ -22,7 +22,7 @@ class Outbox:
         tokenizer: Tokenizer | None,
         vocab_size: int,
         blobs: BlobStore,
-        routes: RouteStore | None = None,
+        routes: BlockRoutes | None = None,
     ) -> None:
         """`routes` is where the chosen experts are, of an engine that records them."""
         self._scheduler = scheduler
@@ -88,35 +88,40 @@ class Outbox:
 
     def _send(self, seq: Sequence, reason: FinishReason | None) -> None:
         stream = self.streams[seq.request.id]
-        try:
-            mask = None if reason is None else self._store_mask(seq)
-            routing = None if reason is None else self._store_routes(seq)
-        except BlobLost as error:  # costs this request, not the engine
-            stream.fail(error)
-            return
+        mask = routing = None
+        if reason is not None or 0 < seq.request.record_every <= seq.num_output - seq.num_recorded:
+            try:
+                mask, routing = self._store_mask(seq), self._store_routes(seq)
+            except BlobLost as error:  # costs this request, not the engine
+                stream.fail(error)
+                return
+            seq.num_recorded = seq.num_output
         stream.put(cut_chunk(seq, reason, mask, routing))
 
     def _store_mask(self, seq: Sequence) -> MaskRef | None:
-        """One blob a request, when it ends: most are small, and files are not free."""
-        request = seq.request
-        if not request.record_sampling_mask:
+        """Few blobs a request, most often one: most are small, and files are not free."""
+        if not seq.request.record_sampling_mask:
             return None
         masks, seq.masks = seq.masks, []
-        return store_mask(
-            self._blobs, f"{request.blob_scope}/{request.id}.mask", join_packed(masks, self.vocab_size)
-        )
+        mask = join_packed(masks, self.vocab_size)
+        return store_mask(self._blobs, _key(seq, "mask"), mask, start=seq.num_recorded)
 
     def _store_routes(self, seq: Sequence) -> RoutingRef | None:
-        """The rows that whoever asked does not have yet."""
-        request = seq.request
-        if self._routes is None or not request.record_routing:
+        """The rows that whoever asked does not have yet. The newest token's is not computed, or is on its way."""
+        if self._routes is None or not seq.request.record_routing:
             return None
-        start = request.routing_start
-        rows = self._routes.of(seq)[start : seq.num_tokens]
+        start = seq.num_routed
+        rows = self._routes.of(seq, start, seq.num_tokens - 1)
         if not len(rows):
             return None
-        key = f"{request.blob_scope}/{request.id}.routes"
-        return store_routes(self._blobs, key, rows, self._routes.shape, start=start)
+        seq.num_routed = start + len(rows)
+        return store_routes(self._blobs, _key(seq, "routes"), rows, self._routes.shape, start=start)
+
+
+def _key(seq: Sequence, kind: str) -> str:
+    """Another one for every piece of a request."""
+    piece = f".{seq.num_recorded}" if seq.num_recorded else ""
+    return f"{seq.request.blob_scope}/{seq.request.id}{piece}.{kind}"
 
 
 def _nonfinite(seq: Sequence) -> NonFiniteLogits:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from penstock.engines.embedded.blocks import ROOT
 from penstock.routing_records import Routes
 from penstock.sampling_masks import Packed
-from penstock.types import GenerateRequest
+from penstock.types import NOT_SAMPLED, GenerateRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,11 @@ class Sequence:
     num_pending: int = 0
     """Tokens that a device has drawn, or is about to, and that have not been read yet."""
     num_sent: int = 0
-    """Output tokens that have left in chunks."""
+    """Output tokens that have left in chunks, or were known before."""
+    num_recorded: int = 0
+    """Output tokens whose recorded data has left, or was known before."""
+    num_routed: int = 0
+    """Tokens whose routes have left, or were known before; prompt tokens count too."""
     restarts: bool = False
     """Chunks have left that are void: the next one says so."""
 
@@ -65,7 +69,8 @@ class Sequence:
         self.logprobs, self.versions, self.masks = [], [], []
         self.routes = None
         self.restarts = self.restarts or self.num_sent > 0
-        self.num_sent = 0
+        self.num_sent = self.num_recorded = 0
+        self.num_routed = min(self.request.routing_start, self.num_prompt)
 
     @property
     def policy(self) -> str:
@@ -74,17 +79,23 @@ class Sequence:
     @property
     def prompt_key(self) -> tuple[str, bytes]:
         """Equal for requests whose prompts can be computed once for all."""
-        return (self.policy, self.request.token_ids.tobytes())
+        return (self.policy, self.request.token_ids[: self.num_prompt].tobytes())
 
 
 def sequence_of(request: GenerateRequest, *, arrival: int, max_context: int, seed: int) -> Sequence:
-    """A request as a sequence of which nothing is computed yet."""
-    num_prompt = len(request.token_ids)
+    """A request as a sequence of which nothing is computed yet. Of output that it goes on after, only the tokens
+    are known here, and only they are needed."""
+    num_resumed = request.num_resumed
     return Sequence(
         request=request,
         arrival=arrival,
-        limit=min(num_prompt + request.sampling.max_tokens, max_context),
+        limit=min(request.num_prompt + request.sampling.max_tokens, max_context),
         seed=seed,
         tokens=request.token_ids.tolist(),
-        num_prompt=num_prompt,
+        num_prompt=request.num_prompt,
+        logprobs=[0.0] * num_resumed,
+        versions=[NOT_SAMPLED] * num_resumed,
+        num_sent=num_resumed,
+        num_recorded=num_resumed,
+        num_routed=request.routing_start,
     )

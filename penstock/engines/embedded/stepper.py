@@ -48,6 +48,10 @@ class Stepper(Protocol):
         they read what was queued with them (`in_order`)."""
 
     @property
+    def uses_graphs(self) -> bool:
+        """Whether decode steps are replayed as CUDA graphs."""
+
+    @property
     def is_due(self) -> bool:
         """Whether the next step would not have to wait for a device."""
 
@@ -86,6 +90,7 @@ class HostStepper:
 
     is_due = True
     runs_beside = False
+    uses_graphs = False
 
     def __init__(
         self, scheduler: Scheduler, runner: ModelRunner, outbox: Outbox, versions: Mapping[str, int]

@@ -16,6 +16,7 @@ from penstock.interfaces import Engine, Staged, Tokenizer, Verification
 from penstock.models.adapter_folder import model_below
 from penstock.models.adapter_merge import merge_adapter
 from penstock.models.load import load_model, resolve_device, resolve_dtype
+from penstock.models.text_stream import TextStream
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.types import GenerateRequest, Message, SamplingParams, WeightUpdate
 
@@ -78,17 +79,12 @@ async def stream_text(
         token_ids=np.array(tokenizer.encode_prompt(prompt), dtype=np.int32),
         sampling=sampling,
     )
-    tokens: list[int] = []
-    sent = 0
+    text = TextStream(tokenizer)
     async with aclosing(engine.generate(request)) as chunks:  # type: ignore[type-var]
         async for chunk in chunks:
-            tokens.extend(int(token) for token in chunk.token_ids)
-            text = tokenizer.decode(tokens)
-            # A character may be spread over tokens: what can't be decoded yet waits for the rest of it.
-            whole = len(text) if chunk.finish_reason else len(text.rstrip("\ufffd"))
-            if whole > sent:
-                yield text[sent:whole]
-                sent = whole
+            piece = text.push(chunk.token_ids.tolist(), is_last=chunk.finish_reason is not None)
+            if piece:
+                yield piece
 
 
 class FixedWeights:

@@ -18,7 +18,7 @@ def check_request(
 ) -> None:
     """Raise `RequestRefused` for a request that can never be served."""
     num_prompt = len(request.token_ids)
-    most = min(num_prompt + request.sampling.max_tokens, max_context)
+    most = min(request.num_prompt + request.sampling.max_tokens, max_context)
     ids = (*request.sampling.stop_token_ids, *request.sampling.logit_bias)
     rules = (
         (not is_known, "its id is in use by a request that is still running"),
@@ -26,7 +26,7 @@ def check_request(
             request.policy in policies,
             f"this engine serves policy {' and '.join(map(repr, policies))}, got {request.policy!r}",
         ),
-        (num_prompt > 0, "its prompt is empty; give at least one token"),
+        (request.num_prompt > 0, "its prompt is empty; give at least one token"),
         (
             num_prompt < max_context,
             f"its prompt has {num_prompt} tokens and the context holds {max_context}, output included",

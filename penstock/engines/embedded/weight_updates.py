@@ -89,6 +89,15 @@ class WeightUpdates:
             self._check(update, "inflight")
             await self._staged.keep(update)
 
+    def name_version(self, version: int) -> None:
+        """The full weights stay as they are, and are of this version from now on."""
+        policy = next(iter(self.versions))
+        unchanged = WeightUpdate(
+            policy=policy, version=version, transport="none", tensors=(), buckets=(), fingerprint={}
+        )
+        self._swap(unchanged, lambda: lambda: 0.0, "inflight", is_prepared=True)
+        self._base = version
+
     def close(self) -> None:
         """Nothing more is taken."""
         self._staged.close()

@@ -2,12 +2,14 @@
 
 import importlib.util
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from penstock.errors import MissingExtraError
 from penstock.observe.config import ObserveConfig
 from penstock.observe.writers.metrics_jsonl import JsonlWriter
+from penstock.observe.writers.sample_rows import Row
 
 
 class MetricsWriter(Protocol):
@@ -18,6 +20,24 @@ class MetricsWriter(Protocol):
     def write(self, step: int, metrics: dict[str, float]) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SampleWriter(Protocol):
+    """A writer that shows answers too, as a table."""
+
+    def write_samples(self, step: int, rows: Sequence[Row]) -> None: ...
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """A writer whose metrics are elsewhere, under a name by which a run that goes on is found."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def run_id(self) -> str: ...
 
 
 EXTRAS = ("tensorboard", "wandb", "trackio")
@@ -37,8 +57,12 @@ def _is_there(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def make_writers(config: ObserveConfig, folder: Path, name: str) -> list[MetricsWriter]:
-    """`metrics.jsonl` always, the others where asked for."""
+def make_writers(
+    config: ObserveConfig, folder: Path, name: str, known: Mapping[str, str] | None = None
+) -> list[MetricsWriter]:
+    """`metrics.jsonl` always, the others where asked for. `known` are the ids under which trackers have the run
+    already, by their names."""
+    known = known or {}
     check_writers(config)
     writers: list[MetricsWriter] = []
     if config.tensorboard:
@@ -48,9 +72,9 @@ def make_writers(config: ObserveConfig, folder: Path, name: str) -> list[Metrics
     if config.wandb:
         from penstock.observe.writers.wandb import WandbWriter
 
-        writers.append(WandbWriter(config.project, name, folder))
+        writers.append(WandbWriter(config.project, name, folder, known.get("wandb")))
     if config.trackio:
         from penstock.observe.writers.trackio import TrackioWriter
 
-        writers.append(TrackioWriter(config.project, name))
+        writers.append(TrackioWriter(config.project, name, known.get("trackio")))
     return [JsonlWriter(folder / "metrics.jsonl"), *writers]

@@ -1,18 +1,28 @@
 """Weights & Biases."""
 
+import secrets
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import UserError
+from penstock.observe.writers.sample_rows import COLUMNS, KEPT_ROWS, Row, with_overview
 
 
 class WandbWriter:
     name = "wandb"
 
-    def __init__(self, project: str, name: str, folder: Path) -> None:
+    def __init__(self, project: str, name: str, folder: Path, known: str | None = None) -> None:
+        """`known` is the id of a run that goes on. Offline each session is a folder of its own, with one id."""
         import wandb
 
+        self._wandb = wandb
+        self._rows: deque[Row] = deque(maxlen=KEPT_ROWS)
+        self.run_id = known or secrets.token_hex(4)
         try:
-            self._run = wandb.init(project=project, name=name, dir=str(folder))
+            self._run = wandb.init(
+                project=project, name=name, dir=str(folder), id=self.run_id, resume="allow" if known else None
+            )
         except wandb.Error as error:
             reason = str(error).strip().splitlines()[0].rstrip(".")
             raise UserError(
@@ -25,7 +35,13 @@ class WandbWriter:
         self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        self._run.log({"step": step, **metrics})
+        self._run.log({"step": step, **with_overview(metrics)})
+
+    def write_samples(self, step: int, rows: Sequence[Row]) -> None:
+        """The newest rows of the run: wandb shows the last table of a name."""
+        self._rows.extend(rows)
+        table = self._wandb.Table(columns=list(COLUMNS), data=[list(row) for row in self._rows])
+        self._run.log({"step": step, "samples": table})
 
     def close(self) -> None:
         self._run.finish()

@@ -21,6 +21,9 @@ class Worker(Protocol):
     async def kill(self) -> None:
         """End it now. What it was asked for fails with `ChannelClosed`."""
 
+    def write_stacks(self) -> str | None:
+        """Let it write the Python stacks of its threads, and say into which file; None where it can't."""
+
 
 class Launcher(Protocol):
     """Starts workers, and ends all that it started when it is left (it is an async context manager)."""

@@ -9,21 +9,21 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
 import sys
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from penstock.channel import Channel
-from penstock.channel.address import Listener
+from penstock.channel.address import Listener, incarnation_name
 from penstock.errors import WorkerDied
 from penstock.orchestration.launchers import Worker
 from penstock.orchestration.launchers.keeper import Keeper, end_group
+from penstock.orchestration.launchers.last_words import count_oom_kills, death_of
 from penstock.orchestration.launchers.private_folder import PrivateFolder
-from penstock.orchestration.launchers.signals import held
+from penstock.orchestration.launchers.signals import STACKS, held
 from penstock.safe_files import open_private
 
 START_TIMEOUT_S = 120.0
@@ -33,8 +33,12 @@ STOP_TIMEOUT_S = 5.0
 class LocalWorker:
     """One child process and the channel to it."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, channel: Channel, log: Path) -> None:
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, channel: Channel, log: Path, oom_kills: int
+    ) -> None:
+        """`oom_kills` is what `count_oom_kills` said before it started."""
         self.name = name
+        self._oom_kills = oom_kills
         self.channel = channel
         self._process = process
         self._log = log
@@ -47,7 +51,7 @@ class LocalWorker:
     async def died(self) -> WorkerDied:
         """Wait for the process to end and say how, with the traceback that it left."""
         code = await self._process.wait()
-        return WorkerDied(_last_words(self.name, self.pid, code, self._log), detail=_tail(self._log))
+        return death_of(self.name, self.pid, code, self._log, self._oom_kills)
 
     async def stop(self) -> None:
         """Close the channel, which ends a healthy worker; one that does not follow is killed."""
@@ -65,6 +69,11 @@ class LocalWorker:
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
 
+    def write_stacks(self) -> str | None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, STACKS)
+        return str(self._log)
+
 
 class LocalLauncher:
     """Starts and stops workers. `folder` is private to the run and lies in memory where it can: it holds the
@@ -76,6 +85,7 @@ class LocalLauncher:
         self._token = secrets.token_hex(16)
         self._arrivals: dict[str, asyncio.Future[Channel]] = {}
         self._workers: list[LocalWorker] = []
+        self._incarnations: Counter[str] = Counter()
         self._starting = asyncio.Lock()
 
     async def __aenter__(self) -> "LocalLauncher":
@@ -104,21 +114,26 @@ class LocalLauncher:
         """Start one worker and wait until it has connected. `environment` is added to what it inherits."""
         log = self._logs / f"{name}.log"
         arrival: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
-        self._arrivals[name] = arrival
-        process = await self._start(name, log, threads, environment or {})
+        self._incarnations[name] += 1
+        incarnation = self._incarnations[name]
+        arriving = incarnation_name(name, incarnation)
+        self._arrivals[arriving] = arrival
+        oom_kills = count_oom_kills()
+        process = await self._start(name, incarnation, log, threads, environment or {})
         self._keeper.add(process.pid)
         exited = asyncio.create_task(process.wait())
         both: set[asyncio.Future[Any]] = {exited, arrival}
         try:
             await asyncio.wait(both, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._arrivals.pop(arriving, None)
             if not arrival.done():  # it died, it is too slow, or the launch was cancelled
                 end_group(process.pid)
                 await asyncio.shield(exited)
         if not arrival.done():
-            raise WorkerDied(_last_words(name, process.pid, exited.result(), log), detail=_tail(log))
+            raise death_of(name, process.pid, exited.result(), log, oom_kills)
         exited.cancel()
-        worker = LocalWorker(name, process, arrival.result(), log)
+        worker = LocalWorker(name, process, arrival.result(), log, oom_kills)
         self._workers.append(worker)
         self._on_launch(worker.channel)
         return worker
@@ -128,7 +143,7 @@ class LocalLauncher:
         self._workers = [one for one in self._workers if one is not worker]
 
     async def _start(
-        self, name: str, log: Path, threads: int, environment: Mapping[str, str]
+        self, name: str, incarnation: int, log: Path, threads: int, environment: Mapping[str, str]
     ) -> asyncio.subprocess.Process:
         # One at a time: signals are held for the whole thread.
         async with self._starting:
@@ -136,6 +151,7 @@ class LocalLauncher:
                 return await asyncio.create_subprocess_exec(
                     sys.executable,
                     *("-m", "penstock.worker", "--connect", self._listener.address, "--name", name),
+                    *("--incarnation", str(incarnation)),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -154,15 +170,3 @@ class LocalLauncher:
             return False
         arrival.set_result(channel)
         return True
-
-
-def _last_words(name: str, pid: int, code: int, log: Path) -> str:
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return f"worker {name} (pid {pid}) {how}; its log is {log}"
-
-
-def _tail(log: Path, num_lines: int = 40) -> str:
-    if not log.is_file():
-        return ""
-    with log.open(errors="replace") as lines:
-        return "".join(deque(lines, maxlen=num_lines))

@@ -3,11 +3,15 @@ answers them, and tells its workers what to do."""
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 LEFT_TO_CONTROLLER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+STACKS = signal.SIGUSR1
+"""A worker that gets this writes the Python stacks of its threads into its log, and goes on."""
 
 
 @contextmanager
@@ -18,6 +22,15 @@ def held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def take_back() -> None:
+    """After a library has set handlers of its own below Python's (Ray's end the process 3 s after a SIGTERM): those
+    that Python knows of count again."""
+    if threading.current_thread() is threading.main_thread():
+        for number in LEFT_TO_CONTROLLER:
+            if (handler := signal.getsignal(number)) is not None:
+                signal.signal(number, handler)
 
 
 def leave_to_controller() -> None:

@@ -44,6 +44,9 @@ class InProcessWorker:
         await asyncio.gather(self._serving, self._reading, return_exceptions=True)
         await self._other.close()
 
+    def write_stacks(self) -> str | None:
+        return None
+
     async def _run(self, serve: Serve) -> None:
         try:
             await serve(self.name, self._other)

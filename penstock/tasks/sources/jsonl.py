@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import TaskError
+from penstock.usercode import where_looked
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     path = path.expanduser()
     if not path.is_file():
-        raise TaskError(f"the task file {path} does not exist")
+        raise TaskError(f"the task file {path} does not exist{where_looked(path)}")
     try:
         return list(_rows(path))
     except UnicodeDecodeError as error:

@@ -59,10 +59,13 @@ def compiler_settings() -> AbstractContextManager[None]:
     Beyond torch's limit of compilations layers run uncompiled, almost silently. The default of eight is too low for
     a model with two kinds of layers, shared prompts or not, and passes with and without gradient. Sizes vary from
     row to row, but a layer's floats never do. If torch took them for variables at first, it would trace the layer
-    twice."""
+    twice. A router that replays enters a mode and leaves it again (`models/routing.py`), which torch takes for a
+    side effect: unless that may be left out of the recomputation, it would not compile checkpointed layers."""
     settings: Any = torch._dynamo.config
     patched: AbstractContextManager[None] = settings.patch(
-        recompile_limit=RECOMPILE_LIMIT, specialize_float=True
+        recompile_limit=RECOMPILE_LIMIT,
+        specialize_float=True,
+        skip_fwd_side_effects_in_bwd_under_checkpoint=True,
     )
     return patched
 

@@ -16,6 +16,7 @@ from torch import nn
 from penstock.models.precision import HALF_TYPES, float32_matmul
 from penstock.models.triton_support import available as kernels_available
 from penstock.trainer.forward.adapted_head import head_of
+from penstock.trainer.forward.split_vocabulary import ELSEWHERE, VocabularyPart, own_vocabulary
 from penstock.transfer import upload
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ class KeptIds:
     offsets: torch.Tensor
     """On the host: it is asked for sizes, and a device would have to be waited for."""
     ids: torch.Tensor
+    are_places: bool = False
+    """Whether `ids` are places in a rank's part of the vocabulary (`split_vocabulary.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,15 +101,21 @@ class TokenHead:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logprob of each target and entropy of its distribution, both (rows,) and differentiable, of
         the distribution that was sampled from: at its temperature, over the kept ids alone."""
+        part: VocabularyPart | None = None
         if self._full_logits:
             weight, bias, shape = None, None, LogitShape()
         else:
             embedding = self.model.get_output_embeddings()
-            states, weight = head_of(embedding, states)
+            states, whole = head_of(embedding, states)
+            weight, part = own_vocabulary(whole)
             bias, shape = getattr(embedding, "bias", None), self._shape
+        if part is not None:
+            targets = part.places(targets)
+            bias = None if bias is None else own_vocabulary(bias)[0]
+            kept = kept and KeptIds(offsets=kept.offsets, ids=part.places(kept.ids), are_places=True)
         fused = self._fused if self._fused is not None else states.is_cuda and kernels_available()
         return _Logprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-            states, weight, bias, targets, temperature, kept, shape, self._chunk, fused
+            states, weight, bias, targets, temperature, kept, shape, self._chunk, fused, part
         )
 
     @torch.no_grad()
@@ -153,23 +162,26 @@ class _Logprobs(torch.autograd.Function):
         shape: LogitShape,
         chunk: int,
         fused: bool,
+        vocabulary: VocabularyPart | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = states.shape[0]
-        lse, logprobs, entropy = (torch.empty(rows, device=states.device) for _ in range(3))
+        lse, chosen, entropy = (torch.empty(rows, device=states.device) for _ in range(3))
         logits = None
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
             raw = _project(states[part], weight, bias)
-            chosen = shape.apply(raw.gather(1, targets[part, None]))[:, 0] / temperature[part]
+            chosen[part] = _chosen(raw, targets[part], shape) / temperature[part]
             logits, lse[part], entropy[part] = _normalise(raw, temperature[part], kept, shape, part, fused)
-            logprobs[part] = chosen - lse[part]
             # Else a chunk would live on while the next one is made.
             del raw
             logits = logits if rows <= chunk else None
+        if vocabulary is not None:
+            lse, entropy, chosen = vocabulary.join(lse, entropy, chosen)
         ctx.save_for_backward(states, weight, bias, targets, temperature, lse, entropy, logits)
         ctx.kept, ctx.shape, ctx.chunk, ctx.fused = kept, shape, chunk, fused
+        ctx.vocabulary = vocabulary
         ctx.set_materialize_grads(False)
-        return logprobs, entropy
+        return chosen - lse, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -219,11 +231,17 @@ class _Logprobs(torch.autograd.Function):
                 grad_bias += grad.sum(dim=0, dtype=torch.float32)
             del grad
         return (
-            grad_states,
+            grad_states if ctx.vocabulary is None else ctx.vocabulary.sum(grad_states),
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            *(None,) * 6,
+            *(None,) * 7,
         )
+
+
+def _chosen(raw: torch.Tensor, targets: torch.Tensor, shape: LogitShape) -> torch.Tensor:
+    """The shaped logits of the targets; zero where another rank has them."""
+    logits = shape.apply(raw.gather(1, targets.clamp_min(0)[:, None]))[:, 0]
+    return torch.where(targets == ELSEWHERE, 0.0, logits)
 
 
 def _project(states: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
@@ -299,7 +317,7 @@ def _gradient(
         inner = (probs * (logp + entropy[:, None])).nan_to_num_(nan=0.0)
         grad -= inner * grad_entropy[:, None]
     index = torch.arange(grad.shape[0], device=grad.device)
-    grad[index, targets] += grad_logprobs
+    grad[index, targets.clamp_min(0)] += torch.where(targets == ELSEWHERE, 0.0, grad_logprobs)
     grad /= temperature[:, None]
     logits = (scaled * temperature[:, None]).nan_to_num_(neginf=0.0) if shape.softcap else scaled
     return shape.grad_(grad, logits).to(dtype)
@@ -343,6 +361,9 @@ def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> tor
     rows = torch.arange(stop - start, device=scaled.device).repeat_interleave(
         counts, output_size=last - first
     )
+    if kept.are_places:
+        own = ids != ELSEWHERE
+        rows, ids = rows[own], ids[own]
     values = scaled[rows, ids]
     scaled.masked_fill_(counts[:, None] > 0, float("-inf"))
     scaled[rows, ids] = values

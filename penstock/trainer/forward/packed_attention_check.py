@@ -1,13 +1,13 @@
 """The trainer's side of the attention probe: packed rows, with prompts of their own and shared."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from penstock.models.attention_probe import check_attention
+from penstock.models.attention_probe import check_attention, log
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.types import Sample, SamplingParams, TrainSequence
@@ -16,9 +16,12 @@ SHARED = 9
 """Tokens that a pair of sequences begins with."""
 
 
-def check_packed_attention(config: Any, max_context: int) -> None:
-    """Refuse a model that packed rows would not compute as its own code does."""
-    check_attention(config, max_context=max_context, ours=packed_logprobs, doing="trained")
+def check_packed_attention(
+    config: Any, max_context: int, *, say: Callable[[str], None] = log.warning
+) -> None:
+    """Refuse a model that packed rows would not compute as its own code does. `say` is told where that can't be
+    known."""
+    check_attention(config, max_context=max_context, ours=packed_logprobs, doing="trained", say=say)
 
 
 def packed_logprobs(twin: nn.Module, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:

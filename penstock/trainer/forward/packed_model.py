@@ -1,28 +1,32 @@
 """A causal LM as the trainer sees it: packed rows in, logprobs of their loss tokens out."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
 from penstock.errors import UserError
 from penstock.models import attention
-from penstock.models.routing import Replay, Routers, find_routers, unwatch
+from penstock.models.attention import AttentionBackend
+from penstock.models.routing import Recording, Replay, Routers, find_routers, unwatch
 from penstock.trainer.forward.checkpointing import (
     Checkpointing,
     compile_layers,
     compiler_settings,
     enable_checkpointing,
 )
+from penstock.trainer.forward.gathered_weights import within
 from penstock.trainer.forward.logprob_head import TokenHead, states_dtype
 from penstock.trainer.forward.packed_attention import PackedAttention
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.forward.shared_prefixes import gather
 from penstock.trainer.forward.value_head import ValueHead
+from penstock.transfer import upload
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,21 @@ class TokenOutputs:
     values: torch.Tensor | None
     routing: torch.Tensor | None = None
     """Where routes are replayed: (layer, token) choices that would have flipped, all, and those replayed."""
+
+
+class RowSplit(Protocol):
+    """How the ranks of a context share a row (`penstock.trainer.parallel.split_sequences`)."""
+
+    @property
+    def size(self) -> int: ...
+
+    def own(self, row: PackedRow) -> Any:
+        """What this rank runs of a row."""
+
+    def joined(
+        self, own: Any, row: PackedRow, outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """What all ranks say of the whole row."""
 
 
 class PackedModel:
@@ -62,6 +81,7 @@ class PackedModel:
         unwatch(model)
         model.eval()
         enable_checkpointing(model, checkpointing)
+        self._context: RowSplit | None = None
         self._value_head = value_head
         self._head = TokenHead(model, chunk_tokens=chunk_tokens)
         self._device = next(model.parameters()).device
@@ -78,6 +98,26 @@ class PackedModel:
         self._compiled = compiled
         if compiled:
             compile_layers(model)
+        self._model = model
+
+    @property
+    def model(self) -> Any:
+        return self._model
+
+    def split(self, split: Callable[[nn.Module], None], device: str) -> None:
+        """Split the model over ranks, in place. It was checked as a whole before."""
+        split(self._model)
+        self._device = torch.device(device)
+
+    def split_rows(self, context: "RowSplit", wrap: Callable[[AttentionBackend], AttentionBackend]) -> None:
+        """From now on this rank runs its part of every row, and its attention is what `wrap` makes of it."""
+        if not self._packs or self._head.uses_full_logits:
+            name = type(self._model).__name__
+            raise UserError(
+                f"the tokens of a sequence of {name} can't be split; set trainer.parallel.context=1"
+            )
+        self._context = context
+        attention.attach(self._model, wrap(self._attention))
 
     @property
     def shares_prefixes(self) -> bool:
@@ -98,30 +138,53 @@ class PackedModel:
         outputs = self._outputs(row)
         if replay is None or row.routing is None:
             return outputs
-        counts = [row.routing.num_choices, row.routing.num_replayed]
-        routing = torch.stack([replay.num_flipped, *torch.tensor(counts, device=self._device)])
+        counts = np.array([row.routing.num_choices, row.routing.num_replayed])
+        routing = torch.cat([replay.num_flipped[None], upload(counts, self._device)])
         return replace(outputs, routing=routing)
 
     def _begin_replay(self, row: PackedRow) -> Replay | None:
         if row.routing is None or not self._replays:
             return None
-        if self._routers is None:
-            raise UserError(self._no_routers or "routes were recorded, and the trained model has no experts")
-        if self._compiled:
-            raise UserError(
-                "routes can't be replayed in compiled layers yet; set trainer.compile=off, or "
-                "engine.record_routing=off to train without them"
-            )
-        self._routers.watch()
+        self.require_routers().watch()
         return row.routing.replay()
 
+    def require_routers(self) -> Routers:
+        """The routers, or a refusal that says why their choices can't be replayed."""
+        if self._routers is None:
+            raise UserError(self._no_routers or "routes were recorded, and the trained model has no experts")
+        return self._routers
+
+    @torch.no_grad()
+    def chosen(self, row: PackedRow) -> torch.Tensor:
+        """(layers, tokens, k): the experts that the live routers choose for a row."""
+        routers = self.require_routers()
+        routers.watch()
+        recording = Recording(routers.shape.num_layers)
+        with routers.seen_by(recording):
+            self._outputs(row)
+        return torch.stack([ids for ids in recording.ids if ids is not None])
+
+    def expect_routes(self) -> None:
+        """Rows will come with recorded routes: layers are compiled for those, which serve rows without them too."""
+        if self._routers is not None:
+            self._routers.watch()
+
     def _outputs(self, row: PackedRow) -> TokenOutputs:
-        with compiler_settings() if self._compiled else nullcontext():
-            states = self._states(row.input_ids, row.position_ids, row.lengths, row.members)
-        states = gather(states, row.rows) if row.num_shared_tokens else states.index_select(0, row.rows)
-        logprobs, entropy = self._head(states, row.targets, row.temperature, row.kept)
-        values = self._value_head(states) if self._value_head is not None else None
+        logprobs, entropy, values = within(self._model)(self._compute, row)
         return TokenOutputs(logprobs=logprobs, entropy=entropy, values=values)
+
+    def _compute(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Tensors in a tuple: of what a split model gives, only those have gradients that it sees."""
+        own = row if self._context is None else self._context.own(row)
+        with compiler_settings() if self._compiled else nullcontext():
+            states = self._states(own.input_ids, own.position_ids, own.lengths, own.members)
+        states = gather(states, own.rows) if row.num_shared_tokens else states.index_select(0, own.rows)
+        logprobs, entropy = self._head(states, own.targets, own.temperature, own.kept)
+        # A copy: of a view, the hooks of a split model could be lost.
+        values = None if self._value_head is None else self._value_head(states).clone()
+        if self._context is None:
+            return logprobs, entropy, values
+        return self._context.joined(own, row, (logprobs, entropy, values))
 
     @torch.no_grad()
     def _find_routers(self, model: nn.Module) -> tuple[Routers | None, str]:
@@ -133,7 +196,11 @@ class PackedModel:
         except UserError as error:
             return None, str(error)
         if routers is not None and not self._packs:
-            return None, f"{type(model).__name__} can't be packed, so its routes can't be replayed"
+            name = type(model).__name__
+            return (
+                None,
+                f"{name} can't be packed, so its experts can't be replayed; set engine.record_routing=off",
+            )
         return routers, ""
 
     def _states(
@@ -143,7 +210,8 @@ class PackedModel:
         lengths: Sequence[int],
         members: Sequence[int] = (),
     ) -> torch.Tensor:
-        if input_ids.shape[1] != sum(lengths):  # compiled layers do not look at lengths
+        num_ranks = 1 if self._context is None else self._context.size
+        if input_ids.shape[1] * num_ranks != sum(lengths):  # compiled layers do not look at lengths
             raise ValueError(f"a row of {input_ids.shape[1]} tokens can't have lengths {list(lengths)}")
         if self._packs:
             self._attention.set_lengths(lengths, self._device, members)

@@ -10,7 +10,7 @@ from penstock.blobs import MemoryBlobs
 from penstock.interfaces import BlobStore
 from penstock.sampling_masks import fetch_mask, kept_ids
 from penstock.trainer.forward.logprob_head import KeptIds
-from penstock.trainer.forward.row_routing import RowRouting
+from penstock.trainer.forward.row_routing import RowRouting, SampleRoutes
 from penstock.trainer.sharing import RowLayout, loss_positions
 from penstock.types import FloatArray, IntArray, RoutingShape, Sample, TrainSequence
 
@@ -81,13 +81,15 @@ class PackedRow:
                     f"a sample drawn with {', '.join(sample.sampling.not_replayed())} can't be trained on: "
                     "the trainer can't replay it; sample without"
                 )
-        layout = RowLayout.of([sequences[index] for index in chosen], shared=shared_prompts)
+        blobs = blobs or MemoryBlobs()
+        records = None if routing is None else [SampleRoutes.of(sample, routing, blobs) for sample in samples]
+        marks = None if records is None or not shared_prompts else [record.marks for record in records]
+        layout = RowLayout.of([sequences[index] for index in chosen], shared=shared_prompts, marks=marks)
         counts = [len(positions) for positions in positions_of]
 
         def column(parts: list[np.ndarray], dtype: torch.dtype) -> torch.Tensor:
             return torch.from_numpy(np.concatenate(parts)).to(device=device, dtype=dtype)
 
-        blobs = blobs or MemoryBlobs()
         picked = list(zip(samples, positions_of, strict=True))
         return cls(
             sequences=tuple(sequences[index] for index in chosen),
@@ -115,9 +117,7 @@ class PackedRow:
             },
             members=layout.members,
             num_shared_tokens=layout.num_shared_tokens,
-            routing=None
-            if routing is None
-            else RowRouting.of(samples, layout.segments, routing, blobs=blobs, device=device),
+            routing=None if records is None else RowRouting.of(records, layout.segments, device=device),
         )
 
 

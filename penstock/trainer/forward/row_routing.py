@@ -8,17 +8,45 @@ import torch
 
 from penstock.interfaces import BlobStore
 from penstock.models.routing import Replay
-from penstock.routing_records import check_routing, fetch_routes, no_routes
+from penstock.routing_records import Routes, check_routing, fetch_routes, no_routes
 from penstock.trainer.sharing import Segment
-from penstock.types import RoutingRef, RoutingShape, Sample
+from penstock.transfer import upload
+from penstock.types import BoolArray, IntArray, RoutingShape, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRoutes:
+    """The experts of a sample's tokens, as they were recorded."""
+
+    ids: Routes
+    """(tokens, layers, k)."""
+    known: BoolArray
+    """(tokens,): whether there is a record."""
+
+    @classmethod
+    def of(cls, sample: Sample, shape: RoutingShape, blobs: BlobStore) -> "SampleRoutes":
+        """`BlobLost` where a record is missing, or not one of a model of this shape."""
+        ids, known = no_routes(shape, len(sample.token_ids)), np.zeros(len(sample.token_ids), dtype=np.bool_)
+        for ref in sample.routing:
+            check_routing(ref, shape)
+            ids[ref.start : ref.end] = fetch_routes(blobs, ref)
+            known[ref.start : ref.end] = True
+        return cls(ids=ids, known=known)
+
+    @property
+    def marks(self) -> IntArray:
+        """A row for each token: two tokens may run as one where their rows are the same."""
+        flat: IntArray = self.ids.reshape(len(self.ids), -1).astype(np.int32)
+        flat[~self.known] = -1
+        return flat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRouting:
-    """Experts of every token of a row. A prompt that is laid once has the record of one of its sequences."""
+    """Experts of every token of a row."""
 
     ids: torch.Tensor
-    """(layers, tokens, k)."""
+    """(layers, tokens, k), in as many bytes as records have."""
     known: torch.Tensor
     """(tokens,): whether there is a record."""
     num_known: int
@@ -34,38 +62,20 @@ class RowRouting:
 
     def replay(self) -> Replay:
         """For one forward pass and its backward."""
-        return Replay(self.ids, self.known)
+        return Replay(self.ids, self.known, all_known=self.num_known == len(self.known))
 
     @classmethod
     def of(
-        cls,
-        samples: Sequence[Sample],
-        segments: Sequence[Segment],
-        shape: RoutingShape,
-        *,
-        blobs: BlobStore,
-        device: torch.device | str,
+        cls, records: Sequence[SampleRoutes], segments: Sequence[Segment], *, device: torch.device | str
     ) -> "RowRouting":
-        """`BlobLost` where a record is missing, or not one of a model of this shape."""
-        rows, known = [], []
-        for segment in segments:
-            size = segment.stop - segment.start
-            rows.append(no_routes(shape, size))
-            known.append(np.zeros(size, dtype=np.bool_))
-            for ref in _parts(samples[segment.sequence], segment):
-                check_routing(ref, shape)
-                part = slice(ref.start - segment.start, ref.end - segment.start)
-                rows[-1][part] = fetch_routes(blobs, ref)
-                known[-1][part] = True
-        ids = np.concatenate(rows).astype(np.int16).transpose(1, 0, 2)
-        of_tokens = np.concatenate(known)
+        """`records` are those of the row's sequences. What is laid once has one record in all that share it."""
+        parts = [(records[part.sequence], slice(part.start, part.stop)) for part in segments]
+        ids = np.concatenate([record.ids[part] for record, part in parts])
+        of_tokens = np.concatenate([record.known[part] for record, part in parts])
+        if ids.dtype.itemsize > 1:
+            ids = ids.view(np.int16)  # torch has few operations for unsigned numbers of two bytes
         return cls(
-            ids=torch.from_numpy(np.ascontiguousarray(ids)).to(device),
-            known=torch.from_numpy(of_tokens).to(device),
+            ids=upload(ids, torch.device(device)).transpose(0, 1).contiguous(),
+            known=upload(of_tokens, torch.device(device)),
             num_known=int(of_tokens.sum()),
         )
-
-
-def _parts(sample: Sample, segment: Segment) -> list[RoutingRef]:
-    parts = (ref.within(segment.start, segment.stop) for ref in sample.routing)
-    return [part for part in parts if part is not None]

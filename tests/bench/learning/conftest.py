@@ -10,27 +10,37 @@ from transformers import AutoModelForCausalLM
 from penstock.bench.learning.arms import Setup
 from penstock.bench.learning.token_sampler import Answers
 from penstock.demo.arithmetic import make_tasks
-from penstock.demo.model import Recipe, ensure_builtin_model
+from penstock.demo.model import MixtureRecipe, Recipe, ensure_builtin_model
 from penstock.models.tokenizer import ChatTokenizer
 
 NUM_TASKS, NUM_HELDOUT = 48, 16
-RECIPE = Recipe(
-    max_steps=2,
-    settle_steps=1,
-    check_steps=1,
-    learnt_share=0.0,
-    warmup_steps=1,
-    batch=8,
-    hidden_size=64,
-    mlp_size=128,
-    min_exact=0.0,
-    max_exact=1.0,
-)
+QUICK: dict[str, Any] = {
+    "max_steps": 2,
+    "settle_steps": 1,
+    "check_steps": 1,
+    "learnt_share": 0.0,
+    "warmup_steps": 1,
+    "batch": 8,
+    "hidden_size": 64,
+    "min_exact": 0.0,
+    "max_exact": 1.0,
+}
+RECIPE = Recipe(mlp_size=128, **QUICK)
+MIXTURE = MixtureRecipe(mlp_size=32, **QUICK)
 
 
 @pytest.fixture(scope="session")
 def adder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = ensure_builtin_model(tmp_path_factory.mktemp("adder"), recipe=RECIPE, threads=1)
+    return make_adder(tmp_path_factory.mktemp("adder"), RECIPE)
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_adder(tmp_path_factory.mktemp("mixture"), MIXTURE)
+
+
+def make_adder(folder: Path, recipe: Recipe) -> Path:
+    folder = ensure_builtin_model(folder, recipe=recipe, threads=1)
     tasks = [
         *make_tasks("train", size=NUM_TASKS, seed=0),
         *make_tasks("heldout", size=NUM_HELDOUT, seed=0),

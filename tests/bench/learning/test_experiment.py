@@ -9,6 +9,10 @@ from penstock.bench.learning import experiment
 from penstock.bench.learning.arms import Arm, Setup
 from penstock.bench.learning.experiment import Plan, run
 
+ROUTING_ARMS = {
+    "routing/agreeing", "routing/tenth/replayed", "routing/tenth/free", "routing/half/replayed", "routing/half/free",
+}  # fmt: skip
+
 
 @pytest.fixture
 def plan() -> Plan:
@@ -68,6 +72,36 @@ def test_an_adapter_learns_beside_full_fine_tuning(setup: Setup) -> None:
     assert len(set(curve.rewards)) == len(curve.rewards)
     assert 0 < curve.logprob_gap_max < experiment.MAX_LOGPROB_GAP
     assert {arm.name for arm, _ in experiment.PARTS["lora"].jobs()} == {"default/0", "lora/0"}
+
+
+def test_routers_that_err_are_measured_with_replay_and_without(
+    setup: Setup, mixture: Path, tmp_path: Path
+) -> None:
+    plan = dataclasses.replace(experiment.PARTS["routing"], routing_seeds=1, workers=1)
+    setup = dataclasses.replace(setup, model=str(mixture))
+    report = run(tmp_path / "moe.json", plan=plan, setup=setup, console=Console(quiet=True))
+    arms = report["arms"]
+    assert set(arms) == ROUTING_ARMS
+    assert arms["routing/agreeing"]["area_ratio"]["values"] == [1.0]
+    assert set(report["headline"]) == {
+        f"auc_ratio_{name.replace('/', '_')}" for name in ROUTING_ARMS - {"routing/agreeing"}
+    }
+    tenth, half = (arms[f"routing/{share}/replayed"]["routing"] for share in ("tenth", "half"))
+    assert tenth["routing_replayed"] == half["routing_replayed"] == 1.0
+    assert 0.02 < tenth["routing_flipped"] < half["routing_flipped"]
+    assert half["routing_gap"] < 1e-5 < half["routing_gap_without"]
+    assert arms["routing/half/free"]["routing"] == {}
+    gaps = {curve["arm"]: curve["logprob_gap_max"] for curve in report["curves"]}
+    assert max(gaps["routing/agreeing"], gaps["routing/half/replayed"]) < 1e-4
+    assert gaps["routing/half/free"] > 1e-2
+    assert (tmp_path / "moe-routing.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_mixture_is_a_part_of_its_own() -> None:
+    jobs = list(experiment.PARTS["routing"].jobs())
+    assert {seed for _, seed in jobs} == set(range(5))
+    assert {arm.name for arm, _ in jobs} == ROUTING_ARMS
+    assert not any(arm.routers for arm, _ in experiment.FULL.jobs())
 
 
 def test_truncated_importance_sampling_has_its_cap_and_no_other_correction() -> None:

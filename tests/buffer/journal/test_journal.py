@@ -3,18 +3,21 @@
 import asyncio
 import errno
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.bench.crashes.power_loss import PowerLossFiles, PowerLost
+from penstock.buffer.journal.disk_room import DiskRoom
 from penstock.buffer.journal.journal import Journal, JournalFailed
 from penstock.buffer.journal.journal_files import DiskFiles, JournalFiles
 from penstock.buffer.journal.replay import mend, read_base, replay, segments_of
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from tests.buffer.journal.power_loss import PowerLossFiles, PowerLost
 
 
 async def inline(write: Callable[[], None]) -> None:
@@ -22,14 +25,22 @@ async def inline(write: Callable[[], None]) -> None:
     write()
 
 
-def recovered(files: JournalFiles) -> tuple[list[str], Journal]:
+def as_they_are(records: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    return [(record, record) for record in records]
+
+
+def journal_on(files: JournalFiles, **settings: Any) -> Journal[bytes]:
+    end = replay(files, lambda record, segment: None)
+    return Journal(files, end, encode=as_they_are, **{"in_thread": inline, **settings})
+
+
+def recovered(files: JournalFiles) -> tuple[list[str], Journal[bytes]]:
     found: list[str] = []
-    end = replay(files, lambda record, segment: found.append(record.decode()))
-    mend(files, end)
-    return found, Journal(files, end, segment_bytes=120, in_thread=inline)
+    mend(files, replay(files, lambda record, segment: found.append(record.decode())))
+    return found, journal_on(files, segment_bytes=120)
 
 
-async def append_all(journal: Journal, words: list[str], acknowledged: list[str], burst: int) -> None:
+async def append_all(journal: Journal[bytes], words: list[str], acknowledged: list[str], burst: int) -> None:
     """In bursts, each of which may become one commit."""
 
     async def one(word: str) -> None:
@@ -75,20 +86,55 @@ def test_power_loss_at_any_write_loses_nothing_that_was_acknowledged(
 
 
 def test_many_appends_share_one_sync() -> None:
+    sequences: list[tuple[int, int]] = []
+
     async def scene() -> None:
-        files = PowerLossFiles()
-        sequences = []
-        journal = Journal(
-            files,
-            replay(files, lambda record, segment: None),
-            in_thread=inline,
-            committed=lambda records, segment, sequence: sequences.append((sequence, len(records))),
-        )
-        async with journal:
+        committed = lambda records, segment, sequence: sequences.append((sequence, len(records)))  # noqa: E731
+        async with journal_on(PowerLossFiles(), committed=committed) as journal:
             await asyncio.gather(*(journal.append(b"r") for _ in range(50)))
-        assert sequences == [(1, 50)]
 
     asyncio.run(scene())
+    assert sequences == [(1, 50)]
+
+
+def test_commits_keep_their_distance_unless_somebody_waits() -> None:
+    """The first begins at once. What comes soon after shares the next, 2 s later; a waiter makes it begin now."""
+    commits: list[tuple[float, int]] = []
+
+    async def scene() -> None:
+        now = asyncio.get_running_loop().time
+        committed = lambda records, segment, sequence: commits.append((now(), len(records)))  # noqa: E731
+        async with journal_on(PowerLossFiles(), committed=committed, spacing_s=2.0) as journal:
+            journal.push(b"1")
+            await asyncio.sleep(0.5)
+            journal.push(b"2")
+            await asyncio.sleep(0.5)
+            journal.push(b"3")
+            await asyncio.sleep(2)
+            place = journal.push(b"4")
+            journal.push(b"5")
+            await journal.durable(place)
+            assert now() == 3.0
+            await journal.durable(place)
+            await asyncio.sleep(9)
+            journal.push(b"6")
+            await asyncio.sleep(0.5)
+
+    run_in_virtual_time(scene())
+    assert commits == [(0.0, 1), (2.0, 2), (3.0, 2), (12.0, 1)]
+
+
+def test_a_large_commit_becomes_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.buffer.journal.journal.COMMIT_BYTES", 10)
+    commits: list[list[bytes]] = []
+
+    async def scene() -> None:
+        committed = lambda records, segment, sequence: commits.append(list(records))  # noqa: E731
+        async with journal_on(PowerLossFiles(), committed=committed) as journal:
+            await asyncio.gather(*(journal.append(b"four") for _ in range(4)))
+
+    asyncio.run(scene())
+    assert commits == [[b"four"] * 3, [b"four"]]
 
 
 def test_a_full_disk_pauses_and_is_told_and_loses_nothing() -> None:
@@ -97,10 +143,8 @@ def test_a_full_disk_pauses_and_is_told_and_loses_nothing() -> None:
     async def scene() -> None:
         files = PowerLossFiles()
         files.room = 30
-        journal = Journal(
-            files, replay(files, lambda r, s: None), in_thread=inline, say=said.append, retry_s=5
-        )
-        async with journal:
+        room = DiskRoom(say=said.append, retry_s=5)
+        async with journal_on(files, room=room) as journal:
             appending = asyncio.create_task(journal.append(b"kept" * 20))
             await asyncio.sleep(62)
             assert not appending.done()
@@ -108,11 +152,52 @@ def test_a_full_disk_pauses_and_is_told_and_loses_nothing() -> None:
             await appending
             assert asyncio.get_running_loop().time() == 65
         assert recovered(files)[0] == ["kept" * 20]
+        assert journal.num_lost == 0
 
     run_in_virtual_time(scene())
     assert len(said) == 2
     assert said[0].startswith("the disk is full: the run waits, and loses nothing; make room")
     assert said[1].startswith("the disk has room again")
+
+
+def test_a_run_that_ends_on_a_full_disk_knows_what_it_lost() -> None:
+    async def scene() -> None:
+        files = PowerLossFiles()
+        async with journal_on(files) as journal:
+            await journal.append(b"safe")
+            files.room = 0
+            journal.push(b"1")
+            await asyncio.sleep(1)
+            journal.push(b"2")
+        assert journal.num_lost == 2
+        assert "No space left" in str(journal.error)
+        assert recovered(files)[0] == ["safe"]
+
+    run_in_virtual_time(scene())
+
+
+def test_what_a_full_disk_let_through_is_cut_though_cutting_failed_at_first() -> None:
+    async def scene() -> None:
+        files = PowerLossFiles()
+        failing = iter([True, False, False])
+        cut = files.cut
+
+        def stubborn(name: str, size: int) -> None:
+            if next(failing):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            cut(name, size)
+
+        files.cut = stubborn  # type: ignore[method-assign]
+        async with journal_on(files) as journal:
+            await journal.append(b"1")
+            files.room = 20
+            appending = asyncio.create_task(journal.append(b"2" * 40))
+            await asyncio.sleep(1)
+            files.room = None
+            await appending
+        assert recovered(files)[0] == ["1", "2" * 40]
+
+    run_in_virtual_time(scene())
 
 
 def test_a_disk_that_fails_ends_the_run() -> None:
@@ -123,23 +208,23 @@ def test_a_disk_that_fails_ends_the_run() -> None:
             raise OSError(errno.EIO, "Input/output error")
 
         files.sync = broken  # type: ignore[method-assign]
-        async with Journal(files, replay(files, lambda r, s: None), in_thread=inline) as journal:
+        async with journal_on(files) as journal:
             with pytest.raises(JournalFailed, match="can't be written: .*Input/output error"):
                 await journal.append(b"1")
             with pytest.raises(JournalFailed, match="can't be written"):
                 journal.push(b"2")
+            with pytest.raises(JournalFailed, match="can't be written"):
+                await journal.durable()
 
     asyncio.run(scene())
 
 
 def test_nobody_waits_for_a_writer_that_was_cancelled() -> None:
     async def scene() -> None:
-        files = PowerLossFiles()
-
         async def stuck(write: Callable[[], None]) -> None:
             await asyncio.Event().wait()
 
-        journal = Journal(files, replay(files, lambda r, s: None), in_thread=stuck)
+        journal = journal_on(PowerLossFiles(), in_thread=stuck)
         await journal.__aenter__()
         appending = asyncio.create_task(journal.append(b"1"))
         await asyncio.sleep(0.1)
@@ -155,10 +240,13 @@ def test_nobody_waits_for_a_writer_that_was_cancelled() -> None:
 
 
 def test_segments_rotate_and_those_that_are_covered_go(tmp_path: Path) -> None:
+    segments: list[int] = []
+
     async def scene() -> None:
-        _, journal = recovered(DiskFiles(tmp_path))
-        async with journal:
-            segments = [await journal.append(b"x" * 60) for _ in range(6)]
+        committed = lambda records, segment, sequence: segments.append(segment)  # noqa: E731
+        async with journal_on(DiskFiles(tmp_path), segment_bytes=120, committed=committed) as journal:
+            for _ in range(6):
+                await journal.append(b"x" * 60)
             assert segments == [1, 1, 2, 2, 3, 3]
             await journal.collect(lambda: (3, b"the first four"))
             with pytest.raises(ValueError, match="segment 4 is not written yet; the current one is 3"):
@@ -169,3 +257,52 @@ def test_segments_rotate_and_those_that_are_covered_go(tmp_path: Path) -> None:
     assert segments_of(files) == [3]
     assert read_base(files) == (3, b"the first four")
     assert recovered(files)[0] == ["x" * 60] * 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(deaths=st.lists(st.integers(1, 60), min_size=1, max_size=4), seed=st.integers(0, 2**16))
+def test_power_loss_while_segments_are_removed_loses_nothing(deaths: list[int], seed: int) -> None:
+    """What stands for removed segments and what is left of the others are all that was acknowledged, once."""
+    rng, files, acknowledged, tried = random.Random(seed), PowerLossFiles(), [], []
+
+    async def life(number: int) -> None:
+        segments = _words_by_segment(files)
+        _, state = read_base(files)
+        gone = [] if state is None else state.decode().split()
+        committed = lambda records, segment, sequence: segments.setdefault(segment, []).extend(  # noqa: E731
+            record.decode() for record in records
+        )
+
+        def covered() -> tuple[int, bytes] | None:
+            first = max(segments)
+            before = [word for segment in sorted(segments) if segment < first for word in segments[segment]]
+            return first, " ".join([*gone, *before]).encode()
+
+        async with journal_on(files, segment_bytes=120, committed=committed) as journal:
+            for index in range(12):
+                word = f"{number}:{index}" + "x" * rng.randint(0, 30)
+                tried.append(word)
+                await journal.append(word.encode())
+                acknowledged.append(word)
+                if rng.random() < 0.3:
+                    await journal.collect(covered)
+
+    for number, dies_at in enumerate(deaths):
+        mend(files, replay(files, lambda record, segment: None))
+        files.dies_at = files.operations + dies_at
+        with suppress(PowerLost, JournalFailed):
+            asyncio.run(life(number))
+        files = files.after_power_loss(rng)
+    _, state = read_base(files)
+    mend(files, replay(files, lambda record, segment: None))
+    left = [word for words in _words_by_segment(files).values() for word in words]
+    found = ([] if state is None else state.decode().split()) + left
+    assert len(found) == len(set(found))
+    assert set(acknowledged) <= set(found) <= set(tried)
+    assert found == [word for word in tried if word in set(found)]
+
+
+def _words_by_segment(files: JournalFiles) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    replay(files, lambda record, segment: found.setdefault(segment, []).append(record.decode()))
+    return found

@@ -2,9 +2,9 @@
 
 import pytest
 
+from penstock.bench.crashes.power_loss import PowerLossFiles
 from penstock.buffer.journal.frames import JournalDamaged, frame, header
 from penstock.buffer.journal.replay import BASE, base_file, mend, replay, segment_name
-from tests.buffer.journal.power_loss import PowerLossFiles
 
 ONE = header() + frame(1, [b"a", b"b"])
 TWO = frame(2, [b"c"])

@@ -8,6 +8,8 @@ import torch
 from penstock.engines.embedded.scheduler import Batch
 from penstock.errors import NonFiniteLogits, PenstockError, RequestRefused
 from penstock.interfaces import Engine
+from penstock.types import Wave
+from tests.engines.capability_contract import CapabilityContract, Stage
 from tests.engines.contract import EngineContract, ask, collect, joined, update_to
 from tests.engines.embedded.test_delivery import Letters
 from tests.engines.embedded.tiny import VOCAB, Driver, make_engine, make_model, serve
@@ -18,6 +20,20 @@ class TestContract(EngineContract):
     async def open_engine(self) -> AsyncIterator[Engine]:
         async with serve(max_context=64) as engine:
             yield engine
+
+
+class Alphabet(Letters):
+    """Every token is one letter."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(chr(ord("A") + token) for token in token_ids)
+
+
+class TestCapabilities(CapabilityContract):
+    @asynccontextmanager
+    async def open_stage(self) -> AsyncIterator[Stage]:
+        async with serve(max_context=64, tokenizer=Alphabet()) as engine:
+            yield Stage(engine, make_model(), Alphabet().decode)
 
 
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"temperature": 0.0}], ids=str)
@@ -52,6 +68,31 @@ def test_logits_that_are_not_finite_fail_their_request_and_are_counted(options: 
             assert report.num_running == 0
 
     asyncio.run(main())
+
+
+def test_a_wave_has_a_batch_of_its_own_however_its_requests_come() -> None:
+    async def batches(names: list[str]) -> list[list[str]]:
+        seen: list[list[str]] = []
+        async with serve() as engine:
+            forward = engine._runner.forward
+
+            def watched(batch: Batch) -> torch.Tensor:
+                seen.append([seq.request.id for seq, _, _ in batch.spans])
+                return forward(batch)
+
+            engine._runner.forward = watched  # type: ignore[method-assign]
+            async with asyncio.TaskGroup() as tasks:
+                for name in names:
+                    wave = Wave(name=name[:2], size=2)
+                    request = ask(name, max_tokens=3, wave=wave, priority=int(name[1]))
+                    tasks.create_task(collect(engine.generate(request)))
+                    await asyncio.sleep(0)
+        return seen
+
+    found = asyncio.run(batches(["g1.0", "g1.1", "g2.0", "g2.1"]))
+    assert ["g1.0", "g1.1"] in found and ["g2.0", "g2.1"] in found
+    assert all(len({name[:2] for name in batch}) == 1 for batch in found)
+    assert asyncio.run(batches(["g2.1", "g1.1", "g1.0", "g2.0"])) == found
 
 
 def test_an_error_in_a_step_fails_every_request_and_leaves_the_loop() -> None:
@@ -203,6 +244,20 @@ def test_requests_wait_until_the_loop_runs_and_the_loop_waits_for_requests() -> 
     asyncio.run(main())
 
 
+def test_its_loop_says_how_far_it_is_while_it_has_work() -> None:
+    async def main() -> None:
+        async with serve() as engine:
+            assert engine.progress() is None
+            seen = []
+            async for _ in engine.generate(ask("a", max_tokens=3, chunk_tokens=1)):
+                seen.append(engine.progress())
+            assert [one for one in seen if one is not None] == [1, 2]
+            await asyncio.sleep(0)
+            assert engine.progress() is None
+
+    asyncio.run(main())
+
+
 def test_a_seed_of_the_engine_makes_unseeded_requests_repeatable() -> None:
     async def once(seed: int) -> list[int]:
         driver = Driver(make_engine(make_model(), seed=seed))
@@ -240,7 +295,7 @@ def test_the_report_says_what_the_engine_can_do() -> None:
         plain = set((await make_engine(make_model()).report()).capabilities)
         assert plain == {
             "logprobs", "versions", "greedy", "seed", "truncation", "penalties", "logit_bias", "min_tokens",
-            "priority", "forks", "prefix_cache", "sampling_mask", "adapters",
+            "priority", "forks", "prefix_cache", "sampling_mask", "adapters", "delta", "exact_resume", "waves",
             "interrupt:inflight", "interrupt:inflight_recompute", "interrupt:drain", "interrupt:abort_resume",
             "interrupt:abort_retry",
         }  # fmt: skip

@@ -85,3 +85,21 @@ def test_a_mask_that_cant_be_stored_costs_its_request_and_not_the_engine() -> No
     assert scheduler.finished == 1
     with pytest.raises(BlobLost, match="no space left"):
         asyncio.run(stream.next())
+
+
+def test_masks_go_out_in_pieces_where_another_engine_may_have_to_go_on() -> None:
+    blobs = MemoryBlobs()
+    outbox = Outbox(cast(Any, NoScheduler()), None, 320, blobs)
+    seq = row(record_sampling_mask=True, max_tokens=12, record_every=4)
+    stream = outbox.streams[seq.request.id] = Stream()
+    for _ in range(3):
+        outbox.send_due(seq, outbox.take(seq, [1, 2, 2, 4], [-1.0] * 4, [7] * 4, KEPT))
+
+    async def read() -> list[MaskRef | None]:
+        return [(await stream.next()).sampling_mask for _ in range(3)]
+
+    refs = asyncio.run(read())
+    assert [(ref.start, ref.num_tokens) for ref in refs if ref is not None] == [(0, 4), (4, 4), (8, 4)]
+    for ref in refs:
+        assert ref is not None
+        assert fetch_mask(blobs, ref).words.tolist() == KEPT.words.tolist()

@@ -18,7 +18,9 @@ def test_past_every_limit_these_are_exact(config):
 
 
 @pytest.mark.parametrize(
-    ("config", "limit"), [(families.llama4(), 8192), (families.longrope(), 4096)], ids=["llama4", "longrope"]
+    ("config", "limit"),
+    [(families.llama4(), 8192), (families.llama4_chunks(), 8192), (families.longrope(), 4096)],
+    ids=["llama4", "llama4_chunks", "longrope"],
 )
 def test_these_are_exact_up_to_their_limit_and_refused_past_it(config, limit):
     check_paged_attention(config, limit)

@@ -18,7 +18,8 @@ from penstock.engines.embedded.route_store import RouteStore
 from penstock.errors import UserError
 from penstock.models.routing import Recording, find_routers
 from penstock.routing_records import fetch_routes
-from penstock.types import GenerateRequest, Interrupt, Parent, RoutingShape, since_restart
+from penstock.sampling_masks import fetch_mask
+from penstock.types import AnswerSoFar, GenerateRequest, Interrupt, Parent, RoutingShape, since_restart
 from tests.engines.contract import ask
 from tests.engines.embedded.test_exact import first_tie, play_move
 from tests.engines.embedded.test_interrupts import update
@@ -229,3 +230,37 @@ def test_blocks_are_copied_with_their_routes() -> None:
     store.copy_blocks([(1, 3), (0, 2)])
     assert store._tokens[6:8].tolist() == store._tokens[2:4].tolist() == [[[0, 0], [1, 1], [2, 2]]] * 2
     assert not store._tokens[4:6].any()
+
+
+def test_an_answer_that_another_engine_goes_on_with_keeps_masks_and_routes() -> None:
+    """Of the part that was made, in pieces as they were stored; of the rest, as if one engine had made all."""
+    options = {"seed": 5, "top_k": 4, "record_sampling_mask": True, "record_routing": True, "max_tokens": 9}
+
+    async def main() -> None:
+        whole = make_engine(make_model(FAMILY))
+        driver = Driver(whole)
+        await driver.start(ask("whole", PROMPT, record_every=3, chunk_tokens=3, **options))
+        await driver.drain()
+        kept, last = driver.chunks["whole"][:2], driver.chunks["whole"][2]
+        answer = AnswerSoFar(driver.requests["whole"], records_routing=True)
+        for chunk in kept:
+            answer.add(chunk)
+        request = answer.hand_on(resumes=True).request
+        assert (request.num_resumed, request.routing_start) == (6, len(PROMPT) + 5)
+        other = Driver(make_engine(make_model(FAMILY)))
+        await other.start(request)
+        await other.drain()
+        (rest,) = other.chunks["whole"]
+        assert rest.token_ids.tolist() == last.token_ids.tolist()
+        assert rest.sampling_mask is not None
+        assert rest.routing is not None
+        assert last.sampling_mask is not None
+        assert last.routing is not None
+        assert (rest.sampling_mask.start, rest.routing.start, rest.routing.end) == (6, 16, 19)
+        assert rest.routing.blob.key.endswith("whole.6.routes")
+        again = fetch_mask(other.engine.blobs, rest.sampling_mask)
+        assert again.words.tolist() == fetch_mask(whole.blobs, last.sampling_mask).words.tolist()
+        one_rows = fetch_routes(whole.blobs, last.routing)
+        assert fetch_routes(other.engine.blobs, rest.routing).tolist() == one_rows.tolist()
+
+    asyncio.run(main())

@@ -221,6 +221,7 @@ def open_device_on_cpu(runner: Any, config: EmbeddedConfig, versions: Mapping[st
         window=config.window,
         versions=versions,
         max_adapters=config.max_adapters,
+        routes=runner.open_device_routes(),
     )
 
 

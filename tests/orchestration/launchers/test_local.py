@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from penstock.channel import Method
-from penstock.channel.address import Hello, connect
+from penstock.channel.address import Hello, connect, incarnation_name
 from penstock.errors import ChannelClosed, RemoteError, WorkerDied
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
@@ -85,7 +85,7 @@ def test_a_worker_ends_when_the_controller_vanishes(tmp_path: Path) -> None:
 
     pid, folder = asyncio.run(main())
     assert not psutil.pid_exists(pid)
-    assert not folder.exists()
+    wait_until_removed(folder)
 
 
 def test_a_stranger_without_the_token_is_turned_away(tmp_path: Path) -> None:
@@ -98,6 +98,15 @@ def test_a_stranger_without_the_token_is_turned_away(tmp_path: Path) -> None:
             await reading
 
     asyncio.run(main())
+
+
+def wait_until_removed(folder: Path) -> None:
+    """The worker, or else the keeper, removes it a moment after the controller is gone."""
+    for _ in range(500):
+        if not folder.exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{folder} is still there")
 
 
 def gone(*pids: int) -> bool:
@@ -215,11 +224,7 @@ def test_nothing_outlives_a_killed_controller(tmp_path: Path, hold: str) -> None
     controller.wait()
     controller.stdout.close()
     assert gone(int(scorer), int(child))
-    for _ in range(500):
-        if not Path(folder).exists():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{folder} is still there")
+    wait_until_removed(Path(folder))
 
 
 def test_a_stray_write_into_a_workers_socket_ends_that_worker_alone(tmp_path: Path) -> None:
@@ -256,3 +261,37 @@ def test_of_what_user_code_prints_a_log_keeps_the_beginning(tmp_path: Path) -> N
     assert 4_000_000 < len(log) < 4_300_000
     assert log.endswith("[further output is left out]\n")
     assert (tmp_path / "logs" / "scorer0.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_process_that_was_given_up_cant_arrive_in_the_place_of_its_successor(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with LocalLauncher(tmp_path / "logs") as launcher:
+            first = await launcher.launch("one")
+            await first.kill()
+            launcher.forget(first)
+            launching = asyncio.create_task(launcher.launch("one"))
+            late = Hello(name=incarnation_name("one", 1), token=launcher._token)
+            old = await connect(launcher._listener.address, late)
+            await old.run()  # it is closed at once
+            second = await launching
+            with pytest.raises(RemoteError):
+                await second.channel.call(NOTHING, 1)
+
+    asyncio.run(main())
+
+
+def test_a_worker_writes_its_stacks_into_its_log_and_goes_on(tmp_path: Path) -> None:
+    def written(log: str) -> bool:
+        return "__main__.py" in Path(log).read_text()
+
+    async def main() -> None:
+        async with asyncio.timeout(60), LocalLauncher(tmp_path / "logs") as launcher:
+            worker = await launcher.launch("one")
+            log = worker.write_stacks()
+            assert log is not None
+            while not written(log):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            with pytest.raises(RemoteError):
+                await worker.channel.call(NOTHING, 1)
+
+    asyncio.run(main())

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.errors import MissingExtraError, TaskError
 from penstock.gym_datasets import COLUMN, unpack
+from penstock.scoring.gym_verifier import verify
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.sources import load_tasks
 from penstock.types import Task
@@ -60,3 +61,30 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'penstock\[reasoning-gym\]'"):
         tasks_of("chain_sum")
+
+
+def test_a_mix_has_its_kinds_by_weight_evenly_spread_each_with_its_arguments() -> None:
+    datasets = {"chain_sum": {"weight": 2, "min_terms": 2, "max_terms": 2}, "leg_counting": None}
+    tasks = tasks_of("mix", size=9, seed=5, datasets=datasets)
+    names = [task.columns[COLUMN]["name"] for task in tasks]
+    assert names == ["chain_sum", "leg_counting", "chain_sum"] * 3
+    assert tasks[3].id == "chain_sum-5-2"
+    assert len({task.id for task in tasks}) == 9
+    arguments = unpack(tasks[0].columns[COLUMN]["arguments"])
+    assert arguments == {"seed": 5, "min_terms": 2, "max_terms": 2, "size": 6}
+    for task in tasks:
+        assert verify(task, f"<answer>{task.columns['answer']}</answer>") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "takes datasets"),
+        ({"datasets": {"chain_sum": {}}, "weights": {}}, "takes datasets"),
+        ({"datasets": {"chain_sum": {"weight": 0}}}, "must be a number > 0, got 0"),
+        ({"datasets": {"chain_sums": {}}}, "did you mean 'chain_sum'"),
+    ],
+)
+def test_a_mix_that_is_none_is_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(TaskError, match=said):
+        tasks_of("mix", **arguments)

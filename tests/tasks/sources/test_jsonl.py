@@ -48,3 +48,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(TaskError) as raised:
         read_jsonl(tmp_path / "none.jsonl")
     assert str(raised.value) == f"the task file {tmp_path / 'none.jsonl'} does not exist"
+    with pytest.raises(
+        TaskError, match=rf"^the task file none.jsonl does not exist in the current folder, {Path.cwd()}$"
+    ):
+        read_jsonl(Path("none.jsonl"))

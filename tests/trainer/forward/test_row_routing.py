@@ -1,19 +1,23 @@
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from penstock.blobs import MemoryBlobs
 from penstock.errors import BlobLost, UserError
 from penstock.models.routing import Recording, find_routers
 from penstock.routing_records import store_routes
+from penstock.trainer.forward.checkpointing import compile_layers
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.types import RoutingShape, Sample, SamplingParams, TrainSequence
 from tests.models.moe import EXPERTS, VOCAB, moe_model
 from tests.trainer.builders import tiny_model
+from tests.trainer.forward.test_checkpointing import pretend_varlen
 
 PROMPT, LENGTH = 9, 26
 
@@ -82,6 +86,11 @@ def gradients(model: nn.Module, policy: PackedModel, row: PackedRow) -> tuple[to
         ("qwen3-moe", "selective", True),
         ("gpt-oss", "full", True),
         ("deepseek-v3", "selective", False),
+        ("olmoe", "off", True),
+        ("mixtral", "selective", True),
+        ("glm4-moe", "full", True),
+        ("ernie4.5-moe", "off", True),
+        ("granite-moe", "full", False),
     ],
 )
 def test_in_float32_replay_changes_nothing(family: str, checkpointing: str, shared: bool) -> None:
@@ -191,3 +200,91 @@ def test_a_dense_model_can_not_replay() -> None:
     recorded = Recorded(moe_model("qwen3-moe"))
     with pytest.raises(UserError, match="the trained model has no experts"):
         PackedModel(tiny_model("llama"), chunk_tokens=16)(recorded.row(shared=False))
+
+
+# Dynamo looks at the .grad of what it traces, leaf or not.
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("checkpointing", ["off", "selective"])
+def test_compiled_layers_replay_with_one_graph_for_all_rows(
+    checkpointing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of any length, recorded wholly, in part or not at all; all layers, forward and recomputation."""
+    torch._dynamo.reset()
+    compile_whole_layers(monkeypatch)
+    model = moe_model("olmoe")
+    model.set_experts_implementation(
+        "batched_mm"
+    )  # in float32, compiled code can't differentiate `grouped_mm`
+    recorded = Recorded(model)
+    moved = moved_by(model, 0.3)
+    eager_model, policies = copy.deepcopy(moved), []
+    for each, compiled in ((eager_model, False), (moved, True)):
+        policies.append(PackedModel(each, chunk_tokens=16, checkpointing=checkpointing, compiled=compiled))
+        policies[-1].expect_routes()
+    full, half = recorded.sequences, recorded.sequences[0].sample.routing[0].within(0, 12)
+    begun = recorded._sequence(full[0].sample.token_ids, 0, (half,))
+    before = counters["stats"]["unique_graphs"]
+    for number, (sequences, replays) in enumerate(
+        [(full, True), (full, False), (full[:3], True), ([begun, *full[1:]], True), (full[1:], False)]
+    ):
+        recorded.sequences = sequences
+        row = recorded.row(shared=True, replays=replays)
+        (want, expected), (got, found) = (
+            gradients(each, policy, row) for each, policy in zip((eager_model, moved), policies, strict=True)
+        )
+        torch.testing.assert_close(got.logprobs, want.logprobs, rtol=1e-5, atol=1e-5)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        if replays:
+            assert int(want.routing[0]) > 10
+            assert torch.equal(got.routing, want.routing), number
+    assert counters["stats"]["unique_graphs"] - before == 1
+
+
+def compile_whole_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: attention is one operator, which compiled code calls. Here it does not attend."""
+    monkeypatch.setattr("penstock.trainer.forward.packed_attention.fits", lambda *_: True)
+    monkeypatch.setattr(
+        "penstock.trainer.forward.packed_attention.find_varlen",
+        lambda device: (
+            lambda query, key, value, _, __, longest_query, longest_key, **___: pretend_varlen(
+                query, key, value, longest_query, longest_key
+            )
+        ),
+    )
+    monkeypatch.setattr(PackedModel, "_verify", lambda *_: None)
+    compile_with = partial(compile_layers, backend="aot_eager")
+    monkeypatch.setattr("penstock.trainer.forward.packed_model.compile_layers", compile_with)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_on_a_gpu_compiled_layers_replay_and_nothing_waits() -> None:
+    torch._dynamo.reset()
+    sizes = {"hidden_size": 128, "intermediate_size": 64, "num_experts": 16}
+    recorded = Recorded(moe_model("olmoe", **sizes), count=6, length=60)
+    moved = moved_by(moe_model("olmoe", **sizes), 0.05).to("cuda", torch.bfloat16)
+    row = PackedRow.of(
+        recorded.sequences, "cuda", shared_prompts=True, blobs=recorded.blobs, routing=recorded.shape
+    )
+    assert row is not None
+    eager_model = copy.deepcopy(moved)
+    eager = PackedModel(eager_model, chunk_tokens=64, checkpointing="selective")
+    compiled = PackedModel(moved, chunk_tokens=64, checkpointing="selective", compiled=True)
+    want = eager(row)
+    want.logprobs.mean().backward()
+    compiled(row).logprobs.mean().backward()
+    before = counters["stats"]["unique_graphs"]
+    moved.zero_grad()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = compiled(row)
+        got.logprobs.mean().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert counters["stats"]["unique_graphs"] == before >= 1
+    assert got.routing.tolist()[1:] == want.routing.tolist()[1:] == [got.routing[1]] * 2
+    assert abs(int(got.routing[0]) - int(want.routing[0])) < 0.05 * int(want.routing[1])
+    assert float((got.logprobs - want.logprobs).abs().max()) < 0.1
+    for name, weight in moved.named_parameters():
+        assert weight.grad is not None and bool(weight.grad.abs().sum() > 0), name

@@ -31,6 +31,7 @@ from penstock.engines.embedded.cuda.decode_buffers import (
 )
 from penstock.engines.embedded.cuda.decode_rows import ON_DEVICE, Rows, settings_of
 from penstock.engines.embedded.cuda.device_attention import CurrentPass, DeviceAttention, hang_pools
+from penstock.engines.embedded.cuda.device_routes import DeviceRoutes
 from penstock.engines.embedded.cuda.device_slots import DeviceSlots
 from penstock.engines.embedded.cuda.graphs import Kind, StepGraphs
 from penstock.engines.embedded.cuda.kernels.attention_splits import SPLIT_COUNTS, choose_splits
@@ -62,9 +63,10 @@ class Device:
         window: int,
         versions: Mapping[str, int],
         max_adapters: int = 0,
+        routes: DeviceRoutes | None = None,
     ) -> None:
         """`versions` are those of the policies that the weights which are there serve. Of others, with adapters, as
-        many as `max_adapters` may come."""
+        many as `max_adapters` may come. `routes` is where passes write down which experts they use."""
         self._model = model
         self._cache = cache
         self._vocab = vocab
@@ -85,6 +87,9 @@ class Device:
         self._rows = Rows(max_batch, blocks, cache.scratch, block_size, vocab, self.gate.numbers)
         self._rows.clear()
         self._pass = CurrentPass()
+        self._routes = routes
+        if routes is not None:
+            routes.follow(self._pass)
         self.graphs = StepGraphs(
             self._decode,
             self._buffers,
@@ -110,7 +115,7 @@ class Device:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Compute a batch of any kind; logits of the last token of every span that ends its sequence."""
-        self._cache.copy_blocks(batch.copies)
+        self._copy_blocks(batch.copies)
         laid = lay_out_prompts(batch.spans, self._block_size, self._heads_of_key(), self._device)
         self._pass.plan = laid.plan
         self.slots.begin_prompts([seq.policy for seq, _, _ in batch.spans], laid.owners)
@@ -161,7 +166,7 @@ class Device:
         )
         self._attach()
         graph = self.graphs.get(kind)
-        self._cache.copy_blocks(copies)
+        self._copy_blocks(copies)
         # A sequence that may end within the window draws on past its blocks: into what nobody owns.
         beyond = -(-self.window // self._block_size) + 1
         self._fill(bucket, max(len(seq.blocks) for seq in sequences) + beyond)
@@ -322,6 +327,11 @@ class Device:
         output = self._model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        self._cache.copy_blocks(copies)
+        if self._routes is not None:
+            self._routes.copy_blocks(copies)
 
     def _attach(self) -> None:
         attention.attach(self._model, self._attention)

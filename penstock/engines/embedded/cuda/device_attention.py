@@ -14,6 +14,7 @@ from torch import nn
 
 from penstock.engines.embedded.cuda.kernels import paged_varlen as varlen
 from penstock.engines.embedded.cuda.kernels.decode_attention import attend_decode
+from penstock.engines.embedded.cuda.kernels.expert_record import record_decoded, record_packed
 from penstock.engines.embedded.cuda.kernels.prefill_attention import QueryTiles, attend_packed
 from penstock.models.attention_options import AttentionOptions
 
@@ -31,6 +32,9 @@ class Plan(Protocol):
         pool: torch.Tensor,
         options: AttentionOptions,
     ) -> torch.Tensor: ...
+
+    def record(self, ids: torch.Tensor, record: torch.Tensor, block_size: int) -> torch.Tensor:
+        """Write ids (tokens, k) into the rows of `record` that are the tokens' slots; returns a copy of them."""
 
 
 @dataclass(slots=True)
@@ -58,6 +62,11 @@ class DecodePlan:
     ) -> torch.Tensor:
         return attend_decode(
             query, key, value, pool, self.tables, self.positions, options, splits=self.splits
+        )
+
+    def record(self, ids: torch.Tensor, record: torch.Tensor, block_size: int) -> torch.Tensor:
+        return record_decoded(
+            ids, record, tables=self.tables, positions=self.positions, block_size=block_size
         )
 
 
@@ -102,6 +111,9 @@ class PromptPlan:
             )
         keys, values = pool[..., :dim], pool[..., dim:]
         return attend_packed(query, keys, values, self.tables, self.lengths, self.tiles, options)
+
+    def record(self, ids: torch.Tensor, record: torch.Tensor, block_size: int) -> torch.Tensor:
+        return record_packed(ids, record, slots=self.slots)
 
 
 @torch.library.custom_op("penstock::attend_paged", mutates_args=("pool",))

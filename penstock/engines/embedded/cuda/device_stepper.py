@@ -40,6 +40,10 @@ class DeviceStepper:
     def slots(self) -> RowSlots:
         return self.device.slots
 
+    @property
+    def uses_graphs(self) -> bool:
+        return self.device.graphs.captures
+
     def beside(self, *, in_order: bool) -> AbstractContextManager[None]:
         return self.device.slots.beside(in_order=in_order)
 

@@ -85,7 +85,8 @@ class StepGraphs:
         self.buckets = batch_sizes(max_batch)
         self._known: dict[Kind, Replayable] = {}
         self._memory: Any = None
-        self._captures = self._device.type == "cuda"
+        self.captures = self._device.type == "cuda"
+        """Whether steps are graphs: there is a GPU, and none has failed to be captured."""
         self.masks: MaskRoom | None = None
         self.capture_s = 0.0
 
@@ -98,7 +99,7 @@ class StepGraphs:
         if kind not in self._known:
             if kind.truncates:
                 self.mask_room()
-            graph = self._capture(kind) if self._captures else None
+            graph = self._capture(kind) if self.captures else None
             self._known[kind] = graph or _Call(lambda: self._step(kind))
         return self._known[kind]
 
@@ -146,7 +147,7 @@ class StepGraphs:
             torch.cuda.set_stream(stream)  # a failed capture does not give it back
             torch.cuda.synchronize(self._device)
             log.warning("decode steps are run one by one, which is slower than a CUDA graph: %s", error)
-            self._captures = False
+            self.captures = False
             return None
         self._memory = graph.pool()
         return graph

@@ -436,6 +436,8 @@ def test_an_update_that_is_cancelled_while_it_loads_leaves_its_place_free() -> N
                 None, lambda: None
             )  # the thread is done, or another was
             held.entered.clear()
+            held.may_go.clear()  # or the next one would be over before it is cancelled
+        held.may_go.set()
         assert driver.engine.versions == {"policy": 0}
         await driver.engine.update(world.adapter(second, 2))
         await driver.start(ask("a", PROMPT, max_tokens=4, temperature=0.0))

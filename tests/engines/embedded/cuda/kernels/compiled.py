@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from penstock.engines.embedded.cuda.kernels import decode_attention as decode
-from penstock.engines.embedded.cuda.kernels import low_rank, sampling
+from penstock.engines.embedded.cuda.kernels import expert_record, low_rank, sampling
 from penstock.engines.embedded.cuda.kernels import step_end as kernels
 from penstock.engines.embedded.cuda.kernels import truncated_sampling as truncation
 from penstock.sync import hash_kernel as weights
@@ -74,6 +74,20 @@ def all_kernels() -> Iterator[tuple[str, str]]:
     answers = {name: getattr(kernels, name) for name in ("STOPPED", "STOOD_NS", "WENT_ON", "GAVE_UP")}
     yield "gate", assembly(kernels._gate_kernel, 1, **answers)
     yield "advance", assembly(kernels._advance_kernel, 8, STOPS=kernels.STOPS, SIZE=512, POLICIES=1)
+    wide = dict.fromkeys(("ids", "chosen", "slots"), "*i64")
+    for name, decodes in (("record, decoding", True), ("record, prompts", False)):
+        yield (
+            name,
+            assembly(
+                expert_record._record_kernel,
+                4,
+                types={**wide, "record": "*u8"},
+                TOP_K=8,
+                PADDED_K=8,
+                ROWS=expert_record.ROWS,
+                DECODES=decodes,
+            ),
+        )
     draws = {
         "draw": {"TRUNCATES": False, "MAPPED": False, "RECORDS": False},
         "draw truncated": {"TRUNCATES": True, "MAPPED": False, "RECORDS": True},

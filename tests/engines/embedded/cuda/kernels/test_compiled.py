@@ -31,6 +31,8 @@ def test_kernels_compile_for_a_gpu() -> None:
     assert set(found) == {
         "shrink",
         "expand",
+        "record, decoding",
+        "record, prompts",
         "gate",
         "advance",
         "draw",

@@ -1,0 +1,202 @@
+"""A run of the demo in processes of its own, and the hands to disturb it with. Whoever kills its controller goes on
+with `penstock resume`."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from penstock.bench.chaos.connections import cut_off
+from penstock.bench.chaos.disk_quota import no_room
+from penstock.bench.chaos.faults import CONTROLLER, Fault
+from penstock.bench.chaos.noted_turns import NOTES, count_again, json_lines
+from penstock.bench.chaos.processes_of import workers_of
+from penstock.bench.chaos.run_audit import complaints_of
+from penstock.buffer.durable_log import FOLDER
+from penstock.errors import PenstockError
+from penstock.observe.writers.recoveries_jsonl import read_recoveries
+from penstock.orchestration.kept_checkpoints import checkpoints_of
+from penstock.orchestration.run_folder import METRICS
+
+PENSTOCK = [sys.executable, "-c", "from penstock.cli import main; main()"]
+SETTINGS = (
+    "run.checkpoint_every=5",
+    "run.freeze_s=10",
+    "run.start_s=120",
+    "run.restarts=1000",
+    "reward.timeout_s=5",
+    "observe.view=plain",
+    "rollout.workflow=penstock.bench.chaos.noted_turns:answer",
+    "rollout.workers=1",
+)
+TRAINS = b" training\n"
+"""The end of the line that a run says when it begins to train."""
+GROUPS_PER_STEP = 16
+"""Of the demo."""
+MORE_STEPS = 40
+"""For a run that is to be disturbed and has done all of its steps."""
+WITHOUT_ROOM_S = 6.0
+"""How long the disk is full: longer than a journal waits between two tries."""
+LOOK_AGAIN_S = 0.1
+PATIENCE_S = 600.0
+"""For a run that is to train, or a worker that is to come back."""
+
+
+class DisturbedRun:
+    def __init__(self, folder: Path, *, steps: int, seed: int) -> None:
+        self.run = folder / "chaos"
+        self.steps = steps
+        self._output = folder / "chaos.txt"
+        self._notes = folder / "turns.jsonl"
+        own = (f"run.folder={folder}", "run.name=chaos", f"run.steps={steps}", f"run.seed={seed}")
+        self._command = ["train", *SETTINGS, *own]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._missing: dict[str, int] = {}
+        """Workers that something happened to, with how often they had come back before."""
+        self.complaints: list[str] = []
+        """What was wrong so far, whenever its controller was killed, and when it ended by itself with an error."""
+
+    def begin(self) -> None:
+        """Start it, or go on with it, and wait until it trains and has a checkpoint. One that was killed after its
+        last step gets more of them."""
+        if max(checkpoints_of(self.run), default=0) >= self.steps:
+            self.steps += MORE_STEPS
+            self._command = ["resume", str(self.run), f"run.steps={self.steps}"]
+        before = self._times_begun()
+        environment = {**os.environ, NOTES: str(self._notes.resolve())}
+        # Through a pipe: to a process whose files find no room, its output is no file.
+        self._process = subprocess.Popen(
+            [*PENSTOCK, *self._command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+        )
+        self._missing.clear()
+        assert self._process.stdout is not None
+        self._copying = threading.Thread(target=_copy, args=(self._process.stdout, self._output), daemon=True)
+        self._copying.start()
+        self._command = ["resume", str(self.run)]
+        self._wait(lambda: bool(checkpoints_of(self.run)) and self._times_begun() > before)
+
+    @property
+    def is_going_on(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def note_end(self) -> None:
+        """It ended by itself, which is well only when it had done all steps."""
+        assert self._process is not None
+        code = self._process.wait()
+        self._copying.join()
+        if code != 0:
+            said = self._output.read_text(errors="replace").strip().splitlines()
+            self.complaints.append(f"the run ended by itself: {said[-1] if said else f'with code {code}'}")
+
+    def suffer(self, fault: Fault, num_bytes: int = 0, *, wait: bool = True) -> bool:
+        """Let it happen, and wait until the run has got over it. Without waiting, the next fault may come before.
+        False when there was nobody to suffer."""
+        assert self._process is not None
+        if fault.what == "fill the disk of":
+            return self._fill_disk(num_bytes)
+        if fault.whom == CONTROLLER:
+            self.kill()
+            if fault.what == "kill and tear":
+                self._tear(num_bytes)
+            return True
+        victim = workers_of(self._process.pid).get(fault.whom)
+        if victim is None or self._is_missing(fault.whom):
+            return False
+        self._missing[fault.whom] = self._num_recoveries(fault.whom)
+        if fault.what == "cut off":
+            cut_off(victim)
+        else:
+            os.kill(victim, signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
+        if wait:
+            self._wait(lambda: not self._is_missing(fault.whom))
+        return True
+
+    def end(self) -> None:
+        """Wait for its last step, however often it takes to get there."""
+        for _ in range(3):
+            if not self.is_going_on:
+                self.begin()
+            while self.is_going_on:
+                self._wait_for_step()
+            assert self._process is not None
+            if self._process.wait() == 0:
+                return
+            self.note_end()
+
+    def kill(self) -> None:
+        """Its controller, and audit what that leaves; nothing where it does not run."""
+        if self.is_going_on and self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._copying.join()
+            self.complaints += self.audit(None)
+
+    def audit(self, steps: int | None) -> list[str]:
+        """Of what is on the disk, while nobody writes there."""
+        return complaints_of(self.run, steps=steps, groups_per_step=GROUPS_PER_STEP)
+
+    def regenerated_fraction(self) -> float:
+        again, sampled = count_again(json_lines(self._notes))
+        return again / max(1, sampled)
+
+    def _times_begun(self) -> int:
+        """How often it has begun to train, as it said."""
+        return self._output.read_bytes().count(TRAINS) if self._output.exists() else 0
+
+    def _is_missing(self, name: str) -> bool:
+        """Whether something happened to it, and no other works in its place yet."""
+        return name in self._missing and self._num_recoveries(name) <= self._missing[name]
+
+    def _fill_disk(self, num_bytes: int) -> bool:
+        """The journal may grow by so many bytes, then there is no room for some seconds. Processes that start would
+        inherit that, so it waits for those that are missing."""
+        assert self._process is not None
+        self._wait(lambda: not any(map(self._is_missing, self._missing)))
+        segments = self._segments()
+        if not self.is_going_on or not segments:
+            return False
+        with no_room(self._process.pid, segments[-1].stat().st_size + num_bytes):
+            time.sleep(WITHOUT_ROOM_S)
+        self._wait_for_step()
+        return True
+
+    def _wait_for_step(self) -> None:
+        before = self._metrics_bytes()
+        self._wait(lambda: self._metrics_bytes() > before)
+
+    def _metrics_bytes(self) -> int:
+        """Bytes that it has written of its metrics, which grow with every step."""
+        path = self.run / METRICS
+        return path.stat().st_size if path.exists() else 0
+
+    def _num_recoveries(self, name: str) -> int:
+        return sum(event.worker == name for event in read_recoveries(self.run))
+
+    def _tear(self, num_bytes: int) -> None:
+        """As a power loss does with what was not synced: the last bytes of the newest segment are gone."""
+        segments = self._segments()
+        if segments:
+            os.truncate(segments[-1], max(0, segments[-1].stat().st_size - num_bytes))
+
+    def _segments(self) -> list[Path]:
+        """The one that is written to last."""
+        return sorted((self.run / FOLDER).glob("segment-*.journal"))
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        """Until it is so, or the run has ended."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.is_going_on and not until():
+            if time.monotonic() > deadline:
+                raise PenstockError(f"the run stands still for {PATIENCE_S:.0f} s; see {self._output}")
+            time.sleep(LOOK_AGAIN_S)
+
+
+def _copy(source: IO[bytes], target: Path) -> None:
+    with source, target.open("ab", buffering=0) as file:
+        for line in source:
+            file.write(line)

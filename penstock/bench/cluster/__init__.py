@@ -1,0 +1,1 @@
+"""`penstock bench ray`: a Ray cluster of several nodes on this machine, each in namespaces of its own."""

@@ -1,0 +1,105 @@
+"""What groups under way have done since the last record of it, gathered so that one record holds much.
+
+    chunks, calls, scores ─► pending ─► every few seconds one `WorkProgressed`
+                                └► dropped, where their episode or group has ended meanwhile
+
+A short answer ends before a record of it is due: then the record of its episode or group says all. So this costs a
+run of short answers nothing, and one of long answers a few bytes a token.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from penstock.buffer.life_records import WorkProgressed
+from penstock.types import CallAnswer, Chunk, EpisodeScore, Score, TurnPart, joined_chunk
+
+Place = tuple[int, int]
+"""An episode of a group, and its turn or call."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is in no record yet."""
+
+    turns: dict[Place, list[TurnPart]] = field(default_factory=dict)
+    calls: dict[Place, CallAnswer] = field(default_factory=dict)
+    scores: dict[int, Score] = field(default_factory=dict)
+
+
+class PendingWork:
+    """Gives `keep` one record at most every `every_s` seconds."""
+
+    def __init__(self, keep: Callable[[WorkProgressed], None], *, every_s: float) -> None:
+        self._keep = keep
+        self._every_s = every_s
+        self._groups: dict[int, _Group] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def turn(self, part: TurnPart) -> None:
+        """The next piece of a turn has come."""
+        pending, place = self._of(part.group).turns, (part.episode, part.turn)
+        if part.start == 0:
+            pending[place] = [part]
+        else:
+            pending.setdefault(place, []).append(part)
+
+    def call(self, answer: CallAnswer) -> None:
+        self._of(answer.group).calls[(answer.episode, answer.call)] = answer
+
+    def score(self, group: int, episode: int, score: Score) -> None:
+        self._of(group).scores[episode] = score
+
+    def episode_ended(self, group: int, episode: int) -> None:
+        """It is in a record of its own."""
+        pending = self._groups.get(group)
+        if pending is not None:
+            pending.turns = {place: parts for place, parts in pending.turns.items() if place[0] != episode}
+            pending.calls = {place: call for place, call in pending.calls.items() if place[0] != episode}
+
+    def group_ended(self, group: int) -> None:
+        """It is scored as a whole, or dropped."""
+        self._groups.pop(group, None)
+
+    def close(self) -> None:
+        """Nothing more is recorded."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _of(self, group: int) -> _Group:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._every_s, self._flush)
+        return self._groups.setdefault(group, _Group())
+
+    def _flush(self) -> None:
+        self._timer = None
+        groups, self._groups = self._groups, {}
+        turns = [
+            part for group in groups.values() for parts in group.turns.values() for part in _joined(parts)
+        ]
+        scores = [
+            EpisodeScore(group=number, episode=episode, score=score)
+            for number, group in groups.items()
+            for episode, score in group.scores.items()
+        ]
+        calls = [call for group in groups.values() for call in group.calls.values()]
+        if turns or calls or scores:
+            self._keep(WorkProgressed(turns=tuple(turns), calls=tuple(calls), scores=tuple(scores)))
+
+
+def _joined(parts: Sequence[TurnPart]) -> Iterator[TurnPart]:
+    """Parts of one turn as few: what refers to recorded data ends one."""
+    first, chunks = parts[0], list[Chunk]()
+    for part in parts:
+        first = first if chunks else part
+        chunks.append(part.chunk)
+        if part is parts[-1] or part.chunk.sampling_mask is not None or part.chunk.routing is not None:
+            yield TurnPart(
+                group=first.group,
+                episode=first.episode,
+                turn=first.turn,
+                key=first.key,
+                start=first.start,
+                chunk=joined_chunk(chunks),
+            )
+            chunks = []

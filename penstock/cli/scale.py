@@ -1,0 +1,37 @@
+"""`penstock scale`: ask a run that goes on for another number of engines, and print its answer."""
+
+import time
+from pathlib import Path
+
+from penstock.cli.samples import run_folder
+from penstock.errors import UserError
+from penstock.orchestration.run_folder import is_held
+from penstock.orchestration.scale_request import ScaleRequest, ask, read_answer
+
+ANSWER_S = 30.0
+LOOK_AGAIN_S = 0.1
+
+
+def scale_run(name: str, wish: str) -> str:
+    folder, request = run_folder(name), read_wish(wish)
+    if not is_held(folder):
+        raise UserError(f"{folder} does not go on; penstock scale is for a run that trains now")
+    ask(folder, request)
+    return f"{folder}: {_wait_for_answer(folder)}"
+
+
+def read_wish(wish: str) -> ScaleRequest:
+    what, _, count = wish.partition("=")
+    if what != "engines" or not (count == "auto" or (count.isdecimal() and int(count) > 0)):
+        raise UserError(f"penstock scale takes engines=N with N of at least 1, or engines=auto, got {wish!r}")
+    return ScaleRequest(None if count == "auto" else int(count))
+
+
+def _wait_for_answer(folder: Path) -> str:
+    deadline = time.monotonic() + ANSWER_S
+    while time.monotonic() < deadline:
+        said = read_answer(folder)
+        if said is not None:
+            return said
+        time.sleep(LOOK_AGAIN_S)
+    return "the run has not answered yet; it takes the request when it has time, see its log"

@@ -1,0 +1,125 @@
+"""The HTTP application: the page's files, and what it asks for."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from penstock.dashboard import live_feed
+from penstock.dashboard.age_answers import show_ages
+from penstock.dashboard.chart_answers import list_metrics, show_curves
+from penstock.dashboard.compare_answers import compare_answers, compare_runs, shared_tasks
+from penstock.dashboard.doors import Doors, add_headers, guard
+from penstock.dashboard.drop_answers import show_drops
+from penstock.dashboard.json_answer import answer
+from penstock.dashboard.now_answers import show_config, show_lines, show_machine, show_now, show_time
+from penstock.dashboard.open_runs import OpenRuns
+from penstock.dashboard.page_files import send_page_file
+from penstock.dashboard.query_values import Refused
+from penstock.dashboard.sample_answers import count_samples, list_samples, show_group, show_sample
+from penstock.dashboard.timeline_answers import show_timeline
+from penstock.dashboard.token_answers import nearest_traced, show_tokens
+from penstock.observe.prometheus_metrics import CONTENT_TYPE, prometheus_text
+from penstock.observe.reading.run_reading import RunReading
+
+Query = Mapping[str, str]
+Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ONE_RUN: dict[str, Callable[[RunReading, Query], Any]] = {
+    "samples": list_samples,
+    "counts": count_samples,
+    "traced": lambda run, query: nearest_traced(run),
+    "now": lambda run, query: show_now(run),
+    "lines": lambda run, query: show_lines(run),
+    "time": lambda run, query: show_time(run),
+    "ages": show_ages,
+    "drops": show_drops,
+    "timeline": show_timeline,
+    "curves": show_curves,
+    "metrics": lambda run, query: list_metrics(run),
+    "machine": lambda run, query: show_machine(run),
+    "config": lambda run, query: show_config(run),
+}
+"""`/api/run/N/NAME`."""
+ONE_THING: dict[str, Callable[[RunReading, int], Any]] = {
+    "sample": show_sample,
+    "tokens": show_tokens,
+    "group": show_group,
+}
+"""`/api/run/N/NAME/NUMBER`."""
+ALL_RUNS: dict[str, Callable[..., Any]] = {
+    "compare": compare_runs,
+    "tasks": shared_tasks,
+    "answers": compare_answers,
+}
+"""`/api/NAME`."""
+RUNS: web.AppKey[OpenRuns] = web.AppKey("runs", OpenRuns)
+
+
+def make_app(runs: OpenRuns, doors: Doors) -> web.Application:
+    app = web.Application(middlewares=[guard(doors)])
+    app[RUNS] = runs
+    app.on_response_prepare.append(add_headers)
+    app.cleanup_ctx.append(_followed)
+    app.router.add_get("/api/runs", _list_runs)
+    app.router.add_get("/api/live", _live)
+    app.router.add_get("/metrics", _prometheus)
+    for name, show_all in ALL_RUNS.items():
+        app.router.add_get(f"/api/{name}", _of_all(show_all))
+    for name, show in ONE_RUN.items():
+        app.router.add_get(f"/api/run/{{run:[0-9]+}}/{name}", _of_run(show))
+    for name, show_one in ONE_THING.items():
+        app.router.add_get(f"/api/run/{{run:[0-9]+}}/{name}/{{number:[0-9]+}}", _of_thing(show_one))
+    app.router.add_get("/{path:.*}", send_page_file)
+    return app
+
+
+async def _followed(app: web.Application) -> AsyncIterator[None]:
+    async with app[RUNS].followed():
+        yield
+
+
+def _reading(request: web.Request) -> RunReading:
+    readings, number = request.app[RUNS].readings, int(request.match_info["run"][:6])
+    if number >= len(readings):
+        raise Refused(f"there is no run {number}: {len(readings)} are shown", 404)
+    return readings[number]
+
+
+def _of_run(show: Callable[[RunReading, Query], Any]) -> Route:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        run = _reading(request)
+        return answer(await request.app[RUNS].ask(lambda: show(run, request.query)))
+
+    return handle
+
+
+def _of_thing(show: Callable[[RunReading, int], Any]) -> Route:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        run, number = _reading(request), int(request.match_info["number"][:18])
+        return answer(await request.app[RUNS].ask(lambda: show(run, number)))
+
+    return handle
+
+
+def _of_all(show: Callable[..., Any]) -> Route:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        runs = request.app[RUNS]
+        return answer(await runs.ask(lambda: show(runs.readings, request.query)))
+
+    return handle
+
+
+async def _list_runs(request: web.Request) -> web.StreamResponse:
+    runs = request.app[RUNS]
+    return answer(await runs.ask(lambda: {"runs": [show_now(run) for run in runs.readings]}))
+
+
+async def _live(request: web.Request) -> web.StreamResponse:
+    return await live_feed.stream(request.app[RUNS], request)
+
+
+async def _prometheus(request: web.Request) -> web.StreamResponse:
+    """The first run, for a scraper that brings the token (`Authorization: Bearer …`)."""
+    runs = request.app[RUNS]
+    text = await runs.ask(lambda: prometheus_text(runs.readings[0].state))
+    return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})

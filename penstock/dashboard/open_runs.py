@@ -1,0 +1,81 @@
+"""The runs that are shown. One thread reads them: what is slow is done there, one question after another."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from penstock.observe.reading.run_reading import RunReading
+
+FOLLOW_S = 0.5
+"""Between two looks at the files of a run that goes on."""
+ENDED_S = 5.0
+"""Of one that does not: it may be resumed."""
+Answer = TypeVar("Answer")
+
+
+class OpenRuns:
+    """Reads in one thread; tells those who wait that something came."""
+
+    def __init__(self, readings: Sequence[RunReading]) -> None:
+        self.readings = tuple(readings)
+        self.changes = 0
+        """Grows when something came."""
+        self.watched, self.unwatched = asyncio.Event(), asyncio.Event()
+        """Whether a page is open."""
+        self.unwatched.set()
+        self._watchers = 0
+        self._changed = asyncio.Condition()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reading")
+
+    async def ask(self, question: Callable[[], Answer]) -> Answer:
+        """The answer of the thread that reads."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, question)
+
+    async def wait_past(self, seen: int, timeout_s: float) -> int:
+        """Until there is more than was seen, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self.changes > seen)
+        return self.changes
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While inside, one more page is open."""
+        self._watch(1)
+        try:
+            yield
+        finally:
+            self._watch(-1)
+
+    def _watch(self, change: int) -> None:
+        self._watchers += change
+        opened, closed = (self.watched, self.unwatched) if self._watchers else (self.unwatched, self.watched)
+        opened.set()
+        closed.clear()
+
+    @contextlib.asynccontextmanager
+    async def followed(self) -> AsyncIterator[None]:
+        """While inside, new events are read as they come."""
+        following = asyncio.create_task(self._follow())
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _follow(self) -> None:
+        """Another process writes the files, and no event tells of it: they are looked at from time to time."""
+        while True:
+            if await self.ask(self._refresh):
+                async with self._changed:
+                    self.changes += 1
+                    self._changed.notify_all()
+            goes_on = await self.ask(lambda: any(run.is_running for run in self.readings))
+            await asyncio.sleep(FOLLOW_S if goes_on else ENDED_S)
+
+    def _refresh(self) -> bool:
+        has_news = [run.refresh() for run in self.readings]
+        return any(has_news)

@@ -1,0 +1,58 @@
+"""What a request asks for, read from its query. A value that can't be read is answered with one sentence."""
+
+import math
+from collections.abc import Mapping
+from typing import TypeVar
+
+Range = tuple[float, float]
+Word = TypeVar("Word", bound=str)
+
+
+class Refused(Exception):
+    """A question that has no answer, and the sentence that says why."""
+
+    def __init__(self, reason: str, status: int = 400) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def whole(query: Mapping[str, str], name: str, default: int, *, low: int = 0, high: int = 2**53) -> int:
+    found = optional_whole(query, name)
+    if found is None:
+        return default
+    if not low <= found <= high:
+        raise Refused(f"{name} must be between {low} and {high}, got {found}")
+    return found
+
+
+def optional_whole(query: Mapping[str, str], name: str) -> int | None:
+    text = query.get(name, "")
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise Refused(f"{name} must be a whole number, got {text[:40]!r}") from None
+
+
+def span_of(query: Mapping[str, str], name: str) -> Range | None:
+    """`2..5`, `..5` or `2..`; one number stands for itself."""
+    text = query.get(name, "")
+    if not text:
+        return None
+    low, dots, high = text.partition("..")
+    try:
+        first = float(low) if low else -math.inf
+        last = (float(high) if high else math.inf) if dots else first
+    except ValueError:
+        raise Refused(f"{name} must be like 2..5, got {text[:40]!r}") from None
+    return first, last
+
+
+def chosen(query: Mapping[str, str], name: str, among: tuple[Word, ...]) -> Word:
+    """One of a few words; the first of them when there is none."""
+    wanted = query.get(name, "") or among[0]
+    for word in among:
+        if word == wanted:
+            return word
+    raise Refused(f"{name} must be one of {', '.join(among)}, got {wanted[:40]!r}")

@@ -1,0 +1,76 @@
+// What the server knows. The token comes in the address's fragment, which is sent to nobody, and goes into a header.
+
+const KEY = "penstock-token";
+const BASE = new URL(".", document.baseURI);
+const RETRY_MS = 2000;
+/** A server that says nothing for so long is gone: it says an empty line every 10 s. */
+const SILENCE_MS = 30000;
+
+export function takeToken() {
+  const found = /^#token=([\w-]+)$/.exec(location.hash);
+  if (found) {
+    sessionStorage.setItem(KEY, found[1]);
+    history.replaceState(null, "", `${location.pathname}#/samples`);
+  }
+  return sessionStorage.getItem(KEY);
+}
+
+export function setToken(token) {
+  sessionStorage.setItem(KEY, token);
+}
+
+export class Refused extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+function ask(path, signal) {
+  const headers = { "X-Penstock-Token": sessionStorage.getItem(KEY) ?? "" };
+  return fetch(new URL(path, BASE), { headers, signal, cache: "no-store", credentials: "omit" });
+}
+
+/** get("run/0/samples", {step: 3}). */
+export async function get(path, query = {}, signal) {
+  const words = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== null && value !== undefined && value !== "") words.set(name, value);
+  }
+  const response = await ask(`api/${path}?${words}`, signal);
+  const body = await response.json();
+  if (!response.ok) throw new Refused(body.error ?? response.statusText, response.status);
+  return body;
+}
+
+/** Calls `hear` with every message of the one stream, and `tell` with whether the server is there. For ever. */
+export async function follow(hear, tell) {
+  for (;;) {
+    const stop = new AbortController();
+    try {
+      await listen(hear, tell, stop);
+    } catch (error) {
+      if (error.status === 401) throw error;
+    }
+    stop.abort();
+    tell(false);
+    await new Promise((wake) => setTimeout(wake, RETRY_MS));
+  }
+}
+
+async function listen(hear, tell, stop) {
+  const response = await ask("api/live", stop.signal);
+  if (!response.ok) throw new Refused(response.statusText, response.status);
+  tell(true);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const timer = setTimeout(() => stop.abort(), SILENCE_MS);
+    const { value, done } = await reader.read();
+    clearTimeout(timer);
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) if (line) hear(JSON.parse(line));
+  }
+}

@@ -1,0 +1,96 @@
+// The charts of one view: loaded when they come into sight, and lengthened as steps arrive.
+
+import { get } from "./api.js";
+import { asLine, Chart } from "./chart.js";
+
+const REFRESH_POINTS = 1500;
+/** Points of a chart beyond which the server is asked to thin them anew. */
+
+export class ChartSet {
+  constructor(run, axis = "step") {
+    this.run = run;
+    this.axis = axis;
+    this.charts = new Map();
+    this.waiting = new Set();
+    this.seen = new IntersectionObserver((entries) => this.look(entries), { rootMargin: "200px" });
+    this.sizes = new ResizeObserver((entries) => entries.forEach((entry) => entry.target.chart?.resize()));
+  }
+
+  /** A chart of one metric, empty until it is seen. */
+  add(name, title = name, options = {}) {
+    const chart = new Chart(title, { axis: this.axis, ...options });
+    chart.metric = name;
+    chart.columns = null;
+    chart.inSight = false;
+    chart.node.chart = chart;
+    this.charts.set(chart.node, chart);
+    this.seen.observe(chart.node);
+    this.sizes.observe(chart.node);
+    return chart.node;
+  }
+
+  look(entries) {
+    for (const entry of entries) {
+      const chart = this.charts.get(entry.target);
+      if (!chart) continue;
+      chart.inSight = entry.isIntersecting;
+      if (chart.inSight && !chart.columns) this.waiting.add(chart);
+      else if (chart.inSight) this.draw(chart);
+    }
+    if (this.waiting.size) this.load();
+  }
+
+  /** One request for all that came into sight together. */
+  async load() {
+    const charts = [...this.waiting];
+    this.waiting.clear();
+    const names = [...new Set(charts.map((chart) => chart.metric))];
+    const found = await get(`run/${this.run}/curves`, { names: names.join(","), x: this.axis, buckets: 500 });
+    for (const chart of charts) {
+      chart.columns = found.curves[chart.metric] ?? [[], [], [], []];
+      chart.last = found.last;
+      this.draw(chart);
+    }
+    performance.mark("penstock-charts-drawn");
+  }
+
+  draw(chart) {
+    chart.show([asLine(chart.columns)]);
+  }
+
+  /** New steps of the stream. Without rows the curves are asked for anew. */
+  live({ rows, now }) {
+    for (const chart of this.charts.values()) {
+      if (!chart.columns) continue;
+      if (!rows || this.axis === "tokens" || chart.columns[0].length > REFRESH_POINTS) {
+        if (now.last === chart.last) continue;
+        chart.columns = null;
+        if (chart.inSight) this.waiting.add(chart);
+        continue;
+      }
+      append(chart, rows, this.axis);
+      if (chart.inSight) this.draw(chart);
+    }
+    if (this.waiting.size) this.load();
+  }
+
+  close() {
+    this.seen.disconnect();
+    this.sizes.disconnect();
+    for (const chart of this.charts.values()) chart.close();
+    this.charts.clear();
+  }
+}
+
+function append(chart, rows, axis) {
+  const values = rows.values[chart.metric];
+  if (!values) return;
+  rows.steps.forEach((step, at) => {
+    if (step <= chart.last) return;
+    const x = axis === "step" ? step : rows.times[at];
+    const value = values[at];
+    chart.columns[0].push(x);
+    for (const column of chart.columns.slice(1)) column.push(value);
+    chart.last = step;
+  });
+}

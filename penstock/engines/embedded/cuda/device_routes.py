@@ -1,0 +1,67 @@
+"""Which experts computed each token in a GPU's cache: written by the passes themselves, within CUDA graphs too.
+
+The record has a row for every slot of the cache, and is copied and given away with its blocks, in the order of
+the passes. The host reads the rows of a sequence once, when it ends or loses its blocks. No step waits for that:
+what is read was computed by launches that the host has already taken, so it is copied beside those in the queue.
+"""
+
+from collections.abc import Sequence as Many
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.engines.embedded.cuda.device_attention import CurrentPass
+from penstock.engines.embedded.route_store import BlockRoutes, Slots
+from penstock.models.routing import Routers
+from penstock.routing_records import Routes, id_dtype
+from penstock.transfer import download, upload
+
+
+class DeviceRoutes(BlockRoutes):
+    """Routes of `num_blocks` blocks, and of the one that nobody owns. Sees the choices of `routers`."""
+
+    def __init__(self, routers: Routers, *, num_blocks: int, block_size: int, device: torch.device) -> None:
+        super().__init__(routers.shape, block_size)
+        shape, self._device = routers.shape, device
+        dtype = torch.uint8 if shape.id_bytes == 1 else torch.int16
+        size = (shape.num_layers, (num_blocks + 1) * block_size, shape.top_k)
+        self._record = torch.zeros(size, dtype=dtype, device=device)
+        self._pass: CurrentPass | None = None
+        self._side: Any = None
+        if device.type == "cuda":
+            self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        routers.watch()
+        routers.choices = self
+
+    def follow(self, current: CurrentPass) -> None:
+        """What routers choose from now on, they choose for the tokens of this pass."""
+        self._pass = current
+        self._read(
+            np.zeros(1, dtype=np.int64), in_order=True
+        )  # to load a kernel, CUDA may wait for an idle device
+
+    def choose(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
+        assert self._pass is not None and self._pass.plan is not None, "a plan comes before a forward pass"
+        return self._pass.plan.record(ids, self._record[layer], self._block_size)
+
+    def copy_blocks(self, copies: Many[tuple[int, int]]) -> None:
+        if copies:
+            sources, targets = upload(np.array(copies, dtype=np.int64).T, self._device)
+            blocks = self._record.view(self.shape.num_layers, -1, self._block_size * self.shape.top_k)
+            blocks.index_copy_(1, targets, blocks.index_select(1, sources))
+
+    def _read(self, slots: Slots, *, in_order: bool) -> Routes:
+        if self._side is None:
+            return self._gather(slots)
+        if in_order:
+            self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
+            rows = self._gather(slots)
+        self._side.synchronize()
+        return rows
+
+    def _gather(self, slots: Slots) -> Routes:
+        """(tokens, layers, k), there once the stream has come this far."""
+        rows = self._record.index_select(1, upload(slots, self._device)).transpose(0, 1).contiguous()
+        return download(rows).numpy().view(id_dtype(self.shape))

@@ -1,0 +1,101 @@
+"""A request that a server works on: what has come of it, and what may be passed on with a version that is certain.
+
+vLLM names the versions of tokens when an answer has ended. Until new weights come it can be only one, so tokens are
+passed on as they arrive. Those that arrive after an update are kept until the end says which are of which version.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.engines.vllm.dialect import Event, versions_of
+from penstock.errors import PenstockError
+from penstock.types import Chunk, FinishReason, GenerateRequest, Interrupt
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One request, over one call of the server or several."""
+
+    request: GenerateRequest
+    version: int = -1
+    """Which weights the present call began with."""
+    is_certain: bool = True
+    """No weights have come since."""
+    keeps_version: bool = False
+    """It runs with an adapter, which vLLM never changes under an answer and does not name."""
+    interrupt: Interrupt | None = None
+    """Why the present call is being ended, if the engine does so."""
+    done: list[int] = field(default_factory=list)
+    """Tokens of earlier calls."""
+    tokens: list[int] = field(default_factory=list)
+    """Of the present call."""
+    logprobs: list[float] = field(default_factory=list)
+    num_sent: int = 0
+    """Of the present call."""
+    versions: list[int] = field(default_factory=list)
+    """Of the present call, as far as they are certain."""
+    restarts: bool = False
+    """What was passed on is void."""
+
+    def begin(self, version: int, *, keeps_version: bool = False) -> None:
+        """A new call of the server."""
+        self.version, self.is_certain, self.interrupt = version, True, None
+        self.keeps_version = keeps_version
+        self.tokens, self.logprobs, self.versions = [], [], []
+        self.num_sent = 0
+
+    def add(self, event: Event) -> None:
+        self.tokens += event.token_ids
+        self.logprobs += event.logprobs
+        if event.finish_reason is not None:
+            spans = () if self.keeps_version else event.spans
+            exact = versions_of(spans, len(self.tokens), fallback=self.version)
+            if exact[: len(self.versions)] != self.versions:
+                raise PenstockError(
+                    f"request {self.request.id!r}: vLLM says that its tokens are of versions {exact}, and "
+                    f"{self.versions} were passed on; weights must only change while it is paused"
+                )
+            self.versions = exact
+        elif self.is_certain or self.keeps_version:
+            self.versions += [self.version] * len(event.token_ids)
+
+    def ready(self) -> Iterator[Chunk]:
+        """Full chunks whose versions are certain. The last tokens wait for the reason of the end."""
+        size = self.request.chunk_tokens
+        while len(self.versions) - self.num_sent >= size:
+            yield self._chunk(self.num_sent + size, None)
+
+    def rest(self, reason: FinishReason) -> Iterator[Chunk]:
+        """All that has come, the last chunk with the reason. When the engine closes, tokens whose version is not
+        known are left out."""
+        size, end = self.request.chunk_tokens, len(self.versions)
+        while end - self.num_sent > size:
+            yield self._chunk(self.num_sent + size, None)
+        yield self._chunk(end, reason)
+
+    def carry_over(self, interrupt: Interrupt) -> tuple[list[Chunk], int]:
+        """The call was ended for new weights: keep its tokens for the next one, or begin again. Returns what can be
+        passed on, and how many tokens were thrown away."""
+        if interrupt == "abort_resume":
+            chunks = list(self.ready())
+            if self.num_sent < len(self.tokens):
+                chunks.append(self._chunk(len(self.tokens), None))
+            self.done += self.tokens
+            return chunks, 0
+        discarded = len(self.done) + len(self.tokens)
+        self.restarts = self.restarts or self.num_sent > 0 or bool(self.done) or self.request.num_resumed > 0
+        self.request, self.done = self.request.from_beginning(), []
+        return [], discarded
+
+    def _chunk(self, end: int, reason: FinishReason | None) -> Chunk:
+        start, self.num_sent = self.num_sent, end
+        restarts, self.restarts = self.restarts, False
+        return Chunk(
+            token_ids=np.array(self.tokens[start:end], dtype=np.int32),
+            logprobs=np.array(self.logprobs[start:end], dtype=np.float32),
+            versions=np.array(self.versions[start:end], dtype=np.int32),
+            finish_reason=reason,
+            restarts=restarts,
+        )

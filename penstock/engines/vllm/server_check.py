@@ -1,0 +1,100 @@
+"""What is wrong with a server, said at the start: not there, too old, without RL routes, or of another model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.engines.vllm.installed_version import NEEDED
+from penstock.engines.vllm.server_client import GENERATE, ServerClient
+from penstock.errors import EngineLost, PenstockError, UserError
+
+SAMPLE = "Both 3 and 7 are prime: 3 + 7 = 10."
+"""What both tokenizers must agree on."""
+HOW = "see docs/engines.md for how to start it"
+ROUTES = (
+    *("/weight_info", "/pause", "/resume", "/collective_rpc", "/update_weight_version"),
+    *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
+)
+"""What new weights need. All are there since `NEEDED`."""
+
+
+async def check_routes(client: ServerClient) -> None:
+    """Raise a `UserError` unless the server is there and has every route that an engine needs."""
+    url = client.url
+    try:
+        healthy = await client.status("GET", "/health")
+    except EngineLost as error:
+        raise UserError(
+            f"engine.vllm.urls: there is no server at {url}; start it, or correct the URL"
+        ) from error
+    if healthy != 200:
+        raise UserError(f"engine.vllm.urls: the server at {url} is not healthy (it answers {healthy}); {HOW}")
+    if await client.status("POST", GENERATE, {}) == 403:
+        raise UserError(f"the server at {url} has no {GENERATE}: start it with --enable-scale-out; {HOW}")
+    await _check_has(client, GENERATE)
+    if await client.status("GET", "/is_paused") == 404:
+        raise UserError(
+            f"the server at {url} has its RL routes off: start it with VLLM_SERVER_DEV_MODE=1; {HOW}"
+        )
+    for route in ROUTES:
+        await _check_has(client, route)
+
+
+async def describe(client: ServerClient, transfer: str = "penstock") -> dict[str, Any]:
+    """What its workers say of the model that they serve. They must take weights by `transfer`."""
+    try:
+        (first, *_) = await client.ask_workers("penstock_describe")
+    except (PenstockError, ValueError) as error:
+        raise UserError(
+            f"the vLLM at {client.url} does not know penstock: install penstock beside it, and start it with "
+            "--worker-extension-cls penstock.vllm_plugin.worker_extension.PenstockWorker"
+        ) from error
+    if first.get("transfer") != transfer:
+        raise UserError(
+            f"the vLLM at {client.url} can't take weights by engine.vllm.transfer={transfer}: start it with "
+            f'--weight-transfer-config \'{{"backend": "{transfer}"}}\''
+        )
+    return first
+
+
+def check_sizes(url: str, served: Mapping[str, Any], trained: Mapping[str, Any], *, model: str) -> None:
+    """Both are sizes by their names; those that only one side knows are not compared."""
+    for name, size in served.items():
+        mine = trained.get(name)
+        if mine is not None and mine != size:
+            raise UserError(
+                f"the server at {url} serves another model than {model}: its {name} is {size}, and the trainer's "
+                f"is {mine}; start it with the model that is trained"
+            )
+
+
+async def check_tokenizer(client: ServerClient, expected: list[int], *, model: str) -> None:
+    """`expected` are the trainer's ids for `SAMPLE`."""
+    answer = await client.post("/tokenize", {"prompt": SAMPLE, "add_special_tokens": False})
+    if answer["tokens"] != expected:
+        raise UserError(
+            f"the server at {client.url} has another tokenizer than {model}: for {SAMPLE!r} it says "
+            f"{answer['tokens'][:8]} …, and the trainer's says {expected[:8]} …; start it with the model that is "
+            "trained"
+        )
+
+
+async def served_context(client: ServerClient) -> int:
+    """The longest sequence that it serves."""
+    answer = await client.get("/v1/models")
+    return int(answer["data"][0]["max_model_len"])
+
+
+async def _check_has(client: ServerClient, route: str) -> None:
+    """A route that is there answers a method that it does not know with another status."""
+    if await client.status("OPTIONS", route) == 404:
+        raise UserError(
+            f"vLLM {await _version(client)} at {client.url} is too old: it has no {route}, and {NEEDED} has; "
+            "update it"
+        )
+
+
+async def _version(client: ServerClient) -> str:
+    try:
+        return str((await client.get("/version"))["version"])
+    except (PenstockError, KeyError, TypeError):
+        return "of unknown version"

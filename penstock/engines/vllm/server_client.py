@@ -1,0 +1,121 @@
+"""HTTP calls to one vLLM server, with its refusals as sentences."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from penstock.engines.vllm.dialect import Event
+from penstock.errors import EngineLost, PenstockError, RequestRefused
+
+GENERATE = "/inference/v1/generate"
+CALL_TIMEOUT_S = 600.0
+"""For calls that wait for answers in flight or for weights."""
+_LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError)
+
+
+class ServerClient:
+    """`url` is `http://host:port`, or `unix:PATH` for a server on a socket of this machine."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self.url = url
+        is_socket = url.startswith("unix:")
+        # A server closes connections that rest, and a call that meets such an end can't know whether it was heard.
+        # So each call has its own.
+        self._base = "http://vllm" if is_socket else url.rstrip("/")
+        connector: aiohttp.BaseConnector = (
+            aiohttp.UnixConnector(url.removeprefix("unix:"), limit=0, force_close=True)
+            if is_socket
+            else aiohttp.TCPConnector(limit=0, force_close=True)
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None), read_bufsize=1 << 20
+        )
+
+    async def __aenter__(self) -> "ServerClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def status(self, method: str, path: str, body: Any = None, *, timeout_s: float = 30.0) -> int:
+        """The status of an answer, whatever it is."""
+        return (await self._exchange(method, path, body, timeout_s=timeout_s))[0]
+
+    async def get(self, path: str, *, timeout_s: float = 30.0) -> Any:
+        return await self._checked("GET", path, None, timeout_s=timeout_s)
+
+    async def post(self, path: str, body: Any = None, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        return await self._checked("POST", path, body, timeout_s=timeout_s)
+
+    async def ask_workers(self, method: str, *arguments: str) -> list[dict[str, Any]]:
+        """Call a method of every vLLM worker; each answers."""
+        answer = await self.post("/collective_rpc", {"method": method, "args": list(arguments)})
+        results: list[dict[str, Any]] = answer["results"] if answer else []
+        return results
+
+    async def stream(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        parse: Callable[[bytes], Event | None],
+        *,
+        request_id: str,
+    ) -> AsyncIterator[Event]:
+        """The events of one generation, parsed line by line. Leaving early ends it over there."""
+        try:
+            async with self._session.post(self._base + path, json=body) as response:
+                if response.status >= 400:
+                    text = await response.text()
+                    words = f"request {request_id!r} was refused by {self.name}: {_message(text)}"
+                    if response.status < 500:
+                        raise RequestRefused(words)
+                    raise EngineLost(words)
+                async for line in response.content:
+                    event = parse(line)
+                    if event is not None:
+                        yield event
+        except _LOST as error:
+            raise EngineLost(f"{self.name} lost its vLLM server at {self.url}: {error}") from error
+
+    async def _checked(self, method: str, path: str, body: Any, *, timeout_s: float) -> Any:
+        status, text = await self._exchange(method, path, body, timeout_s=timeout_s)
+        if status >= 400:
+            raise PenstockError(f"{self.name}: vLLM answered {method} {path} with {status}: {_message(text)}")
+        try:
+            return json.loads(text) if text.strip() else None
+        except ValueError:  # some answers are a plain sentence
+            return text
+
+    async def _exchange(self, method: str, path: str, body: Any, *, timeout_s: float) -> tuple[int, str]:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.request(
+                method, self._base + path, json=body, timeout=timeout
+            ) as response:
+                return response.status, await response.text()
+        except _LOST as error:
+            raise EngineLost(f"{self.name} can't reach its vLLM server at {self.url}: {error}") from error
+        except TimeoutError as error:
+            raise EngineLost(
+                f"{self.name}: {path} of {self.url} did not answer in {timeout_s:g} s"
+            ) from error
+
+
+def _message(text: str) -> str:
+    """What an answer says, without its wrapping."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return text.strip()[:300]
+    error = data.get("error", data.get("detail", data)) if isinstance(data, dict) else data
+    found = error.get("message", error) if isinstance(error, dict) else error
+    return str(found)[:600]

@@ -1,0 +1,227 @@
+"""Starts one `vllm serve`, waits until it answers, and ends it."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.engines.vllm.installed_version import NEEDED, too_old
+from penstock.engines.vllm.leftovers import MARK, end_leftovers
+from penstock.engines.vllm.server_client import ServerClient
+from penstock.errors import EngineLost, UserError
+
+LOOK_S = 0.25
+"""How often a server that starts is asked."""
+END_S = 10.0
+"""How long it may take to end before it is killed."""
+EXTENSION = "penstock.vllm_plugin.worker_extension.PenstockWorker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What a server is started with."""
+
+    model: str
+    command: str = "vllm"
+    device: str = "cpu"
+    dtype: str = "float32"
+    max_context: int
+    max_batch: int = 64
+    threads: int = 1
+    cache_gb: float = 0.0
+    memory_share: float = 0.9
+    tensor_parallel: int = 1
+    transfer: str = "penstock"
+    """Which of vLLM's transfer engines takes weights: our plugin, or its own."""
+    trust_remote_code: bool = False
+    adapter_rank: int = 0
+    """Of the adapters that it serves; 0: none."""
+    arguments: tuple[str, ...] = ()
+    start_timeout_s: float = 600.0
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    def argv(self, socket: Path) -> list[str]:
+        """The command line. Whatever the model's folder suggests for sampling is left out."""
+        more: list[str] = []
+        if self.is_cpu:
+            more += ["--enforce-eager"]
+        else:
+            more += ["--gpu-memory-utilization", f"{self.memory_share:g}"]
+            more += ["--tensor-parallel-size", str(self.tensor_parallel)]
+        if self.adapter_rank:
+            more += [
+                "--enable-lora",
+                "--max-loras",
+                "2",
+                "--max-lora-rank",
+                str(lora_room(self.adapter_rank)),
+            ]
+        if self.trust_remote_code:
+            more += ["--trust-remote-code"]
+        return [
+            *(self.command, "serve", self.model, "--uds", str(socket)),
+            *("--dtype", self.dtype, "--max-model-len", str(self.max_context)),
+            *("--max-num-seqs", str(self.max_batch), "--generation-config", "vllm"),
+            *("--scheduling-policy", "priority", "--enable-scale-out"),
+            *("--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"),
+            *(
+                "--weight-transfer-config",
+                f'{{"backend": "{self.transfer}"}}',
+                "--worker-extension-cls",
+                EXTENSION,
+            ),
+            *more,
+            *self.arguments,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """Beside what it inherits."""
+        own = {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "OMP_NUM_THREADS": str(self.threads),
+        }
+        if Path(self.model).is_dir():
+            own["HF_HUB_OFFLINE"] = "1"
+        if (
+            self.transfer == "ipc"
+        ):  # vLLM unpickles what opens the buffer; only this engine reaches its socket
+            own["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+        if self.is_cpu:
+            own["VLLM_CPU_KVCACHE_SPACE"] = f"{max(1, round(self.cache_gb))}"
+            own["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        return own
+
+
+def lora_room(rank: int) -> int:
+    """The smallest rank that vLLM makes room for and that holds this one."""
+    for room in (1, 8, 16, 32, 64, 128, 256, 320, 512):
+        if rank <= room:
+            return room
+    raise UserError(f"model.lora.rank must be at most 512 with engine.kind=vllm, got {rank}")
+
+
+class ServerProcess:
+    """One server of our own. It listens on a socket in a private folder, so nobody else reaches it."""
+
+    def __init__(self, name: str, settings: ServerSettings, *, folder: str = "") -> None:
+        """`folder` is where it makes its own; "" is the system's for temporary files."""
+        self.name = name
+        self.settings = settings
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-vllm-", dir=folder or None))
+        self._process: asyncio.subprocess.Process | None = None
+        self._starts = 0
+        self._mark = secrets.token_hex(8)
+
+    @property
+    def url(self) -> str:
+        return f"unix:{self._socket}"
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def _socket(self) -> Path:
+        return self._folder / f"server{self._starts}"
+
+    async def start(self) -> None:
+        """Until it answers. When it ends instead, or takes too long, say so."""
+        settings = self.settings
+        if shutil.which(settings.command) is None:
+            raise UserError(
+                f"engine.vllm.command must be a program that starts vLLM, got {settings.command!r}, which is not "
+                "there; install vLLM (docs/engines.md), or name its bin/vllm"
+            )
+        self._starts += 1
+        self._folder.mkdir(exist_ok=True)
+        self._process = await asyncio.create_subprocess_exec(
+            *settings.argv(self._socket),
+            stdin=asyncio.subprocess.DEVNULL,
+            env={**_inherited(), **settings.environment(), MARK: self._mark},
+        )
+        try:
+            await self._until_ready(self._process)
+        except BaseException:
+            await self.stop()
+            self.remove()
+            raise
+
+    async def died(self) -> EngineLost:
+        """Wait for the process to end."""
+        assert self._process is not None
+        code = await self._process.wait()
+        end_leftovers(self._mark)
+        return EngineLost(f"{self.name}: its vLLM server ended{_how(code)}")
+
+    async def stop(self) -> None:
+        """End it, with all that it started. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), END_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        end_leftovers(self._mark)
+
+    def remove(self) -> None:
+        """Its folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _until_ready(self, process: asyncio.subprocess.Process) -> None:
+        limit = self.settings.start_timeout_s
+        ending = asyncio.ensure_future(process.wait())
+        try:
+            async with asyncio.timeout(limit), ServerClient(self.name, self.url) as client:
+                while not await _is_healthy(client):
+                    await asyncio.wait({ending}, timeout=LOOK_S)  # a server announces nothing
+                    if ending.done():
+                        raise await self._ended_early(ending.result())
+        except TimeoutError as error:
+            raise UserError(
+                f"{self.name}: vLLM did not answer within engine.vllm.start_timeout_s={limit:g} s; its own words "
+                "are in the engine's log"
+            ) from error
+        finally:
+            ending.cancel()
+
+    async def _ended_early(self, code: int) -> UserError:
+        old = await too_old(self.settings.command)
+        if old:
+            return UserError(
+                f"{self.name}: engine.vllm.command starts vLLM {old}, which is too old; update it to {NEEDED} or "
+                "newer"
+            )
+        return UserError(
+            f"{self.name}: `vllm serve` ended{_how(code)} before it answered; its own words are in the engine's log"
+        )
+
+
+def _inherited() -> dict[str, str]:
+    """What a server gets of our environment: all but the key to the run's channel."""
+    return {name: value for name, value in os.environ.items() if name != "PENSTOCK_TOKEN"}
+
+
+async def _is_healthy(client: ServerClient) -> bool:
+    try:
+        return await client.status("GET", "/health") == 200
+    except EngineLost:
+        return False
+
+
+def _how(code: int) -> str:
+    return f" (killed by {signal.Signals(-code).name})" if code < 0 else f" with exit code {code}"

@@ -1,0 +1,135 @@
+"""How a worker opens the vLLM engine: start a server or join one, and check it. Named in `engines/kinds.py`."""
+
+import asyncio
+from typing import Any
+
+from penstock.engines.kinds import EngineParts
+from penstock.engines.vllm.adapter_files import AdapterFiles
+from penstock.engines.vllm.server import Server
+from penstock.engines.vllm.server_check import (
+    SAMPLE,
+    check_routes,
+    check_sizes,
+    check_tokenizer,
+    describe,
+    served_context,
+)
+from penstock.engines.vllm.server_client import ServerClient
+from penstock.engines.vllm.server_process import ServerProcess, ServerSettings
+from penstock.engines.vllm.vllm_engine import VllmEngine
+from penstock.engines.vllm.weight_calls import WeightCalls
+from penstock.errors import UserError
+from penstock.models.load import resolve_device
+from penstock.models.tokenizer import ChatTokenizer, model_context
+
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "num_experts"),
+)
+
+
+async def open_vllm(parts: EngineParts) -> VllmEngine:
+    """A server of our own, or the one that `engine.vllm.urls` names for this engine."""
+    if parts.adapter:
+        raise UserError(
+            "engine.kind=vllm serves no merged adapter; export the merged model (penstock export)"
+        )
+    if parts.lora is not None and parts.lora.dora:
+        raise UserError("engine.kind=vllm serves no DoRA adapters; set model.lora.dora=false")
+    section = parts.config.vllm
+    process = None
+    if not section.urls:
+        process = ServerProcess(parts.name, server_settings(parts), folder=parts.folder)
+        await process.start()
+    url = section.urls[0] if process is None else process.url
+    client = ServerClient(parts.name, url)
+    try:
+        return await _open(parts, client, process)
+    except BaseException:
+        await client.close()
+        if process is not None:
+            await process.stop()
+            process.remove()
+        raise
+
+
+def server_settings(parts: EngineParts) -> ServerSettings:
+    config, section = parts.config, parts.config.vllm
+    device = resolve_device(parts.device if config.device == "auto" else config.device)
+    return ServerSettings(
+        model=parts.model,
+        command=section.command,
+        device=device,
+        dtype=config.dtype,
+        max_context=config.max_context
+        or model_context(parts.model, trust_remote_code=parts.trust_remote_code),
+        max_batch=section.max_batch,
+        threads=parts.threads,
+        cache_gb=section.cache_gb,
+        memory_share=section.memory_share,
+        tensor_parallel=section.tensor_parallel,
+        transfer=section.transfer,
+        trust_remote_code=parts.trust_remote_code,
+        adapter_rank=0 if parts.lora is None else parts.lora.rank,
+        arguments=section.arguments,
+        start_timeout_s=section.start_timeout_s,
+    )
+
+
+async def _open(parts: EngineParts, client: ServerClient, process: ServerProcess | None) -> VllmEngine:
+    await check_routes(client)
+    described = await describe(client, parts.config.vllm.transfer)
+    mine = await asyncio.to_thread(_sizes, parts)
+    check_sizes(client.url, described["sizes"], mine, model=parts.model)
+    if described["dtype"] != parts.config.dtype:
+        raise UserError(
+            f"the server at {client.url} computes in {described['dtype']}, and engine.dtype is "
+            f"{parts.config.dtype}; set engine.dtype={described['dtype']}, or start it with --dtype "
+            f"{parts.config.dtype}"
+        )
+    tokenizer = ChatTokenizer(parts.model, trust_remote_code=parts.trust_remote_code)
+    await check_tokenizer(client, tokenizer.encode(SAMPLE), model=parts.model)
+    version = next(iter(parts.versions.values()))
+    server = Server(
+        client,
+        lambda client: weight_calls(parts, client),
+        process=process,
+        restarts=parts.config.vllm.restarts,
+    )
+    await server.weights.open(version)
+    context = await served_context(client)
+    adapters = (
+        AdapterFiles(
+            parts.receiver, model=parts.model, folder=parts.config.vllm.adapter_folder or parts.folder
+        )
+        if parts.lora is not None
+        else None
+    )
+    return VllmEngine(
+        server,
+        name=parts.name,
+        versions=parts.versions,
+        max_context=min(context, parts.config.max_context or context),
+        vocab_size=int(described["sizes"]["vocab_size"]),
+        adapters=adapters,
+    )
+
+
+def weight_calls(parts: EngineParts, client: ServerClient) -> WeightCalls:
+    """How weights get into this server."""
+    transfer = parts.config.vllm.transfer
+    if transfer == "penstock":
+        return WeightCalls(client, interface=parts.interface, token=parts.sync_token)
+    from penstock.engines.vllm.native_senders import make_sender
+    from penstock.engines.vllm.native_transfer import NativeCalls
+
+    device = server_settings(parts).device
+    return NativeCalls(client, make_sender(transfer, device), parts.receiver, device=device)
+
+
+def _sizes(parts: EngineParts) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(parts.model, trust_remote_code=parts.trust_remote_code)
+    text = config.get_text_config()
+    return {name: getattr(text, name, None) for name in SIZES}

@@ -1,0 +1,160 @@
+"""Where the time of every process went while the run trained, by one definition; its parts add up to all of it.
+
+The trainer works in forward, backward and optimizer (`penstock.observe.usage`); copies weights (`sync`); does what
+else a step needs (`other`: packing, metrics, sending plans, records on their way to the disk); waits for groups, by
+what the last of them was doing (`wait: …`); and is between two steps (`between steps`: checkpoints, a trainer that
+is gone).
+
+An engine works in forward passes; stands still for new weights (`sync`); has nothing to do, by what keeps groups
+from being admitted (`idle: …`); and has requests, but no pass (`between passes`).
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.observe.events import AnyEvent, Counters, PhaseEvent, StepEvent, UpdateEvent
+from penstock.observe.usage import busy_seconds
+
+TRAINER, CONTROLLER = "trainer", "controller"
+CAUSES = {
+    "bound": "idle: the bound is reached",
+    "stock": "idle: groups wait for the trainer",
+    "lag": "idle: waits for new weights",
+    "": "idle: tools and rewards run",
+}
+"""What an engine without requests waits for, by what blocks admission; "": nothing does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessTime:
+    """`parts` add up to `total_s`: the time in which the run trained."""
+
+    process: str
+    total_s: float
+    parts: dict[str, float]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        return {name: seconds / self.total_s for name, seconds in self.parts.items()} if self.total_s else {}
+
+
+class EngineTime:
+    """One engine's counters, between the beginning and the end of training."""
+
+    def __init__(self) -> None:
+        self.busy_s = 0.0
+        self.idle_s: defaultdict[str, float] = defaultdict(float)
+        self._reading: float | None = None
+        self._time: float | None = None
+
+    def pause(self) -> None:
+        """Training is interrupted: what happens until it goes on does not count."""
+        self._reading = self._time = None
+
+    def read(self, time: float, values: Mapping[str, float], causes: Mapping[str, float]) -> None:
+        """`causes` are shares of the time since the last reading in which admission was blocked."""
+        busy = values["busy_s"]
+        if self._reading is not None and self._time is not None:
+            # A process that was started again counts from zero.
+            self.busy_s += busy - self._reading if busy >= self._reading else busy
+            if not values.get("running", 0) + values.get("waiting", 0):
+                length = time - self._time
+                for cause, share in causes.items():
+                    self.idle_s[cause] += share * length
+        self._reading, self._time = busy, time
+
+
+class TimeSheet:
+    """Fed with a run's events."""
+
+    def __init__(self) -> None:
+        self._trainer: defaultdict[str, float] = defaultdict(float)
+        self._engines: dict[str, EngineTime] = {}
+        self._stall_s = 0.0
+        self._training_s = 0.0
+        self._since: float | None = None
+        self._now = 0.0
+        self._blocked: dict[str, float] = {}
+        self._causes: dict[str, float] = {"": 1.0}
+        self._looked: float | None = None
+
+    def on(self, event: AnyEvent) -> None:
+        self._now = max(self._now, event.time)
+        match event:
+            case PhaseEvent():
+                self._on_phase(event)
+            case StepEvent():
+                self._on_step(event)
+            case UpdateEvent() if self._since is not None:
+                self._stall_s += event.stall_s
+            case Counters() if event.process == CONTROLLER:
+                self._on_controller(event)
+            case Counters() if "busy_s" in event.values and self._since is not None:
+                engine = self._engines.setdefault(event.process, EngineTime())
+                engine.read(event.time, event.values, self._causes)
+
+    @property
+    def training_s(self) -> float:
+        return self._training_s + (0.0 if self._since is None else self._now - self._since)
+
+    def processes(self) -> list[ProcessTime]:
+        """The trainer, then the engines. Nothing before training has begun."""
+        total = self.training_s
+        if total <= 0:
+            return []
+        return [
+            self._trainer_time(total),
+            *(self._engine_time(name, engine, total) for name, engine in sorted(self._engines.items())),
+        ]
+
+    def _trainer_time(self, total: float) -> ProcessTime:
+        parts = fitted(self._trainer, total)
+        parts["between steps"] = max(0.0, total - sum(parts.values()))
+        return ProcessTime(process=TRAINER, total_s=total, parts=parts)
+
+    def _engine_time(self, name: str, engine: EngineTime, total: float) -> ProcessTime:
+        work = min(engine.busy_s, total)
+        sync = min(self._stall_s, total - work)
+        idle = fitted(
+            {CAUSES[cause]: seconds for cause, seconds in engine.idle_s.items()}, total - work - sync
+        )
+        parts = {"work": work, "sync": sync, **idle}
+        parts["between passes"] = max(0.0, total - sum(parts.values()))
+        return ProcessTime(process=name, total_s=total, parts=parts)
+
+    def _on_phase(self, event: PhaseEvent) -> None:
+        if self._since is not None:
+            self._training_s += event.time - self._since
+            self._since = None
+            for engine in self._engines.values():
+                engine.pause()
+        if event.phase == "training":
+            self._since = event.time
+
+    def _on_step(self, event: StepEvent) -> None:
+        work, sync = busy_seconds(event.seconds), event.seconds.get("snapshot", 0.0)
+        self._trainer["work"] += work
+        self._trainer["sync"] += sync
+        self._trainer["other"] += max(0.0, event.took_s - work - sync)
+        for cause, seconds in (event.waits or {"groups": event.waited_s}).items():
+            self._trainer[f"wait: {cause}"] += seconds
+
+    def _on_controller(self, event: Counters) -> None:
+        """Which causes have blocked admission since the last look, as shares of the time."""
+        blocked = {cause: event.values.get(f"blocked_{cause}_s", 0.0) for cause in CAUSES if cause}
+        if self._looked is not None and event.time > self._looked:
+            length = event.time - self._looked
+            shares = {
+                cause: min(1.0, max(0.0, seconds - self._blocked.get(cause, 0.0)) / length)
+                for cause, seconds in blocked.items()
+            }
+            self._causes = {**shares, "": max(0.0, 1 - sum(shares.values()))}
+        self._blocked, self._looked = blocked, event.time
+
+
+def fitted(parts: Mapping[str, float], total: float) -> dict[str, float]:
+    """Parts that were measured, made smaller where together they are more than the whole."""
+    measured = sum(parts.values())
+    scale = min(1.0, total / measured) if measured > 0 else 1.0
+    return {name: seconds * scale for name, seconds in parts.items() if seconds > 0}

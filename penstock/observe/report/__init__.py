@@ -1,0 +1,1 @@
+"""A run as a page to send to somebody: `RUN/report.html`."""

@@ -1,0 +1,1 @@
+"""A run's events on disk: `RUN/events`."""

@@ -1,0 +1,33 @@
+"""How many sessions a run had, as its event files tell."""
+
+from pathlib import Path
+
+import msgspec
+
+from penstock.observe.store.segments import HEADER, SegmentHead, segment_path, segments_of, unpacked
+
+HEAD_BYTES = 4096
+"""The first frame of a segment is shorter."""
+
+
+def next_session(folder: Path) -> int:
+    """The number of a session that begins: 0, or one after the newest that has written facts."""
+    for number in reversed(segments_of(folder, "facts")):
+        head = read_head(segment_path(folder, "facts", number))
+        if head is not None:
+            return head.session + 1
+    return 0
+
+
+def read_head(path: Path) -> SegmentHead | None:
+    """None where it is not written yet, or the file went meanwhile."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(HEAD_BYTES)
+    except FileNotFoundError:
+        return None
+    if len(data) < HEADER.size:
+        return None
+    for _, payload in unpacked(data, "head"):
+        return msgspec.msgpack.decode(payload, type=SegmentHead)
+    return None

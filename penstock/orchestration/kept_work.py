@@ -1,0 +1,52 @@
+"""Puts the journal between episodes and engines: turns and calls under way outlive the controller."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.buffer.durable_log import DurableGroupLog
+from penstock.interfaces import Engine
+from penstock.orchestration.resume import Resume
+from penstock.rollout.episode_rollout import TokenSource
+from penstock.rollout.kept_calls import KeepCall, keep_nothing
+from penstock.rollout.kept_turns import KeptTurns
+from penstock.types import ONE_VERSION, CallAnswer, Interrupt
+
+RECORD_EVERY = 256
+"""Tokens between two pieces of recorded data that are kept while an answer is under way: each piece is a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptWork:
+    """What episodes are given: engines, and where their calls are told."""
+
+    engine: TokenSource
+    keep_call: KeepCall = keep_nothing
+
+
+async def keep_work(
+    engine: Engine,
+    log: DurableGroupLog | None,
+    resume: Resume | None,
+    *,
+    interrupt: Interrupt,
+    say: Callable[[str], None],
+) -> KeptWork:
+    """Engines as they are, where a run has no journal."""
+    if log is None:
+        return KeptWork(engine=engine)
+    capabilities = (await engine.report()).capabilities
+    turns = KeptTurns(
+        engine,
+        log.work,
+        known=resume.partial if resume is not None else None,
+        resumes=interrupt not in ONE_VERSION,
+        records_routing="routing" in capabilities,
+        record_every=RECORD_EVERY,
+        say=say,
+    )
+    work = log.work
+
+    async def keep_call(answer: CallAnswer) -> None:
+        work.call(answer)
+
+    return KeptWork(engine=turns, keep_call=keep_call)

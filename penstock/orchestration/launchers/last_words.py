@@ -1,0 +1,51 @@
+"""How a worker process ended, in words: its exit code or signal, and whether memory was the cause.
+
+A worker that runs out of memory and notices ends with an exit code of its own. One that the system kills for it
+gets a SIGKILL like any other; Linux counts those, so a count that has grown since the worker started tells.
+"""
+
+import signal
+from collections import deque
+from pathlib import Path
+
+from penstock.errors import WorkerDied
+
+OUT_OF_MEMORY = 12
+"""The exit code, as the system's own number for it."""
+VMSTAT = Path("/proc/vmstat")
+HINTS = {signal.SIGXCPU: ": it used more CPU time than its call may (reward.cpu_s, rollout.cpu_s)"}
+
+
+def count_oom_kills(vmstat: Path = VMSTAT) -> int:
+    """How many processes the system has killed for want of memory; 0 where it does not say."""
+    try:
+        for line in vmstat.read_text().splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def death_of(name: str, pid: int, code: int, log: Path, oom_kills: int) -> WorkerDied:
+    """`oom_kills` is what `count_oom_kills` said when it was started."""
+    was_killed = code == -signal.SIGKILL and count_oom_kills() > oom_kills
+    if code == OUT_OF_MEMORY:
+        how = "ran out of memory"
+    elif was_killed:
+        how = "was killed by SIGKILL, as the machine ran out of memory"
+    elif code < 0:
+        number = signal.Signals(-code)
+        how = f"was killed by {number.name}{HINTS.get(number, '')}"
+    else:
+        how = f"ended with exit code {code}"
+    message = f"worker {name} (pid {pid}) {how}; its log is {log}"
+    return WorkerDied(message, tail(log), out_of_memory=code == OUT_OF_MEMORY or was_killed)
+
+
+def tail(log: Path, num_lines: int = 40) -> str:
+    if not log.is_file():
+        return ""
+    with log.open(errors="replace") as lines:
+        return "".join(deque(lines, maxlen=num_lines))

@@ -1,0 +1,123 @@
+"""Workers of a pool, which takes calls from one to another and replaces them itself: what supervision adds to that.
+
+A pool notices a death when a call fails. `PoolWatch` notices it at once, and a worker that is frozen too, so that a
+worker without calls is back before the next. `PooledWorker` starts each process that follows soon a little later,
+and tells of it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from penstock.errors import ChannelClosed, PenstockError, WorkerDied
+from penstock.observe.events import RecoveryEvent
+from penstock.observe.recorder import Recorder
+from penstock.orchestration.absence import Absence
+from penstock.orchestration.replaceable import ReplaceableWorker
+from penstock.orchestration.restart_policy import Deaths, RestartPolicy
+from penstock.orchestration.supervision import Mortal
+from penstock.orchestration.worker_events import EventCollector
+
+Client = TypeVar("Client")
+FOR_EVER = RestartPolicy(max_deaths=1 << 30)
+"""Whether to give up is the pool's to say: it knows what its workers have done between their deaths."""
+
+
+class PooledWorker(Generic[Client]):
+    """One process of a pool. `events` is told of those that follow it."""
+
+    def __init__(self, place: ReplaceableWorker[Client], events: Recorder | None = None) -> None:
+        self.place = place
+        self._events = events
+        self._deaths = Deaths(FOR_EVER)
+        self._cause = ""
+
+    def lost(self, death: WorkerDied) -> None:
+        """Why the process that is there now must be replaced."""
+        self._cause = str(death)
+
+    def worked(self) -> None:
+        """It did what it is there for: the next death is the first of a new row."""
+        self._deaths.count = 0
+
+    async def restart(self) -> None:
+        """End the process if it still runs and start another, after a while where it is not the first in a row."""
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        wait_s = self._deaths.note(since) or 0.0
+        cause, self._cause = self._cause or f"the pool gave up worker {self.place.name}", ""
+        if self._events is not None:
+            when = f" in {wait_s:g} s" if wait_s else ""
+            self._events.log(f"{cause}; it is started again{when}, and the others go on")
+        await self.place.end()
+        await asyncio.sleep(wait_s)
+        try:
+            await self.place.start()
+        except PenstockError as error:
+            self._cause = str(error)
+            raise
+        if self._events is not None:
+            self._tell(self._events, cause, loop.time() - since)
+
+    def _tell(self, events: Recorder, cause: str, took_s: float) -> None:
+        events.emit(
+            RecoveryEvent(
+                process=events.process,
+                time=events.now(),
+                worker=self.place.name,
+                incarnation=self.place.incarnation,
+                cause=cause,
+                took_s=took_s,
+            )
+        )
+
+
+class WatchedPool(Protocol):
+    async def lost(self, number: int, death: WorkerDied) -> None:
+        """The process of its worker `number` is gone: replace it, unless that is going on already, and return when
+        another is there. Raises what ended the pool."""
+
+
+class PoolWatch:
+    """`penstock.orchestration.supervision.Mortal`: a pool's worker, which dies when the pool has given up."""
+
+    def __init__(
+        self,
+        worker: PooledWorker[Any],
+        lost: Callable[[WorkerDied], Awaitable[None]],
+        absence: Absence,
+    ) -> None:
+        self._worker = worker
+        self._lost = lost
+        self._absence = absence
+
+    async def died(self) -> WorkerDied:
+        while True:
+            await self._worker.place.wait_there()
+            number = self._worker.place.incarnation
+            death = await self._absence.wait()
+            if not self._worker.place.is_there(number):
+                continue  # the pool has ended it, and starts another
+            self._worker.lost(death)
+            try:
+                await self._lost(death)
+            except WorkerDied as last:
+                return last
+            except ChannelClosed:  # the pool is closed: the run ends
+                await asyncio.Event().wait()
+
+
+@dataclass(slots=True)
+class PoolCare:
+    """Collects the watches over the workers of a run's pools."""
+
+    events: Recorder
+    pulses: EventCollector | None = None
+    freeze_s: float = 0.0
+    watches: list[Mortal] = field(default_factory=list)
+
+    def over(self, worker: PooledWorker[Any], pool: WatchedPool, number: int) -> None:
+        """Watch one worker of a pool."""
+        absence = Absence(worker.place, self.events.now, pulses=self.pulses, freeze_s=self.freeze_s)
+        self.watches.append(PoolWatch(worker, lambda death: pool.lost(number, death), absence))

@@ -1,0 +1,226 @@
+"""Which GPU of this machine each worker gets: a pool for the trainer, one rank a GPU, and one for engines.
+
+    placement: {trainer: [0, 1], engines: [2, 3, 4]}     as they are named
+    nothing                                              the trainer gets as few as hold it, engines the rest
+
+A small model, a machine with one GPU, or settings that name a device of their own: trainer and engines share a GPU,
+and there are no pools. The config that comes out names all GPUs, so a resumed run has the same.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.config.unresolved import AUTO
+from penstock.errors import UserError
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpus import Gpu
+from penstock.orchestration.pool_layout import (
+    check_pool,
+    check_ranks,
+    counted,
+    cut,
+    engine_sizes,
+    gb,
+    group_engines,
+    is_counted,
+    num_ranks,
+    num_taken,
+    numbers,
+    usable_gpus,
+)
+
+SPLIT_FROM = 100_000_000
+"""Parameters from which engines get GPUs of their own unasked: smaller models leave them idle."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """Numbers of GPUs, as this process sees them."""
+
+    trainer: tuple[int, ...]
+    """One for each rank."""
+    engines: tuple[tuple[int, ...], ...]
+    """Those of each engine; none where it joins a server."""
+    why: str = ""
+    idle: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        groups = [group for group in self.engines if group]
+        words = [f"trainer on {numbers(self.trainer)}"]
+        if len(self.trainer) > 1:
+            words[0] += f" ({len(self.trainer)} ranks)"
+        if groups and all(len(group) == 1 for group in groups):
+            own = sorted({number for group in groups for number in group})
+            words.append(f"{counted(len(groups), 'engine')} on {numbers(own)}")
+        elif groups:
+            words.append("engines on " + " and ".join(numbers(group) for group in groups))
+        if self.idle:
+            words.append(f"{numbers(self.idle)} idle")
+        return f"GPUs: {', '.join(words)}" + (f"; {self.why}" if self.why else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What the model needs, in bytes of one GPU."""
+
+    num_parameters: int
+    rank: Callable[[int], int]
+    """Of each rank, by how many split the trainer."""
+    room: Callable[[Gpu], int]
+    """What can be used of a GPU."""
+
+
+def resolve_pools(
+    config: PenstockConfig, gpus: Sequence[Gpu], needs: Needs | None
+) -> tuple[PenstockConfig, Pools | None]:
+    """The config that names every GPU, and who gets which; as it was and None where there are no pools. `needs` is
+    None where nothing of the run is on a GPU."""
+    placement = config.placement
+    if placement.trainer or placement.engines:
+        pools = _named(config, gpus)
+    elif needs is not None:
+        found = _chosen(config, gpus, needs)
+        if found is None:
+            return config, None
+        pools = found
+    else:
+        return config, None
+    return _with(config, pools), pools
+
+
+def visible_gpus(pool: Sequence[int], environ: Mapping[str, str]) -> dict[str, str]:
+    """What shows a worker these GPUs and no others: they are its `cuda:0` and so on. Nothing without a pool."""
+    if not pool:
+        return {}
+    visible = [name.strip() for name in environ.get(VISIBLE, "").split(",") if name.strip()]
+    return {VISIBLE: ",".join(visible[number] if visible else str(number) for number in pool)}
+
+
+def engine_pools(config: PenstockConfig) -> tuple[tuple[int, ...], ...]:
+    """The GPUs of each engine, of a config that names them; () for each where it does not."""
+    named, sizes = config.placement.engines, engine_sizes(config.engine)
+    if not named or named == config.placement.trainer:  # all of them on one GPU
+        return tuple(named if size else () for size in sizes)
+    return cut(named, sizes)
+
+
+def engines_alone(config: PenstockConfig, gpus: Sequence[Gpu]) -> PenstockConfig:
+    """For a run's config without its trainer: engines on the GPUs that it names. Where some of these are not here,
+    one engine on `engine.device`."""
+    named = config.placement.engines
+    if not named or max(named) < len(gpus):
+        return config
+    placement = config.placement.model_copy(update={"trainer": (), "engines": ()})
+    engine = config.engine.model_copy(update={"count": 1})
+    return config.model_copy(update={"placement": placement, "engine": engine})
+
+
+def used_gpus(config: PenstockConfig) -> frozenset[int]:
+    """All that a config names."""
+    return frozenset((*config.placement.trainer, *config.placement.engines))
+
+
+def _named(config: PenstockConfig, gpus: Sequence[Gpu]) -> Pools:
+    """Pools that the config names. Where it names one, the other gets the rest."""
+    placement, sizes = config.placement, engine_sizes(config.engine)
+    _check_named(config, gpus)
+    named = {*placement.trainer, *placement.engines}
+    rest = tuple(number for number in usable_gpus(config, gpus) if number not in named)
+    trainer = placement.trainer or rest[: num_ranks(config)]
+    engines = placement.engines or rest[: num_taken(config.engine, len(rest))]
+    if not trainer or (not engines and any(sizes)):
+        side, other = ("engines", "trainer") if trainer else ("trainer", "engines")
+        raise UserError(f"placement.{other} leaves no GPU for the {side}; name fewer")
+    check_pool("trainer", trainer, gpus)
+    check_pool("engines", engines, gpus)
+    if trainer == engines and len(trainer) == 1 and max(sizes) == 1:
+        return Pools(trainer=trainer, engines=tuple(trainer if size else () for size in sizes))
+    if both := set(trainer) & set(engines):
+        raise UserError(
+            f"placement.trainer and placement.engines both name GPU {min(both)}; name different ones, or one and "
+            "the same GPU for both"
+        )
+    check_ranks(config, trainer)
+    return Pools(trainer=trainer, engines=group_engines(config.engine, engines))
+
+
+def _check_named(config: PenstockConfig, gpus: Sequence[Gpu]) -> None:
+    if config.launcher.kind != "local":
+        raise UserError(
+            f"placement.trainer and placement.engines need launcher=local, got {config.launcher.kind}, which finds "
+            "the GPUs itself; name launcher.resources"
+        )
+    for setting, device in (("model.device", config.model.device), ("engine.device", config.engine.device)):
+        if device not in (AUTO, "cuda"):
+            raise UserError(f"{setting} must be auto where placement names GPUs, got {device}; leave it out")
+    for side, named in (("trainer", config.placement.trainer), ("engines", config.placement.engines)):
+        for number in named:
+            if number >= len(gpus):
+                raise UserError(
+                    f"placement.{side} names GPU {number}, and {counted(len(gpus), 'GPU')} can be seen here; name "
+                    "those that nvidia-smi lists"
+                )
+
+
+def _chosen(config: PenstockConfig, gpus: Sequence[Gpu], needs: Needs) -> Pools | None:
+    """As few GPUs as hold the trainer, and the others for engines; None where both share one."""
+    sizes, ranks = engine_sizes(config.engine), num_ranks(config)
+    devices = {config.model.device, config.engine.device}
+    is_elsewhere = config.launcher.kind != "local" or config.model.device == "cpu"
+    if is_elsewhere or (ranks == 1 and _shares(devices, sizes, needs)):
+        return None
+    for setting, device in (("model.device", config.model.device), ("engine.device", config.engine.device)):
+        if device not in (AUTO, "cuda", "cpu"):
+            raise UserError(
+                f"{setting} must be auto where trainer.parallel has {ranks} ranks, got {device}; name GPUs in "
+                "placement.trainer and placement.engines"
+            )
+    usable, least = usable_gpus(config, gpus), num_taken(config.engine, 0)
+    if len(usable) < ranks + least:
+        if ranks == 1:
+            return None
+        raise UserError(
+            f"trainer.parallel has {ranks} ranks and engines take {counted(least, 'GPU')}, and "
+            f"{len(usable)} of {counted(len(gpus), 'GPU')} are free here; lower trainer.parallel"
+        )
+    needed, why = _ranks_needed(config, gpus[usable[0]], len(usable) - least, needs)
+    trainer, rest = usable[:needed], usable[needed:]
+    engines = rest[: num_taken(config.engine, len(rest))]
+    return Pools(
+        trainer=trainer,
+        engines=group_engines(config.engine, engines),
+        why=f"{why}; generation gets the rest (placement.trainer and placement.engines name others)",
+        idle=tuple(number for number in range(len(gpus)) if number not in (*trainer, *engines)),
+    )
+
+
+def _shares(devices: set[str], sizes: Sequence[int], needs: Needs) -> bool:
+    """Whether trainer and engines are on one GPU, or on devices that they name."""
+    return bool(devices - {AUTO, "cuda"}) or not any(sizes) or needs.num_parameters < SPLIT_FROM
+
+
+def _ranks_needed(config: PenstockConfig, gpu: Gpu, most: int, needs: Needs) -> tuple[int, str]:
+    """How many GPUs the trainer gets, and why."""
+    ranks, room = num_ranks(config), needs.room(gpu)
+    if ranks > 1:
+        return ranks, f"trainer.parallel has {ranks} ranks"
+    fits = [number for number in range(1, most + 1) if needs.rank(number) <= room]
+    why = f"the trainer needs about {gb(needs.rank(1))}, and {gb(room)} of a GPU can be used"
+    return (fits[0] if fits else most), why
+
+
+def _with(config: PenstockConfig, pools: Pools) -> PenstockConfig:
+    """The config that names these pools."""
+    shared = pools.trainer == next((group for group in pools.engines if group), ())
+    members = pools.trainer if shared else tuple(number for group in pools.engines for number in group)
+    placement = config.placement.model_copy(update={"trainer": pools.trainer, "engines": members})
+    engine = config.engine
+    if not shared:
+        count = len(pools.engines) - sum(engine.beside.values())
+        engine = engine.model_copy(update={"count": count} if not is_counted(engine) else {})
+    trainer = config.trainer
+    if len(pools.trainer) > num_ranks(config):
+        parallel = trainer.parallel.model_copy(update={"shard": len(pools.trainer)})
+        trainer = trainer.model_copy(update={"parallel": parallel})
+    return config.model_copy(update={"placement": placement, "engine": engine, "trainer": trainer})

@@ -1,0 +1,122 @@
+"""The places of a trainer's ranks, started and ended as one.
+
+A rank that dies takes its group down, since the others wait for it in the middle of a collective. All of them go on
+from the last checkpoint.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.channel import Channel
+from penstock.errors import WorkerDied
+from penstock.orchestration.replaceable import ReplaceableWorker
+from penstock.trainer.trainer_client import TrainerClient, TrainerReady, TrainerStart
+
+
+class RankClient:
+    """Starts one of the ranks: what all are told, and which of them it is."""
+
+    def __init__(self, client: TrainerClient, rank: int, rendezvous: str) -> None:
+        self._client, self._rank, self._rendezvous = client, rank, rendezvous
+
+    async def start(self, start: TrainerStart) -> TrainerReady:
+        own = msgspec.structs.replace(start, rank=self._rank, rendezvous=self._rendezvous)
+        return await self._client.start(own)
+
+
+class RankPlaces:
+    """Stands for all of them where one `ReplaceableWorker` is expected. Name and channel are the first rank's."""
+
+    def __init__(
+        self,
+        members: Sequence[ReplaceableWorker[TrainerClient]],
+        start: Callable[[RankClient], Awaitable[object]],
+        *,
+        meet: str,
+    ) -> None:
+        """`meet` is where ranks find each other, up to a suffix that each new group of processes gets."""
+        self.members = members
+        self._start = start
+        self._meet = meet
+
+    @property
+    def name(self) -> str:
+        return self.members[0].name
+
+    @property
+    def incarnation(self) -> int:
+        return self.members[0].incarnation
+
+    @property
+    def client(self) -> TrainerClient:
+        return self.members[0].client
+
+    @property
+    def channel(self) -> Channel:
+        return self.members[0].channel
+
+    @property
+    def last_death(self) -> WorkerDied | None:
+        """Of a rank that ran out of memory, if one did; else of any."""
+        deaths = [member.last_death for member in self.members if member.last_death is not None]
+        return max(deaths, key=lambda death: death.out_of_memory, default=None)
+
+    def begin_with(self, start: Callable[[RankClient], Awaitable[object]]) -> None:
+        """What the next processes are told first, but for their ranks."""
+        self._start = start
+
+    async def start(self) -> None:
+        """All at once: each waits for the others."""
+        rendezvous = f"{self._meet}-{secrets.token_hex(4)}"
+        for rank, member in enumerate(self.members):
+            member.begin_with(self._starting(rank, rendezvous))
+        await _all_or_none([member.start() for member in self.members])
+
+    async def restart(self) -> None:
+        await self.end()
+        await self.start()
+
+    async def end(self) -> None:
+        await asyncio.gather(*(member.end() for member in self.members))
+
+    async def died(self) -> WorkerDied:
+        return await _first([member.died() for member in self.members])
+
+    async def gone(self) -> WorkerDied:
+        return await _first([member.gone() for member in self.members])
+
+    async def give_up(self, why: str = "") -> None:
+        await asyncio.gather(*(member.give_up(why) for member in self.members))
+
+    def write_stacks(self) -> str | None:
+        files = [file for member in self.members if (file := member.write_stacks())]
+        return ", ".join(files) or None
+
+    def _starting(self, rank: int, rendezvous: str) -> Callable[[TrainerClient], Awaitable[object]]:
+        return lambda client: self._start(RankClient(client, rank, rendezvous))
+
+
+async def _all_or_none(calls: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """When one fails, the others are cancelled: they would wait for it."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _first(calls: Sequence[Coroutine[Any, Any, WorkerDied]]) -> WorkerDied:
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

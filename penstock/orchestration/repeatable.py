@@ -1,0 +1,29 @@
+"""What `run.deterministic` needs of the other settings: every step the same, bit by bit, also after a restart.
+
+    the first groups that selection leaves ─► each generated in a batch of its own ─► trained in order
+
+Synchronous training fixes which weights sample which group. Groups are numbered in the order of the tasks, and
+seeds follow from the numbers. So a run that goes on from a checkpoint, without the step that was open, makes the
+same tokens again.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.orchestration.config import PenstockConfig
+
+
+def conflicts(config: "PenstockConfig") -> list[str]:
+    """Settings with which a run does not repeat, each with the value that it needs."""
+    engine, staleness = config.engine, config.staleness
+    needed = {
+        f"staleness.max_staleness=0 (got {staleness.max_staleness})": staleness.max_staleness == 0,
+        "staleness.adaptive=false": not staleness.adaptive,
+        "engine.embedded.prefix_cache=false": not engine.embedded.prefix_cache,
+        f"engine.kind=embedded (got {engine.kind})": engine.kind == "embedded",
+        "one engine (engine.count=1, no engine.beside)": len(engine.members) == engine.num_most == 1,
+        "answers of one turn (no rollout.workflow)": config.rollout.workflow is None,
+        "a CPU (model.device=cpu)": not config.model.device.startswith("cuda"),
+        "a CPU (engine.device=cpu)": not engine.device.startswith("cuda"),
+    }
+    return [setting for setting, is_met in needed.items() if not is_met]

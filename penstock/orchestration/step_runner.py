@@ -1,0 +1,93 @@
+"""One optimizer step on every rank: plan it, run the plans, and leave out groups whose bulk data is lost."""
+
+import dataclasses
+
+from penstock.blobs.verification import check_group
+from penstock.buffer.admission import StepGroups
+from penstock.buffer.rollout_buffer import RolloutBuffer
+from penstock.errors import BlobLost, StepTooLarge, TrainerLost
+from penstock.interfaces import BlobStore
+from penstock.orchestration.controller_events import ControllerEvents
+from penstock.orchestration.group_production import LOST_BLOB
+from penstock.orchestration.step_planner import StepPlanner
+from penstock.orchestration.trainer_group import TrainerGroup
+from penstock.types import StepResult, group_scope
+
+LEAST_TOKENS = 256
+"""Of a micro-batch: below it nothing is won. A sequence that is longer is one by itself."""
+
+
+class StepRunner:
+    """Has the trainers train on the groups of a step."""
+
+    def __init__(
+        self,
+        *,
+        trainers: TrainerGroup,
+        planner: StepPlanner,
+        buffer: RolloutBuffer,
+        blobs: BlobStore,
+        events: ControllerEvents,
+    ) -> None:
+        self._trainers = trainers
+        self._planner = planner
+        self._buffer = buffer
+        self._blobs = blobs
+        self._events = events
+
+    async def run(self, taken: StepGroups, version: int | None) -> tuple[StepGroups, list[StepResult]]:
+        """The groups that were trained, and what each rank reports. The new weights are `version` where they are
+        published."""
+        while True:
+            try:
+                return taken, await self._run_plans(taken, version)
+            except StepTooLarge as error:
+                self._turn_smaller(error, "the step is tried again")
+            except (
+                TrainerLost
+            ) as error:  # ranks of which one had no room: all of them come back with smaller plans
+                if isinstance(error.__cause__, StepTooLarge):
+                    self._turn_smaller(error.__cause__, "its ranks begin again from the last checkpoint")
+                raise
+            except BlobLost as error:  # the trainer reads all blobs of a step before it trains on any
+                taken = await self._without_lost(taken, error)
+
+    def shrink(self) -> str | None:
+        """Train in micro-batches of half the size from now on, on which gradients do not depend; a word on that.
+        None where there is nothing to halve."""
+        before = self._planner.micro_batch_tokens
+        if before // 2 < LEAST_TOKENS:
+            return None
+        self._planner = dataclasses.replace(self._planner, micro_batch_tokens=before // 2)
+        return f"trainer.micro_batch_tokens is {before // 2} from now on, instead of {before}"
+
+    def _turn_smaller(self, error: StepTooLarge, then: str) -> None:
+        word = self.shrink()
+        if word is None:
+            raise error
+        self._events.recorder.log(f"{error}; {word}, and {then}")
+
+    async def _run_plans(self, taken: StepGroups, version: int | None) -> list[StepResult]:
+        with self._events.recorder.measure("train", "plan", step=taken.step + 1):
+            plans = self._planner.plan(taken, self._buffer.gate.history, version)
+        return await self._trainers.run(plans)
+
+    async def _without_lost(self, taken: StepGroups, error: BlobLost) -> StepGroups:
+        """The step without the groups whose blobs can't be read. When none is left, or all can, it is no matter of
+        single groups."""
+        lost = {}
+        for group in taken.groups:
+            try:
+                check_group(self._blobs, group.scored.group, read=True)
+            except BlobLost as reason:
+                lost[group.ticket.number] = (group.scored, str(reason))
+            else:
+                # Routes of another model are whole, and only the trainer knows its model: it names the blob.
+                if f"blob {group_scope(group.ticket.number)}/" in str(error):
+                    lost[group.ticket.number] = (group.scored, str(error))
+        if not 0 < len(lost) < len(taken.groups):
+            raise error
+        for number, (scored, message) in lost.items():
+            taken = await self._buffer.drop_taken(taken, number, LOST_BLOB)
+            self._events.dropped(scored.group, LOST_BLOB, message, scored.scores)
+        return taken

@@ -1,0 +1,133 @@
+"""A simulated engine that wakes once an answer, not once a token: a thousand of them are quick to run.
+
+A token's version is that of the weights served at the moment at which it would have been sampled, as with a real
+engine. A node that dies stops its engines at once; whoever waits for them learns of it when the death is
+noticed."""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+
+from penstock.errors import ChannelClosed
+from penstock.types import Chunk, EngineReport, GenerateRequest, Interrupt, UpdateReceipt, WeightUpdate
+
+
+class FluidEngine:
+    """`penstock.interfaces.Engine` in virtual time."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        batch: int,
+        num_tokens: Callable[[], int],
+        token_s: Callable[[], float],
+        sync_s: float,
+    ) -> None:
+        """`token_s` is asked once an answer: the time between two of its tokens."""
+        self.name = name
+        self._num_tokens = num_tokens
+        self._token_s = token_s
+        self._sync_s = sync_s
+        self._places = asyncio.Semaphore(batch)
+        self._served: list[tuple[float, int]] = []
+        """Since when each version is served."""
+        self._staged = -1
+        self._stopped_at: float | None = None
+        self._noticed = asyncio.Event()
+        self._num_running = 0
+        self._busy_since = 0.0
+        self.busy_s = 0.0
+        """With at least one sequence."""
+        self.tokens = 0
+
+    def stop(self) -> None:
+        """Its node dies; nobody knows yet."""
+        self._stopped_at = asyncio.get_running_loop().time()
+
+    def notice(self) -> None:
+        """Its death is noticed: whoever waits is told."""
+        self._noticed.set()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        async with self._places:
+            self._begin()
+            try:
+                count = max(1, min(self._num_tokens(), request.sampling.max_tokens) - request.num_resumed)
+                start, each_s = asyncio.get_running_loop().time(), self._token_s()
+                is_gone = await self._sleep(count * each_s)
+                if is_gone:
+                    raise ChannelClosed(f"{self.name}: its node is gone")
+                self.tokens += count
+                yield Chunk(
+                    token_ids=np.ones(count, np.int32),
+                    logprobs=np.full(count, -0.5, np.float32),
+                    versions=self._versions(start, each_s, count),
+                    finish_reason="stop",
+                )
+            finally:
+                self._end()
+
+    async def _sleep(self, seconds: float) -> bool:
+        """Whether it died meanwhile; that is told when it is noticed."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        try:
+            async with asyncio.timeout_at(until):
+                await self._noticed.wait()
+                return True
+        except TimeoutError:
+            if self._stopped_at is None or self._stopped_at >= until:
+                return False
+        await self._noticed.wait()
+        return True
+
+    def _versions(self, start: float, each_s: float, count: int) -> np.ndarray:
+        times = [since for since, _ in self._served]
+        first = bisect_right(times, start) - 1
+        versions = np.full(count, self._served[max(first, 0)][1], np.int32)
+        for since, version in self._served[max(first, 0) + 1 :]:
+            versions[max(0, int(np.ceil((since - start) / each_s))) :] = version
+        return versions
+
+    def _begin(self) -> None:
+        if self._num_running == 0:
+            self._busy_since = asyncio.get_running_loop().time()
+        self._num_running += 1
+
+    def _end(self) -> None:
+        self._num_running -= 1
+        if self._num_running == 0:
+            end = asyncio.get_running_loop().time()
+            self.busy_s += max(0.0, min(end, self._stopped_at or end) - self._busy_since)
+
+    async def stage(self, update: WeightUpdate) -> None:
+        if await self._sleep(self._sync_s):
+            raise ChannelClosed(f"{self.name}: its node is gone")
+        self._staged = update.version
+
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+        if self._staged != update.version:
+            await self.stage(update)
+        if self._noticed.is_set():
+            raise ChannelClosed(f"{self.name}: its node is gone")
+        self._served.append((asyncio.get_running_loop().time(), update.version))
+        del self._served[:-64]  # no answer is under way for longer
+        return UpdateReceipt(policy=update.policy, version=update.version, stall_s=0.0, verify_s=0.0)
+
+    async def report(self) -> EngineReport:
+        version = self._served[-1][1] if self._served else -1
+        return EngineReport(
+            name=self.name,
+            versions={"policy": version},
+            capabilities=(),
+            num_running=self._num_running,
+            num_waiting=0,
+            max_context=1 << 30,
+            counters={"tokens": float(self.tokens), "busy_s": self.busy_s},
+        )
+
+    async def close(self) -> None:
+        pass

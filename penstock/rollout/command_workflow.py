@@ -1,0 +1,133 @@
+"""An agent that is a program: it is started for every episode and speaks to the run as to OpenAI's API.
+
+It finds `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `PENSTOCK_MODEL` and `PENSTOCK_EPISODE_URL` in its environment and
+the task as one JSON object in its standard input. A last line of its standard output such as `{"reward": 0.5}`
+is its reward. Exit codes other than 0 make a failed episode; 75 (EX_TEMPFAIL) one that is run again.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.errors import UserError
+from penstock.rollout.episode_rollout import Rollout
+from penstock.types import Score, Task
+
+KEPT_BYTES = 64 * 1024
+"""Of what a program writes, the last so many are kept."""
+SECRETS = ("PENSTOCK_TOKEN",)
+"""What agents are not told: with it they could pass for a worker."""
+
+
+class AgentFailed(Exception):
+    """A program ended with an exit code that is not 0."""
+
+
+class AgentUnavailable(AgentFailed, ConnectionError):
+    """It ended with the exit code for "try again later" (75, EX_TEMPFAIL of sysexits.h)."""
+
+
+class CommandWorkflow:
+    """`Workflow` of a command. Agents are in the process group of their worker, and so end with it."""
+
+    def __init__(self, command: str) -> None:
+        try:
+            self.words = tuple(shlex.split(command))
+        except ValueError as error:
+            raise UserError(f"the workflow command {command!r} can't be read: {error}") from error
+        if not self.words or shutil.which(self.words[0]) is None:
+            raise UserError(
+                f"the workflow command {command!r}: there is no program {(self.words or ('',))[0]!r}"
+            )
+
+    async def run(self, task: Task, rollout: Rollout) -> Score | None:
+        process = await asyncio.create_subprocess_exec(
+            *self.words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(rollout),
+        )
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        try:
+            said, complained, _ = await asyncio.gather(
+                _tail(process.stdout), _tail(process.stderr), _write(process.stdin, task_json(task))
+            )
+            code = await process.wait()
+        finally:
+            end_tree(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.shield(process.wait())
+        if code != 0:
+            lines = complained.decode(errors="replace").strip().splitlines()
+            why = f": {lines[-1]}" if lines else ""
+            failure = AgentUnavailable if code == os.EX_TEMPFAIL else AgentFailed
+            raise failure(f"{self.words[0]} ended with exit code {code}{why}")
+        return reward_in(said)
+
+
+def environment(rollout: Rollout) -> dict[str, str]:
+    """What a program inherits from its worker, and how it reaches its episode."""
+    endpoint = rollout.endpoint
+    inherited = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    return inherited | {
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_KEY": endpoint.api_key,
+        "PENSTOCK_MODEL": endpoint.model,
+        "PENSTOCK_EPISODE_URL": endpoint.episode_url,
+    }
+
+
+def task_json(task: Task) -> bytes:
+    """The task as agents read it: its id, its prompt, and its columns beside these."""
+    prompt = msgspec.to_builtins(task.prompt)
+    return msgspec.json.encode({**task.columns, "id": task.id, "prompt": prompt}) + b"\n"
+
+
+def reward_in(output: bytes) -> Score | None:
+    """The reward in the last line of an output; None where that is something else."""
+    lines = output.decode(errors="replace").strip().splitlines()
+    try:
+        found: Any = json.loads(lines[-1]) if lines else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("reward"), float | int):
+        return None
+    return Score(value=float(found["reward"]), parts=found.get("parts") or {})
+
+
+def end_tree(pid: int) -> None:
+    """Kill a process and what it has started, stopped first so that it starts no more meanwhile. What has left
+    its parents is left to the end of the worker."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGSTOP)
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    with contextlib.suppress(OSError):
+        for child in children.read_text().split():
+            end_tree(int(child))
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+async def _write(pipe: asyncio.StreamWriter, data: bytes) -> None:
+    """An agent need not read its task."""
+    with contextlib.suppress(ConnectionError):
+        pipe.write(data)
+        await pipe.drain()
+    pipe.close()
+
+
+async def _tail(stream: asyncio.StreamReader) -> bytes:
+    kept = b""
+    while piece := await stream.read(KEPT_BYTES):
+        kept = (kept + piece)[-KEPT_BYTES:]
+    return kept

@@ -1,0 +1,59 @@
+"""An environment by URL: it says what the policy sees, and what its answers lead to.
+
+    POST URL/reset   {"episode": "g12.3", "task": {"id", "prompt", …columns}}   →  {"observation": …}
+    POST URL/step    {"episode": "g12.3", "turn": 0, "action": "…"}   →  {"observation": …, "reward": 0, "done":
+    false}
+
+An observation is text or chat messages; after `reset` it may be missing, and the task's prompt is shown. Rewards
+of steps add up. `episode` and `turn` let a service know a request that comes again after a broken connection.
+"""
+
+from typing import Any
+
+import msgspec
+
+from penstock.http_calls import HttpCalls, HttpConfig
+from penstock.rollout.episode_rollout import Rollout
+from penstock.types import Task
+
+
+class HttpEnvironment:
+    """`Workflow` of a service."""
+
+    def __init__(self, url: str, config: HttpConfig | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._calls = HttpCalls(config or HttpConfig())
+
+    async def run(self, task: Task, rollout: Rollout) -> float:
+        name = rollout.spec.name
+        prompt = msgspec.to_builtins(task.prompt)
+        row = {**task.columns, "id": task.id, "prompt": prompt}
+        begun = await self._post(rollout, "reset", {"episode": name, "task": row})
+        shown = begun.get("observation")
+        turn = await rollout.generate(task.prompt if shown is None else shown)
+        reward = 0.0
+        for number in range(1_000_000):
+            body = {"episode": name, "turn": number, "action": turn.text}
+            came = await self._post(rollout, "step", body)
+            reward += _number(came.get("reward", 0.0))
+            if came.get("done"):
+                break
+            turn = await rollout.generate(rollout.continue_(turn, came["observation"]))
+        return reward
+
+    async def _post(self, rollout: Rollout, what: str, body: dict[str, Any]) -> dict[str, Any]:
+        """What it gave is kept, as that of any call through a rollout: a step is not taken twice."""
+        answer = await rollout.call(self._calls.post, f"{self._url}/{what}", body)
+        if not isinstance(answer, dict) or (
+            what == "step" and not answer.get("done") and "observation" not in answer
+        ):
+            raise ValueError(
+                f"{self._url}/{what} must answer an object with an observation, or done, got {answer!r}"
+            )
+        return answer
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"the reward of a step must be a number, got {value!r}")
+    return float(value)

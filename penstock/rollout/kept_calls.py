@@ -1,0 +1,68 @@
+"""Calls that a workflow makes through its rollout: what they gave is kept, and a workflow that runs again after a
+restart gets it without the call."""
+
+import hashlib
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.rollout.episode_spec import EpisodeSpec
+from penstock.types import CallAnswer
+
+KeepCall = Callable[[CallAnswer], Awaitable[None]]
+
+
+async def keep_nothing(answer: CallAnswer) -> None:
+    """For a run that does not survive a crash."""
+
+
+class KeptCalls:
+    """The calls of one episode, counted in the order in which they are made."""
+
+    def __init__(self, spec: EpisodeSpec, keep: KeepCall) -> None:
+        self._spec = spec
+        self._keep = keep
+        self._num_calls = 0
+        self._known = {answer.call: answer for answer in spec.calls}
+
+    async def call(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> Any:
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        key = key_of(function, arguments, named)
+        known = self._known.get(number)
+        if known is not None and known.key == key:
+            return msgspec.json.decode(known.answer)
+        result = function(*arguments, **named)
+        if inspect.isawaitable(result):
+            result = await result
+        try:
+            answer = msgspec.json.encode(result)
+        except TypeError as error:
+            raise TypeError(
+                f"a function that is called through the rollout must give JSON, got {type(result).__name__} from "
+                f"{_name(function)} ({error}); return lists, dicts, strings and numbers, or call it directly"
+            ) from error
+        spec = self._spec
+        if not spec.is_evaluation:
+            await self._keep(
+                CallAnswer(group=spec.group, episode=spec.index, call=number, key=key, answer=answer)
+            )
+        return msgspec.json.decode(answer)
+
+
+def key_of(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
+    """Equal for the same call. Arguments that are no JSON do not count."""
+    digest = hashlib.blake2b(_name(function).encode(), digest_size=16)
+    for value in (*arguments, *(named[name] for name in sorted(named))):
+        try:
+            digest.update(msgspec.json.encode(value))
+        except TypeError:
+            digest.update(type(value).__name__.encode())
+    return digest.digest()
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)

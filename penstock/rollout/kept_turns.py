@@ -1,0 +1,159 @@
+"""Turns that outlive the process: what engines sample is told to a log piece by piece, and a turn that was asked
+for before a restart is answered from there.
+
+    request ─► what is known of it, as it was sampled ─► an engine goes on after it ─► chunks
+                                                                     └► pieces, to the log
+
+A workflow that runs again so gets its finished turns at once, and the one under way from where it was. What it asks
+must be what it asked before: the same turn of the same episode, with the same tokens before it. Otherwise the
+workflow has taken another way; that is counted, and the turn is generated afresh.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+
+from penstock.rollout.episode_rollout import TokenSource
+from penstock.rollout.episode_spec import place_of
+from penstock.types import (
+    AnswerSoFar,
+    CallAnswer,
+    Chunk,
+    GenerateRequest,
+    PartialGroup,
+    TurnPart,
+    joined_chunk,
+)
+
+
+class WorkLog(Protocol):
+    """Where unfinished work is told. Nobody waits for it."""
+
+    def turn(self, part: TurnPart) -> None: ...
+
+    def call(self, answer: CallAnswer) -> None: ...
+
+
+class KeptTurns:
+    """`TokenSource` around engines. Requests of evaluations pass through."""
+
+    def __init__(
+        self,
+        engine: TokenSource,
+        log: WorkLog,
+        *,
+        known: Mapping[int, PartialGroup] | None = None,
+        resumes: bool = True,
+        records_routing: bool = False,
+        record_every: int = 0,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`known` is what groups had done before a restart, by number. `resumes`: an answer may go on under another
+        version. `record_every`: so many tokens lie between two pieces whose recorded data is kept."""
+        self._engine = engine
+        self._log = log
+        self._known = {number: dict(group.turns) for number, group in (known or {}).items()}
+        self._resumes = resumes
+        self._records_routing = records_routing
+        self._record_every = record_every
+        self._say = say
+        self.counts: Counter[str] = Counter()
+        """`resumed_turns`, `resumed_tokens` and `diverged_turns`."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        place = place_of(request.id)
+        if place is None:
+            async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    yield chunk
+            return
+        request = msgspec.structs.replace(request, record_every=self._record_every)
+        turn = _KeptTurn(self._log, request, place, records_routing=self._records_routing)
+        for chunk in self._known_chunks(turn, place):
+            turn.answer.add(chunk)
+            yield chunk
+        if turn.answer.is_over:
+            return
+        end = turn.answer.ending(turn.answer.chunks)
+        if end is not None:
+            yield end
+            return
+        async with aclosing(self._engine.generate(turn.begin())) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                turn.take(chunk)
+                yield chunk
+
+    def _known_chunks(self, turn: "_KeptTurn", place: tuple[int, int, int]) -> Sequence[Chunk]:
+        """What can be answered from the log; each is asked for once."""
+        group, episode, number = place
+        parts = self._known.get(group, {}).pop((episode, number), [])
+        if not parts:
+            return ()
+        if parts[0].key != turn.key:
+            if not self.counts["diverged_turns"]:
+                self._say(
+                    f"turn {number} of episode g{group}.{episode} has another prompt than before the restart: the "
+                    "workflow took another way, and the turn is generated afresh"
+                )
+            self.counts["diverged_turns"] += 1
+            return ()
+        is_whole = parts[-1].chunk.finish_reason is not None
+        if not (is_whole or self._resumes):
+            return ()
+        self.counts["resumed_turns"] += 1
+        self.counts["resumed_tokens"] += parts[-1].end
+        return [part.chunk for part in parts]
+
+
+class _KeptTurn:
+    """One turn on its way to the log."""
+
+    def __init__(
+        self,
+        log: WorkLog,
+        request: GenerateRequest,
+        place: tuple[int, int, int],
+        *,
+        records_routing: bool,
+    ) -> None:
+        self.key = key_of(request)
+        self.answer = AnswerSoFar(request, records_routing=records_routing)
+        self._log = log
+        self._place = place
+        self._num_kept = 0
+        self._waiting: list[Chunk] = []
+        """Chunks whose recorded data has not come yet: nobody could go on after them."""
+
+    def begin(self) -> GenerateRequest:
+        """What is left to ask an engine for, after the chunks that were known."""
+        self._num_kept = sum(len(chunk.token_ids) for chunk in self.answer.chunks)
+        return self.answer.rest(self.answer.chunks)
+
+    def take(self, chunk: Chunk) -> None:
+        if chunk.restarts:
+            self._waiting.clear()
+            self._num_kept = 0
+        self.answer.add(chunk)
+        self._waiting.append(chunk)
+        if chunk.finish_reason == "cancelled" or not self.answer.may_end(chunk):
+            return
+        group, episode, turn = self._place
+        kept = msgspec.structs.replace(joined_chunk(self._waiting), restarts=False)
+        self._waiting.clear()
+        part = TurnPart(
+            group=group, episode=episode, turn=turn, key=self.key, start=self._num_kept, chunk=kept
+        )
+        self._num_kept = part.end
+        self._log.turn(part)
+
+
+def key_of(request: GenerateRequest) -> bytes:
+    """Equal for requests that ask for the same."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(request.token_ids[: request.num_prompt].tobytes())
+    digest.update(msgspec.msgpack.encode((request.policy, request.sampling)))
+    return digest.digest()

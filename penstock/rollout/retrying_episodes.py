@@ -1,0 +1,81 @@
+"""Episodes again whose workflow failed for a while: what it could not reach may be there a moment later.
+
+    run ─► workflow_unavailable ─► wait 1, 2, 4 … s ─► run again, with the turns and calls that there were
+     └───► anything else: that is the episode
+
+A workflow that runs again is given the turns that were finished, and what its calls through the rollout gave, as
+after a restart: neither is made twice.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.passing_errors import wait_s
+from penstock.rollout.episode_runner import UNAVAILABLE, EpisodeRunner
+from penstock.rollout.episode_spec import EpisodeSpec
+from penstock.rollout.kept_calls import KeepCall, keep_nothing
+from penstock.types import CallAnswer, Episode
+
+
+class CallsSoFar:
+    """What calls of episodes under way gave. `keep` stands before `then`, which is told of each."""
+
+    def __init__(self, then: KeepCall = keep_nothing) -> None:
+        self._then = then
+        self._by_episode: dict[tuple[int, int], dict[int, CallAnswer]] = defaultdict(dict)
+
+    async def keep(self, answer: CallAnswer) -> None:
+        self._by_episode[answer.group, answer.episode][answer.call] = answer
+        await self._then(answer)
+
+    def of(self, spec: EpisodeSpec) -> tuple[CallAnswer, ...]:
+        """Those that it was begun with, and those since."""
+        known = {answer.call: answer for answer in spec.calls}
+        if not spec.is_evaluation:
+            known |= self._by_episode.get((spec.group, spec.index), {})
+        return tuple(known.values())
+
+    def forget(self, spec: EpisodeSpec) -> None:
+        if not spec.is_evaluation:
+            self._by_episode.pop((spec.group, spec.index), None)
+
+
+class RetryingEpisodes:
+    """`EpisodeRunner` around another. `calls` hears of the calls of its episodes; `told` of each try but the first,
+    with how many there were in all."""
+
+    def __init__(
+        self,
+        episodes: EpisodeRunner,
+        calls: CallsSoFar,
+        *,
+        retries: int,
+        told: Callable[[Episode, int, float], None] = lambda episode, count, wait_s: None,
+    ) -> None:
+        self._episodes = episodes
+        self._calls = calls
+        self._retries = retries
+        self._told = told
+        self._num_retries = 0
+
+    async def run(self, spec: EpisodeSpec) -> Episode:
+        try:
+            for attempt in range(self._retries):
+                episode = await self._episodes.run(spec)
+                if episode.failure != UNAVAILABLE:
+                    return episode
+                waits = wait_s(attempt)
+                self._num_retries += 1
+                self._told(episode, self._num_retries, waits)
+                await asyncio.sleep(waits)
+                turns = {turn.id: turn for turn in (*spec.turns, *episode.turns)}
+                spec = msgspec.structs.replace(spec, turns=tuple(turns.values()), calls=self._calls.of(spec))
+            return await self._episodes.run(spec)
+        finally:
+            self._calls.forget(spec)
+
+    async def close(self) -> None:
+        await self._episodes.close()

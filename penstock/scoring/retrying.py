@@ -1,0 +1,47 @@
+"""Scoring again what failed for a while: a judge that could not be reached may be there a moment later."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
+
+from penstock.errors import ScoringFailed
+from penstock.interfaces import Scorer
+from penstock.passing_errors import wait_s
+from penstock.scoring.reward_calls import SCORE_UNAVAILABLE
+from penstock.types import Episode, Group, Score, Task
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class RetryingScorer:
+    """`penstock.interfaces.Scorer` around another: waits before each new try, twice as long each time."""
+
+    def __init__(self, scorer: Scorer, *, retries: int) -> None:
+        self._scorer = scorer
+        self._retries = retries
+        self.num_retries = 0
+
+    @property
+    def needs_group(self) -> bool:
+        return self._scorer.needs_group
+
+    async def score(self, group: Group) -> tuple[Score, ...]:
+        return await self._patiently(self._scorer.score, group)
+
+    async def score_episode(self, task: Task, episode: Episode) -> Score:
+        return await self._patiently(self._scorer.score_episode, task, episode)
+
+    async def close(self) -> None:
+        await self._scorer.close()
+
+    async def _patiently(self, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        for attempt in range(self._retries):
+            try:
+                return await call(*args, **kwargs)
+            except ScoringFailed as error:
+                if error.reason != SCORE_UNAVAILABLE:
+                    raise
+            self.num_retries += 1
+            await asyncio.sleep(wait_s(attempt))
+        return await call(*args, **kwargs)

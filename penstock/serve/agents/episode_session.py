@@ -1,0 +1,197 @@
+"""One episode behind its key: the turns that calls ask for, and calls that come twice.
+
+A client that gives up waiting asks again. That must not make a second turn: the call goes on while nobody
+listens, and who asks for the same again gets its answer. What nobody was ever sent is no part of the episode.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.rollout.episode_record import EpisodeLimit
+from penstock.rollout.episode_rollout import OnChunk, Rollout, ignore_chunk
+from penstock.serve.agents.conversation import Conversation
+from penstock.serve.agents.live_answer import LiveAnswer
+from penstock.serve.api_error import ApiError
+from penstock.types import Turn
+
+Make = Callable[[LiveAnswer], Awaitable["Made"]]
+"""Makes the answer of a call, and shows its chunks as they come."""
+MAX_CALLS_AT_ONCE = 256
+"""Of one episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a call came to: the body of its answer, and the turns behind it."""
+
+    body: dict[str, Any]
+    turns: tuple[Turn, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call under way or answered."""
+
+    task: "asyncio.Task[Made]"
+    live: LiveAnswer
+    num_listeners: int = 0
+    is_kept: bool = False
+    """Its turns are part of the episode: it is being sent, or was."""
+    is_delivered: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallId:
+    """`name` is the same for calls that ask for the same. `is_retry`: the client says that it asks again."""
+
+    name: str
+    is_retry: bool
+
+
+def call_id(path: str, body: bytes, headers: Mapping[str, str]) -> CallId:
+    """By the client's `Idempotency-Key`, or else by what it asks. OpenAI's clients count their retries."""
+    own = headers.get("Idempotency-Key")
+    retries = headers.get("X-Stainless-Retry-Count", "0")
+    name = own or hashlib.blake2b(path.encode() + b"\0" + body, digest_size=16).hexdigest()
+    return CallId(name=name, is_retry=own is not None or retries not in ("", "0"))
+
+
+class EpisodeSession:
+    """`rollout` is the episode's, for the event loop that calls arrive on."""
+
+    def __init__(self, rollout: Rollout, *, max_context: int) -> None:
+        self.rollout = rollout
+        self.conversation = Conversation(rollout.tokenizer)  # type: ignore[arg-type]
+        self._max_context = max_context
+        self._calls: dict[str, Call] = {}
+        self._every: list[Call] = []
+        self._is_over = False
+
+    @contextmanager
+    def listening(self, asked: CallId, make: Make) -> Iterator[Call]:
+        """The call that `make` makes, or one before that asked for the same and whose answer did not arrive. It
+        goes on when the listener has left."""
+        call = self._known(asked)
+        if call is None:
+            self._check_open()
+            live = LiveAnswer()
+            call = Call(asyncio.create_task(self._run(asked, make, live)), live)
+            call.task.add_done_callback(lambda task: live.end())
+            self._calls[asked.name] = call
+            self._every.append(call)
+        call.num_listeners += 1
+        try:
+            yield call
+        finally:
+            call.num_listeners -= 1
+
+    async def answered(self, call: Call) -> Made:
+        await asyncio.wait({call.task})
+        return self.made(call)
+
+    def made(self, call: Call) -> Made:
+        """What a call that is over came to. Raises what went wrong."""
+        if call.task.cancelled():
+            raise over()
+        return call.task.result()
+
+    async def generate(
+        self,
+        token_ids: list[int],
+        *,
+        policy: str,
+        limit: int | None,
+        stop: tuple[str, ...],
+        on_chunk: OnChunk = ignore_chunk,
+    ) -> Turn:
+        """A turn after these tokens, no longer than there is room in the context. How tokens are drawn is the
+        run's to say: it is what is trained."""
+        room = self._max_context - len(token_ids)
+        if room < 1 or not token_ids:
+            self.rollout.note_limit()
+            raise ApiError(
+                f"this model's maximum context length is {self._max_context} tokens, got {len(token_ids)} in the "
+                "prompt, which must have at least one and leave room for one; shorten it",
+                code="context_length_exceeded",
+            )
+        if limit is not None and limit < 1:
+            raise ApiError(f"max_tokens must be >= 1, got {limit}", param="max_tokens")
+        settings = self.rollout.spec.sampling
+        changes: dict[str, Any] = {"max_tokens": min(settings.max_tokens, room, limit or room)}
+        if stop:
+            changes["stop"] = (*settings.stop, *stop)
+        try:
+            return await self.rollout.generate(token_ids, policy=policy, on_chunk=on_chunk, **changes)
+        except EpisodeLimit as error:
+            raise ApiError(str(error), code="episode_limit") from error
+
+    @contextmanager
+    def delivering(self, call: Call) -> Iterator[Made]:
+        """Around the sending of an answer. Its turns are the episode's before they are sent: the agent may be done
+        before this process knows that the last byte has left. Unless the client has left instead."""
+        made = call.task.result()
+        self.rollout.keep(made.turns)
+        call.is_kept = True
+        try:
+            yield made
+        except BaseException:
+            if not call.is_delivered:
+                call.is_kept = False
+                self.rollout.forget(made.turns)
+            raise
+        call.is_delivered = True
+
+    @property
+    def num_unread(self) -> int:
+        """Calls that no client has had the whole answer of, and that were not refused."""
+        return sum(not call.is_kept and not _has_failed(call.task) for call in self._every)
+
+    def close(self) -> int:
+        """The episode is over, and calls under way end. Idempotent. Returns how many answers nobody has read."""
+        num_unread = self.num_unread
+        self._is_over = True
+        for call in self._every:
+            call.task.cancel()
+        self.rollout.close()
+        return num_unread
+
+    def _known(self, asked: CallId) -> Call | None:
+        call = self._calls.get(asked.name)
+        if call is None:
+            return None
+        left = call.num_listeners == 0 and not call.is_delivered
+        return call if asked.is_retry or left else None
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise over()
+        running = sum(not call.task.done() for call in self._every)
+        if running >= MAX_CALLS_AT_ONCE:
+            raise ApiError(
+                f"{running} calls of this episode are being answered, {MAX_CALLS_AT_ONCE} is the limit",
+                status=429,
+                kind="rate_limit_error",
+            )
+
+    async def _run(self, asked: CallId, make: Make, live: LiveAnswer) -> Made:
+        call = self._calls[asked.name]
+        try:
+            return await make(live)
+        except BaseException:
+            if self._calls.get(asked.name) is call:
+                del self._calls[asked.name]  # what failed is tried anew
+            raise
+
+
+def _has_failed(task: "asyncio.Task[Made]") -> bool:
+    return task.done() and not task.cancelled() and task.exception() is not None
+
+
+def over() -> ApiError:
+    return ApiError(
+        "the episode of this key is over", status=401, kind="authentication_error", code="expired_key"
+    )

@@ -1,0 +1,94 @@
+"""The HTTP server of a rollout worker, through which agents reach their episodes."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from aiohttp import web
+
+from penstock.models.tokenizer import ChatTokenizer
+from penstock.observe.refused_requests import request_logger
+from penstock.rollout.endpoint import Endpoint
+from penstock.rollout.episode_rollout import Rollout, TokenSource
+from penstock.serve.agents.agent_routes import AgentRoutes
+from penstock.serve.agents.episode_keys import EpisodeKeys
+from penstock.serve.agents.episode_session import EpisodeSession
+from penstock.serve.open_files import allow_many_connections
+from penstock.serve.served_model import ServedModel
+from penstock.serve.server_app import make_app
+
+BYTES_A_TOKEN = 64
+"""Of a body: much more than any tokenizer's longest words on average, JSON around them included."""
+LEAST_BODY_BYTES = 2**20
+CLOSING_S = 1.0
+
+
+class FrontDoor:
+    """`engine` is asked for turns. `names` are further names of models and the policies that answer for them.
+    `streams`: an answer that is being made does not begin again, as a rule, so that it can be sent as it comes."""
+
+    def __init__(
+        self,
+        engine: TokenSource,
+        tokenizer: ChatTokenizer,
+        *,
+        model: str,
+        max_context: int,
+        names: dict[str, str] | None = None,
+        host: str = "127.0.0.1",
+        streams: bool = True,
+    ) -> None:
+        self.keys = EpisodeKeys()
+        self._engine = engine
+        self._max_context = max_context
+        self._host = host
+        self._model = ServedModel(
+            name=model, engine=engine, tokenizer=tokenizer, max_context=max_context, created=int(time.time())
+        )
+        routes = AgentRoutes(self.keys, self._model, names or {}, streams=streams).routes()
+        limit = LEAST_BODY_BYTES + BYTES_A_TOKEN * max_context
+        app = make_app(routes, max_body_bytes=limit)
+        # A client that leaves must be noticed: who asks again is told what was made for it.
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            shutdown_timeout=CLOSING_S,
+            access_log=None,
+            logger=request_logger(),
+        )
+        self.base_url = ""
+
+    async def open(self) -> None:
+        allow_many_connections()
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, 0, backlog=2048).start()
+        host = socket.gethostname() if self._host in ("0.0.0.0", "::") else self._host
+        shown = f"[{host}]" if ":" in host else host
+        self.base_url = f"http://{shown}:{self._runner.addresses[0][1]}/v1"
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+    def close_after(self, ending: Coroutine[Any, Any, None]) -> None:
+        """Stay open until `ending` is over."""
+
+        async def close() -> None:
+            try:
+                await ending
+            finally:
+                await self.close()
+
+        self._closing = asyncio.create_task(close())
+
+    def admit(self, rollout: Rollout) -> Endpoint:
+        """A key for the episode of this rollout, which learns where it can be reached."""
+        session = EpisodeSession(rollout.twin(self._engine), max_context=self._max_context)
+        endpoint = Endpoint(base_url=self.base_url, api_key=self.keys.add(session), model=self._model.name)
+        rollout.endpoint = endpoint
+        return endpoint
+
+    def dismiss(self, endpoint: Endpoint) -> int:
+        """The episode is over, and its key with it. Returns how many of its answers nobody has read."""
+        return self.keys.expire(endpoint.api_key)

@@ -1,0 +1,32 @@
+"""What a client did wrong, in the shape that OpenAI's clients read."""
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """Answered with `status`, a sentence, and OpenAI's name for the kind of error."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code},
+        }
+
+
+def unsupported(param: str, why: str) -> ApiError:
+    """A setting that would change the answer, and can't be kept to."""
+    return ApiError(f"{param} is not supported: {why}", param=param, code="unsupported_parameter")

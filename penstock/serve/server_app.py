@@ -1,0 +1,57 @@
+"""The HTTP application: routes, who may use them, and how mistakes are answered."""
+
+import hmac
+from collections.abc import Awaitable, Callable, Iterable
+
+from aiohttp import web
+
+from penstock.serve.api_error import ApiError
+from penstock.serve.json_body import answer
+from penstock.serve.server_events import as_api_error
+from penstock.serve.unserved_routes import not_served
+
+MAX_BODY_BYTES = 64 * 2**20
+"""A context of a million tokens takes 7 MB."""
+OPEN_PATHS = ("/health",)
+"""What a load balancer may ask without a token."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(
+    routes: Iterable[web.RouteDef], *, token: str = "", max_body_bytes: int = MAX_BODY_BYTES
+) -> web.Application:
+    """With a `token`, every request must bring it (`Authorization: Bearer …`)."""
+
+    @web.middleware
+    async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            _check_token(request, token)
+            return await handler(request)
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
+            return _error(not_served(request, app))
+        except web.HTTPException:
+            raise
+        except Exception as error:
+            return _error(as_api_error(error))
+
+    app = web.Application(middlewares=[answer_errors], client_max_size=max_body_bytes)
+    app.add_routes(routes)
+    return app
+
+
+def _check_token(request: web.Request, token: str) -> None:
+    if not token or request.path in OPEN_PATHS:
+        return
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode()):
+        raise ApiError(
+            "the token is missing or wrong: send `Authorization: Bearer TOKEN` (api_key of OpenAI's client)",
+            status=401,
+            kind="authentication_error",
+            code="invalid_api_key",
+        )
+
+
+def _error(error: ApiError) -> web.Response:
+    return answer(error.body(), status=error.status)

@@ -1,0 +1,210 @@
+"""`penstock serve`: load a model, and answer over HTTP until a signal comes."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from typing import Any
+
+from aiohttp import web
+
+from penstock.blobs.memory import MemoryBlobs
+from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.opening import open_embedded
+from penstock.engines.kinds import EngineParts
+from penstock.errors import UserError
+from penstock.models.load import resolve_device, resolve_dtype
+from penstock.models.tokenizer import ChatTokenizer
+from penstock.observe.refused_requests import request_logger
+from penstock.serve.chat_routes import ChatRoutes
+from penstock.serve.completion_routes import CompletionRoutes
+from penstock.serve.control_routes import ControlRoutes
+from penstock.serve.engine_pauses import Pauses
+from penstock.serve.joining_receiver import JoiningReceiver
+from penstock.serve.open_files import allow_many_connections
+from penstock.serve.served_model import ServedModel
+from penstock.serve.server_app import make_app
+from penstock.serve.token_routes import TokenRoutes
+from penstock.serve.weight_routes import WeightRoutes
+from penstock.types import DEFAULT_POLICY
+
+CLOSING_S = 5.0
+"""How long running answers may take when the server ends."""
+DESCRIBED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_experts",
+)
+"""What two models must agree on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    model: str
+    name: str = ""
+    """What clients call the model; empty: the model's name or folder."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str = ""
+    max_requests: int = 4096
+    updates: bool = False
+    """Whether a trainer may send new weights."""
+    trust_remote_code: bool = False
+
+    def of_folder(self, folder: str) -> "ServeSettings":
+        """The same under the same name, with the model in this folder."""
+        return replace(self, model=folder)
+
+    def check(self) -> None:
+        """An address that others can reach needs a token."""
+        if not self.token and not is_loopback(self.host):
+            raise UserError(
+                f"penstock serve on {self.host} can be reached from other machines and needs a token: give "
+                "--token-file FILE, or serve on 127.0.0.1"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A loaded model, before it is served."""
+
+    engine: EmbeddedEngine
+    receiver: JoiningReceiver
+    on_gpu: bool
+    described: dict[str, Any]
+
+
+async def open_engine(settings: ServeSettings, config: EngineConfig) -> Opened:
+    """As a run's engine is opened."""
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    receiver = JoiningReceiver(device)
+    engine = await open_embedded(
+        EngineParts(
+            name="engine0",
+            model=settings.model,
+            device=device,
+            config=config.model_copy(update={"device": device, "dtype": dtype}),
+            receiver=receiver,
+            blobs=MemoryBlobs(),
+            versions={DEFAULT_POLICY: 0},
+            trust_remote_code=settings.trust_remote_code,
+        )
+    )
+    described = await asyncio.to_thread(describe, settings, device, dtype)
+    return Opened(engine, receiver, device != "cpu", described)
+
+
+def describe(settings: ServeSettings, device: str, dtype: str) -> dict[str, Any]:
+    """What a trainer compares with its own model."""
+    from transformers import AutoConfig
+
+    text = AutoConfig.from_pretrained(
+        settings.model, trust_remote_code=settings.trust_remote_code
+    ).get_text_config()
+    sizes = {name: getattr(text, name, None) for name in DESCRIBED}
+    return {
+        "sizes": {name: size for name, size in sizes.items() if size is not None},
+        "dtype": dtype,
+        "num_workers": 1,
+        "transfer": "penstock",
+        "device": device,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server at work. `running` ends when its engine has failed."""
+
+    address: str
+    running: asyncio.Task[None]
+
+
+@asynccontextmanager
+async def served(settings: ServeSettings, opened: Opened) -> AsyncIterator[Serving]:
+    """While inside, the engine answers at the address that this gives."""
+    settings.check()
+    engine = opened.engine
+    pauses = Pauses(engine)
+    model = ServedModel(
+        name=settings.name or settings.model,
+        engine=pauses,
+        tokenizer=ChatTokenizer(settings.model, trust_remote_code=settings.trust_remote_code),
+        max_context=(await engine.report()).max_context,
+        window=engine.config.window if opened.on_gpu else 1,
+        max_requests=settings.max_requests,
+        created=int(time.time()),
+    )
+    routes = [
+        *ControlRoutes(model, engine, pauses).routes(),
+        *TokenRoutes(model, engine.blobs).routes(),
+        *CompletionRoutes(model).routes(),
+        *ChatRoutes(model).routes(),
+    ]
+    if settings.updates:
+        routes += WeightRoutes(engine, opened.receiver, opened.described).routes()
+    app = make_app(routes, token=settings.token)
+    # A client that leaves cancels its request, and so frees its place in the batch.
+    allow_many_connections()
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        shutdown_timeout=CLOSING_S,
+        access_log=None,
+        logger=request_logger(),
+    )
+    await runner.setup()
+    running = asyncio.create_task(engine.run())
+    try:
+        await _listen(web.TCPSite(runner, settings.host, settings.port, backlog=2048), settings)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        yield Serving(f"http://{host}:{runner.addresses[0][1]}", running)
+    finally:
+        await engine.close()
+        await runner.cleanup()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def serve(settings: ServeSettings, config: EngineConfig, say: Callable[[str], None]) -> None:
+    """Until SIGINT or SIGTERM."""
+    settings.check()
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    opened = await open_engine(settings, config)
+    async with served(settings, opened) as serving:
+        say(f"{settings.name or settings.model} is served at {serving.address}/v1 (Ctrl-C ends)")
+        signalled = asyncio.create_task(ended.wait())
+        await asyncio.wait({signalled, serving.running}, return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
+        if serving.running.done():
+            serving.running.result()  # raises what broke the engine
+        say("ending: running answers are cut off")
+
+
+async def _listen(site: web.TCPSite, settings: ServeSettings) -> None:
+    try:
+        await site.start()
+    except OSError as error:
+        raise UserError(
+            f"penstock serve can't listen on {settings.host}:{settings.port}: {error.strerror or error}; "
+            "choose another --port"
+        ) from error

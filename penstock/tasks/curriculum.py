@@ -1,0 +1,52 @@
+"""Which tasks may come now, as a function of the user's says: `tasks.curriculum`.
+
+    def harder_when_ready(task, rewards):
+        return task.columns["kind"] != "hard" or rewards.get("easy", 0) > 0.7
+
+`rewards` has the mean reward of each kind of task over its newest answers that were trained. A kind is the name
+of a reasoning_gym dataset, or what a task's column `kind` says.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.errors import UserError
+from penstock.gym_datasets import COLUMN
+from penstock.types import Task
+from penstock.usercode import load_function
+
+NEWEST = 256
+"""Answers of a kind that its mean is over."""
+Admits = Callable[[Task, Mapping[str, float]], bool]
+
+
+class Curriculum:
+    """Told of rewards as answers are trained; asked before a task is taken."""
+
+    def __init__(self, admits: Admits, tasks: Sequence[Task]) -> None:
+        self._admits = admits
+        self._kinds = {task.id: kind_of(task) for task in tasks}
+        self._rewards: dict[str, deque[float]] = {}
+
+    def observe(self, task_id: str, reward: float) -> None:
+        kind = self._kinds.get(task_id)
+        if kind is not None:
+            self._rewards.setdefault(kind, deque(maxlen=NEWEST)).append(reward)
+
+    def admits(self, task: Task) -> bool:
+        means = {kind: sum(rewards) / len(rewards) for kind, rewards in self._rewards.items()}
+        try:
+            return bool(self._admits(task, means))
+        except Exception as error:
+            raise UserError(
+                f"tasks.curriculum raised {type(error).__name__} on task {task.id!r}: {error}"
+            ) from error
+
+
+def load_curriculum(path: str | None, tasks: Sequence[Task]) -> Curriculum | None:
+    return None if path is None else Curriculum(load_function(path, what="curriculum"), tasks)
+
+
+def kind_of(task: Task) -> str:
+    gym = task.columns.get(COLUMN)
+    return str(gym["name"]) if isinstance(gym, dict) else str(task.columns.get("kind", ""))

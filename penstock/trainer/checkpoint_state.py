@@ -1,0 +1,48 @@
+"""All that a checkpoint holds of a trainer, as it was at one moment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock.trainer.host_copies import Copies, HostCopier
+from penstock.trainer.state_files import flatten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointState:
+    """Tensors are copies in host memory, or the live ones where the host had no room for copies."""
+
+    plain: Any
+    """The trainer's state without its tensors (`state_files.flatten`)."""
+    tensors: Sequence[torch.Tensor]
+    weights: Mapping[str, torch.Tensor]
+    """Of the model, or of the adapter, as they are saved."""
+    copies: Copies | None
+    """None: the tensors are live."""
+
+    @property
+    def is_live(self) -> bool:
+        return self.copies is None
+
+    def wait(self) -> None:
+        """Until its copies are made."""
+        if self.copies is not None:
+            self.copies.wait()
+
+
+def take_state(
+    copier: HostCopier, state: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
+) -> CheckpointState:
+    """Queue the copies of a state and of the weights."""
+    plain, tensors = flatten(state)
+    copies = copier.start([*tensors, *weights.values()])
+    if copies is None:
+        return CheckpointState(plain=plain, tensors=tensors, weights=weights, copies=None)
+    return CheckpointState(
+        plain=plain,
+        tensors=copies.tensors[: len(tensors)],
+        weights=dict(zip(weights, copies.tensors[len(tensors) :], strict=True)),
+        copies=copies,
+    )

@@ -1,0 +1,67 @@
+"""The whole weights on the first rank, in host memory, from what each rank has: for a model that is saved.
+
+Tensor after tensor is sent, so no device holds more than its part, and the other ranks hold nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from penstock.models.tensor_file import NAMES
+from penstock.trainer.parallel.local_shards import LocalShard
+from penstock.trainer.parallel.process_ranks import GroupRanks
+
+DTYPES = tuple(NAMES)
+
+
+def gather_model(
+    own: Mapping[str, LocalShard], names: Sequence[str], ranks: GroupRanks
+) -> dict[str, torch.Tensor]:
+    """On rank 0 every named tensor; nothing elsewhere. `own` is what this rank gives, on the host."""
+    whole = {name: _gather(own.get(name), ranks) for name in names}
+    return {name: tensor for name, tensor in whole.items() if tensor is not None}
+
+
+def _gather(shard: LocalShard | None, ranks: GroupRanks) -> torch.Tensor | None:
+    """One tensor. Each rank first says what it has."""
+    told = ranks.gather(np.zeros(0, dtype=np.int64) if shard is None else _header(shard))
+    if ranks.rank > 0:
+        if shard is not None:
+            dist.send(_bytes(shard.values), dst=0, group=ranks.group)
+        return None
+    whole: torch.Tensor | None = None
+    for rank, header in enumerate(told):
+        if not header.size:
+            continue
+        dtype, shape, start, sizes = _read(header)
+        if whole is None:
+            whole = torch.empty(shape, dtype=dtype)
+        if rank == 0:
+            assert shard is not None
+            part = shard.values
+        else:
+            received = torch.empty(int(np.prod(sizes)) * dtype.itemsize, dtype=torch.uint8)
+            dist.recv(received, src=rank, group=ranks.group)
+            part = received.view(dtype).view(sizes)
+        whole[tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))] = part
+    return whole
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _header(shard: LocalShard) -> npt.NDArray[Any]:
+    code, dims = DTYPES.index(shard.values.dtype), len(shard.shape)
+    return np.array([code, dims, *shard.shape, *shard.start, *shard.values.shape], dtype=np.int64)
+
+
+def _read(
+    header: npt.NDArray[Any],
+) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    code, dims, *rest = (int(number) for number in header)
+    return DTYPES[code], tuple(rest[:dims]), tuple(rest[dims : 2 * dims]), tuple(rest[2 * dims :])

@@ -1,0 +1,91 @@
+"""A rank's own part of each tensor of a model, and where in the whole tensor it lies."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from penstock.trainer.parallel.rank_layout import RankLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalShard:
+    """Part of a tensor of `shape`: what begins at `start`. `values` are the live ones."""
+
+    values: torch.Tensor
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    num_copies: int = 1
+    """How many ranks have this very part."""
+    copy: int = 0
+    """Which of them this one is."""
+
+    def own_rows(self) -> "LocalShard | None":
+        """What this rank publishes or saves of a part that others have too: some of its rows, so that all of them
+        together give each value once. None where others give all there is."""
+        if self.num_copies == 1:
+            return self if self.values.numel() else None
+        if self.values.dim() == 0:
+            return replace(self, num_copies=1) if self.copy == 0 else None
+        size = -(-self.values.shape[0] // self.num_copies)
+        rows = self.values[self.copy * size : (self.copy + 1) * size]
+        if not rows.numel():
+            return None
+        start = (self.start[0] + self.copy * size, *self.start[1:])
+        return replace(self, values=rows, start=start, num_copies=1, copy=0)
+
+
+def local_values(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor, sharing its memory."""
+    own: torch.Tensor = tensor.to_local() if is_split(tensor) else tensor  # type: ignore[attr-defined]
+    return own
+
+
+def is_split(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor. torch's own test would import a second's worth of modules."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local_shard(tensor: torch.Tensor, layout: RankLayout) -> LocalShard:
+    """Of one tensor. One that is not distributed is whole on every rank."""
+    places, sizes = layout.mesh_place, layout.mesh_sizes
+    cut_by: set[str] = set()
+    start, extent = [0] * tensor.dim(), list(tensor.shape)
+    if is_split(tensor):
+        whole: Any = tensor
+        names = whole.device_mesh.mesh_dim_names
+        # Tensor parallelism cuts first, and is the last dimension: FSDP cuts what that has left.
+        for name, placement in reversed(list(zip(names, whole.placements, strict=True))):
+            if placement.is_replicate():
+                continue
+            dim: int = placement.dim
+            size = -(-extent[dim] // sizes[name])
+            first = min(extent[dim], size * places[name])
+            extent[dim] = min(size, extent[dim] - first)
+            start[dim] += first
+            cut_by.add(name)
+    values = local_values(tensor).detach()
+    assert list(values.shape) == extent, f"rank {layout.rank} has {tuple(values.shape)}, expected {extent}"
+    copy = 0
+    for name in sizes:
+        if name not in cut_by:
+            copy = copy * sizes[name] + places[name]
+    return LocalShard(
+        values=values,
+        shape=tuple(tensor.shape),
+        start=tuple(start),
+        num_copies=math.prod(size for name, size in sizes.items() if name not in cut_by),
+        copy=copy,
+    )
+
+
+def local_shards(tensors: Mapping[str, torch.Tensor], layout: RankLayout) -> dict[str, LocalShard]:
+    return {name: local_shard(tensor, layout) for name, tensor in tensors.items()}
+
+
+def own_shards(tensors: Mapping[str, torch.Tensor], layout: RankLayout) -> dict[str, LocalShard]:
+    """What this rank gives of each tensor: over all ranks, each value once."""
+    own = {name: shard.own_rows() for name, shard in local_shards(tensors, layout).items()}
+    return {name: shard for name, shard in own.items() if shard is not None}

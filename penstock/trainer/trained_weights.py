@@ -1,0 +1,127 @@
+"""The weights that a trainer trains, as others see them: published to engines, gathered from ranks, saved."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock.models.published import published_tensors
+from penstock.models.saving import write_config, write_weights
+from penstock.trainer.adapter import TrainedAdapter
+from penstock.trainer.parallel.local_shards import LocalShard, local_values, own_shards
+from penstock.trainer.parallel.rank_layout import RankLayout
+
+if TYPE_CHECKING:
+    from penstock.trainer.parallel.process_ranks import GroupRanks
+
+
+class TrainedWeights:
+    """Of a model, or of the adapter in it. Of several ranks each has its part."""
+
+    def __init__(
+        self,
+        model: Any,
+        adapter: TrainedAdapter | None,
+        *,
+        saved_dtype: torch.dtype | None = None,
+        layout: RankLayout | None = None,
+        ranks: "GroupRanks | None" = None,
+    ) -> None:
+        """`saved_dtype` is the number format of the checkpoint that the model came from; None: saved as it is.
+        `ranks` gather what is saved, in a group for nothing else."""
+        self._model = model
+        self._adapter = adapter
+        self._saved_dtype = saved_dtype
+        self._layout = layout
+        self._ranks = ranks
+        self._saved: tuple[dict[str, LocalShard], dict[str, str]] | None = None
+        """Found once, between two steps: to ask a split model for its tensors gives back what a step has gathered,
+        and checkpoints are written during steps. The parts stay where they are."""
+
+    def starting_weights(self) -> list[Mapping[str, torch.Tensor]]:
+        """What engines need before the first step, in order: of an adapter, the weights below it first."""
+        below = [] if self._adapter is None else [self._own(self._adapter.base_tensors())]
+        return [*below, self.weights()]
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """What a step changes, as engines name it: live parameters and persistent buffers, or the adapter's. Of
+        several ranks each has its part (`shards`)."""
+        if self._adapter is not None:
+            return self._own(self._adapter.tensors())
+        return self._own({name: tensor.detach() for name, tensor in published_tensors(self._model).items()})
+
+    def shards(self) -> Mapping[str, LocalShard]:
+        """Where the parts lie that this rank has of all that it publishes; empty where it is alone."""
+        if self._layout is None:
+            return {}
+        below = {} if self._adapter is None else self._adapter.base_tensors()
+        own = published_tensors(self._model) if self._adapter is None else self._adapter.tensors()
+        return own_shards({**below, **own}, self._layout)
+
+    def _own(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        if self._layout is None:
+            return tensors
+        return {name: shard.values for name, shard in own_shards(tensors, self._layout).items()}
+
+    @property
+    def is_first(self) -> bool:
+        """Of its ranks: this one writes what is of all of them."""
+        return self._layout is None or self._layout.rank == 0
+
+    def save(self, folder: Path) -> None:
+        """Write the model in Hugging Face format, in the number format that it came in; an adapter in peft's."""
+        tensors = self.gather(self.own_saved())
+        if self.is_first:
+            self.write_config(folder)
+            self.write_weights(folder, tensors)
+
+    def gather(self, own: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """All weights as they are saved, on the first rank, from what each has or a copy of it; every rank asks."""
+        if self._ranks is None:
+            return own
+        from penstock.trainer.parallel.gathered_model import gather_model
+
+        assert self._saved is not None
+        shards, names = self._saved
+        given = {name: replace(shards[name], values=values) for name, values in own.items()}
+        whole = gather_model(given, list(dict.fromkeys(names.values())), self._ranks)
+        return {name: whole[sent] for name, sent in names.items()} if self.is_first else {}
+
+    def write_config(self, folder: Path) -> None:
+        """What belongs to a saved model besides weights and tokenizer. An adapter's goes with its weights."""
+        if self._adapter is None:
+            write_config(self._model, folder, self._saved_dtype)
+
+    def write_weights(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+        """Those of a `checkpoint_state`, or the live ones; also beside a step."""
+        if self._adapter is not None:
+            self._adapter.save(folder, weights)
+        else:
+            write_weights(self._model, folder, self._saved_dtype, weights)
+
+    def _saved_tensors(self) -> Mapping[str, torch.Tensor]:
+        tensors: Mapping[str, torch.Tensor] = (
+            self._model.state_dict() if self._adapter is None else self._adapter.state_dict()
+        )
+        return tensors
+
+    def own_saved(self) -> Mapping[str, torch.Tensor]:
+        """What this rank gives of the model that is saved."""
+        if self._layout is None:
+            return self._saved_tensors()
+        if self._saved is None:
+            self._saved = self._saved_shards(self._layout)
+        return {name: shard.values for name, shard in self._saved[0].items()}
+
+    def _saved_shards(self, layout: RankLayout) -> tuple[dict[str, LocalShard], dict[str, str]]:
+        """What this rank has of the saved tensors and gives to the first, tied ones once; and every name of a saved
+        tensor with the first of its names."""
+        tensors, first = self._saved_tensors(), dict[int, str]()
+        names = {
+            name: first.setdefault(local_values(tensor).data_ptr() or id(tensor), name)
+            for name, tensor in tensors.items()
+        }
+        sent = set(names.values())
+        return own_shards({name: tensor for name, tensor in tensors.items() if name in sent}, layout), names

@@ -1,0 +1,45 @@
+"""Who computes first on a crowded machine: what answers heartbeats, then workers that start, then all the others.
+
+A worker that starts has seconds of imports before it, and others wait for it. Going first needs a right that root
+has (`CAP_SYS_NICE`); without it everything goes on as it is.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+ANSWERING = -15
+STARTING = -10
+AS_OTHERS = 0
+_THREADS = Path("/proc/self/task")
+_AUTOGROUP = Path("/proc/self/autogroup")
+"""Where Linux groups processes by session, niceness counts only within a group, and the group has its own."""
+
+
+def set_niceness(niceness: int) -> None:
+    """Of this process, all its threads, and its session, which it must lead."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(_THREADS):
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
+    with contextlib.suppress(OSError):
+        if os.getsid(0) == os.getpid():
+            _AUTOGROUP.write_text(str(niceness))
+
+
+class GoingFirst:
+    """From its making until `end`. Whoever was put behind others (`nice`) stays there."""
+
+    def __init__(self) -> None:
+        self._before = os.getpriority(os.PRIO_PROCESS, 0)
+        self._is_first = self._before <= AS_OTHERS
+        if self._is_first:
+            set_niceness(min(self._before, STARTING))
+
+    def end(self) -> None:
+        """Idempotent."""
+        if self._is_first:
+            self._is_first = False
+            set_niceness(self._before)

@@ -1,0 +1,83 @@
+import pytest
+
+from penstock.engines.vllm.dialect import Event, Span
+from penstock.engines.vllm.flight import Flight
+from penstock.errors import PenstockError
+from penstock.types import Chunk
+from tests.engines.contract import ask, joined
+
+
+def tokens(*ids: int, reason: str | None = None, spans: tuple[Span, ...] = ()) -> Event:
+    return Event(token_ids=ids, logprobs=(-1.0,) * len(ids), finish_reason=reason, spans=spans)
+
+
+def begun(version: int = 4, **options: int) -> Flight:
+    flight = Flight(ask("a", max_tokens=20, **options))
+    flight.begin(version)
+    return flight
+
+
+def versions(chunks: list[Chunk]) -> list[int]:
+    return [int(version) for chunk in chunks for version in chunk.versions]
+
+
+def test_tokens_are_passed_on_while_their_version_is_certain() -> None:
+    flight = begun()
+    flight.add(tokens(1, 2, 3))
+    chunks = list(flight.ready())
+    assert joined(chunks) == [1, 2, 3]
+    assert versions(chunks) == [4, 4, 4]
+
+
+def test_tokens_after_an_update_wait_for_the_end() -> None:
+    flight = begun()
+    flight.add(tokens(1))
+    assert joined(list(flight.ready())) == [1]
+    flight.is_certain = False
+    flight.add(tokens(2, 3))
+    assert list(flight.ready()) == []
+    flight.add(tokens(4, reason="length", spans=(Span("4", 0, 2), Span("5", 2, 4))))
+    chunks = list(flight.rest("length"))
+    assert joined(chunks) == [2, 3, 4]
+    assert versions(chunks) == [4, 5, 5]
+    assert [chunk.finish_reason for chunk in chunks] == [None, None, "length"]
+
+
+def test_versions_that_were_wrong_are_an_error() -> None:
+    flight = begun()
+    flight.add(tokens(1))
+    with pytest.raises(PenstockError, match="weights must only change while it is paused"):
+        flight.add(tokens(2, reason="stop", spans=(Span("5", 0, 2),)))
+
+
+def test_an_answer_with_an_adapter_keeps_its_version() -> None:
+    flight = Flight(ask("a", max_tokens=20))
+    flight.begin(7, keeps_version=True)
+    flight.is_certain = False
+    flight.add(tokens(1, reason="stop", spans=(Span("0", 0, 1),)))
+    assert versions(list(flight.rest("stop"))) == [7]
+
+
+def test_what_was_cut_off_is_carried_over_or_thrown_away() -> None:
+    flight = begun(chunk_tokens=2)
+    flight.add(tokens(1, 2, 3, reason="abort", spans=(Span("4", 0, 3),)))
+    chunks, discarded = flight.carry_over("abort_resume")
+    assert [len(chunk.token_ids) for chunk in chunks] == [2, 1]
+    assert (flight.done, discarded) == ([1, 2, 3], 0)
+    flight.begin(5)
+    flight.add(tokens(4, reason="abort"))
+    assert flight.carry_over("abort_retry") == ([], 4)
+    flight.begin(6)
+    flight.add(tokens(9, reason="length"))
+    (chunk,) = flight.rest("length")
+    assert chunk.restarts
+    assert flight.done == []
+
+
+def test_an_answer_that_closes_leaves_out_what_is_not_certain() -> None:
+    flight = begun()
+    flight.add(tokens(1))
+    flight.is_certain = False
+    flight.add(tokens(2))
+    (chunk,) = flight.rest("cancelled")
+    assert joined([chunk]) == [1]

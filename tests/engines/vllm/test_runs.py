@@ -1,0 +1,41 @@
+"""A whole run on servers of its own, which are killed: it goes on, and leaves nothing behind."""
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.engines.vllm.fake_program import fake_vllm
+from tests.test_end_to_end import nothing_goes_on, project, start_endless  # noqa: F401  (fixtures)
+
+
+def servers(pid: int) -> list[psutil.Process]:
+    children = psutil.Process(pid).children(recursive=True)
+    return [child for child in children if "--uds" in child.cmdline()]
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_server_is_replaced_and_the_run_goes_on(project: Path, tmp_path: Path) -> None:  # noqa: F811
+    process = start_endless(
+        project, "engine.kind=vllm", f"engine.vllm.command={fake_vllm(tmp_path)}", "engine.max_context=64"
+    )
+    (server,) = servers(process.pid)
+    server.kill()
+    assert process.stdout is not None
+    assert any(
+        "engine0 is lost, its requests begin again elsewhere or wait for it" in line
+        for line in process.stdout
+    )
+    steps = [
+        line
+        for line, _ in zip((each for each in process.stdout if " step " in each), range(30), strict=False)
+    ]
+    numbers = [int(line.partition(" step ")[2].partition("/")[0]) for line in steps]
+    assert numbers[-1] > numbers[0]
+    (replacement,) = servers(process.pid)
+    assert replacement.pid != server.pid
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert not replacement.is_running() or replacement.status() == psutil.STATUS_ZOMBIE

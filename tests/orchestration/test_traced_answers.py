@@ -1,0 +1,113 @@
+import numpy as np
+
+from penstock.buffer.admission import ReadyGroup, StepGroups, Ticket
+from penstock.buffer.history import VersionHistory
+from penstock.observe.reading.token_trace import TokenTrace
+from penstock.orchestration.group_lives import GroupLives
+from penstock.orchestration.step_planner import StepPlanner, TrainedStep
+from penstock.orchestration.traced_answers import TokenVocabulary, staleness_of, traced_tokens
+from penstock.types import (
+    Episode,
+    Group,
+    SamplingParams,
+    Score,
+    ScoredGroup,
+    StepResult,
+    Task,
+    TracedTokens,
+    Turn,
+)
+
+HISTORY = VersionHistory(steps=[0, 1, 3])
+
+
+def ready(number: int, *versions: list[int]) -> ReadyGroup:
+    episodes = tuple(
+        Episode(
+            task_id="t",
+            index=2 * index,
+            turns=(
+                Turn(
+                    prompt_ids=np.array([1, 2], np.int32),
+                    output_ids=np.arange(10, 10 + len(of), dtype=np.int32),
+                    logprobs=np.full(len(of), -1.0, np.float32),
+                    versions=np.array(of, np.int32),
+                    finish_reason="stop",
+                    sampling=SamplingParams(),
+                    text="x",
+                ),
+            ),
+        )
+        for index, of in enumerate(versions)
+    )
+    scored = ScoredGroup(
+        group=Group(number=number, task=Task(id="t", prompt="p"), episodes=episodes),
+        scores=tuple(Score(value=1.0) for _ in episodes),
+    )
+    return ReadyGroup(
+        ticket=Ticket(number=number, bound=4, deadline=9),
+        scored=scored,
+        samples=tuple(scored.samples(index) for index in range(len(episodes))),
+        oldest_step=0,
+    )
+
+
+TAKEN = StepGroups(step=4, groups=(ready(5, [0, 1], [1, 2, 2]), ready(6, [2])))
+
+
+def test_a_tokens_age_is_split_at_the_end_of_its_groups_generation() -> None:
+    lives = GroupLives()
+    lives.generated(5, began=0.0, now=1.0, step=3)
+    told = staleness_of(TAKEN, HISTORY, lives, 7.0)
+    # Weights of steps 0, 1, 1, 3, 3 were seen by the first group, which waited for one step; those of step 3 by the
+    # second, of whose end nothing is known.
+    assert told.tokens == ((0, 1, 3), (2, 1, 2), (3, 1, 1))
+    assert told.groups == ((1, 1), (4, 1))
+    assert told.step == 5
+
+
+def test_tokens_are_told_with_what_both_sides_know() -> None:
+    trace = TracedTokens(
+        group=0,
+        episode=1,
+        number=0,
+        gaps=np.array([0.25, 0.5, np.nan], np.float32),
+        advantages=np.ones(3, np.float32),
+        weights=np.array([1, 1, 0], np.float32),
+        clipped=np.array([0, 1, 0], np.float32),
+    )
+    result = StepResult(step=5, metrics={}, seconds={}, traces=(trace,))
+    step = TrainedStep(number=5, taken=TAKEN, results=[result], waited_s=0, took_s=1, time_s=9)
+    (event,) = traced_tokens(step, HISTORY, 9.0)
+    found = TokenTrace.of(event, {})
+    assert (found.step, found.group, found.episode, found.sample) == (5, 5, 2, 0)
+    assert found.token_ids.tolist() == [1, 2, 10, 11, 12]
+    assert found.ages.tolist() == [-1, -1, 3, 1, 1]
+    assert found.trainer_logprobs.tolist()[2:4] == [-0.75, -0.5]
+    assert found.clipped.tolist() == [255, 255, 0, 1, 0]
+    assert found.worst == 3
+
+
+def test_each_id_is_told_once() -> None:
+    trace = TracedTokens(
+        group=1,
+        episode=0,
+        number=0,
+        gaps=np.zeros(1, np.float32),
+        advantages=np.zeros(1, np.float32),
+        weights=np.ones(1, np.float32),
+    )
+    result = StepResult(step=5, metrics={}, seconds={}, traces=(trace,))
+    step = TrainedStep(number=5, taken=TAKEN, results=[result], waited_s=0, took_s=1, time_s=9)
+    events = list(traced_tokens(step, HISTORY, 9.0))
+    vocabulary = TokenVocabulary(lambda ids: "" if ids == [2] else f"t{ids[0]}")
+    assert vocabulary.new_texts(events) == {1: "t1", 2: "<2>", 10: "t10"}
+    assert vocabulary.new_texts(events) == vocabulary.new_texts([]) == {}
+
+
+def test_every_step_asks_for_other_groups_and_repeats_itself() -> None:
+    planner = StepPlanner(ranks=1, micro_batch_tokens=100, traced=2)
+    asked = planner.plan(TAKEN, HISTORY, None)[0].traced
+    assert asked == planner.choose_traced(TAKEN) == ((0, 0), (0, 1))
+    assert planner.choose_traced(StepGroups(step=5, groups=TAKEN.groups)) == ((1, 0), (0, 0))
+    assert StepPlanner(ranks=1, micro_batch_tokens=100).choose_traced(TAKEN) == ()

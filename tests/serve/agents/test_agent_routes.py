@@ -1,0 +1,270 @@
+"""What agents call, through the clients that they call it with."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from openai import AuthenticationError, BadRequestError, NotFoundError
+
+from penstock.engines.scripted import ScriptedEngine
+from penstock.models.tokenizer import ChatTokenizer
+from penstock.types import Episode
+from tests.serve.agents.doors import END, a_spec, opened, saying
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>{"name": "add", "arguments": {"x": %d}}</tool_call>'
+
+
+def test_a_tool_loop_is_one_sample_with_only_what_was_sampled_in_the_loss(
+    byte_tokenizer: ChatTokenizer,
+) -> None:
+    """Two calls at once in one answer, both answered; the OpenAI client as it is."""
+
+    async def main() -> Episode:
+        engine = saying(byte_tokenizer, CALL % 1 + CALL % 2, "three")
+        async with opened(engine, byte_tokenizer) as visit:
+            one = visit()
+            client = one.openai()
+            messages: list[Any] = [{"role": "user", "content": "1+2?"}]
+            first = await client.chat.completions.create(model="echo", messages=messages, tools=[ADD])
+            message = first.choices[0].message
+            assert first.choices[0].finish_reason == "tool_calls"
+            calls = message.tool_calls or []
+            assert [call.function.arguments for call in calls] == ['{"x": 1}', '{"x": 2}']
+            messages.append(message.model_dump(exclude_none=True))
+            messages += [{"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in calls]
+            second = await client.chat.completions.create(model="echo", messages=messages, tools=[ADD])
+            assert second.choices[0].message.content == "three"
+            await client.close()
+            assert one.rollout.rewrites == {}
+            return Episode(task_id="t", turns=one.rollout.turns)
+
+    episode = asyncio.run(main())
+    (sample,) = episode.samples()
+    kept = byte_tokenizer.decode(sample.token_ids[sample.loss_mask].tolist())
+    assert kept == CALL % 1 + CALL % 2 + "three"
+    whole = byte_tokenizer.decode(sample.token_ids.tolist())
+    assert whole == (
+        "tools:add <tool_call>\nuser:1+2?\nassistant:"
+        + CALL % 1
+        + CALL % 2
+        + "\ntool:ok\ntool:ok\nassistant:three"
+    )
+    assert [turn.id for turn in episode.turns] == ["g12.0.0", "g12.0.1"]
+    assert episode.turns[1].parent == "g12.0.0"
+    assert set(sample.versions[sample.loss_mask].tolist()) == {0}
+    assert set(sample.logprobs[sample.loss_mask].tolist()) == {-1.0}
+
+
+def test_a_client_that_rewrites_history_makes_a_second_sample_and_is_counted(
+    byte_tokenizer: ChatTokenizer,
+) -> None:
+    async def main() -> tuple[Episode, dict[str, int]]:
+        async with opened(saying(byte_tokenizer, "one", "two"), byte_tokenizer) as visit:
+            one, client = (each := visit()), each.openai()
+            asked: list[Any] = [{"role": "user", "content": "hello"}]
+            await client.chat.completions.create(model="echo", messages=asked)
+            asked += [{"role": "assistant", "content": "another"}, {"role": "user", "content": "more"}]
+            await client.chat.completions.create(model="echo", messages=asked)
+            await client.close()
+            return Episode(task_id="t", turns=one.rollout.turns), one.rollout.rewrites
+
+    episode, rewrites = asyncio.run(main())
+    assert rewrites == {"client": 1}
+    first, second = episode.samples()
+    assert [byte_tokenizer.decode(s.token_ids[s.loss_mask].tolist()) for s in (first, second)] == [
+        "one",
+        "two",
+    ]
+
+
+def test_streams_completions_and_token_ids_are_turns_too(byte_tokenizer: ChatTokenizer) -> None:
+    async def main() -> None:
+        async with opened(saying(byte_tokenizer, "hi there"), byte_tokenizer) as visit:
+            one, client = (each := visit()), each.openai()
+            stream = await client.chat.completions.create(
+                model="echo", messages=[{"role": "user", "content": "a"}], stream=True
+            )
+            chunks = [chunk async for chunk in stream]
+            assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "hi there"
+            assert [c.choices[0].finish_reason for c in chunks if c.choices] == [None, "stop"]
+            text = await client.completions.create(model="echo", prompt="b", max_tokens=2)
+            assert (text.choices[0].text, text.choices[0].finish_reason) == ("hi", "length")
+            again = await client.completions.create(model="echo", prompt="bhi and", stop="th")
+            assert again.choices[0].text == "hi "
+            body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 3, "temperature": 0.3}}
+            async with one.http.post(one.root + "/inference/v1/generate", json=body) as response:
+                (choice,) = (await response.json())["choices"]
+            assert choice["token_ids"] == byte_tokenizer.encode("hi ")
+            assert choice["versions"] == [0, 0, 0]
+            assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 3}]
+            await client.close()
+            turns = one.rollout.turns
+            assert [turn.parent for turn in turns] == [None, None, "g12.0.1", None]
+            assert {turn.sampling.temperature for turn in turns} == {1.0}
+
+    asyncio.run(main())
+
+
+def test_several_choices_are_turns_of_one_prompt(byte_tokenizer: ChatTokenizer) -> None:
+    async def main() -> Episode:
+        async with opened(saying(byte_tokenizer, "a", "b", "c"), byte_tokenizer) as visit:
+            one, client = (each := visit()), each.openai()
+            asked: list[Any] = [{"role": "user", "content": "x"}]
+            made = await client.chat.completions.create(model="echo", messages=asked, n=3)
+            assert sorted(choice.message.content or "" for choice in made.choices) == ["a", "b", "c"]
+            await client.close()
+            return Episode(task_id="t", turns=one.rollout.turns)
+
+    assert len(asyncio.run(main()).samples()) == 3
+
+
+def test_turns_of_another_policy_are_context(byte_tokenizer: ChatTokenizer) -> None:
+    """The teacher speaks between two turns of the policy: its words are in the sample and not in the loss."""
+
+    async def main() -> Episode:
+        own = saying(byte_tokenizer, "mine", "mine again")
+        teacher = saying(byte_tokenizer, "look here", policy="teacher")
+
+        class Both(ScriptedEngine):
+            async def generate(self, request: Any) -> Any:
+                of = teacher if request.policy == "teacher" else own
+                async for chunk in of.generate(request):
+                    yield chunk
+
+        engine = Both(lambda request: [END])
+        async with opened(engine, byte_tokenizer, names={"gpt": "teacher"}) as visit:
+            one, client = (each := visit()), each.openai()
+            asked: list[Any] = [{"role": "user", "content": "q"}]
+            for model in ("policy", "gpt", "echo"):
+                made = await client.chat.completions.create(model=model, messages=asked)
+                asked += [
+                    {"role": "assistant", "content": made.choices[0].message.content},
+                    {"role": "user", "content": "and?"},
+                ]
+            await client.close()
+            return Episode(task_id="t", turns=one.rollout.turns)
+
+    episode = asyncio.run(main())
+    assert [turn.policy for turn in episode.turns] == ["policy", "teacher", "policy"]
+    samples = {sample.policy: sample for sample in episode.samples()}
+    trained = samples["policy"]
+    assert byte_tokenizer.decode(trained.token_ids[trained.loss_mask].tolist()) == "minemine again"
+    assert "look here" in byte_tokenizer.decode(trained.token_ids.tolist())
+
+
+def test_limits_are_told_and_cut(byte_tokenizer: ChatTokenizer) -> None:
+    async def main() -> None:
+        async with opened(saying(byte_tokenizer, "12345678"), byte_tokenizer, max_context=40) as visit:
+            one = visit(a_spec(max_turns=2, max_tokens=12))
+            client = one.openai(max_retries=0)
+            asked: list[Any] = [{"role": "user", "content": "a"}]
+            first = await client.chat.completions.create(model="echo", messages=asked)
+            assert first.choices[0].finish_reason == "stop"
+            second = await client.chat.completions.create(model="echo", messages=asked)
+            assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("123", "length")
+            with pytest.raises(BadRequestError, match=r"has had its 2 turns \(rollout.max_turns\)"):
+                await client.chat.completions.create(model="echo", messages=asked)
+            assert one.rollout.is_limited
+            other = visit(a_spec(1))
+            patient = other.openai(max_retries=0)
+            long: list[Any] = [{"role": "user", "content": "x" * 100}]
+            with pytest.raises(BadRequestError, match="maximum context length is 40 tokens, got 116") as told:
+                await patient.chat.completions.create(model="echo", messages=long)
+            assert told.value.code == "context_length_exceeded"
+            assert (other.rollout.is_limited, other.rollout.turns) == (True, ())
+            cut = await patient.completions.create(model="echo", prompt="x" * 36, max_tokens=30)
+            assert cut.choices[0].text == "1234"
+            await client.close()
+            await patient.close()
+
+    asyncio.run(main())
+
+
+def test_the_task_the_reward_and_what_is_wrong_with_one(byte_tokenizer: ChatTokenizer) -> None:
+    async def main() -> None:
+        async with opened(saying(byte_tokenizer, "x"), byte_tokenizer) as visit:
+            one = visit()
+            url = one.endpoint.episode_url
+            async with one.http.get(url) as response:
+                assert await response.json() == {"id": "t", "prompt": "hello", "answer": "4"}
+            async with one.http.post(
+                f"{url}/reward", json={"reward": 0.5, "parts": {"style": 1}}
+            ) as response:
+                assert (response.status, await response.json()) == (200, {"reward": 0.5})
+            assert (one.rollout.reward, one.rollout.parts) == (0.5, {"style": 1.0})
+            for body in ("{}", '{"reward": "much"}', '{"reward": 1e999}', "[", '{"reward": 1, "and": 2}'):
+                async with one.http.post(f"{url}/reward", data=body) as response:
+                    assert response.status == 400
+                    assert (await response.json())["error"]["type"] == "invalid_request_error"
+            assert one.rollout.reward == 0.5
+
+    asyncio.run(main())
+
+
+def test_models_have_their_context_and_names_that_are_none_are_refused(byte_tokenizer: ChatTokenizer) -> None:
+    async def main() -> None:
+        names = {"gpt-5": "policy"}
+        async with opened(saying(byte_tokenizer, "x"), byte_tokenizer, names=names) as visit:
+            client = visit().openai(max_retries=0)
+            (card,) = (await client.models.list()).data
+            assert (card.id, card.model_dump()["max_model_len"]) == ("echo", 1024)
+            assert (await client.models.retrieve("gpt-5")).id == "gpt-5"
+            asked: list[Any] = [{"role": "user", "content": "a"}]
+            assert (await client.chat.completions.create(model="gpt-5", messages=asked)).model == "gpt-5"
+            with pytest.raises(
+                NotFoundError, match="the model 'o9' does not exist; there are 'policy', 'echo'"
+            ):
+                await client.chat.completions.create(model="o9", messages=asked)
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_key_that_is_unknown_or_expired_is_told_so_and_others_go_on(byte_tokenizer: ChatTokenizer) -> None:
+    async def main() -> None:
+        async with opened(saying(byte_tokenizer, "x"), byte_tokenizer) as visit:
+            over, other = visit(), visit(a_spec(1))
+            over.door.dismiss(over.endpoint)
+            over.door.dismiss(over.endpoint)
+            stranger = other.openai(max_retries=0).with_options(api_key="pk-guess")
+            late = over.openai(max_retries=0)
+            asked: list[Any] = [{"role": "user", "content": "a"}]
+            with pytest.raises(AuthenticationError, match="the key is of no episode"):
+                await stranger.chat.completions.create(model="echo", messages=asked)
+            with pytest.raises(AuthenticationError, match="the episode of this key is over"):
+                await late.chat.completions.create(model="echo", messages=asked)
+            async with over.http.post(over.endpoint.episode_url + "/reward", json={"reward": 1}) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (401, "expired_key")
+            well = other.openai()
+            assert (await well.chat.completions.create(model="echo", messages=asked)).choices
+            assert (over.rollout.turns, len(other.rollout.turns)) == ((), 1)
+            for client in (stranger, late, well):
+                await client.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("body", [b"not JSON", b"[1]", b"\xff\xfe", b'{"messages": 3}', b"[" * 100_000])
+def test_a_body_that_is_no_request_is_refused(byte_tokenizer: ChatTokenizer, body: bytes) -> None:
+    async def main() -> None:
+        async with opened(saying(byte_tokenizer, "x"), byte_tokenizer) as visit:
+            one = visit()
+            async with one.http.post(one.endpoint.base_url + "/chat/completions", data=body) as response:
+                assert response.status == 400
+                assert "body" in (await response.json())["error"]["message"]
+            assert one.rollout.turns == ()
+
+    asyncio.run(main())
+
+
+def test_what_is_not_there_is_refused_in_openais_shape(byte_tokenizer: ChatTokenizer) -> None:
+    async def main() -> dict[str, Any]:
+        async with opened(saying(byte_tokenizer, "x"), byte_tokenizer) as visit:
+            one = visit()
+            async with one.http.post(one.endpoint.base_url + "/responses", json={}) as response:
+                assert response.status == 404
+                return dict(json.loads(await response.text())["error"])
+
+    assert "POST /v1/responses is not served here" in asyncio.run(main())["message"]

@@ -1,0 +1,226 @@
+"""A real server: clients that come, leave and misbehave, and engines that join it."""
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from penstock.errors import UserError
+from penstock.interfaces import Engine
+from penstock.serve.serving import ServeSettings, is_loopback
+from tests.engines.contract import EngineContract
+from tests.serve.live_server import Live, serving
+from tests.vllm_live.live import parts_of, running
+
+LONG = {"token_ids": [1, 2, 3], "stream": True, "sampling_params": {"max_tokens": 400, "ignore_eos": True}}
+
+
+@pytest.fixture
+def long_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """The tiny model with room for answers that take a while."""
+    folder = shutil.copytree(tiny_model, tmp_path / "long_model")
+    settings = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 512}
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+class TestJoined(EngineContract):
+    """The engine that speaks to vLLM's servers speaks to ours."""
+
+    @pytest.fixture(autouse=True)
+    def _model(self, tiny_model: Path) -> None:
+        self.model = tiny_model
+
+    @asynccontextmanager
+    async def open_engine(self) -> AsyncIterator[Engine]:
+        async with (
+            serving(self.model, updates=True) as live,
+            running(parts_of(str(self.model), urls=(live.address,))) as engine,
+        ):
+            yield engine
+
+
+async def until_idle(live: Live) -> None:
+    while (await live.opened.engine.report()).num_running:  # noqa: ASYNC110  (nothing tells that a socket was closed)
+        await asyncio.sleep(0)
+
+
+async def short_answer(session: aiohttp.ClientSession, live: Live) -> list[int]:
+    body = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3, "ignore_eos": True, "seed": 1}}
+    async with session.post(f"{live.address}/inference/v1/generate", json=body) as response:
+        found: list[int] = (await response.json())["choices"][0]["token_ids"]
+        return found
+
+
+async def begin(live: Live, body: bytes, *, length: int | None = None) -> asyncio.StreamWriter:
+    """A request by hand, whose answer nobody reads."""
+    host, port = live.address.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=64)
+    head = f"POST /inference/v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await writer.drain()
+    return writer
+
+
+def test_clients_that_vanish_free_their_places(long_model: Path) -> None:
+    async def scene() -> None:
+        async with serving(long_model, max_context=512) as live, aiohttp.ClientSession() as session:
+            alone = await short_answer(session, live)
+            writers = [await begin(live, json.dumps(LONG).encode()) for _ in range(40)]
+            while (await live.opened.engine.report()).num_running < 40:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for writer in writers:
+                writer.transport.abort()
+            async with asyncio.timeout(10):
+                await until_idle(live)
+            assert (await live.opened.engine.report()).counters["tokens"] < 40 * 400
+            assert await short_answer(session, live) == alone
+
+    asyncio.run(scene())
+
+
+def test_clients_that_never_read_and_requests_that_never_end_hold_nobody_up(long_model: Path) -> None:
+    async def scene() -> None:
+        async with serving(long_model, max_context=512) as live, aiohttp.ClientSession() as session:
+            alone = await short_answer(session, live)
+            writers = [await begin(live, json.dumps(LONG).encode()) for _ in range(30)]
+            writers += [await begin(live, b'{"token_ids": [', length=1 << 30) for _ in range(30)]
+            async with asyncio.timeout(20):
+                assert await short_answer(session, live) == alone
+            for writer in writers:
+                writer.transport.abort()
+
+    asyncio.run(scene())
+
+
+def test_a_thousand_slow_or_vanishing_clients_leave_it_serving_and_memory_bounded(long_model: Path) -> None:
+    """Half of them never finish their request, a third leaves at once, the others never read."""
+    brief = LONG | {"sampling_params": {"max_tokens": 4, "ignore_eos": True}}
+
+    async def scene() -> None:
+        async with serving(long_model, max_context=512) as live, aiohttp.ClientSession() as session:
+            alone = await short_answer(session, live)
+            before = psutil.Process().memory_info().rss
+            unfinished = [await begin(live, b'{"token_ids": [', length=1 << 20) for _ in range(500)]
+            leaving = [await begin(live, json.dumps(brief).encode()) for _ in range(330)]
+            silent = [await begin(live, json.dumps(brief).encode()) for _ in range(170)]
+            for writer in leaving:
+                writer.transport.abort()
+            async with asyncio.timeout(60):
+                assert await short_answer(session, live) == alone
+                await until_idle(live)
+            assert psutil.Process().memory_info().rss - before < 200 * 2**20
+            for writer in (*unfinished, *silent):
+                writer.transport.abort()
+
+    asyncio.run(scene())
+
+
+def test_a_stream_that_fails_says_so_and_ends(long_model: Path) -> None:
+    async def scene() -> None:
+        async with serving(long_model, max_context=512) as live, aiohttp.ClientSession() as session:
+            async with session.post(f"{live.address}/inference/v1/generate", json=LONG) as response:
+                await response.content.readline()
+                live.opened.engine._updates.fail(RuntimeError("the device is gone"))
+                rest = (await response.content.read()).decode()
+            assert '"error"' in rest
+            assert rest.endswith("data: [DONE]\n\n")
+            async with session.get(f"{live.address}/health") as response:
+                assert response.status == 503
+
+    asyncio.run(scene())
+
+
+def test_the_openai_client_works_unchanged(tiny_model: Path) -> None:
+    import openai
+
+    def talk(address: str) -> None:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        (model,) = client.models.list().data
+        assert (model.id, model.max_model_len) == ("tiny", 64)  # type: ignore[attr-defined]
+        whole = client.completions.create(model="tiny", prompt="12+3=", max_tokens=8, seed=4, logprobs=1)
+        assert whole.usage is not None
+        assert whole.usage.prompt_tokens == 5
+        pieces = client.completions.create(model="tiny", prompt="12+3=", max_tokens=8, seed=4, stream=True)
+        assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+        with pytest.raises(openai.NotFoundError, match="POST /v1/responses is not served here"):
+            client.responses.create(model="tiny", input="hi")
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 64 tokens"):
+            client.completions.create(model="tiny", prompt="1" * 100)
+
+    async def scene() -> None:
+        async with serving(tiny_model) as live:
+            await asyncio.to_thread(talk, live.address)
+
+    asyncio.run(scene())
+
+
+def test_an_address_that_others_reach_needs_a_token() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    with pytest.raises(UserError, match="needs a token: give --token-file"):
+        ServeSettings(model="m", host="0.0.0.0").check()
+    ServeSettings(model="m", host="0.0.0.0", token="x" * 16).check()
+
+
+def test_a_taken_port_is_a_sentence(tiny_model: Path) -> None:
+    async def scene() -> None:
+        async with serving(tiny_model) as live:
+            port = int(live.address.rpartition(":")[2])
+            with pytest.raises(UserError, match=r"can't listen on 127\.0\.0\.1:\d+: .*choose another --port"):
+                async with serving_at(tiny_model, port):
+                    pass
+
+    asyncio.run(scene())
+
+
+@asynccontextmanager
+async def serving_at(model: Path, port: int) -> AsyncIterator[None]:
+    from penstock.engines.config import EngineConfig
+    from penstock.serve.serving import open_engine, served
+
+    settings = ServeSettings(model=str(model), port=port)
+    opened = await open_engine(settings, EngineConfig(device="cpu", dtype="float32", max_context=64))
+    async with served(settings, opened):
+        yield
+
+
+def test_the_command_serves_until_a_signal(tiny_model: Path) -> None:
+    command = [sys.executable, "-c", "from penstock.cli import main; main()", "serve", str(tiny_model)]
+    process = subprocess.Popen(
+        [*command, "--port", "0", "--name", "tiny", "engine.max_context=64", "engine.threads=1"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process:
+        try:
+            line = process.stdout.readline()
+            address = re.search(r"http://\S+", line)
+            assert address is not None, line
+            found = asyncio.run(fetch(f"{address[0]}/models"))
+            assert found["data"][0]["id"] == "tiny"
+        finally:
+            process.terminate()
+        assert process.stdout.readline() == "ending: running answers are cut off\n"
+    assert process.returncode == 0
+
+
+async def fetch(url: str) -> Any:
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        return await response.json()

@@ -1,0 +1,55 @@
+"""A function decides which tasks come: easy ones first, hard ones when those are learnt."""
+
+import pytest
+
+from penstock.errors import UserError
+from penstock.tasks.curriculum import NEWEST, Curriculum, kind_of, load_curriculum
+from penstock.tasks.stream import TaskStream
+from penstock.types import Task
+
+TASKS = [
+    Task(id=f"{kind}{n}", prompt="p", columns={"kind": kind}) for n in range(4) for kind in ("easy", "hard")
+]
+
+
+def when_ready(task: Task, rewards: dict[str, float]) -> bool:
+    return task.columns["kind"] == "easy" or rewards.get("easy", 0) > 0.5
+
+
+def test_hard_tasks_come_when_easy_ones_are_learnt() -> None:
+    curriculum = Curriculum(when_ready, TASKS)
+    stream = TaskStream(TASKS, seed=3, curriculum=curriculum)
+    assert {stream.next().columns["kind"] for _ in range(12)} == {"easy"}
+    for _ in range(NEWEST):
+        curriculum.observe("easy1", 0.0)
+    for _ in range(NEWEST):
+        curriculum.observe("easy1", 1.0)
+    curriculum.observe("of another stream", 1.0)
+    assert {stream.next().columns["kind"] for _ in range(12)} == {"easy", "hard"}
+
+
+def test_a_task_that_is_passed_over_counts_as_taken_so_that_a_stream_can_go_on_elsewhere() -> None:
+    stream = TaskStream(TASKS, shuffle=False, curriculum=Curriculum(when_ready, TASKS))
+    assert [stream.next().id for _ in range(3)] == ["easy0", "easy1", "easy2"]
+    assert stream.num_taken == 5
+    again = TaskStream(TASKS, shuffle=False, curriculum=Curriculum(when_ready, TASKS))
+    again.restore(stream.state())
+    assert again.next().id == stream.next().id == "easy3"
+
+
+def test_where_nothing_is_admitted_something_comes_nevertheless() -> None:
+    stream = TaskStream(TASKS, shuffle=False, curriculum=Curriculum(lambda task, rewards: False, TASKS))
+    assert [stream.next().id for _ in range(2)] == ["hard3", "hard3"]
+
+
+def test_a_function_that_raises_is_named_with_its_task() -> None:
+    stream = TaskStream(TASKS, shuffle=False, curriculum=Curriculum(lambda task, rewards: 1 / 0 > 1, TASKS))
+    with pytest.raises(UserError, match="tasks.curriculum raised ZeroDivisionError on task 'easy0'"):
+        stream.next()
+
+
+def test_kinds_are_gym_datasets_or_a_column() -> None:
+    assert kind_of(Task(id="a", prompt="p", columns={"reasoning_gym": {"name": "chain_sum"}})) == "chain_sum"
+    assert [kind_of(TASKS[1]), kind_of(Task(id="b", prompt="p"))] == ["hard", ""]
+    assert load_curriculum(None, TASKS) is None
+    assert load_curriculum("tests.tasks.test_curriculum:when_ready", TASKS) is not None

@@ -1,0 +1,54 @@
+"""Runs a function on several ranks, each a process of its own, that meet over gloo. What all processes import is imported
+once."""
+
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 280.0
+PRELOADED = ["tests.trainer.parallel.layout_gradients"]
+
+
+def on_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """`work(rank, folder, *args)` of every rank, by rank. It is a module's function; `folder` is the same for all."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_run, args=(theirs, work, rank, Path(folder), *args), daemon=True
+            )
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        try:
+            return [_result(pipe) for pipe in pipes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _result(pipe: Any) -> Any:
+    if not pipe.poll(PATIENCE_S):
+        raise TimeoutError("a rank has not answered")
+    failure, result = pipe.recv()
+    if failure:
+        raise AssertionError(failure)
+    return result
+
+
+def _run(pipe: Any, work: Callable[..., Any], *args: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        pipe.send((None, work(*args)))
+    except BaseException:
+        pipe.send((traceback.format_exc(), None))

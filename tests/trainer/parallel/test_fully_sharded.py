@@ -1,0 +1,113 @@
+"""The gradient of a step does not depend on how many ranks train it, nor on how its weights are split."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from penstock.algorithms.losses import LOSSES
+from penstock.trainer.config import ParallelConfig
+from penstock.trainer.parallel.fully_sharded import shard_model
+from penstock.trainer.parallel.process_ranks import leave_ranks
+from tests.models.moe import moe_model
+from tests.trainer.builders import tiny_model
+from tests.trainer.parallel.layout_gradients import Case, errors_on_rank, join
+from tests.trainer.parallel.rank_processes import on_ranks
+from tests.trainer.test_algorithms import near_policy
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+LOSS_CASES: list[Case] = [({"loss": name}, {}) for name in LOSSES.names()]
+OTHER_CASES: list[Case] = [
+    ({"advantage": "gae"}, {}),
+    ({"loss": "clip", "kl_coef": 0.1}, {}),
+    ({"loss": "clip"}, {"checkpointing": "full", "logprob_chunk_tokens": 3}),
+    ({"loss": "clip"}, {"checkpointing": "selective", "shared_prompts": False}),
+]
+LAYOUTS: dict[int, list[dict[str, int]]] = {
+    2: [{"data": 2}, {"shard": 2}, {"context": 2}],
+    4: [{"data": 2, "shard": 2}, {"shard": 4}, {"shard": 2, "context": 2}, {"context": 4}],
+}
+
+
+@pytest.mark.parametrize("size", LAYOUTS)
+def test_gradients_are_those_of_one_process(size: int) -> None:
+    """Of every loss, and the norm that clips them."""
+    model = tiny_model("llama")
+    groups = near_policy(model, 3, shape=(3, 4, 2))
+    cases = [*LOSS_CASES, *OTHER_CASES] if size == 2 else LOSS_CASES
+    for found in on_ranks(size, errors_on_rank, LAYOUTS[size], model, groups, cases):
+        assert len(found) == len(LAYOUTS[size]) * len(cases)
+        assert {case: error for case, error in found.items() if not error <= 1e-5} == {}
+
+
+def test_tied_embeddings_have_one_gradient() -> None:
+    model = tiny_model("qwen3")
+    groups = near_policy(model, 5, shape=(3, 1))
+    for found in on_ranks(2, errors_on_rank, [{"shard": 2}], model, groups, [({"loss": "clip"}, {})]):
+        assert max(found.values()) <= 1e-5
+
+
+def test_adapters_are_split_too() -> None:
+    """On the output embedding too, which the head reads by itself."""
+    model = tiny_model("llama")
+    groups = near_policy(model, 5, shape=(3, 2))
+    lora = {"rank": 4, "targets": ["q_proj", "down_proj", "lm_head"]}
+    cases: list[Case] = [({"loss": "clip", "kl_coef": 0.1}, {"lora": lora})]
+    for found in on_ranks(
+        2, errors_on_rank, [{"shard": 2}, {"data": 2}, {"context": 2}], model, groups, cases
+    ):
+        assert max(found.values()) <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+def test_experts_are_split_as_other_weights(family: str) -> None:
+    """Every rank gathers all experts of a layer and runs those that its own tokens chose."""
+    model = moe_model(family)
+    groups = near_policy(model, 5, shape=(3, 2))
+    cases: list[Case] = [({"loss": "gspo"}, {})]
+    for found in on_ranks(2, errors_on_rank, [{"shard": 2}, {"data": 2}], model, groups, cases):
+        assert max(found.values()) <= 1e-5
+
+
+def gradient_sums(rank: int, folder: Path, computes_in: torch.dtype) -> dict[str, Any]:
+    """A backward pass of a split model on a group of one or two ranks, without the trainer."""
+    found: dict[str, Any] = {}
+    for size in (1, 2):
+        if rank >= size:
+            continue
+        inside = folder / str(size)
+        inside.mkdir(exist_ok=True)
+        ranks = join(rank, inside, ParallelConfig(shard=size))
+        model = tiny_model("llama")
+        model(input_ids=torch.arange(8)[None]).logits.sum().backward()
+        expected = {name: size * parameter.grad for name, parameter in model.named_parameters()}
+        model.zero_grad()
+        shard_model(model, ranks, computes_in=computes_in)
+        model(input_ids=torch.arange(8)[None]).logits.float().sum().backward()
+        found[f"{size} factors"] = {
+            module._get_fsdp_state()._fsdp_param_group.gradient_divide_factor
+            for module in model.modules()
+            if isinstance(module, FSDPModule)
+        }
+        ratios = []
+        for name, parameter in model.named_parameters():
+            ours, theirs = parameter.grad.full_tensor(), expected[name]
+            ratios.append(float((ours * theirs).sum() / theirs.square().sum()))
+        found[f"{size} ratios"] = ratios
+        leave_ranks()
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)], ids=str)
+def test_gradients_are_summed_and_never_divided(dtype: torch.dtype, tolerance: float) -> None:
+    """Of a group of one rank too, where torch would divide twice; in bfloat16 too, where NCCL would give zeros for
+    any factor but 1."""
+    for found in on_ranks(2, gradient_sums, dtype):
+        for name, values in found.items():
+            if name.endswith("factors"):
+                assert values == {1.0}
+            else:
+                assert values == pytest.approx([1.0] * len(values), abs=tolerance), name

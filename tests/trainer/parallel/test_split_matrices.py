@@ -1,0 +1,79 @@
+"""Matrices that are split over ranks: the gradient of a step is that of one process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import UserError
+from penstock.trainer.config import ParallelConfig
+from penstock.trainer.parallel.process_ranks import leave_ranks
+from penstock.trainer.parallel.split_matrices import split_matrices
+from tests.trainer.builders import tiny_model
+from tests.trainer.parallel.layout_gradients import Case, errors_on_rank, join
+from tests.trainer.parallel.rank_processes import on_ranks
+from tests.trainer.parallel.test_fully_sharded import LOSS_CASES, OTHER_CASES
+from tests.trainer.test_algorithms import near_policy
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+PLAIN: list[Case] = [({"loss": "clip"}, {})]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "sizes", [{"tensor": 2}, {"tensor": 2, "shard": 2}, {"tensor": 2, "data": 2}], ids=str
+)
+def test_gradients_are_those_of_one_process(sizes: dict[str, int]) -> None:
+    """Of every loss, and the norm that clips them. The vocabulary of 61 does not divide by 2. Weights are small: sums
+    in another order then change a gradient by 1e-6, with larger ones by up to 6e-6."""
+    size = ParallelConfig(**sizes).num_ranks
+    # Four processes on two cores wait for each other at every collective, so they have fewer of them.
+    model = tiny_model("llama", initializer_range=0.1, num_hidden_layers=2 if size == 2 else 1)
+    groups = near_policy(model, 3, shape=(3, 4, 2) if size == 2 else (3, 2))
+    cases = [*LOSS_CASES, *OTHER_CASES] if size == 2 else LOSS_CASES
+    for found in on_ranks(size, errors_on_rank, [sizes], model, groups, cases):
+        assert len(found) == len(cases)
+        assert {case: error for case, error in found.items() if not error <= 1e-5} == {}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_tied_embeddings_and_norms_of_heads_have_one_gradient(family: str) -> None:
+    """Of several micro-batches: what they add to a norm that each rank has for its own heads is summed once. Gemma's
+    final soft-cap acts on each rank's own logits."""
+    model = tiny_model(family)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    groups = near_policy(model, 5, shape=(3, 3))
+    for found in on_ranks(2, errors_on_rank, [{"tensor": 2}], model, groups, PLAIN):
+        assert max(found.values()) <= 1e-5
+
+
+def test_gradients_in_bfloat16_are_near() -> None:
+    """Neither halved, doubled nor lost: sums over ranks are rounded, and nothing else differs."""
+    model = tiny_model("qwen3")
+    groups = near_policy(model, 3, shape=(3, 4, 2))
+    cases: list[Case] = [({"loss": "clip"}, {"dtype": "bfloat16"})]
+    for found in on_ranks(2, errors_on_rank, [{"tensor": 2}], model, groups, cases):
+        assert max(found.values()) <= 0.1
+
+
+def ways_to_tie(rank: int, folder: Path) -> tuple[bool, str]:
+    ranks = join(rank, folder, ParallelConfig(tensor=2))
+    model: Any = tiny_model("qwen3")
+    split_matrices(model, ranks.mesh["tensor"])
+    is_one = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    other: Any = tiny_model("qwen3")
+    other._tp_plan["model.embed_tokens"] = "embedding_colwise"
+    with pytest.raises(UserError) as refusal:
+        split_matrices(other, ranks.mesh["tensor"])
+    leave_ranks()
+    return is_one, str(refusal.value)
+
+
+def test_a_weight_with_two_names_stays_one() -> None:
+    for is_one, sentence in on_ranks(2, ways_to_tie):
+        assert is_one
+        assert sentence == (
+            "trainer.parallel.tensor must be 1 for Qwen3ForCausalLM: transformers' plan splits weights in two ways that are "
+            "one weight; use trainer.parallel.shard"
+        )

@@ -1,0 +1,252 @@
+"""How close engine and trainer come when the trainer computes with the engine's experts."""
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import DynamicCache
+
+from penstock.blobs import MemoryBlobs
+from penstock.interfaces import BlobStore
+from penstock.models.routing import Recording, find_routers
+from penstock.routing_records import store_routes
+from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.forward.packed_row import PackedRow
+from penstock.types import (
+    Interrupt,
+    Parent,
+    RoutingRef,
+    Sample,
+    SamplingParams,
+    TrainSequence,
+    since_restart,
+)
+from penstock.types.blobs import routes_within
+from tests.engines.contract import ask
+from tests.engines.embedded.test_exact import play_move
+from tests.engines.embedded.test_interrupts import update
+from tests.engines.embedded.test_route_store import FAMILY, RecordingDriver
+from tests.engines.embedded.test_swaps import any_engine
+from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine
+from tests.models.moe import CONFIGS, VOCAB, moe_model
+
+COUNTS = {
+    "qwen3-moe": "num_experts",
+    "olmoe": "num_experts",
+    "mixtral": "num_local_experts",
+    "gpt-oss": "num_local_experts",
+    "glm4-moe": "n_routed_experts",
+    "deepseek-v3": "n_routed_experts",
+}
+PROMPT = 9
+
+
+def wide_model(family: str) -> nn.Module:
+    """Eight of 64 experts in each of six layers: choices that are often close."""
+    return moe_model(family, **{COUNTS[family]: 64, "num_experts_per_tok": 8, "num_hidden_layers": 6})
+
+
+def prompts(count: int) -> list[list[int]]:
+    return [[(7 * number + 3 * place) % VOCAB for place in range(PROMPT)] for number in range(count)]
+
+
+class Sampled:
+    """Sequences to train on, each with all of its routes."""
+
+    def __init__(self, samples: Sequence[Sample], blobs: BlobStore) -> None:
+        self._sequences = [
+            TrainSequence(sample=sample, group=number, episode=0) for number, sample in enumerate(samples)
+        ]
+        self._blobs = blobs
+
+    def row(self, policy: PackedModel) -> PackedRow | None:
+        assert policy.routers is not None
+        return PackedRow.of(
+            self._sequences, shared_prompts=True, blobs=self._blobs, routing=policy.routers.shape
+        )
+
+
+def by_engine(driver: Driver) -> Sampled:
+    """What an engine was asked to draw, and has drawn to the end."""
+
+    def routes(name: str) -> tuple[RoutingRef, ...]:
+        """Its own, after those of the request that it continues."""
+        request = driver.requests[name]
+        own = tuple(c.routing for c in since_restart(driver.chunks[name]) if c.routing is not None)
+        if not request.routing_start:
+            return own
+        assert request.parent is not None
+        return (*routes_within(routes(request.parent.id), 0, request.routing_start), *own)
+
+    def sample(name: str) -> Sample:
+        request, chunks = driver.requests[name], since_restart(driver.chunks[name])
+        size = len(request.token_ids)
+        output, logprobs, versions = (
+            np.concatenate([getattr(chunk, field) for chunk in chunks])
+            for field in ("token_ids", "logprobs", "versions")
+        )
+        return Sample(
+            token_ids=np.concatenate([request.token_ids, output]),
+            loss_mask=np.arange(size + len(output)) >= size,
+            logprobs=np.concatenate([np.zeros(size, np.float32), logprobs]),
+            versions=np.concatenate([np.full(size, -1, np.int32), versions]),
+            sampling=request.sampling,
+            routing=routes(name),
+        )
+
+    drawn = [name for name in driver.finished() if driver.requests[name].sampling.temperature > 0]
+    return Sampled([sample(name) for name in drawn], driver.engine.blobs)
+
+
+def by_penstock(model: nn.Module, *, count: int, length: int) -> Sampled:
+    driver = Driver(make_engine(copy.deepcopy(model), record_routing="on", kv_tokens=8192))
+
+    async def main() -> None:
+        for number, prompt in enumerate(prompts(count)):
+            await driver.start(ask(str(number), prompt, max_tokens=length, seed=number, record_routing=True))
+        await driver.drain()
+
+    asyncio.run(main())
+    return by_engine(driver)
+
+
+@torch.no_grad()
+def by_transformers(model: nn.Module, *, count: int, length: int) -> Sampled:
+    """Decoded token by token with transformers' own attention and cache: it rounds otherwise than the trainer does,
+    in every token."""
+    decoder: Any = copy.deepcopy(model)
+    routers = find_routers(decoder, lambda: decoder(input_ids=torch.zeros(1, 1, dtype=torch.long)))
+    assert routers is not None
+    routers.watch()
+    cache, random = DynamicCache(config=decoder.config), torch.Generator().manual_seed(0)
+    tokens, logprobs, routes = [torch.tensor(prompts(count))], [], []
+    for _ in range(length):
+        recording = Recording(routers.shape.num_layers)
+        with routers.seen_by(recording):
+            logits = decoder(input_ids=tokens[-1], past_key_values=cache, use_cache=True).logits[:, -1]
+        chosen = torch.stack([ids for ids in recording.ids if ids is not None], dim=1)
+        routes.append(chosen.view(count, -1, *chosen.shape[1:]))
+        distribution = logits.float().log_softmax(-1)
+        tokens.append(torch.multinomial(distribution.exp(), 1, generator=random))
+        logprobs.append(distribution.gather(1, tokens[-1]))
+    all_tokens, all_routes = torch.cat(tokens, 1).int().numpy(), torch.cat(routes, 1).numpy()
+    all_logprobs = torch.cat([torch.zeros(count, PROMPT), *logprobs], dim=1).numpy()
+    blobs, size = MemoryBlobs(), PROMPT + length
+    samples = [
+        Sample(
+            token_ids=all_tokens[number],
+            loss_mask=np.arange(size) >= PROMPT,
+            logprobs=all_logprobs[number],
+            versions=np.zeros(size, np.int32),
+            sampling=SamplingParams(),
+            routing=(store_routes(blobs, f"s/{number}", all_routes[number], routers.shape, start=0),),
+        )
+        for number in range(count)
+    ]
+    return Sampled(samples, blobs)
+
+
+@torch.no_grad()
+def gaps(model: nn.Module, sampled: Sampled, *, replays: bool) -> torch.Tensor:
+    """|Δ logprob| of every sampled token between the engine and the trainer with this model."""
+    policy = PackedModel(copy.deepcopy(model), chunk_tokens=1024)
+    row = sampled.row(policy)
+    assert row is not None
+    return (policy(row, replays_routing=replays).logprobs - row.behaviour_logprobs).abs()
+
+
+@torch.no_grad()
+def flipped_tokens(model: nn.Module, sampled: Sampled) -> torch.Tensor:
+    """Whether a live router of any layer would have chosen other experts where a token was drawn from."""
+    policy = PackedModel(copy.deepcopy(model), chunk_tokens=1024)
+    row = sampled.row(policy)
+    assert row is not None and row.routing is not None
+    live = policy.chosen(row)
+    differs = live.sort(dim=2).values != row.routing.ids.to(live.dtype).sort(dim=2).values
+    return differs.any(dim=2).any(dim=0)[row.rows]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_in_float32_nothing_flips_and_replay_changes_nothing(family: str) -> None:
+    model = moe_model(family)
+    sampled = by_penstock(model, count=3, length=24)
+    assert not bool(flipped_tokens(model, sampled).any())
+    free, replayed = (gaps(model, sampled, replays=replays) for replays in (False, True))
+    assert float((free - replayed).abs().max()) <= 1e-6
+    assert float(replayed.max()) < 5e-5
+
+
+@pytest.mark.parametrize("family", COUNTS)
+def test_in_bfloat16_tokens_that_flipped_are_as_close_as_the_others(family: str) -> None:
+    model = wide_model(family).to(torch.bfloat16)
+    sampled = by_transformers(model, count=12, length=60)
+    flipped = flipped_tokens(model, sampled)
+    free, replayed = (gaps(model, sampled, replays=replays) for replays in (False, True))
+    assert 100 < int(flipped.sum()) < 700
+    assert float(replayed[flipped].mean()) <= 1.5 * float(replayed[~flipped].mean())
+    assert float(replayed[flipped].mean()) < 0.7 * float(free[flipped].mean())
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_every_row_is_replayed_under_any_schedule(data: st.DataObject) -> None:
+    """Forks, prefix hits, preemption, and updates in flight under any interrupt."""
+    weights = SeededWeights(FAMILY)
+
+    async def main() -> Driver:
+        engine = any_engine(weights, data, resume_kv=data.draw(st.sampled_from(["keep", "recompute"])))
+        driver = RecordingDriver(engine)
+        for _ in range(data.draw(st.integers(1, 8), label="moves")):
+            await play_move(driver, data)
+            if data.draw(st.booleans(), label="update"):
+                await update(driver, data.draw(st.sampled_from(get_args(Interrupt)), label="interrupt"))
+        await driver.drain()
+        return driver
+
+    check_all_replayed(asyncio.run(main()), weights.model(0))
+
+
+def test_every_row_is_replayed_after_all_of_these_at_once() -> None:
+    weights = SeededWeights(FAMILY)
+
+    async def main() -> Driver:
+        engine = make_engine(copy.deepcopy(weights.model(0)), receiver=weights, kv_tokens=64, block_size=4)
+        driver = RecordingDriver(engine)
+        preempted, keep = [], engine._scheduler._on_preempt
+        engine._scheduler._on_preempt = lambda seq: (preempted.append(seq), keep(seq))[1]
+        for number in range(4):
+            await driver.start(ask(str(number), prompts(1)[0], max_tokens=20, seed=number))
+        for _ in range(6):
+            await driver.step()
+        await update(driver, "inflight_recompute")
+        await driver.drain()
+        assert preempted
+        begun = driver.tokens("0")[:15]
+        await driver.start(ask("fork", [*begun, 5], parent=Parent(id="0", keep=15), max_tokens=6, seed=9))
+        await driver.start(ask("again", begun, max_tokens=6, seed=10))
+        await driver.drain()
+        assert driver.requests["fork"].routing_start == 15
+        return driver
+
+    driver = asyncio.run(main())
+    assert len(driver.finished()) == 6
+    check_all_replayed(driver, weights.model(0))
+
+
+def check_all_replayed(driver: Driver, model: nn.Module) -> None:
+    policy = PackedModel(copy.deepcopy(model), chunk_tokens=1024)
+    row = by_engine(driver).row(policy)
+    if row is None:
+        return
+    with torch.no_grad():
+        outputs = policy(row)
+    assert row.routing is not None and outputs.routing is not None
+    _, num_choices, num_replayed = outputs.routing.tolist()
+    assert num_replayed == num_choices == row.routing.ids.shape[0] * row.input_ids.shape[1]
