@@ -12,6 +12,7 @@ from penstock.errors import WorkerDied
 
 OUT_OF_MEMORY = 12
 """The exit code, as the system's own number for it."""
+NUM_LAST_LINES, MAX_LINE = 40, 4096
 VMSTAT = Path("/proc/vmstat")
 HINTS = {signal.SIGXCPU: ": it used more CPU time than its call may (reward.cpu_s, rollout.cpu_s)"}
 
@@ -44,7 +45,26 @@ def death_of(name: str, pid: int, code: int, log: Path, oom_kills: int) -> Worke
     return WorkerDied(message, tail(log), out_of_memory=code == OUT_OF_MEMORY or was_killed)
 
 
-def tail(log: Path, num_lines: int = 40) -> str:
+class LastLines:
+    """The end of an output that comes in pieces, which may begin and end anywhere."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=NUM_LAST_LINES)
+
+    def add(self, output: bytes) -> None:
+        lines = output.splitlines(keepends=True)
+        if len(lines) > NUM_LAST_LINES:
+            lines = lines[-NUM_LAST_LINES:]
+            self._lines.clear()
+        for line in lines:
+            begun = self._lines.pop() if self._lines and not self._lines[-1].endswith(b"\n") else b""
+            self._lines.append((begun + line)[-MAX_LINE:])
+
+    def text(self) -> str:
+        return b"".join(self._lines).decode(errors="replace")
+
+
+def tail(log: Path, num_lines: int = NUM_LAST_LINES) -> str:
     if not log.is_file():
         return ""
     with log.open(errors="replace") as lines:

@@ -4,12 +4,12 @@ heartbeats say whether the node is still there. Who is dead is decided here, and
 import asyncio
 import contextlib
 import signal
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.channel import Channel
 from penstock.errors import ChannelClosed, PenstockError, RemoteError, WorkerDied
+from penstock.orchestration.launchers.last_words import LastLines
 from penstock.orchestration.launchers.node_calls import (
     BEAT,
     BEAT_S,
@@ -25,7 +25,6 @@ from penstock.safe_files import open_private
 
 KILL_S = 2.0
 """How long an agent may take to end its worker."""
-NUM_LAST_LINES, MAX_LINE = 40, 4096
 MAX_LOG_BYTES = 64 << 20
 """Of one process, in the run folder."""
 LEFT_OUT = b"\n[further output is left out]\n"
@@ -60,7 +59,7 @@ class NodeLink:
         self._where = ""
         self.is_silent = False
         """Whether its node has stopped to answer."""
-        self._last_lines: deque[bytes] = deque(maxlen=NUM_LAST_LINES)
+        self._last_lines = LastLines()
         self._room_bytes = MAX_LOG_BYTES
         self._death: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.get_running_loop().create_task(channel.run())
@@ -130,9 +129,7 @@ class NodeLink:
 
     def _keep(self, output: bytes) -> None:
         """As much as the log may have. A full disk costs lines of the log, not the worker."""
-        self._last_lines.extend(
-            line[-MAX_LINE:] for line in output.splitlines(keepends=True)[-NUM_LAST_LINES:]
-        )
+        self._last_lines.add(output)
         if self._room_bytes <= 0:
             return
         kept = output[: self._room_bytes]
@@ -163,9 +160,8 @@ class NodeLink:
 
     def _end(self, how: str) -> None:
         if not self._death.done():
-            detail = b"".join(self._last_lines).decode(errors="replace")
             message = f"worker {self._name}{self._where} {how}; its log is {self._log}"
-            self._death.set_result(WorkerDied(message, detail=detail))
+            self._death.set_result(WorkerDied(message, detail=self._last_lines.text()))
 
 
 def ended_with(code: int) -> str:

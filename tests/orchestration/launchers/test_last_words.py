@@ -4,7 +4,14 @@ from pathlib import Path
 import pytest
 
 from penstock.orchestration.launchers import last_words
-from penstock.orchestration.launchers.last_words import OUT_OF_MEMORY, count_oom_kills, death_of
+from penstock.orchestration.launchers.last_words import (
+    MAX_LINE,
+    NUM_LAST_LINES,
+    OUT_OF_MEMORY,
+    LastLines,
+    count_oom_kills,
+    death_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +53,22 @@ def test_linux_counts_what_it_killed(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 3\noom_kill 5\npgfault 9\n")
     assert count_oom_kills(tmp_path / "vmstat") == 5
     assert count_oom_kills(tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize("piece", [1, 3, 7, 10_000])
+def test_the_last_lines_of_an_output_do_not_depend_on_its_pieces(piece: int) -> None:
+    output = b"".join(b"line %d\n" % number for number in range(100)) + b"no end"
+    last = LastLines()
+    for start in range(0, len(output), piece):
+        last.add(output[start : start + piece])
+    assert last.text() == "".join(f"line {number}\n" for number in range(61, 100)) + "no end"
+
+
+def test_a_line_without_an_end_takes_no_more_memory_than_a_long_line() -> None:
+    last = LastLines()
+    last.add(b"first\n")
+    for _ in range(100):
+        last.add(b"x" * 1000)
+    assert last.text() == "first\n" + "x" * MAX_LINE
+    last.add(b"\n" * (NUM_LAST_LINES + 1))
+    assert last.text() == "\n" * NUM_LAST_LINES
