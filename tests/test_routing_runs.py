@@ -94,9 +94,10 @@ def test_an_engine_that_rounds_flips_choices_and_replay_narrows_the_gap(
     project: Path,  # noqa: F811
     mixture: Path,
 ) -> None:
-    """Asynchronous, with large steps: choices flip by rounding and by the age of tokens."""
+    """Asynchronous: choices flip by rounding and by the age of tokens. Steps are not so large that the weights
+    of the same experts explain the whole gap (at 0.01 they do: 0.88 to 1.00 of the gap stays)."""
     summary, steps = train_mixture(
-        mixture, "engine.dtype=bfloat16", "run.steps=12", "trainer.learning_rate=0.01"
+        mixture, "engine.dtype=bfloat16", "run.steps=12", "trainer.learning_rate=0.001"
     )
     assert (summary["steps"], summary["drops"]) == (12, {})
     assert all(step.keys() >= SHOWN for step in steps)
@@ -105,7 +106,7 @@ def test_an_engine_that_rounds_flips_choices_and_replay_narrows_the_gap(
     with_replay, without = (
         sum(step[name] for step in steps) for name in ("routing_gap", "routing_gap_without")
     )
-    assert 0 < with_replay < without
+    assert 0 < with_replay < 0.95 * without  # 0.82 to 0.86 over three seeds
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
