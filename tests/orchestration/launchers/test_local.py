@@ -45,17 +45,24 @@ def test_a_worker_connects_and_ends_with_the_launcher(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_killed_worker_is_reported_with_its_signal(tmp_path: Path) -> None:
+def test_a_killed_worker_is_reported_with_its_signal_in_less_than_two_seconds(tmp_path: Path) -> None:
+    """Engines, trainer ranks, scoring and rollout workers are all watched by `died`."""
+
     async def main() -> WorkerDied:
         async with LocalLauncher(tmp_path / "logs") as launcher:
             worker = await launcher.launch("one")
+            watching = asyncio.create_task(worker.died())
+            await asyncio.sleep(0)
             os.kill(worker.pid, signal.SIGKILL)
+            async with asyncio.timeout(2.0):
+                death = await watching
             with pytest.raises(ChannelClosed):
                 await worker.channel.call(NOTHING, 1)
-            return await worker.died()
+            return death
 
-    assert "worker one" in str(asyncio.run(main()))
-    assert "was killed by SIGKILL" in str(asyncio.run(main()))
+    death = str(asyncio.run(main()))
+    assert "worker one" in death
+    assert "was killed by SIGKILL" in death
 
 
 def test_a_worker_ends_when_the_controller_vanishes(tmp_path: Path) -> None:
