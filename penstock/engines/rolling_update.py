@@ -4,7 +4,9 @@
     engine b   ── generates, stages ────────── load ── generates ─────────
     engine c   ── generates, stages ───────────────── load ── generates ──
 
-All stage at once, or together where the trainer sends; then they load one after the other.
+All stage at once, or together where the trainer sends; then they load one after the other. Where there is nothing
+to fetch, they are not asked to stage: an engine answers between two forward passes, and admission waits for the
+slowest.
 """
 
 import asyncio
@@ -59,9 +61,8 @@ async def roll(members: Sequence[Member], update: WeightUpdate, interrupt: Inter
     them, and nobody loads it."""
     if update.sends:
         update = msgspec.structs.replace(update, receivers=len(members))
-    if len(members) == 1 and not update.sends:
-        return [await _caught(members[0].update(update, interrupt))]
-    failures = await stage_all(members, update)
+    needs_stage = not update.is_read_in_place and (len(members) > 1 or update.sends)
+    failures = await stage_all(members, update) if needs_stage else [None] * len(members)
     answers: list[Answer] = []
     for member, failure in zip(members, failures, strict=True):
         if failure is None and update.sends and any(failures):

@@ -99,6 +99,11 @@ class WeightUpdate(Record, frozen=True, kw_only=True):
     """How many engines stage it together, where it is sent: the pool says so to each of them."""
 
     @property
+    def is_read_in_place(self) -> bool:
+        """Whether engines load it from where the trainer has it: there is nothing to fetch first."""
+        return not self.payloads and not self.sends
+
+    @property
     def num_bytes(self) -> int:
         """What travels."""
         return sum(each.num_bytes for each in self.payloads or self.tensors)

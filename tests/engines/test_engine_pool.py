@@ -16,6 +16,7 @@ from penstock.types import (
     GenerateRequest,
     Interrupt,
     Parent,
+    Payload,
     UpdateReceipt,
     WeightUpdate,
     since_restart,
@@ -183,6 +184,10 @@ def test_one_that_left_gets_nothing_more() -> None:
     asyncio.run(main())
 
 
+FETCHED = (Payload(num_bytes=4),)
+"""Of an update that engines must fetch before they load it."""
+
+
 class Meeting(ScriptedEngine):
     """Stages when it may, and notes in a diary what it does."""
 
@@ -224,7 +229,7 @@ def test_engines_stage_at_once_and_load_one_after_the_other() -> None:
         diary: list[str] = []
         engines = [Meeting(name, diary) for name in "abc"]
         pool = pool_of(engines)
-        updating = asyncio.create_task(pool.update(update_to(2)))
+        updating = asyncio.create_task(pool.update(update_to(2, payloads=FETCHED)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert diary == ["a stages", "b stages", "c stages"]
@@ -233,6 +238,20 @@ def test_engines_stage_at_once_and_load_one_after_the_other() -> None:
         receipt = await updating
         assert diary[3:] == ["a loads", "a serves 2", "b loads", "b serves 2", "c loads", "c serves 2"]
         assert (receipt.version, receipt.stall_s, receipt.discarded_tokens) == (2, 0.99, 6)
+
+    asyncio.run(main())
+
+
+def test_what_is_read_in_place_is_loaded_without_a_word_before() -> None:
+    """Each engine would answer between two forward passes, and admission waits for the slowest."""
+
+    async def main() -> None:
+        diary: list[str] = []
+        engines = [Meeting(name, diary) for name in "ab"]
+        for engine in engines:
+            engine.staged = 2  # as if: its own update does not wait either
+        assert (await pool_of(engines).update(update_to(2))).version == 2
+        assert diary == ["a loads", "a serves 2", "b loads", "b serves 2"]
 
     asyncio.run(main())
 
