@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, one part after another: logs and JSON into a folder, the end of each on the screen.
 #
-#   tools/gpu_check.sh FOLDER [tests] [sync] [sync7b] [train] [lora] [engine] [engine7b] [adapters] [colocated] [loop] [lora7b] [demo] [auto] [recipe] [checkpoint] [moe]
+#   tools/gpu_check.sh FOLDER [tests] [sync] [sync7b] [train] [lora] [engine] [engine7b] [adapters] [colocated] [loop] [lora7b] [demo] [auto] [recipe] [checkpoint] [moe] [serve] [ranks]
 #
 # Without parts: all of them, perhaps 30 minutes on one H200. `recipe` is examples/one_gpu with random weights, and needs
 # reasoning-gym. `auto` is what `auto` chooses, and what compiling brings to small models. `moe` is a mixture of experts of
-# OLMoE's shape: recorded and replayed routes. A part that fails does not stop the others.
+# OLMoE's shape: recorded and replayed routes. `serve` is 512 streams over HTTP against the engine in process, `ranks` what
+# one GPU can show of several: a single rank of FSDP2, NCCL of one rank, CUDA IPC from two trainer processes. A part that fails does not stop the others.
 # On a machine without internet, put the wheels of tools/gpu_wheels.sh on PYTHONPATH first; tests also need pytest,
 # pytest-timeout, hypothesis and psutil.
 set -u
@@ -54,12 +55,19 @@ run_part() {
         timeout 120 python -c "from penstock.cli import main; main()" bench train --shape olmoe --json "$out/moe_train.json" || worked=1
         return $worked
         ;;
+    serve) penstock bench serve --shape 1.5b --streams 512 --tokens 512 --clients 8 --json "$out/serve.json" ;;
+    ranks)
+        worked=0
+        python -m pytest -q -p no:cacheprovider tests/sync/test_processes.py tests/bench/test_train_sharded.py --tb=short || worked=1
+        penstock bench train --shape 1.5b --sharded --json "$out/sharded.json" || worked=1
+        return $worked
+        ;;
     *) echo "no such part: $1" && return 2 ;;
     esac
 }
 
 failed=()
-for part in "${@:-tests sync sync7b train lora engine engine7b adapters colocated loop lora7b demo auto recipe checkpoint moe}"; do
+for part in "${@:-tests sync sync7b train lora engine engine7b adapters colocated loop lora7b demo auto recipe checkpoint moe serve ranks}"; do
     for name in $part; do
         began=$SECONDS
         if (run_part "$name") >"$out/$name.log" 2>&1; then how=done; else how="FAILED"; failed+=("$name"); fi

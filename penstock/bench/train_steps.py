@@ -17,6 +17,7 @@ from penstock.bench.shapes import make_shape
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.dummy_batch import dummy_turn
 from penstock.trainer.packing import plan_step
+from penstock.trainer.parallel.process_ranks import ProcessRanks
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.sharing import find_families
 from penstock.types import Episode, Group, Score, ScoredGroup, StepPlan, Task
@@ -50,9 +51,18 @@ ON_CPU = Load(
 )
 
 
-def steps_arm(shape: str, device: str, *, compiled: bool, steps: int, load: Load) -> dict[str, float]:
-    """Steps on different groups, the first of them not counted."""
-    model: Any = make_shape(shape, device, torch.float32)
+def steps_arm(
+    shape: str,
+    device: str,
+    *,
+    compiled: bool,
+    steps: int,
+    load: Load,
+    parallel: ProcessRanks | None = None,
+) -> dict[str, float]:
+    """Steps on different groups, the first of them not counted. `parallel`: this process as the only rank."""
+    is_split = parallel is not None and parallel.layout.is_sharded
+    model: Any = make_shape(shape, "cpu" if is_split else device, torch.float32)
     config = TrainerConfig(
         dtype="bfloat16" if device != "cpu" else "float32",
         checkpointing="selective",
@@ -62,7 +72,12 @@ def steps_arm(shape: str, device: str, *, compiled: bool, steps: int, load: Load
     )
     plans = [make_plan(load, model.config.vocab_size, number + 1) for number in range(steps + 1)]
     trainer = PolicyTrainer(
-        model, config=config, algorithm=AlgorithmConfig(), total_steps=steps + 1, device=device
+        model,
+        config=config,
+        algorithm=AlgorithmConfig(),
+        total_steps=steps + 1,
+        device=device,
+        parallel=parallel,
     )
     begin = time.perf_counter()
     trainer.warm_up()
@@ -74,7 +89,10 @@ def steps_arm(shape: str, device: str, *, compiled: bool, steps: int, load: Load
     seconds = time.perf_counter() - begin
     tokens = sum(num_forward_tokens(plan) for plan in plans[1:])
     parts = ("prepare", "forward", "backward", "optimizer", "metrics")
+    peak = torch.cuda.max_memory_allocated() if device != "cpu" else 0
     return {
+        "gradient_norm": results[-1].values()["grad_norm"],
+        "peak_gb": peak / 1e9,
         "ms": seconds / steps * 1e3,
         "tokens": tokens / steps,
         "tokens_per_s": tokens / seconds,

@@ -185,12 +185,21 @@ def train(
     lora_rank: Annotated[
         int | None, typer.Option(min=1, help="Measure whole steps of a LoRA adapter of this rank instead.")
     ] = None,
+    sharded: Annotated[
+        bool,
+        typer.Option(help="Measure whole steps of a single FSDP2 rank instead, beside the plain trainer."),
+    ] = False,
 ) -> None:
     """Forward and backward of the trainer: model FLOP/s and peak memory, against plain transformers. With the shape
     of a mixture of experts: with and without replayed routes."""
-    from penstock.bench import train, train_lora, train_routing
+    from penstock.bench import train, train_lora, train_routing, train_sharded
     from penstock.bench.mixtures import MIXTURES
 
+    if sharded:
+        if lora_rank is not None or shape in MIXTURES:
+            raise ConfigError("--sharded is for all weights of a dense shape, without --lora-rank")
+        train_sharded.run(json, shape=shape)
+        return
     if shape in MIXTURES:
         if lora_rank is not None:
             raise ConfigError(

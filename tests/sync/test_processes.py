@@ -15,6 +15,7 @@ import torch
 
 from penstock.interfaces import WeightPublisher
 from penstock.sync.fingerprint import fingerprints
+from penstock.sync.joined_update import join_updates
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
 from penstock.types import WeightUpdate
@@ -152,3 +153,30 @@ def test_engines_come_and_go_and_none_is_ever_half_updated(run: Run) -> None:
     else:
         run.publisher.release(run.version)
     check(run.deliver(run.publish(), [first, late]))
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "filesystem", "cuda_ipc"])
+def test_slices_of_two_trainer_processes_add_up_in_an_engine(transport: str, tmp_path: Path) -> None:
+    device = "cuda" if transport == "cuda_ipc" else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("buckets are device memory")
+    module = [sys.executable, "-m", "tests.sync.publisher_process"]
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(2):
+            words = [*module, transport, device, str(rank), str(tmp_path)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            ranks.append(stack.enter_context(subprocess.Popen(words, text=True, **pipes)))  # type: ignore[call-overload]
+            stack.callback(ranks[-1].kill)
+        engine = Engine(device)
+        stack.callback(engine.close)
+        engine.is_ready()
+        for version in (1, 2, 3):
+            for rank in ranks:
+                rank.stdin.write(f"{version}\n")
+                rank.stdin.flush()
+            parts = [msgspec.json.decode(rank.stdout.readline(), type=WeightUpdate) for rank in ranks]
+            engine.begin(join_updates(parts))
+            answer = engine.end()
+            assert answer["version"] == version
+            assert answer["sums"] == fingerprints(make_tensors(version, device))
