@@ -172,15 +172,15 @@ def test_a_run_that_is_stopped_at_once_stops_its_daemon(prepared: Prepared, fake
 
     class Impatient(SilentView):
         def update(self, status: RunStatus) -> None:
-            if status.phase == "verifying weights":
+            if status.phase == "verifying weights" and not running.cancelling():
                 running.cancel()
 
     async def main() -> None:
         nonlocal running
-        running = asyncio.ensure_future(Session(prepared, show(Impatient())).run())
+        running = asyncio.create_task(Session(prepared, show(Impatient())).run())
         await running
 
-    running: asyncio.Future[Any]
+    running: asyncio.Task[Any]
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(main())
     assert fake.told == TOLD
