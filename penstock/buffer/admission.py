@@ -124,6 +124,8 @@ class StalenessGate:
         self._ready: dict[int, ReadyGroup] = {}
         self._training: dict[int, ReadyGroup] = {}
         self._consumed: tuple[tuple[int, int], ...] = ()
+        self._starved_at: int | None = None
+        """The last step for which groups were missing when the trainer asked."""
         self._looked_at_step = -1
         """The step at which lateness was last looked at."""
         self._unlooked: list[int] = []
@@ -155,8 +157,12 @@ class StalenessGate:
 
     @property
     def stocked(self) -> bool:
-        """Whether as many groups wait for the trainer as are useful: more would only grow old."""
-        return len(self._ready) >= self.ahead * self.groups_per_step
+        """Whether as many groups wait for the trainer as are useful: more would only grow old. Not if the trainer
+        itself has waited for groups in the last `max_staleness + 1` steps, as long as a group may take. Groups that
+        finish together would else hold back the next ones, which then begin together, and so on for ever."""
+        if len(self._ready) < self.ahead * self.groups_per_step:
+            return False
+        return self._starved_at is None or self.step - self._starved_at > self.max_staleness + 1
 
     def may_admit(self) -> bool:
         return self.outstanding < self.limit and not self.stocked
@@ -209,6 +215,7 @@ class StalenessGate:
         """The next step's groups, or None while they are not all there; and what lateness dropped."""
         dropped = self._drop_late()
         if len(self._ready) < self.groups_per_step:
+            self._starved_at = self.step
             return None, dropped
         chosen = sorted(self._ready.values(), key=_order)[: self.groups_per_step]
         if self.late == "wait" and not self._leaves_room(chosen):

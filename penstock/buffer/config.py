@@ -19,8 +19,8 @@ class StalenessConfig(Section):
     loss, `wait` makes the trainer wait for groups that are about to cross, `drop` discards their group and
     gives its task back (biased against long answers)."""
     ahead: int = Field(default=1, ge=1)
-    """Steps' worth of finished groups that may wait for the trainer. Generating further ahead would not
-    make training faster, only its tokens older."""
+    """Steps' worth of finished groups that may wait for a trainer that never waits for groups itself. Generating
+    further ahead would not make it faster, only its tokens older."""
     max_filtered_in_a_row: int = Field(default=512, ge=1)
     """End the run when selection (`algorithm.selection`) has dropped this many groups in a row: nothing is
     left to learn from."""

@@ -1,7 +1,7 @@
 import msgspec
 import numpy as np
 
-from penstock.buffer.admission import Late, ReadyGroup, StalenessGate, Ticket
+from penstock.buffer.admission import Late, ReadyGroup, StalenessGate, StepGroups, Ticket
 from penstock.buffer.history import VersionHistory
 from penstock.channel import codec
 from penstock.types import Episode, Group, SamplingParams, Score, ScoredGroup, Task, Turn
@@ -65,6 +65,26 @@ def test_no_more_groups_than_the_run_needs_are_admitted() -> None:
     train_one(one, first, [0])
     one.served_step = 1
     assert not one.may_admit()
+
+
+def test_ready_groups_hold_others_back_only_while_the_trainer_never_waits() -> None:
+    one = gate("correct", max_staleness=2)
+    train_one(one, one.admit(), [0])
+    one.served_step = 1
+    ready = one.admit()
+    one.finish(ready, scored(ready.number, [1]))
+    assert (one.outstanding, one.limit, one.stocked, one.may_admit()) == (1, 3, True, False)
+    assert one.select()[0] is not None
+    assert one.select()[0] is None  # the trainer waits at step 1
+    found = []
+    for step in range(2, 7):
+        one.trained(StepGroups(step=step, groups=tuple(one._training.values())))
+        one.served_step = step
+        ready = one.admit()
+        one.finish(ready, scored(ready.number, [step]))
+        found.append((one.step, one.stocked))
+        one.select()
+    assert found == [(2, False), (3, False), (4, False), (5, True), (6, True)]
 
 
 def test_a_dropped_group_makes_room() -> None:

@@ -84,6 +84,23 @@ def test_an_idle_engine_takes_a_prompt_it_knows_unless_another_would_wait() -> N
     asyncio.run(main())
 
 
+def test_a_prompt_that_comes_again_goes_to_whoever_has_least_to_do() -> None:
+    """In its second epoch a run would have all groups on the engines that they happened to be on in the first."""
+
+    async def main() -> None:
+        engines = [scripted("a"), scripted("b")]
+        pool = pool_of(engines)
+        prompts = [[number] for number in range(1, 9)]
+        first = await homes(pool, engines, *(ask(f"x{p[0]}", p) for p in prompts))
+        assert first == ["a", "b"] * 4
+        of_a = [prompt for prompt, home in zip(prompts, first, strict=True) if home == "a"]
+        again = await homes(pool, engines, *(ask(f"y{p[0]}", p) for p in of_a))
+        assert sorted(again) == ["a", "a", "b", "b"]
+        assert not pool._at_work
+
+    asyncio.run(main())
+
+
 def test_memory_of_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "REMEMBERED", 3)
 
