@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import msgspec
 
-from penstock.engines.least_loaded import LeastLoaded
+from penstock.engines.engine_choice import EngineChoice
 from penstock.engines.rolling_update import Answer, Member, roll, slowest, stage_all
 from penstock.errors import ChannelClosed, EngineLost, OutOfMemory, PenstockError, UpdateAbandoned
 from penstock.interfaces import Engine
@@ -23,23 +21,11 @@ from penstock.types import (
     WeightUpdate,
 )
 
-REMEMBERED = 4096
-"""Prompts and requests whose engine is remembered."""
-
-
-@dataclass(slots=True, eq=False)
-class AtWork:
-    """Requests with one prompt, on one engine."""
-
-    member: Member
-    count: int = 0
-
 
 class EnginePool:
-    """Requests with the same prompt go to the same engine while it works on it, forks to the engine of their
-    parent: that is where their cache is. A prompt that comes again later goes where it was only if nobody has
-    less to do: its cache is mostly of older weights. Updates go to all. Members may come and go at any time. Others
-    go on with the requests of an engine that is lost; without any, requests wait for it to come back."""
+    """Requests go to the least loaded, or where their cache is (`engine_choice.py`); updates go to all. Members
+    may come and go at any time. Others go on with the requests of an engine that is lost; without any, requests
+    wait for it to come back."""
 
     def __init__(
         self, engines: Mapping[str, Engine], *, resumes: bool = True, replaces: bool = False
@@ -55,11 +41,8 @@ class EnginePool:
         self._changed = asyncio.Event()
         """Set when an engine has joined, left or taken an update, and made anew."""
         self._members = {name: Member(name, engine) for name, engine in engines.items()}
-        self._homes: OrderedDict[str | bytes, Member] = OrderedDict()
-        self._at_work: dict[bytes, AtWork] = {}
-        """By prompt."""
-        self._by_load = LeastLoaded(self._takes_requests)
-        self._by_load.renew(self._members.values())
+        self._choice = EngineChoice(self._takes_requests)
+        self._choice.renew(self._members.values())
         self._updating = asyncio.Lock()
         self._begun: tuple[str, int] | None = None
         """Policy and version of an update that some engines have and others do not."""
@@ -112,8 +95,7 @@ class EnginePool:
         """Take an engine out: it gets no further requests or updates. What it works on goes on, or fails with
         it. (`expel` gives that to others.)"""
         member = self._members.pop(name)
-        for key in [key for key, home in self._homes.items() if home is member]:
-            del self._homes[key]
+        self._choice.forget(member)
         return member.engine
 
     async def retire(self, name: str, *, drain_s: float) -> int:
@@ -156,10 +138,9 @@ class EnginePool:
         """On one engine. If that one is expelled or lost, another goes on after the tokens that came; or from the
         beginning where that can't be, and the next chunk says so."""
         answer, is_void = AnswerSoFar(request), False
-        prompt = request.policy.encode() + b"\0" + request.token_ids[: request.num_prompt].tobytes()
         while not answer.is_over:
-            member, is_lost = await self._choose(request, prompt), False
-            at_work = self._begin(prompt, member)
+            member, is_lost = await self._choose(request), False
+            at_work = self._choice.begin(request, member)
             try:
                 async with aclosing(member.engine.generate(request)) as chunks:  # type: ignore[type-var]
                     async for chunk in chunks:
@@ -178,7 +159,7 @@ class EnginePool:
                 if not member.is_expelled and not self._is_gone(member, error):
                     raise
             finally:
-                self._end(prompt, at_work)
+                self._choice.end(request, at_work)
                 if member.is_leaving and not member.load:
                     self._wake()
             if answer.is_over or not (member.is_expelled or is_lost):
@@ -336,41 +317,13 @@ class EnginePool:
         return not member.is_lost and self._members.get(member.name) is member
 
     def _wake(self) -> None:
-        self._by_load.renew(self._members.values())
+        self._choice.renew(self._members.values())
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _begin(self, prompt: bytes, member: Member) -> AtWork:
-        at_work = self._at_work.get(prompt)
-        if at_work is None or at_work.member is not member:
-            at_work = self._at_work[prompt] = AtWork(member)
-        at_work.count += 1
-        member.load += 1
-        return at_work
-
-    def _end(self, prompt: bytes, at_work: AtWork) -> None:
-        at_work.count -= 1
-        at_work.member.load -= 1
-        self._by_load.note(at_work.member)
-        if not at_work.count and self._at_work.get(prompt) is at_work:
-            del self._at_work[prompt]
-
-    async def _choose(self, request: GenerateRequest, prompt: bytes) -> Member:
-        least = self._by_load.find()
-        if least is None:
+    async def _choose(self, request: GenerateRequest) -> Member:
+        member = self._choice.find(request)
+        if member is None:
             await self._anybody(serving=True)
-            least = self._by_load.find() or self._serving()[0]
-        home = self._homes.get(request.parent.id) if request.parent is not None else None
-        if home is None and prompt in self._at_work:
-            home = self._at_work[prompt].member
-        if home is None:
-            home = self._homes.get(prompt, least)
-            home = home if home.load <= least.load else least
-        if not self._takes_requests(home) or home.is_draining or home.is_leaving:
-            home = least
-        for key in (prompt, request.id):
-            self._homes[key] = home
-            self._homes.move_to_end(key)
-        while len(self._homes) > 2 * REMEMBERED:
-            self._homes.popitem(last=False)
-        return home
+            member = self._choice.find(request) or self._serving()[0]
+        return member

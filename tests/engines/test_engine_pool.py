@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engines import engine_pool as pool_module
+from penstock.engines import engine_choice
 from penstock.engines.engine_pool import EnginePool
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import ChannelClosed, EngineLost, PenstockError
@@ -96,19 +96,19 @@ def test_a_prompt_that_comes_again_goes_to_whoever_has_least_to_do() -> None:
         of_a = [prompt for prompt, home in zip(prompts, first, strict=True) if home == "a"]
         again = await homes(pool, engines, *(ask(f"y{p[0]}", p) for p in of_a))
         assert sorted(again) == ["a", "a", "b", "b"]
-        assert not pool._at_work
+        assert not pool._choice._at_work
 
     asyncio.run(main())
 
 
 def test_memory_of_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "REMEMBERED", 3)
+    monkeypatch.setattr(engine_choice, "REMEMBERED", 3)
 
     async def main() -> None:
         pool = pool_of([scripted("a")])
         for number in range(20):
             await collect(pool.generate(ask(str(number), [number + 1], max_tokens=1)))
-        assert len(pool._homes) == 6
+        assert len(pool._choice._homes) == 6
 
     asyncio.run(main())
 

@@ -1,0 +1,90 @@
+"""Which engine of a pool gets a request.
+
+Requests with the same prompt go to the same engine while it works on it, forks to the engine of their parent: that
+is where their cache is. A prompt that comes again later goes where it was only if nobody has less to do: its cache
+is mostly of older weights. All others go to the least loaded.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from penstock.engines.least_loaded import LeastLoaded
+from penstock.engines.rolling_update import Member
+from penstock.types import GenerateRequest
+
+REMEMBERED = 4096
+"""Prompts and requests whose engine is remembered."""
+
+
+@dataclass(slots=True, eq=False)
+class AtWork:
+    """Requests with one prompt, on one engine."""
+
+    member: Member
+    count: int = 0
+
+
+class EngineChoice:
+    """`begin` and `end` tell it what each engine works on."""
+
+    def __init__(self, takes_requests: Callable[[Member], bool]) -> None:
+        """`takes_requests` says whether a member is one now."""
+        self._takes_requests = takes_requests
+        self._by_load = LeastLoaded(takes_requests)
+        self._homes: OrderedDict[str | bytes, Member] = OrderedDict()
+        """By prompt, and by request."""
+        self._at_work: dict[bytes, AtWork] = {}
+        """By prompt."""
+
+    def renew(self, members: Iterable[Member]) -> None:
+        """Members have come or gone, or take requests again."""
+        self._by_load.renew(members)
+
+    def forget(self, member: Member) -> None:
+        """It has left."""
+        for key in [key for key, home in self._homes.items() if home is member]:
+            del self._homes[key]
+
+    def find(self, request: GenerateRequest) -> Member | None:
+        """None while nobody takes requests."""
+        least = self._by_load.find()
+        if least is None:
+            return None
+        prompt = prompt_of(request)
+        home = self._homes.get(request.parent.id) if request.parent is not None else None
+        if home is None and prompt in self._at_work:
+            home = self._at_work[prompt].member
+        if home is None:
+            home = self._homes.get(prompt, least)
+            home = home if home.load <= least.load else least
+        if not self._takes_requests(home) or home.is_draining or home.is_leaving:
+            home = least
+        for key in (prompt, request.id):
+            self._homes[key] = home
+            self._homes.move_to_end(key)
+        while len(self._homes) > 2 * REMEMBERED:
+            self._homes.popitem(last=False)
+        return home
+
+    def begin(self, request: GenerateRequest, member: Member) -> AtWork:
+        prompt = prompt_of(request)
+        at_work = self._at_work.get(prompt)
+        if at_work is None or at_work.member is not member:
+            at_work = self._at_work[prompt] = AtWork(member)
+        at_work.count += 1
+        member.load += 1
+        return at_work
+
+    def end(self, request: GenerateRequest, at_work: AtWork) -> None:
+        at_work.count -= 1
+        at_work.member.load -= 1
+        self._by_load.note(at_work.member)
+        prompt = prompt_of(request)
+        if not at_work.count and self._at_work.get(prompt) is at_work:
+            del self._at_work[prompt]
+
+
+def prompt_of(request: GenerateRequest) -> bytes:
+    """What two requests have in common that can share a prompt's cache."""
+    return request.policy.encode() + b"\0" + request.token_ids[: request.num_prompt].tobytes()
