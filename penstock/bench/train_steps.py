@@ -71,6 +71,8 @@ def steps_arm(
         logprob_chunk_tokens=load.chunk_tokens,
     )
     plans = [make_plan(load, model.config.vocab_size, number + 1) for number in range(steps + 1)]
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
     trainer = PolicyTrainer(
         model,
         config=config,
