@@ -1,8 +1,8 @@
 """A session with simulated workers: however it ends, the model is saved."""
 
 import asyncio
-import re
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
