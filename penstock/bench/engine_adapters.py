@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from penstock.bench.engine_gpu import Bench, Sizes, clean
@@ -27,9 +26,7 @@ def measure_adapters(
     on_gpu = config.device != "cpu"
     measured = {}
     for count in counts:
-        gc.unfreeze()  # the engine before this one must go
         clean(on_gpu)
-        torch._dynamo.reset()  # what the engine before has compiled counts towards torch's limit
         measured[str(count)] = rates = asyncio.run(_measure(model, sizes, config, count, rank, console))
         console.print(f"{count} adapters of rank {rank}: {rates['tokens_per_s']:,.0f} tokens/s")
     return measured

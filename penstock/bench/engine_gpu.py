@@ -355,6 +355,9 @@ def floor(model: Any, sizes: Sizes, engine: EngineConfig) -> dict[str, float]:
 
 
 def clean(on_gpu: bool) -> None:
+    """Let the engine before this one go, and what was compiled for it, which counts towards torch's limit."""
+    gc.unfreeze()
+    torch._dynamo.reset()
     gc.collect()
     if on_gpu:
         torch.cuda.empty_cache()

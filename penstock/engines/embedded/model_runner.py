@@ -57,8 +57,9 @@ class ModelRunner:
         self.prefill_chunk = PREFILL_CHUNK.get(self.device.type, PREFILL_CHUNK["cpu"])
         detach_stacks(model)
         unwatch(model)
-        for module in model.modules():
-            module.__dict__.pop("_penstock_pool", None)  # an earlier engine's cache
+        for module in model.modules():  # what an earlier engine left: its cache, its compiled layers
+            module.__dict__.pop("_penstock_pool", None)
+            module._compiled_call_impl = None
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         if config.logits == "float32":
             keep_logits_in_float32(model)

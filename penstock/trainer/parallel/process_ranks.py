@@ -85,7 +85,7 @@ def join_ranks(layout: RankLayout, rendezvous: str, device: str) -> ProcessRanks
     parallel = layout.parallel
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(torch.device(device).index or 0)  # plain "cuda" is the one GPU that a rank sees
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         init_method=rendezvous,

@@ -3,7 +3,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
 from penstock.engines.embedded.config import EmbeddedConfig
-from penstock.engines.embedded.model_runner import ModelRunner
+from penstock.engines.embedded.model_runner import ModelRunner, compile_layers
 from penstock.errors import UserError
 from tests.engines.embedded.tiny import make_model
 
@@ -52,3 +52,12 @@ def test_a_gpu_without_triton_is_told_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setattr("penstock.models.triton_support.available", lambda: False)
     with pytest.raises(UserError, match=r"needs triton: pip install 'penstock\[gpu\]'"):
         runner.open_device(EmbeddedConfig(), {"policy": 0})
+
+
+def test_a_second_engine_of_a_model_begins_with_layers_that_are_not_compiled() -> None:
+    """Its probe would compile each layer anew, up to torch's limit, after which torch compiles none."""
+    model = make_model()
+    compile_layers(model, int(model.config.num_hidden_layers))
+    assert any(module._compiled_call_impl is not None for module in model.modules())
+    ModelRunner(model, EmbeddedConfig(max_batch=2), max_context=32)
+    assert all(module._compiled_call_impl is None for module in model.modules())
