@@ -61,8 +61,8 @@ class StagingReceiver(BucketReceiver):
         values = [bucket for bucket in staged if isinstance(bucket, Values)]
         if len(values) < len(staged):
             raise DamagedBucket(
-                f"version {update.version}: bucket {unchecked[0]} must come with a checksum, since others hold only "
-                "changes; send a full update"
+                f"version {update.version}: bucket {unchecked[0]} must come with a checksum, since others hold "
+                "only changes; send a full update"
             )
         shards = [
             Shard(spec.name, view(bucket.bucket, spec), spec.shape, spec.start)

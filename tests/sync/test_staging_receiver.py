@@ -81,7 +81,9 @@ def test_nothing_is_staged_when_one_is_damaged() -> None:
 def without_checksums(*encodings: Encoding, **fingerprint: int) -> WeightUpdate:
     """As from GPU to GPU. Changes that hold nothing are 0 bytes."""
     payloads = tuple(
-        Payload(encoding=each, num_bytes=64 if each == "dense" else 0, checksum=None if each == "dense" else 0)
+        Payload(
+            encoding=each, num_bytes=64 if each == "dense" else 0, checksum=None if each == "dense" else 0
+        )
         for each in encodings
     )
     return msgspec.structs.replace(UPDATE, payloads=payloads, fingerprint=fingerprint)
