@@ -64,7 +64,7 @@ class ChannelClosed(PenstockError):
 
 
 class EngineLost(PenstockError):
-    """An engine has lost what it computes with: its server died, or its weights are half old, half new. Its requests
+    """An engine has lost what it computes with: its server died, or its weights are half old, half new. Requests
     may begin again elsewhere, and it may come back."""
 
 
