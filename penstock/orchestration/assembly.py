@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -142,7 +143,7 @@ def build_sync(
     config: PenstockConfig, parts: Parts, buffer: RolloutBuffer, events: ControllerEvents, activity: Activity
 ) -> WeightSync:
     engine, section = parts.engine, config.sync
-    of_a_pool = (
+    of_a_pool: dict[str, Any] = (
         {"expel_failed": engine.expel_failed, "mend": engine.mend} if isinstance(engine, EnginePool) else {}
     )
     sync = WeightSync(
