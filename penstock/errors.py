@@ -64,8 +64,8 @@ class ChannelClosed(PenstockError):
 
 
 class EngineLost(PenstockError):
-    """An engine has lost what computes for it (a server that died). Its requests may begin again elsewhere, and it
-    may come back."""
+    """An engine has lost what it computes with: its server died, or its weights are half old, half new. Requests
+    may begin again elsewhere, and it may come back."""
 
 
 class TrainerLost(ChannelClosed):

@@ -2,14 +2,21 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 import msgspec
 
 from penstock.engines.engine_choice import EngineChoice
 from penstock.engines.rolling_update import Answer, Member, roll, slowest, stage_all
-from penstock.errors import ChannelClosed, EngineLost, OutOfMemory, PenstockError, UpdateAbandoned
+from penstock.errors import (
+    BaseMissing,
+    ChannelClosed,
+    EngineLost,
+    OutOfMemory,
+    PenstockError,
+    UpdateAbandoned,
+)
 from penstock.interfaces import Engine
 from penstock.types import (
     AnswerSoFar,
@@ -121,10 +128,19 @@ class EnginePool:
         """Engines that could take requests and have none."""
         return sum(not member.load for member in self._serving())
 
-    async def expel_failed(self) -> dict[str, int]:
-        """Engines that did not take the last update leave, and are closed, unless that would be all. Others go on
-        with their requests. Returns how many each had, by name."""
-        failed = [member for member in self._members.values() if member.failure is not None]
+    async def mend(self, bring: Callable[[Engine], Awaitable[None]]) -> None:
+        """`bring` the weights below their adapter to the engines that lacked them at the last update. They get no
+        request before they have taken the update itself."""
+        async with self._updating:
+            for member in [each for each in self._members.values() if isinstance(each.failure, BaseMissing)]:
+                member.is_lost = True
+                self._wake()
+                await bring(member.engine)
+
+    async def expel_failed(self, kind: type[BaseException] = BaseException) -> dict[str, int]:
+        """Engines that did not take the last update, for a reason of this `kind`, leave and are closed, unless that
+        would be all. Others go on with their requests. Returns how many each had, by name."""
+        failed = [member for member in self._members.values() if isinstance(member.failure, kind)]
         if len(failed) == len(self._members):
             return {}
         loads = {member.name: member.load for member in failed}

@@ -20,7 +20,7 @@ def check_update(
     """Raise `PenstockError` unless the engine `name`, which serves `versions` (one per policy), can take this;
     `BaseMissing` where a full update would do. `base` is the version under which its full weights came; None: that
     of the policy. `adds_policies`: an adapter may be that of a new one. `is_intact` is False when an earlier update
-    failed half-way: nothing can build on that."""
+    failed half-way: nothing can build on that, and full weights of any version end it."""
     if interrupt not in interrupts:
         raise PenstockError(
             f"{name} can't update with interrupt {interrupt!r}; set sync.interrupt={' or '.join(interrupts)}"
@@ -29,7 +29,8 @@ def check_update(
     if served is None and not (adds_policies and update.selection == "adapter"):
         policies = ", ".join(map(repr, versions))
         raise PenstockError(f"{name} serves policy {policies}, got an update of {update.policy!r}")
-    if served is not None and update.version <= served:
+    has_weights = is_intact or update.base is not None
+    if served is not None and has_weights and update.version <= served:
         raise PenstockError(f"{name} serves version {served}, got an update to {update.version}")
     below = served if base is None else base
     if update.base is not None and not (is_intact and update.base == below):

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -142,7 +143,9 @@ def build_sync(
     config: PenstockConfig, parts: Parts, buffer: RolloutBuffer, events: ControllerEvents, activity: Activity
 ) -> WeightSync:
     engine, section = parts.engine, config.sync
-    may_expel = {"expel_failed": engine.expel_failed} if isinstance(engine, EnginePool) else {}
+    of_a_pool: dict[str, Any] = (
+        {"expel_failed": engine.expel_failed, "mend": engine.mend} if isinstance(engine, EnginePool) else {}
+    )
     sync = WeightSync(
         trainer=group_of(parts.trainers),
         engine=engine,
@@ -151,7 +154,7 @@ def build_sync(
         activity=activity,
         interrupt=section.interrupt,
         retries=Retries(count=section.retries, first_s=section.retry_s),
-        **may_expel,
+        **of_a_pool,
     )
     if isinstance(engine, EnginePool):
 

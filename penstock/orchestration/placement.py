@@ -122,8 +122,6 @@ def rank_environment(num_ranks: int, sync: SyncConfig) -> dict[str, str]:
 
 def sync_environment(sync: SyncConfig) -> dict[str, str]:
     """What trainer and engines must know of broadcasts before they start. NCCL would end every process of a group
-    in which one fails; here the others are told, and go on."""
-    if sync.transport != "collective":
-        return {}
-    handling = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-    return handling | ({"NCCL_SOCKET_IFNAME": sync.interface} if sync.interface else {})
+    in which one fails; here the others are told, and go on. Which interface they bind each finds out on its own
+    machine (`sync.private_group.bind_nccl`)."""
+    return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"} if sync.transport == "collective" else {}

@@ -5,7 +5,8 @@
     step 9 ────────────► 9 waits ───────────► 9 is sent ─► served
 
 A transfer that fails leaves engines on the version that they have. It is tried again, and then the engines that
-failed leave the pool.
+failed leave the pool. An engine that did not load what was published is sent all of it once more, and then leaves
+too. Where that is so of every engine, the run ends.
 """
 
 import asyncio
@@ -30,10 +31,11 @@ from penstock.orchestration.broadcast import send_and_take
 from penstock.orchestration.controller_events import ControllerEvents, Delivered
 from penstock.types import Interrupt
 
-FINAL = (ChannelClosed, FingerprintMismatch, SnapshotReplaced, UserError, WorkerDied)
+FINAL = (ChannelClosed, SnapshotReplaced, UserError, WorkerDied)
 """To try again would not help."""
 
-Expel = Callable[[], Awaitable[dict[str, int]]]
+Expel = Callable[[type[BaseException]], Awaitable[dict[str, int]]]
+Mend = Callable[[Callable[[Engine], Awaitable[None]]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,12 @@ class Retries:
     first_s: float = 1.0
 
 
-async def _nobody() -> dict[str, int]:
+async def _nobody(kind: type[BaseException]) -> dict[str, int]:
     return {}
+
+
+async def _nowhere(bring: Callable[[Engine], Awaitable[None]]) -> None:
+    pass
 
 
 class WeightSync:
@@ -73,9 +79,11 @@ class WeightSync:
         interrupt: Interrupt = "inflight",
         retries: Retries | None = None,
         expel_failed: Expel = _nobody,
+        mend: Mend = _nowhere,
     ) -> None:
-        """`expel_failed` takes engines that did not take the last update out of their pool, and says how many
-        requests each had; none where all have failed."""
+        """`expel_failed` takes engines that did not take the last update, for a reason of a certain kind, out of
+        their pool, and says how many requests each had; none where all have failed. `mend` brings something
+        to those that lacked the weights below their adapter."""
         self._trainer = trainer
         self._engine = engine
         self._buffer = buffer
@@ -84,6 +92,9 @@ class WeightSync:
         self._interrupt: Interrupt = interrupt
         self._retries = retries or Retries()
         self._expel_failed = expel_failed
+        self._mend = mend
+        self._below: int | None = None
+        """The version of the weights below the adapter that was published last."""
         self._waiting: Offer | None = None
         self._is_finished = self._is_renewing = self._is_running = self._is_paused = False
         self._sending: asyncio.Future[None] | None = None
@@ -223,15 +234,31 @@ class WeightSync:
     async def _persist(self, offer: Offer) -> Delivered:
         """Try until every engine that is left has the version."""
         full, num_failed, wait_s = False, 0, self._retries.first_s
+        differs = lacks_base = is_mended = False
         while True:
             try:
+                if lacks_base:
+                    lacks_base = False
+                    await self._bring_below()
                 return await self._attempt(offer, full=full)
             except FINAL:
                 raise
+            except FingerprintMismatch as error:  # damage, or another model
+                full = True
+                if differs:
+                    await self._expel(offer.version, 2, error, FingerprintMismatch)
+                else:
+                    self._events.recorder.log(
+                        f"version {offer.version} is sent again in full, since an engine did not load what was "
+                        f"published: {_briefly(error)}"
+                    )
+                differs = not differs
+                continue
             except BaseMissing as error:  # an engine is new, or lost what it had
                 failure: PenstockError = error
-                if not full:
-                    full = True
+                lacks_base = True
+                if not is_mended:
+                    full = is_mended = True
                     continue
             except PenstockError as error:
                 failure = error
@@ -246,10 +273,24 @@ class WeightSync:
             await self._expel(offer.version, num_failed, failure)
             num_failed, wait_s = 0, self._retries.first_s
 
-    async def _expel(self, version: int, num_failed: int, failure: PenstockError) -> None:
-        """Go on without the engines that failed. Without any, the run ends."""
-        expelled = await self._expel_failed()
+    async def _bring_below(self) -> None:
+        """To engines that lack it: what the adapter acts on. Full updates build on nothing."""
+        below = self._below
+        if below is not None:
+            await self._mend(lambda engine: self.send_again(below, engine))
+
+    async def _expel(
+        self,
+        version: int,
+        num_failed: int,
+        failure: PenstockError,
+        kind: type[BaseException] = BaseException,
+    ) -> None:
+        """Go on without the engines that failed with this kind of error. Without any, the run ends."""
+        expelled = await self._expel_failed(kind)
         if not expelled:
+            if isinstance(failure, FingerprintMismatch):
+                raise failure
             raise PenstockError(
                 f"version {version} could not be brought to the engines in {num_failed} attempts, and no other "
                 f"engine is left: {failure}"
@@ -257,7 +298,7 @@ class WeightSync:
         for name, num_requests in expelled.items():
             self._events.recorder.log(
                 f"{name} leaves the run: it could not be brought to version {version} in {num_failed} attempts "
-                f"({failure}); others go on with its {num_requests} requests"
+                f"({_briefly(failure)}); others go on with its {num_requests} requests"
             )
 
     async def _attempt(self, offer: Offer, *, full: bool) -> Delivered:
@@ -266,6 +307,7 @@ class WeightSync:
         started = self._events.now()
         with measure("sync", "publish", version=version):
             update = await self._trainer.publish(version, full=full)
+        self._below = update.base if update.selection == "adapter" else None
         publish_s = self._events.now() - started
         with measure("sync", "update", version=version):
             taking = self._engine.update(update, self._interrupt)
@@ -281,3 +323,8 @@ class WeightSync:
             num_bytes=update.num_bytes,
             num_skipped=self._num_skipped,
         )
+
+
+def _briefly(failure: PenstockError) -> str:
+    """What happened. A mismatch goes on with what follows for a run that has no other engine."""
+    return str(failure).partition("; ")[0] if isinstance(failure, FingerprintMismatch) else str(failure)

@@ -199,8 +199,11 @@ class CudaIpcReceiver:
         if name == NOTHING:
             return torch.empty(0, dtype=torch.uint8)
         if name not in self._opened:
-            self._opened[name] = Handle.decode(name).open(device)
+            self._opened[name] = self._open(name, device)
         return self._opened[name]
+
+    def _open(self, name: str, device: torch.device) -> torch.Tensor:
+        return Handle.decode(name).open(device)
 
 
 def _key(update: WeightUpdate) -> tuple[bool, tuple[str, ...]]:

@@ -13,6 +13,7 @@ import torch
 
 from penstock.errors import PenstockError
 from penstock.sync.bucket_receiver import BucketReceiver
+from penstock.sync.side_stream import side_stream
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
 from penstock.sync.staging_receiver import StagingReceiver
 from penstock.types import Payload, WeightUpdate
@@ -100,4 +101,6 @@ class InProcessStagingReceiver(StagingReceiver):
         name = update.buckets[number]
         if name not in self._exchange:
             raise PenstockError(f"the published bucket {name} is gone")
-        return self._exchange[name].clone()
+        found = self._exchange[name]
+        with side_stream(found.device):
+            return found.clone()

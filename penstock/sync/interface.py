@@ -43,6 +43,21 @@ def address_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
+def name_of(interface: str) -> str:
+    """The name of the interface that `address_of` gives the address of, for what knows interfaces by name alone."""
+    if interface and not _is_address(interface):
+        return interface
+    address = address_of(interface)
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(ConfigError):
+            if address_of(name) == address:
+                return name
+    raise ConfigError(
+        f"sync.interface={interface} is not the address of a network interface of this machine; give the name of "
+        f"one of {', '.join(name for _, name in socket.if_nameindex())}"
+    )
+
+
 def address_for_others(host: str) -> str:
     """The IPv4 address of this machine under which others reach what listens on `host`. For all addresses at once
     (`0.0.0.0`) that is the one by which this machine itself goes out."""

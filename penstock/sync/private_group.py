@@ -5,8 +5,9 @@ time during which its members stay the same. After an error it is given up: a me
 be woken, so what is left of it is torn down in a thread that may take its time.
 """
 
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import PenstockError
+from penstock.sync.interface import name_of
 from penstock.sync.meeting import TIMEOUT_S, Meeting, connect_store
 
 SENDER = 0
@@ -30,7 +32,9 @@ class PrivateGroup:
         self.backend = backend
         store = dist.PrefixStore(f"epoch/{epoch}", connect_store(place))  # type: ignore[attr-defined]
         self._group = (
-            _open_nccl(store, rank, size) if backend == "nccl" else _open_gloo(store, rank, size, address)
+            _open_nccl(store, rank, size, address)
+            if backend == "nccl"
+            else _open_gloo(store, rank, size, address)
         )
 
     def broadcast(self, data: torch.Tensor) -> "Transfer":
@@ -105,7 +109,14 @@ def _open_gloo(store: Any, rank: int, size: int, address: str) -> Any:
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _open_nccl(store: Any, rank: int, size: int) -> Any:
+def bind_nccl(interface: str, environ: MutableMapping[str, str]) -> None:
+    """Let NCCL listen on this interface and on no other. It takes that from the environment alone, and reads it as
+    a process makes its first group. With `=` it takes no other interface whose name begins so."""
+    environ["NCCL_SOCKET_IFNAME"] = f"={name_of(interface)}"
+
+
+def _open_nccl(store: Any, rank: int, size: int, address: str) -> Any:
+    bind_nccl(address, os.environ)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=TIMEOUT_S)
     return dist.ProcessGroupNCCL(store, rank, size, options)

@@ -175,13 +175,15 @@ class SlotPublisher:
         def pack(number: int) -> tuple[int, Payload, torch.Tensor]:
             bucket, packed = self._buckets[slot][number], None
             encoding: Encoding = "dense"
-            if before is not None:
-                with side_stream(bucket.device):
+            with side_stream(bucket.device):
+                if before is not None:
                     width = unit_width(self._specs_of[number])
                     encoding, packed = encode(bucket, before[number], width=width)
-            data = bucket if packed is None else torch.from_numpy(packed.copy())
-            is_read_in_place = packed is None and not self.moves
-            checked = None if data.is_cuda or is_read_in_place else checksum(data)
+                data = bucket if packed is None else torch.from_numpy(packed.copy())
+                is_read_in_place = packed is None and not self.moves
+                # Fingerprints show damage to a whole update, and not to some buckets of a delta.
+                is_shown_by_fingerprints = data.is_cuda and before is None
+                checked = None if is_read_in_place or is_shown_by_fingerprints else checksum(data)
             return number, Payload(encoding=encoding, num_bytes=data.numel(), checksum=checked), data
 
         names, payloads = [], []

@@ -41,8 +41,8 @@ class StagingReceiver(BucketReceiver):
 
         for number, data in enumerate(one_ahead(fetch, range(len(update.buckets)))):
             payload = update.payloads[number]
-            check_payload(payload, data, what=f"version {update.version}: bucket {number}")
             with side_stream(self._device):
+                check_payload(payload, data, what=f"version {update.version}: bucket {number}")
                 staged.append(open_payload(payload, data, specs[number], self._device))
         self._check_values(update, staged)
         return Staged(update, staged)
@@ -54,20 +54,25 @@ class StagingReceiver(BucketReceiver):
         staged.held.clear()
 
     def _check_values(self, update: WeightUpdate, staged: list[StagedBucket]) -> None:
-        """Where buckets came without a checksum, and all of them as they are: by their fingerprints."""
-        if all(payload.checksum is not None for payload in update.payloads):
+        """Where buckets came without a checksum: by their fingerprints, which takes all buckets as they are."""
+        unchecked = [number for number, each in enumerate(update.payloads) if each.checksum is None]
+        if not unchecked:
             return
+        values = [bucket for bucket in staged if isinstance(bucket, Values)]
+        if len(values) < len(staged):
+            raise DamagedBucket(
+                f"version {update.version}: bucket {unchecked[0]} must come with a checksum, since others hold "
+                "only changes; send a full update"
+            )
         shards = [
             Shard(spec.name, view(bucket.bucket, spec), spec.shape, spec.start)
-            for bucket in staged
-            if isinstance(bucket, Values)
+            for bucket in values
             for spec in bucket.specs
         ]
-        if len(shards) == len(update.tensors):
-            found = self._fingerprints.start(shards)()
-            wrong = [name for name, value in update.fingerprint.items() if found.get(name) != value]
-            if wrong:
-                raise DamagedBucket(f"version {update.version}: {wrong[0]} arrived damaged")
+        found = self._fingerprints.start(shards)()
+        wrong = [name for name, value in update.fingerprint.items() if found.get(name) != value]
+        if wrong:
+            raise DamagedBucket(f"version {update.version}: {wrong[0]} arrived damaged")
 
     def _fetch(self, update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
         """The bytes that came for a bucket. Once it is `told`, this may raise anything."""

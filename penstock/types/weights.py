@@ -46,8 +46,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     """How much travels."""
     checksum: int | None = None
-    """The CRC-32 of its bytes. None where they are read in place, or never leave GPUs: there the fingerprint is
-    what is checked."""
+    """The CRC-32 of its bytes. None where they are read in place, or all of an update never leaves GPUs: there the
+    fingerprint is what is checked."""
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,9 @@
 checkpoints are written in a third."""
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from penstock.sync.adapter_publisher import AdapterPublisher
 from penstock.sync.bucket_layout import Slice
 from penstock.sync.config import SyncConfig
 from penstock.sync.configured_publisher import open_publisher
+from penstock.sync.private_group import bind_nccl
 from penstock.sync.transports import Rendezvous
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.checkpoint_writer import CheckpointWriter
@@ -258,6 +260,7 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
             "sync.transport": SyncConfig.model_validate(request.sync).transport,
         }
     )
+    bind_broadcasts(SyncConfig.model_validate(request.sync), device, os.environ)
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
     # Masters are made from float32 weights. Weights that stay need none, and are only ever read as they compute.
     dtype = "float32" if request.lora is None else config.dtype
@@ -325,6 +328,12 @@ def _join(request: TrainerStart, config: TrainerConfig, device: str) -> "Process
 
     layout = RankLayout(parallel=config.parallel, rank=request.rank)
     return join_ranks(layout, request.rendezvous, device)
+
+
+def bind_broadcasts(section: SyncConfig, device: str, environ: MutableMapping[str, str]) -> None:
+    """Before ranks make a group among themselves: NCCL keeps to the interface that it was first told."""
+    if section.transport == "collective" and device.startswith("cuda"):
+        bind_nccl(section.interface, environ)
 
 
 def _open_publisher(

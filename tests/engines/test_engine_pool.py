@@ -9,7 +9,7 @@ import pytest
 from penstock.engines import engine_choice
 from penstock.engines.engine_pool import EnginePool
 from penstock.engines.scripted import ScriptedEngine
-from penstock.errors import ChannelClosed, EngineLost, PenstockError
+from penstock.errors import BaseMissing, ChannelClosed, EngineLost, FingerprintMismatch, PenstockError
 from penstock.interfaces import Engine
 from penstock.types import (
     Chunk,
@@ -452,6 +452,59 @@ def test_a_lost_engine_that_nobody_brings_back_is_an_error() -> None:
     async def main() -> None:
         with pytest.raises(EngineLost, match="a lost its server"):
             await collect(pool_of([fragile("a")]).generate(ask("x", max_tokens=4)))
+
+    asyncio.run(main())
+
+
+class Baseless(ScriptedEngine):
+    """Lacks the weights below its adapter, until full ones come."""
+
+    has_base = False
+
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+        self.has_base = self.has_base or update.base is None
+        if not self.has_base:
+            raise BaseMissing("it has weights of no version")
+        return UpdateReceipt(policy=update.policy, version=update.version, stall_s=0.0, verify_s=0.0)
+
+
+def test_an_engine_is_brought_what_lies_below_its_adapter_and_takes_no_request_before_the_adapter() -> None:
+    async def main() -> None:
+        lacking, well = (Baseless(lambda request: range(4), name=name) for name in "ab")
+        well.has_base = True
+        pool = pool_of([lacking, well])
+        adapter = msgspec.structs.replace(update_to(5), selection="adapter", base=1)
+        with pytest.raises(BaseMissing):
+            await pool.update(adapter)
+        brought: list[Engine] = []
+
+        async def bring(engine: Engine) -> None:
+            brought.append(engine)
+            await engine.update(update_to(1))
+
+        await pool.mend(bring)
+        assert brought == [lacking]
+        assert await homes(pool, [lacking, well], ask("x"), ask("y")) == ["b", "b"]
+        await pool.update(adapter)
+        again = await homes(pool, [lacking, well], ask("z", prompt=[8]), ask("w", prompt=[9]))
+        assert sorted(again) == ["a", "b"]
+
+    asyncio.run(main())
+
+
+def test_engines_leave_that_failed_in_one_way_alone() -> None:
+    class Failing(ScriptedEngine):
+        async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+            raise FingerprintMismatch("x differs") if self.name == "a" else PenstockError("no way")
+
+    async def main() -> None:
+        pool = pool_of([Failing(lambda request: [1], name=name) for name in "ab"])
+        with pytest.raises(FingerprintMismatch):
+            await pool.update(update_to(1))
+        assert await pool.expel_failed(FingerprintMismatch) == {"a": 0}
+        assert pool.names == ("b",)
+        assert await pool.expel_failed(FingerprintMismatch) == {}
+        assert await pool.expel_failed() == {}  # it would be all
 
     asyncio.run(main())
 

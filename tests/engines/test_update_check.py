@@ -52,3 +52,12 @@ def test_after_half_an_update_only_a_full_one_will_do() -> None:
 def test_a_part_must_name_its_base() -> None:
     with pytest.raises(ValueError, match="selection 'adapter' must name its base"):
         update_to(6, selection="adapter")
+
+
+def test_full_weights_of_any_version_end_half_an_update() -> None:
+    """Those below an adapter are older than what was served."""
+    check_update(update_to(2), "inflight", **ENGINE, is_intact=False)
+    with pytest.raises(PenstockError, match="serves version 4, got an update to 2"):
+        check_update(update_to(2), "inflight", **ENGINE)
+    with pytest.raises(BaseMissing, match="has weights of no version, got an update to 5"):
+        check_update(adapter_to(5, 4), "inflight", **ENGINE, is_intact=False)

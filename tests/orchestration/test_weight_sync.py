@@ -11,7 +11,14 @@ from penstock.buffer.admission import StalenessGate
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.engines.engine_pool import EnginePool
 from penstock.engines.scripted import ScriptedEngine
-from penstock.errors import BaseMissing, DamagedBucket, FingerprintMismatch, PenstockError, SnapshotReplaced
+from penstock.errors import (
+    BaseMissing,
+    DamagedBucket,
+    FingerprintMismatch,
+    PenstockError,
+    SnapshotReplaced,
+    UserError,
+)
 from penstock.interfaces import Engine
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import LogLine, UpdateEvent
@@ -22,7 +29,7 @@ from penstock.orchestration.simulation import SimulatedEngine, SimulatedTrainer
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.orchestration.weight_sync import Offer, Retries, WeightSync
 from penstock.sync.ring import SlotRing
-from penstock.types import Interrupt, UpdateReceipt, WeightUpdate
+from penstock.types import AdapterSpec, Interrupt, UpdateReceipt, WeightUpdate
 
 
 class Trainer(SimulatedTrainer):
@@ -196,7 +203,7 @@ def test_the_run_ends_when_no_engine_is_left() -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("error", [FingerprintMismatch("layer 3 differs"), SnapshotReplaced("gone")])
+@pytest.mark.parametrize("error", [UserError("the disk is full"), SnapshotReplaced("gone")])
 def test_what_no_retry_mends_is_not_tried_again(error: PenstockError) -> None:
     async def scene() -> None:
         engine = Flaky(error)
@@ -205,9 +212,126 @@ def test_what_no_retry_mends_is_not_tried_again(error: PenstockError) -> None:
             await deliver(world)
             assert world.trainer.released == [(0, False)]
         else:
-            with pytest.raises(FingerprintMismatch):
+            with pytest.raises(UserError):
                 await deliver(world)
         assert engine.asked_at == [0.0]
+
+    play(scene)
+
+
+DIFFERS = FingerprintMismatch("layer 3 differs; the run stops")
+
+
+def test_weights_that_were_not_loaded_as_published_are_sent_again_in_full() -> None:
+    async def scene() -> None:
+        engine = Flaky(DIFFERS)
+        world = World(engine, Trainer())
+        await deliver(world)
+        assert engine.asked_at == [0.0, 0.0]
+        assert world.trainer.published == [(0, False), (0, True)]
+        assert world.log() == [
+            "version 0 is sent again in full, since an engine did not load what was published: layer 3 differs"
+        ]
+
+    play(scene)
+
+
+def test_the_run_ends_with_the_mismatch_where_no_engine_is_left() -> None:
+    async def scene() -> None:
+        engines = {name: Flaky(*[DIFFERS] * 9) for name in ("engine0", "engine1")}
+        pool = EnginePool(engines)
+        world = World(pool, Trainer(), expel_failed=pool.expel_failed)
+        with pytest.raises(FingerprintMismatch, match="^layer 3 differs; the run stops$"):
+            await deliver(world)
+        assert [len(engine.asked_at) for engine in engines.values()] == [2, 2]
+
+    play(scene)
+
+
+def test_an_engine_that_never_loads_what_was_published_leaves() -> None:
+    """Another one has had a passing failure meanwhile, and stays."""
+
+    async def scene() -> None:
+        bad, good = Flaky(*[DIFFERS] * 9), Flaky(*[DamagedBucket("its disk is full")] * 2)
+        pool = EnginePool({"engine0": bad, "engine1": good})
+        world = World(pool, Trainer(), retries=Retries(count=1), expel_failed=pool.expel_failed)
+        await deliver(world)
+        assert pool.names == ("engine1",)
+        assert (len(bad.asked_at), len(good.asked_at)) == (2, 3)
+        assert world.log()[-1] == (
+            "engine0 leaves the run: it could not be brought to version 0 in 2 attempts (layer 3 differs); "
+            "others go on with its 0 requests"
+        )
+
+    play(scene)
+
+
+class AdapterTrainer(Trainer):
+    """Publishes version 0 in full, and every other as an adapter on top of it."""
+
+    async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
+        update = await super().publish(version, full=full)
+        if version == 0:
+            return update
+        return msgspec.structs.replace(
+            update, selection="adapter", base=0, adapter=AdapterSpec(rank=2, alpha=4.0)
+        )
+
+
+class Forgetful(SimulatedEngine):
+    """Has lost the weights below its adapter, until they come again."""
+
+    def __init__(self, *, takes_base: bool = True) -> None:
+        super().__init__(num_tokens=lambda: 1, token_s=lambda: 1.0, update_s=lambda: 0.0)
+        self.taken: list[int] = []
+        self.takes_base = takes_base
+
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+        if update.base is not None and 0 not in self.taken:
+            raise BaseMissing("it has weights of no version")
+        if update.base is None and not self.takes_base:
+            raise DamagedBucket("its disk is full")
+        self.taken.append(update.version)
+        self.version = -1
+        return await super().update(update, interrupt)
+
+
+def adapter_world(*engines: SimulatedEngine) -> tuple[World, EnginePool]:
+    pool = EnginePool({f"engine{number}": engine for number, engine in enumerate(engines)})
+    options = {"expel_failed": pool.expel_failed, "mend": pool.mend, "retries": Retries(count=1)}
+    world = World(pool, AdapterTrainer(), **options)
+    world.sync.issue(0)  # the weights below it, which all have had
+    return world, pool
+
+
+def test_an_engine_that_lost_the_weights_below_its_adapter_gets_them_again() -> None:
+    async def scene() -> None:
+        lost, good = Forgetful(), simulated()
+        world, pool = adapter_world(lost, good)
+        await deliver(world)
+        assert pool.names == ("engine0", "engine1")
+        assert lost.taken == [0, 1]
+        assert (lost.version, good.version) == (1, 1)
+        assert world.trainer.published == [(1, False), (0, False), (1, True)]
+        assert world.trainer.released == [(0, True), (1, True)]
+
+    play(scene)
+
+
+def test_an_adapter_that_does_not_reach_one_engine_costs_that_engine_and_without_any_the_run() -> None:
+    async def scene() -> None:
+        world, pool = adapter_world(Forgetful(takes_base=False), good := simulated())
+        await deliver(world)
+        assert (pool.names, good.version) == (("engine1",), 1)
+        assert world.log()[-1].startswith("engine0 leaves the run: it could not be brought to version 1")
+        world, _ = adapter_world(Forgetful(takes_base=False), Forgetful(takes_base=False))
+        with pytest.raises(
+            PenstockError, match="version 1 could not be brought .*, and no other engine is left"
+        ):
+            await deliver(world)
+        world, _ = adapter_world(Flaky(*[DIFFERS] * 9), Flaky(*[DIFFERS] * 9))
+        with pytest.raises(FingerprintMismatch, match="layer 3 differs"):
+            await deliver(world)
 
     play(scene)
 

@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -37,6 +38,21 @@ class TestCollective(TransportContract):
             for thread in threads:
                 thread.join(timeout=60)
                 assert not thread.is_alive()
+
+    def sent(self, name: str) -> torch.Tensor:
+        found: torch.Tensor = next(
+            each._offered[name] for each in self.opened if name in getattr(each, "_offered", {})
+        )
+        return found
+
+    @contextlib.contextmanager
+    def cut(self, update: WeightUpdate) -> Iterator[WeightUpdate]:
+        """At its front: in the place of a last byte the engine has whatever its memory held, perhaps the same."""
+        (sender,) = (each for each in self.opened if update.buckets[0] in getattr(each, "_offered", {}))
+        whole = sender._offered[update.buckets[0]]
+        sender._offered[update.buckets[0]] = whole[1:]
+        yield update
+        sender._offered[update.buckets[0]] = whole
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="weights are on a GPU")

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -14,12 +16,12 @@ from tests.triton_device import DEVICE
 class Nearby(CudaIpcReceiver):
     """Finds its buckets in this process: a process can't open handles of its own."""
 
-    def __init__(self, exchange: dict[str, torch.Tensor]) -> None:
+    def __init__(self, look_up: Callable[[str], torch.Tensor]) -> None:
         super().__init__(DEVICE)
-        self._exchange = exchange
+        self._look_up = look_up
 
-    def _bucket(self, name: str, device: torch.device) -> torch.Tensor:
-        return self._exchange[name]
+    def _open(self, name: str, device: torch.device) -> torch.Tensor:
+        return self._look_up(name)
 
 
 class TestReceiver(TransportContract):
@@ -31,7 +33,7 @@ class TestReceiver(TransportContract):
         return InProcessPublisher(tensors, publishing, exchange=self.at.exchange, transport="cuda_ipc")
 
     def open_receiver(self) -> WeightReceiver:
-        return Nearby(self.at.exchange)
+        return Nearby(self.at.exchange.__getitem__)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="buckets are device memory")
@@ -41,15 +43,26 @@ class TestCudaIpc(TransportContract):
     device = "cuda"
 
     def open_publisher(self, tensors: Tensors, publishing: Publishing) -> WeightPublisher:
-        publisher = CudaIpcPublisher(tensors, publishing)
-        self.known = getattr(self, "known", {})
-        for names, buckets in zip(publisher._handles, publisher._buckets, strict=True):
-            self.known.update(zip(names, buckets, strict=True))
-        return publisher
+        return CudaIpcPublisher(tensors, publishing)
 
     def open_receiver(self) -> WeightReceiver:
-        self.known = getattr(self, "known", {})
-        return Nearby(self.known)
+        return Nearby(self.sent)
+
+    def sent(self, name: str) -> torch.Tensor:
+        """Slots, and what was laid out for one delta."""
+        publishers = [each for each in self.opened if isinstance(each, CudaIpcPublisher)]
+        for publisher in publishers:
+            if name in publisher._offered:
+                return publisher._offered[name]
+            for names, buckets in zip(publisher._handles, publisher._buckets, strict=False):
+                if name in names:
+                    return buckets[names.index(name)]
+        raise KeyError(name)
+
+    def replace_sent(self, name: str, data: torch.Tensor) -> None:
+        for publisher in self.opened:
+            if isinstance(publisher, CudaIpcPublisher) and name in publisher._offered:
+                publisher._offered[name] = data
 
 
 def test_weights_on_a_cpu_are_refused() -> None:
@@ -61,7 +74,7 @@ def test_weights_on_a_cpu_are_refused() -> None:
 
 def open_both(sent: Tensors) -> tuple[InProcessPublisher, Nearby]:
     exchange: dict[str, torch.Tensor] = {}
-    return InProcessPublisher(sent, exchange=exchange, transport="cuda_ipc"), Nearby(exchange)
+    return InProcessPublisher(sent, exchange=exchange, transport="cuda_ipc"), Nearby(exchange.__getitem__)
 
 
 def test_later_updates_are_verified_as_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:

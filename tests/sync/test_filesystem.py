@@ -1,5 +1,8 @@
 import errno
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,8 @@ from penstock.errors import DamagedBucket, PenstockError, UpdateAbandoned, UserE
 from penstock.sync import filesystem
 from penstock.sync.filesystem import FilesystemPublisher, FilesystemReceiver
 from penstock.sync.slot_publisher import Publishing
-from tests.sync.contract import TransportContract, load, make_tensors, publish
+from penstock.types import WeightUpdate
+from tests.sync.contract import TransportContract, cut_file, load, make_tensors, publish
 
 
 class TestFilesystem(TransportContract):
@@ -20,6 +24,17 @@ class TestFilesystem(TransportContract):
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(filesystem, "PATIENCE_S", 0.0)
+
+    def sent(self, name: str) -> torch.Tensor:
+        """What follows the header, in the file itself."""
+        size = os.path.getsize(name)
+        file = torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
+        return file[8 + int(file[:8].view(torch.int64)) :]
+
+    @contextmanager
+    def cut(self, update: WeightUpdate) -> Iterator[WeightUpdate]:
+        with cut_file(Path(update.buckets[0])):
+            yield update
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="weights are on a GPU")

@@ -1,5 +1,6 @@
 import threading
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -18,6 +19,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestHttp(TransportContract):
     transport = "http"
+
+    def sent(self, name: str) -> torch.Tensor:
+        return torch.frombuffer(self._served(name)[urlsplit(name).path], dtype=torch.uint8)
+
+    def replace_sent(self, name: str, data: torch.Tensor) -> None:
+        self._served(name)[urlsplit(name).path] = data.numpy().data
+
+    def _served(self, name: str) -> dict[str, memoryview]:
+        servers = [each._server for each in self.opened if isinstance(each, HttpPublisher)]
+        return next(server._buckets for server in servers if name.startswith(server._url))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="weights are on a GPU")

@@ -5,7 +5,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.sync import interface
-from penstock.sync.interface import address_for_others, address_of
+from penstock.sync.interface import address_for_others, address_of, name_of
 
 
 def test_no_name_is_the_loopback() -> None:
@@ -21,6 +21,15 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are(monkeypatch
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     with pytest.raises(ConfigError, match=r"sync\.interface must be .*, got 'eth9'; this one has lo, eth0"):
         address_of("eth9")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="interfaces are looked up on Linux only")
+def test_an_address_has_the_name_of_its_interface() -> None:
+    assert [name_of(interface) for interface in ("", "127.0.0.1", "lo", "eth7")] == ["lo", "lo", "lo", "eth7"]
+    with pytest.raises(
+        ConfigError, match=r"192\.0\.2\.1 is not the address of .* give the name of one of .*lo"
+    ):
+        name_of("192.0.2.1")
 
 
 def test_what_listens_on_one_address_is_reached_there() -> None:

@@ -1,3 +1,5 @@
+import os
+import sys
 import threading
 
 import pytest
@@ -5,7 +7,14 @@ import torch
 
 from penstock.errors import PenstockError, UpdateAbandoned
 from penstock.sync.meeting import Meeting, connect_store, open_store
-from penstock.sync.private_group import PrivateGroup, Transfer, choose_backend, device_id, open_group
+from penstock.sync.private_group import (
+    PrivateGroup,
+    Transfer,
+    bind_nccl,
+    choose_backend,
+    device_id,
+    open_group,
+)
 
 
 def test_nccl_needs_a_gpu_of_its_own_for_every_member(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,6 +25,32 @@ def test_nccl_needs_a_gpu_of_its_own_for_every_member(monkeypatch: pytest.Monkey
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
     assert choose_backend(["gpu-a", "gpu-b"]) == "gloo"
     assert device_id(torch.device("cpu")) == "cpu"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="interfaces are looked up on Linux only")
+@pytest.mark.parametrize(("interface", "name"), [("", "=lo"), ("127.0.0.1", "=lo"), ("eth0", "=eth0")])
+def test_nccl_binds_the_named_interface_and_no_other(interface: str, name: str) -> None:
+    environ = {"NCCL_SOCKET_IFNAME": "eth"}
+    bind_nccl(interface, environ)
+    assert environ == {"NCCL_SOCKET_IFNAME": name}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="interfaces are looked up on Linux only")
+def test_a_group_over_nccl_is_bound_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[str] = []
+
+    class Nccl:
+        class Options:
+            _timeout = None
+
+        def __init__(self, *arguments: object) -> None:
+            bound.append(os.environ["NCCL_SOCKET_IFNAME"])
+
+    monkeypatch.setattr("torch.distributed.ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth")
+    _, place = open_store("127.0.0.1")
+    PrivateGroup(place, epoch=0, rank=0, size=2, backend="nccl", address="127.0.0.1")
+    assert bound == ["=lo"]
 
 
 def test_what_the_sender_has_reaches_the_others() -> None:

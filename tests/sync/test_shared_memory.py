@@ -1,4 +1,6 @@
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -6,11 +8,23 @@ import torch
 
 from penstock.errors import FingerprintMismatch, UserError
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
-from tests.sync.contract import TransportContract, load, make_tensors, publish
+from penstock.types import WeightUpdate
+from tests.sync.contract import TransportContract, cut_file, load, make_tensors, publish
 
 
 class TestSharedMemory(TransportContract):
     transport = "shared_memory"
+    is_cut_seen = True
+
+    def sent(self, name: str) -> torch.Tensor:
+        size, _, path = name.partition(":")
+        return torch.from_file(path, shared=True, size=int(size), dtype=torch.uint8)
+
+    @contextmanager
+    def cut(self, update: WeightUpdate) -> Iterator[WeightUpdate]:
+        """Of a bucket that no engine has mapped: one that is cut under a mapping ends who reads it."""
+        with cut_file(Path(update.buckets[0].partition(":")[2])):
+            yield update
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="weights are on a GPU")

@@ -1,13 +1,15 @@
 import threading
 
+import msgspec
 import pytest
 import torch
 
 from penstock.errors import DamagedBucket, UpdateAbandoned
 from penstock.sync.bucket_layout import lay_out
+from penstock.sync.fingerprint import fingerprints
 from penstock.sync.staged_bucket import checksum
 from penstock.sync.staging_receiver import StagingReceiver
-from penstock.types import Payload, WeightUpdate
+from penstock.types import Encoding, Payload, WeightUpdate
 
 SPECS, SIZES = lay_out({"w": torch.zeros(3, 64, dtype=torch.uint8)}, bucket_bytes=64)
 BUCKETS = [torch.full((size,), number, dtype=torch.uint8) for number, size in enumerate(SIZES)]
@@ -74,3 +76,31 @@ def test_nothing_is_staged_when_one_is_damaged() -> None:
     )
     with pytest.raises(DamagedBucket, match="version 7: bucket 2 arrived damaged"):
         Listed().stage(update)
+
+
+def without_checksums(*encodings: Encoding, **fingerprint: int) -> WeightUpdate:
+    """As from GPU to GPU. Changes that hold nothing are 0 bytes."""
+    payloads = tuple(
+        Payload(
+            encoding=each, num_bytes=64 if each == "dense" else 0, checksum=None if each == "dense" else 0
+        )
+        for each in encodings
+    )
+    return msgspec.structs.replace(UPDATE, payloads=payloads, fingerprint=fingerprint)
+
+
+def test_buckets_without_a_checksum_are_held_against_the_fingerprint() -> None:
+    whole = torch.cat(BUCKETS).view(3, 64)
+    (value,) = fingerprints({"w": whole}).values()
+    assert len(Listed().stage(without_checksums("dense", "dense", "dense", w=value)).held) == 3
+    with pytest.raises(DamagedBucket, match="version 7: w arrived damaged"):
+        Listed().stage(without_checksums("dense", "dense", "dense", w=value ^ 1))
+
+
+def test_a_bucket_without_a_checksum_among_changes_is_refused() -> None:
+    """Of a tensor of which only a part is there, the fingerprint says nothing."""
+    receiver = Listed()
+    fetch = receiver._fetch
+    receiver._fetch = lambda update, number, told: fetch(update, number, told)[: 64 * (number != 1)]  # type: ignore[method-assign]
+    with pytest.raises(DamagedBucket, match="version 7: bucket 0 must come with a checksum"):
+        receiver.stage(without_checksums("dense", "sparse", "dense"))

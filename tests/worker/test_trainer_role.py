@@ -7,6 +7,7 @@ import torch
 
 from penstock.errors import ConfigError, OutOfMemory, StepTooLarge, UserError
 from penstock.observe.event_queue import EventQueue
+from penstock.sync.config import SyncConfig
 from penstock.trainer.checkpoint_state import take_state
 from penstock.trainer.host_copies import HostCopier
 from penstock.trainer.state_files import load_state, write_state
@@ -19,7 +20,7 @@ from penstock.trainer.trainer_client import (
 )
 from penstock.types import AdapterSpec, StepPlan, StepResult
 from penstock.worker import trainer_role as worker
-from penstock.worker.trainer_role import TrainerService, tell_parts
+from penstock.worker.trainer_role import TrainerService, bind_broadcasts, tell_parts
 
 PLAN = StepPlan(step=1, publishes=1, scores=(), micro_batches=(), num_loss_tokens=0, num_sequences=0)
 
@@ -376,3 +377,17 @@ def test_a_model_that_can_not_replay_experts_is_refused_at_the_start(tiny_model,
     asked = msgspec.structs.replace(START, model=str(tiny_model), folder=str(tmp_path), replays_routing=True)
     with pytest.raises(UserError, match="routes were recorded, and the trained model has no experts"):
         worker._build(asked, EventQueue().of("trainer"))
+
+
+@pytest.mark.parametrize(
+    ("transport", "device", "expected"),
+    [
+        ("collective", "cuda:1", {"NCCL_SOCKET_IFNAME": "=eth0"}),
+        ("collective", "cpu", {}),
+        ("http", "cuda", {}),
+    ],
+)
+def test_nccl_is_bound_where_weights_are_broadcast_between_gpus(transport, device, expected):
+    environ = {}
+    bind_broadcasts(SyncConfig(transport=transport, interface="eth0"), device, environ)
+    assert environ == expected

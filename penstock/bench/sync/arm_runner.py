@@ -1,4 +1,5 @@
-"""Runs the arms of `penstock bench sync`: a publisher in this process, and an engine in another.
+"""Runs the arms of `penstock bench sync`: a publisher in this process and an engine in another. Where the transport
+needs that, both are in this one.
 
 One engine serves all arms that it fits, one after another, with ever later versions.
 """
@@ -19,6 +20,7 @@ import torch
 
 from penstock.bench.child import Child
 from penstock.bench.shapes import make_shape, save_shape
+from penstock.bench.sync.engine_beside import EngineBeside
 from penstock.bench.sync.publication_source import Source, make_source
 from penstock.bench.sync.serving_process import FIRST_VERSION, Serving
 from penstock.bench.sync.update_arm import Effort, UpdateArm
@@ -41,10 +43,12 @@ def measure_all(arms: Sequence[UpdateArm], effort: Effort) -> Results:
     their turn."""
     if effort.device == "cpu":
         torch.set_num_threads(num_threads())
-    groups = [list(alike) for _, alike in itertools.groupby(arms, key=lambda arm: (arm.batch, arm.resume_kv))]
+    groups = [list(alike) for _, alike in itertools.groupby(arms, key=_engine_of)]
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         saved = save_for_engines(effort, Path(folder))
-        engines = [Engine(serving_of(group, effort, saved)) for group in groups]
+        engines = [
+            Engine(serving_of(group, effort, saved), beside=group[0].needs_one_process) for group in groups
+        ]
         try:
             model = make_shape(effort.shape, effort.device, torch.bfloat16)
             for group, engine in zip(groups, engines, strict=True):
@@ -55,6 +59,11 @@ def measure_all(arms: Sequence[UpdateArm], effort: Effort) -> Results:
         finally:
             for engine in engines:
                 engine.close()
+
+
+def _engine_of(arm: UpdateArm) -> tuple[object, ...]:
+    """Arms that follow each other share an engine where these are the same."""
+    return arm.batch, arm.resume_kv, arm.needs_one_process
 
 
 def num_threads() -> int:
@@ -87,21 +96,27 @@ def serving_of(group: Sequence[UpdateArm], effort: Effort, model: str) -> Servin
 
 
 class Engine:
-    """The other process, what it serves, and what it can do."""
+    """The other side, what it serves, and what it can do."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, *, beside: bool = False) -> None:
+        """`beside`: in this process."""
         self._token = secrets.token_hex(16)
-        self._child = Child(
-            "engine", "penstock.bench.sync.serving_process", [msgspec.json.encode(serving).decode()]
-        )
-        self._child.tell(self._token.encode())
+        self._exchange: dict[str, torch.Tensor] = {}
+        self._child = EngineBeside(serving, self._exchange) if beside else self._start(serving)
         self._capabilities: tuple[str, ...] = ()
         self._version = self._base = FIRST_VERSION
 
+    def _start(self, serving: Serving) -> Child:
+        words = [msgspec.json.encode(serving).decode()]
+        child = Child("engine", "penstock.bench.sync.serving_process", words)
+        child.tell(self._token.encode())
+        return child
+
     def begin(self) -> None:
         """Decoding begins, and does not end."""
+        self._child.tell(b"go")
         self._capabilities = tuple(self._child.read()["capabilities"])
-        self._child.ask(b"go")
+        self._child.read()
 
     def measure(self, arm: UpdateArm, effort: Effort, model: Any, folder: Path) -> dict[str, Any]:
         if f"interrupt:{arm.interrupt}" not in self._capabilities:
@@ -112,7 +127,7 @@ class Engine:
         source = make_source(arm, model, weights, base=self._base)
         in_memory = PrivateFolder()
         place = place_of(arm, source, in_memory.path, folder)
-        at = Rendezvous(folder=place, token=self._token)
+        at = Rendezvous(folder=place, token=self._token, exchange=self._exchange)
         try:
             publisher = make_publisher(arm.transport, source.tensors, source.publishing, at)
             try:

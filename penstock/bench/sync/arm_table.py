@@ -24,7 +24,9 @@ def cells(arm: dict[str, Any]) -> list[str]:
         f"{short(arm[f'{name}_ms'])} ({short(arm['copies'][name])}×)" if name in arm["copies"] else ""
         for name in TIMES
     ]
-    rate = short(arm["hash_gb_per_s"]) if "hash_gb_per_s" in arm else ""
+    rate = ""
+    if "hash_gb_per_s" in arm:
+        rate = f"{short(arm['hash_gb_per_s'])} ({short(arm['hash_vs_copy'])} of a copy)"
     numbers = (arm["bytes"] / 1e6, arm["copy_ms"])
     return [*map(short, numbers), *times, short(arm["stall_ms_max"]), short(arm["lost_ms"]), rate]
 

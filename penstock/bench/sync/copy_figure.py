@@ -47,5 +47,6 @@ def measure_copies(weights: Mapping[str, torch.Tensor], updates: int = 7) -> dic
     return {
         "bytes": num_bytes,
         "vs_memcpy": best[0] / max(best[1], best[2]),
+        "hash_vs_memcpy": best[0] / best[3],
         **{f"{name}_gb_per_s": num_bytes / 1e9 / seconds for name, seconds in rates.items()},
     }

@@ -21,6 +21,8 @@ SHAPE, UPDATES, WARMUP = "135m", 4, 2
 TINY = "tiny"
 NEAREST = "shared_memory"
 """The transport with which interrupts are compared."""
+BESIDE = "in_process"
+"""The transport of an engine in the trainer's process."""
 SELECTIONS: tuple[UpdateSelection, ...] = ("full", "delta", "adapter")
 
 Found = Iterator[tuple[str, str, dict[str, Any]]]
@@ -28,7 +30,8 @@ Found = Iterator[tuple[str, str, dict[str, Any]]]
 
 
 def cpu_arms() -> list[UpdateArm]:
-    """Adapters after full weights, which would take them off. The last arm has an engine of its own."""
+    """Adapters after full weights, which would take them off. The last arms have engines of their own, those of
+    `in_process` one beside the trainer."""
     transports = [name for name, each in TRANSPORTS.items() if each.between_processes and name != "cuda_ipc"]
     interrupts = [each for each in get_args(Interrupt) if each != "inflight"]
     full, delta, adapter = (
@@ -38,7 +41,8 @@ def cpu_arms() -> list[UpdateArm]:
     interrupted = [UpdateArm(transport=NEAREST, interrupt=interrupt) for interrupt in interrupts]
     drained = UpdateArm(transport=NEAREST, drained=True)
     without_kv = UpdateArm(transport=NEAREST, interrupt="abort_resume", resume_kv="recompute")
-    return [*full, *interrupted, drained, *delta, *adapter, without_kv]
+    beside = [UpdateArm(transport=BESIDE, selection=selection) for selection in SELECTIONS]
+    return [*full, *interrupted, drained, *delta, *adapter, without_kv, *beside]
 
 
 class CpuPart:

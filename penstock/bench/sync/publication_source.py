@@ -34,7 +34,7 @@ class Trained:
         self.tensors: dict[str, torch.Tensor] = {}
         for name, weight in weights.items():
             master = weight.detach().float().clone().requires_grad_()
-            master.grad = torch.randn(master.shape, generator=generator)
+            master.grad = torch.randn(master.shape, generator=generator).to(master.device)
             self.tensors[name] = master
         self._optimizer = torch.optim.AdamW(list(self.tensors.values()), lr=lr, foreach=True)
         self.publishing = Publishing(

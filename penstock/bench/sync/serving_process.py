@@ -11,6 +11,7 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,19 +61,22 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     drained: bool = False
 
 
-async def serve(serving: Serving) -> None:
-    """Answer until the input ends."""
+async def serve(
+    serving: Serving,
+    receiver: AnyReceiver,
+    next_line: Callable[[], Awaitable[bytes]],
+    say: Callable[[dict[str, Any]], None],
+) -> None:
+    """Answer until the input ends, which is an empty line without an end. The first line is the word to begin."""
     if serving.threads:
         torch.set_num_threads(serving.threads)
     quieten()
-    token = sys.stdin.buffer.readline().decode().strip()
-    engine = open_engine(serving, token)
+    engine = open_engine(serving, receiver)
     engine.warm_up()
     # The event loop must not delay the thread that polls for the first token.
     sys.setswitchinterval(LOOK_EVERY_S)
     say({"ready": True, "capabilities": (await engine.report()).capabilities})
-    sys.stdin.buffer.readline()  # the word to begin
-    lines = await reading()
+    await next_line()
     async with asyncio.TaskGroup() as group:
         decoding = EndlessDecoding(engine, serving.batch, serving.context, staggered=serving.staggered)
         tasks = [group.create_task(engine.run())]
@@ -82,7 +86,7 @@ async def serve(serving: Serving) -> None:
         gc.freeze()  # as a worker does when it has started
         say({"works": True})
         decoder = msgspec.json.Decoder(Delivery)
-        while line := await lines.readline():
+        while line := await next_line():
             if line.strip():
                 say(await take(engine, decoder.decode(line), decoding))
             else:
@@ -91,7 +95,7 @@ async def serve(serving: Serving) -> None:
             task.cancel()
 
 
-def open_engine(serving: Serving, token: str) -> EmbeddedEngine:
+def open_engine(serving: Serving, receiver: AnyReceiver) -> EmbeddedEngine:
     on_gpu = serving.device != "cpu"
     if Path(serving.model).is_dir():
         model: Any = load_model(serving.model, device=serving.device, dtype="bfloat16")
@@ -112,7 +116,6 @@ def open_engine(serving: Serving, token: str) -> EmbeddedEngine:
             max_adapter_rank=max(1, serving.rank),
         ),
     )
-    receiver = AnyReceiver(Rendezvous(device=serving.device, token=token))
     return EmbeddedEngine(model, config=config, receiver=receiver, versions={DEFAULT_POLICY: FIRST_VERSION})
 
 
@@ -163,9 +166,12 @@ async def reading() -> asyncio.StreamReader:
     return reader
 
 
-def say(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer), flush=True)
+async def main(serving: Serving) -> None:
+    lines = await reading()
+    token = (await lines.readline()).decode().strip()
+    receiver = AnyReceiver(Rendezvous(device=serving.device, token=token))
+    await serve(serving, receiver, lines.readline, lambda answer: print(json.dumps(answer), flush=True))
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(msgspec.json.decode(sys.argv[1].encode(), type=Serving)))
+    asyncio.run(main(msgspec.json.decode(sys.argv[1].encode(), type=Serving)))

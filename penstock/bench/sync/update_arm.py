@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.sync.transports import transport_of
 from penstock.types import Interrupt, UpdateSelection
 
 
@@ -29,6 +30,11 @@ class UpdateArm(msgspec.Struct, frozen=True, kw_only=True):
     """How two processes share the GPU."""
     at_most: int = 100
     """Updates, where each takes long."""
+
+    @property
+    def needs_one_process(self) -> bool:
+        """Whether trainer and engine must be one process for its transport."""
+        return not transport_of(self.transport).between_processes
 
     @property
     def name(self) -> str:

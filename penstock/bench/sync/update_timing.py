@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from penstock.bench.child import Child
+from penstock.bench.sync.engine_beside import EngineBeside
 from penstock.bench.sync.plain_copy import plain_copy_s
 from penstock.bench.sync.publication_source import Source
 from penstock.bench.sync.serving_process import COUNTED, Delivery
@@ -34,7 +35,7 @@ def measure(
     arm: UpdateArm,
     effort: Effort,
     publisher: WeightPublisher,
-    engine: Child,
+    engine: Child | EngineBeside,
     source: Source,
     first_version: int,
 ) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def measure(
 
 
 def publish(
-    arm: UpdateArm, publisher: WeightPublisher, engine: Child, source: Source, version: int
+    arm: UpdateArm, publisher: WeightPublisher, engine: Child | EngineBeside, source: Source, version: int
 ) -> dict[str, float]:
     """One update, from its beginning to the first token on it that somebody has seen."""
     synchronize(source)
@@ -109,7 +110,7 @@ def update_bytes(update: WeightUpdate) -> int:
     return sum(spec.num_bytes for spec in update.tensors)
 
 
-def tokens_per_s(engine: Child, seconds: float) -> float:
+def tokens_per_s(engine: Child | EngineBeside, seconds: float) -> float:
     """While nothing is updated."""
     before = engine.ask(b"")
     time.sleep(seconds)
@@ -118,7 +119,8 @@ def tokens_per_s(engine: Child, seconds: float) -> float:
 
 
 def against_copy(result: dict[str, float], device: str) -> dict[str, Any]:
-    """A plain copy of as many bytes, how many of them each part could have been, and the rate of the hash."""
+    """A plain copy of as many bytes, how many of them each part could have been, and the rate of the hash, also as
+    a share of that of a plain copy of what was hashed."""
     copy_ms = plain_copy_s(int(result["bytes"]), device) * 1e3
     compared: dict[str, Any] = {
         "copy_ms": copy_ms,
@@ -126,4 +128,6 @@ def against_copy(result: dict[str, float], device: str) -> dict[str, Any]:
     }
     if result.get("verify_ms"):
         compared["hash_gb_per_s"] = result["hashed_bytes"] / 1e6 / result["verify_ms"]
+        hashed_copy_ms = plain_copy_s(int(result["hashed_bytes"]), device) * 1e3
+        compared["hash_vs_copy"] = hashed_copy_ms / result["verify_ms"]
     return compared

@@ -193,7 +193,8 @@ class EmbeddedEngine:
 
         `interrupts.py` says what becomes of sequences in flight. When staging fails, nothing has changed, nor when
         an adapter is not what was published. When loading full weights fails, live parameters may be half old and
-        half new: requests fail with that error until a later full update succeeds."""
+        half new: requests raise `EngineLost` until a later full update succeeds, and a pool brings them elsewhere
+        or lets them wait."""
         return await self._updates.take(update, interrupt)
 
     async def report(self) -> EngineReport:

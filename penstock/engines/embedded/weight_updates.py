@@ -23,7 +23,7 @@ from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.staged_updates import StagedUpdates
 from penstock.engines.embedded.stepper import Stepper, Swapped
 from penstock.engines.update_check import check_update
-from penstock.errors import PenstockError
+from penstock.errors import EngineLost, PenstockError
 from penstock.interfaces import Staged, Verification, WeightReceiver
 from penstock.types import Interrupt, UpdateReceipt, WeightUpdate
 
@@ -35,12 +35,19 @@ class Health:
     name: str
     is_closed: bool = False
     failure: BaseException | None = None
+    is_half_updated: bool = False
+    """It failed in the middle of an update: its weights are of no version, and it waits for others."""
 
     def check(self) -> None:
         if self.is_closed:
             raise PenstockError(f"{self.name} is closed")
         if self.failure is not None:
-            raise PenstockError(f"{self.name} has failed: {self.failure}") from self.failure
+            raise self.refusal() from self.failure
+
+    def refusal(self) -> PenstockError:
+        """What requests end with. Those of an engine that waits for weights may begin again elsewhere."""
+        kind = EngineLost if self.is_half_updated else PenstockError
+        return kind(f"{self.name} has failed: {self.failure}")
 
 
 class WeightUpdates:
@@ -104,7 +111,15 @@ class WeightUpdates:
 
     def fail(self, error: BaseException) -> None:
         """Every request fails with this error, and so does every new one."""
-        self._health.failure = error
+        self._health.failure, self._health.is_half_updated = error, False
+        self._fail_requests(error)
+
+    def _await_weights(self, error: BaseException) -> None:
+        """What is there are weights of no version: nothing is served before a full update has succeeded."""
+        self._health.failure, self._health.is_half_updated = error, True
+        self._fail_requests(self._health.refusal())
+
+    def _fail_requests(self, error: BaseException) -> None:
         for seq in self._scheduler.live():
             self._scheduler.cancel(seq)
         self._outbox.fail(error)
@@ -263,7 +278,7 @@ class WeightUpdates:
         try:
             swapped = self._stepper.swap(load, policy, version, is_prepared=is_prepared)
         except BaseException as error:
-            self.fail(error)
+            self._await_weights(error)
             with suppress(Exception):  # on a device that has failed there is nothing to finish
                 self._stepper.drain()
             self.forget_cache()

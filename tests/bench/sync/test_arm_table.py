@@ -12,6 +12,8 @@ ARM = {
     "stall_ms_max": 3.0,
     "fresh_ms": 10.0,
     "lost_ms": 2.5,
+    "hash_gb_per_s": 1.5,
+    "hash_vs_copy": 0.25,
 }
 
 
@@ -26,6 +28,7 @@ def test_times_have_copies_beside_them() -> None:
         console.print(arm_table(report))
     text = captured.get()
     assert "2 (4×)" in text and "10 (20×)" in text and "no drain" in text
+    assert "1.5 (0.25 of a copy)" in text
 
 
 def test_a_line_for_each() -> None:

@@ -3,7 +3,7 @@ from penstock.bench.sync.on_cpu import CpuPart, cpu_arms
 
 def test_every_transport_carries_every_selection() -> None:
     names = [arm.name for arm in cpu_arms()]
-    for transport in ("shared memory", "collective", "filesystem", "http"):
+    for transport in ("shared memory", "collective", "filesystem", "http", "in process"):
         assert [f"{transport}, {kind}" in names for kind in ("full", "delta", "adapter of rank 16")] == [
             True
         ] * 3

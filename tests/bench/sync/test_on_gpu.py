@@ -35,3 +35,9 @@ def test_7b_has_full_weights_and_two_adapters() -> None:
         "cuda ipc, adapter of rank 32 on attention, batch 256, MPS",
         "cuda ipc, adapter of rank 32, batch 256, MPS",
     ]
+
+
+def test_every_selection_goes_over_cuda_ipc() -> None:
+    names = GpuPart("1.5b", None, print).names
+    for kind in ("full, batch 512", "delta, batch 64", "adapter of rank 16, batch 512"):
+        assert f"cuda ipc, {kind}, MPS" in names

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.errors import BaseMissing, DamagedBucket, FingerprintMismatch, PenstockError
+from penstock.engines.engine_pool import EnginePool
+from penstock.errors import BaseMissing, DamagedBucket, EngineLost, FingerprintMismatch, PenstockError
 from penstock.interfaces import Staged, Verification
 from penstock.models.published import published_tensors
 from penstock.sync.in_process import Exchange, InProcessPublisher, InProcessStagingReceiver
@@ -244,7 +245,7 @@ def test_an_engine_with_half_an_update_serves_nothing_until_it_gets_a_full_one()
         world.exchange[update.buckets[0]][5] ^= 1
         with pytest.raises(FingerprintMismatch):
             await world.engine.update(update)
-        with pytest.raises(PenstockError, match="engine0 has failed: version 1: 1 of"):
+        with pytest.raises(EngineLost, match="engine0 has failed: version 1: 1 of"):
             await anext(world.engine.generate(ask("b")))
         world.publisher.release(1)
         with pytest.raises(BaseMissing, match="has weights of no version, got an update to 2"):
@@ -254,5 +255,46 @@ def test_an_engine_with_half_an_update_serves_nothing_until_it_gets_a_full_one()
         await world.driver.drain()
         assert world.driver.versions("c") == [2, 2]
         assert world.is_served()
+
+    asyncio.run(main())
+
+
+def test_answers_wait_while_an_engine_has_half_an_update_and_go_on_with_a_whole_one() -> None:
+    async def main() -> None:
+        world = Changing("in_process")
+        lost = asyncio.Event()
+        pool = EnginePool({"engine0": world.engine})
+        pool.on_lost = lambda name, error: lost.set()
+        running = asyncio.create_task(world.engine.run())
+        versions: list[int] = []
+        begun = asyncio.Event()
+
+        async def answer() -> None:
+            async for chunk in pool.generate(ask("a", max_tokens=40, seed=1, chunk_tokens=1)):
+                versions.extend(chunk.versions.tolist())
+                begun.set()
+
+        answering = asyncio.create_task(answer())
+        await begun.wait()
+        world.train()
+        update = world.publish(1)
+        world.exchange[update.buckets[0]][5] ^= 1
+        with pytest.raises(FingerprintMismatch):
+            await pool.update(update)
+        await lost.wait()
+        later = asyncio.create_task(anext(pool.generate(ask("b", max_tokens=1))))
+        await asyncio.sleep(0)
+        assert not answering.done()
+        assert not later.done()
+        world.exchange[update.buckets[0]][5] ^= 1
+        await pool.update(world.publisher.describe(1, full=True))
+        await answering
+        assert (await later).versions.tolist() == [1]
+        assert world.is_served()
+        assert len(versions) == 40
+        assert versions == sorted(versions)
+        assert set(versions) == {0, 1}
+        await world.engine.close()
+        await running
 
     asyncio.run(main())

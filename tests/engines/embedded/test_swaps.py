@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.scheduler import Batch
+from penstock.errors import EngineLost
 from penstock.interfaces import Verification
 from tests.engines.contract import ask, interrupt_of, update_to
 from tests.engines.embedded.test_exact import play_move
@@ -189,10 +190,10 @@ def test_a_failed_update_reaches_its_caller_and_every_request() -> None:
         await driver.step()
         with pytest.raises(OSError, match="bucket"):
             await driver.engine.update(update_to(1))
-        with pytest.raises(OSError, match="bucket"):
+        with pytest.raises(EngineLost, match="engine0 has failed: the bucket is gone"):
             await driver.drain()
         assert driver.engine.versions == {"policy": 0}
-        with pytest.raises(Exception, match="engine0 has failed: the bucket is gone"):
+        with pytest.raises(EngineLost, match="engine0 has failed: the bucket is gone"):
             await anext(driver.engine.generate(ask("b")))
         receiver.fails = False
         receipt = await driver.engine.update(update_to(2))

@@ -63,13 +63,13 @@ class MergedAdapter:
     def settle(self, update: WeightUpdate, place: Place) -> None:
         assert update.adapter is not None
         targets = targets_of(update)
+        self._policy = update.policy  # also of a merge that fails half-way: `take_off` undoes it
         for layer in self._base.keys() - targets.keys():
             find_layer(self._model, layer, merged=True).weight.copy_(self._base.pop(layer))
         for layer, target in targets.items():
             weight = find_layer(self._model, layer, merged=True).weight
             base = self._base.setdefault(layer, weight.detach().clone())
             weight.copy_(merge(base, update.adapter, target, place))
-        self._policy = update.policy
 
     def abandon(self, place: Place) -> None:
         pass

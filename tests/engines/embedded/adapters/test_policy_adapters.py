@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.errors import FingerprintMismatch, PenstockError, RequestRefused
+from penstock.engines.embedded.adapters import merged as merged_adapters
+from penstock.errors import BaseMissing, EngineLost, FingerprintMismatch, PenstockError, RequestRefused
 from penstock.interfaces import Staged, Verification
 from penstock.sync.in_process import Exchange, InProcessReceiver
 from penstock.sync.slot_publisher import Publishing
@@ -244,6 +245,48 @@ def test_a_damaged_adapter_leaves_the_policy_on_the_one_before() -> None:
         await driver.start(ask("b", PROMPT, max_tokens=8, temperature=0.0))
         await driver.drain()
         check_answer(driver, "b", next_one.model)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("served", [True, False], ids=["later", "first"])
+def test_a_merge_that_fails_half_way_is_mended_by_the_weights_below_and_the_next_adapter(
+    served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, other = make_model("llama"), make_model("llama", seed=5)
+    good, bad = (make_adapter(base, seed) for seed in (1, 2))
+    above = make_adapter(other, 3)
+    merge, merged = merged_adapters.merge, []
+
+    def merge_two(*arguments: Any) -> torch.Tensor:
+        merged.append(1)
+        if len(merged) > 2:
+            raise OSError("no memory")
+        return merge(*arguments)
+
+    async def main() -> None:
+        world, driver = open_world(base, adapters="merged")
+        if served:
+            await driver.engine.update(world.adapter(good, 1))
+        with monkeypatch.context() as patch:
+            patch.setattr(merged_adapters, "merge", merge_two)
+            with pytest.raises(OSError, match="no memory"):
+                await driver.engine.update(world.adapter(bad, 2))
+        with pytest.raises(EngineLost, match="engine0 has failed: no memory"):
+            await collect(driver.engine.generate(ask("lost", PROMPT)))
+        with pytest.raises(BaseMissing, match="has weights of no version"):
+            await driver.engine.update(world.adapter(good, 3))
+        if served:
+            await driver.engine.update(world.full(base, 0))
+            await driver.engine.update(world.adapter(good, 3))
+            await driver.start(ask("a", PROMPT, max_tokens=8, temperature=0.0))
+            await driver.drain()
+            check_answer(driver, "a", good.model)
+        await driver.engine.update(world.full(other, 4))
+        await driver.engine.update(world.adapter(above, 5, base=4))
+        await driver.start(ask("b", PROMPT, max_tokens=8, temperature=0.0))
+        await driver.drain()
+        check_answer(driver, "b", above.model)
 
     asyncio.run(main())
 

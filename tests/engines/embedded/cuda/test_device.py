@@ -16,7 +16,7 @@ from tests.triton_device import DEVICE
 
 from penstock.engines.embedded.model_runner import ModelRunner  # isort: skip
 from penstock.engines.embedded.float32_logits import keep_logits_in_float32
-from penstock.errors import FingerprintMismatch
+from penstock.errors import EngineLost, FingerprintMismatch
 from penstock.interfaces import Engine, Staged
 from tests.engines.contract import EngineContract, ask, interrupt_of, update_to
 from tests.engines.embedded.test_exact import check_against_plain_forwards, plain_table, play_move
@@ -597,7 +597,7 @@ def test_nothing_drawn_with_weights_that_fail_to_verify_is_seen():
         with pytest.raises(FingerprintMismatch):
             await engine.update(update_to(1))
         assert engine._stepper.device.num_in_flight == 0
-        with pytest.raises(FingerprintMismatch):
+        with pytest.raises(EngineLost, match="not the trainer's"):
             await driver.drain()
         assert set(driver.versions("a")) <= {0}
         assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
