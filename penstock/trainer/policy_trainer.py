@@ -99,7 +99,6 @@ class PolicyTrainer:
         self.trained = TrainedWeights(
             self._model, adapter, saved_dtype=saved_dtype, layout=self._layout, ranks=self.checkpoint_ranks
         )
-        self._buffers = FixedBuffers(model)
         self._value_head = _value_head(self._model).to(device) if algorithm.needs_values else None
         extra = [] if self._value_head is None else list(self._value_head.parameters())
         if not is_split:
@@ -117,6 +116,7 @@ class PolicyTrainer:
             assert parallel is not None
             split_model(policy, parallel, config, device)
             self._optimizer = MasterAdamW(model, config, extra, layout=self._layout)
+        self._buffers = FixedBuffers(model)
         frozen: Reference | None = None
         self._without_adapter: AdapterOff | None = None
         if reference is not None:
@@ -269,6 +269,7 @@ class PolicyTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
+        self._buffers.remember()
         self._num_updates = state["num_updates"]
         self._num_skipped = state["num_skipped"]
         self._num_skipped_in_a_row = state["num_skipped_in_a_row"]
@@ -279,7 +280,6 @@ class PolicyTrainer:
         """The host does not wait for the GPU before the last micro-batch is queued, so the GPU never runs out of
         work in between."""
         record = StepRecord()
-        self._buffers.remember()
         for row in rows:
             with clock.device("forward"):
                 result = self._objective(row)
@@ -290,8 +290,8 @@ class PolicyTrainer:
             for _ in range(self._prepare.num_fillers):
                 outputs = self._policy(self._filler)
                 (0.0 * everything(outputs)).backward()  # type: ignore[no-untyped-call]
-        self._buffers.check()
         record.fetch()
+        self._buffers.check()
         return record
 
     @torch.no_grad()
