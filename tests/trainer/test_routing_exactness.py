@@ -69,8 +69,9 @@ class Sampled:
 
     def row(self, policy: PackedModel) -> PackedRow | None:
         assert policy.routers is not None
+        device = next(policy.model.parameters()).device
         return PackedRow.of(
-            self._sequences, shared_prompts=True, blobs=self._blobs, routing=policy.routers.shape
+            self._sequences, device, shared_prompts=True, blobs=self._blobs, routing=policy.routers.shape
         )
 
 
@@ -191,6 +192,19 @@ def test_in_bfloat16_tokens_that_flipped_are_as_close_as_the_others(family: str)
     flipped = flipped_tokens(model, sampled)
     free, replayed = (gaps(model, sampled, replays=replays) for replays in (False, True))
     assert 100 < int(flipped.sum()) < 700
+    assert float(replayed[flipped].mean()) <= 1.5 * float(replayed[~flipped].mean())
+    assert float(replayed[flipped].mean()) < 0.7 * float(free[flipped].mean())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", COUNTS)
+def test_on_a_gpu_the_engines_tokens_that_flipped_are_as_close_as_the_others(family: str) -> None:
+    """Penstock's own pair in bfloat16: paged kernels in CUDA graphs against the packed forward pass."""
+    model = wide_model(family).to("cuda", torch.bfloat16)
+    sampled = by_penstock(model, count=12, length=100)
+    flipped = flipped_tokens(model, sampled)
+    free, replayed = (gaps(model, sampled, replays=replays) for replays in (False, True))
+    assert 20 < int(flipped.sum()) < 1180
     assert float(replayed[flipped].mean()) <= 1.5 * float(replayed[~flipped].mean())
     assert float(replayed[flipped].mean()) < 0.7 * float(free[flipped].mean())
 

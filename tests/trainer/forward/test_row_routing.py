@@ -242,6 +242,7 @@ def compile_whole_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_on_a_gpu_compiled_layers_replay_and_nothing_waits() -> None:
     torch._dynamo.reset()
     sizes = {"hidden_size": 128, "intermediate_size": 64, "num_experts": 16}
