@@ -2,7 +2,9 @@
 
 Forward and backward of one packed row, as the live routers choose and with what they chose replayed, in turns.
 The record is that of the model itself, so both multiply with the same experts. Its preparation, from blobs to
-tensors on the device, is counted; the optimizer's update is not, so of a whole step it is a smaller share.
+tensors on the device, is counted, and so is the forward pass of a few sequences by which each step sees what replay
+is worth. That one comes once a step, and here a step is one row: longer steps pay a smaller share. The optimizer's
+update is not counted, so of a whole step replay is a smaller share too.
 """
 
 import json
@@ -32,6 +34,7 @@ from penstock.trainer.dummy_batch import dummy_turn
 from penstock.trainer.forward.checkpointing import Checkpointing
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
+from penstock.trainer.routing_sample import choose_sample
 from penstock.types import RoutingShape, TrainSequence, sample_of_turn
 
 
@@ -62,7 +65,8 @@ def run(
         bench.forget()
     report = {
         "headline": {
-            "replay_cost_fraction": (measured["replayed_ms"] + measured["prepare_ms"]) / measured["plain_ms"]
+            "replay_cost_fraction": sum(measured[f"{part}_ms"] for part in ("replayed", "prepare", "sample"))
+            / measured["plain_ms"]
             - 1
         },
         "hardware": hardware(device),
@@ -111,6 +115,7 @@ class ReplayBench:
         self._row = self.lay_out(self._sequences, None)
         self._recorded = self._with_routes()
         self._replayed = self.lay_out(self._recorded, self._shape)
+        self._sample = self.lay_out(choose_sample(self._recorded), None)
         self.num_tokens = int(self._row.input_ids.shape[1])
         self._counts: torch.Tensor | None = None
 
@@ -127,6 +132,12 @@ class ReplayBench:
     def replayed(self) -> None:
         self._counts = self._backward(self._replayed)
 
+    @torch.no_grad()
+    def sampled(self) -> None:
+        """As in every step: a few sequences with the live routers, in layers that know of records."""
+        self._policy.expect_routes()
+        self._policy(self._sample)
+
     def forget(self) -> None:
         self._model.zero_grad(set_to_none=True)
 
@@ -137,13 +148,15 @@ class ReplayBench:
             self.forget()
             self.replayed()
             self.forget()
+            self.sampled()
         graphs = counters["stats"]["unique_graphs"]
         on_gpu = self._device != "cpu"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        times: dict[str, list[float]] = {"plain": [], "replayed": [], "prepare": []}
+        times: dict[str, list[float]] = {"plain": [], "replayed": [], "sample": [], "prepare": []}
         for _ in range(steps):
-            for name, step in (("plain", self.plain), ("replayed", self.replayed)):
+            arms = (("plain", self.plain), ("replayed", self.replayed), ("sample", self.sampled))
+            for name, step in arms:
                 times[name].append(timed(step, self._device, self.forget))
             times["prepare"].append(self._prepare_ms())
         self.forget()
@@ -157,6 +170,7 @@ class ReplayBench:
             "tokens_per_s": self.num_tokens / median["replayed_ms"] * 1e3,
             "tflops": flops / median["replayed_ms"] / 1e9,
             "peak_gb": torch.cuda.max_memory_allocated() / GB if on_gpu else 0.0,
+            "sample_tokens": float(self._sample.input_ids.shape[1]),
             "replayed": num_replayed / num_choices,
             "flipped": flipped / num_choices,
             "compiled_since": float(counters["stats"]["unique_graphs"] - graphs),
@@ -219,6 +233,11 @@ def table(report: dict[str, Any]) -> Table:
         f"{report['replayed']:.0%} replayed, {report['flipped']:.3%} flipped",
     )
     shown.add_row("routes laid out", f"{report['prepare_ms']:.1f}", "from blobs to the device")
+    shown.add_row(
+        "gap without replay",
+        f"{report['sample_ms']:.1f}",
+        f"once a step, of {report['sample_tokens']:.0f} tokens",
+    )
     shown.add_row("replay costs", f"{report['headline']['replay_cost_fraction']:+.1%}", "")
     shown.add_row(
         "with replay",

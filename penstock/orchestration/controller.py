@@ -237,6 +237,8 @@ class Controller:
         weights, so that no group is under way in its checkpoints."""
         self.activity.trainer = f"step {number}"
         offer = await self._step(number, taken, waited_s, waits)
+        if self.steps_done < number:  # all of its groups were lost: the next ones make this step
+            return
         if self._checkpoints is not None and self._checkpoints.is_due(number):
             self.activity.trainer = f"checkpoint of step {number}"
             await self._checkpoints.begin(self.stand())
@@ -259,6 +261,10 @@ class Controller:
         version = self.sync.issue(number) if self._is_published else None
         start = self._now()
         taken, results = await self._runner.run(taken, version)
+        if not taken.groups:
+            if version is not None:
+                self.sync.withdraw(version)
+            return None
         self.activity.trainer = f"step {number}: its groups reach the disk"
         await self.buffer.trained(taken)
         if self._undone is None:

@@ -13,6 +13,8 @@ from penstock.orchestration.step_planner import StepPlanner
 from penstock.orchestration.trainer_group import TrainerGroup
 from penstock.types import StepResult, group_scope
 
+LOST_STEPS = 3
+"""So many steps in a row that lose all of their groups end a run: then it is no matter of single groups."""
 LEAST_TOKENS = 256
 """Of a micro-batch: below it nothing is won. A sequence that is longer is one by itself."""
 
@@ -34,13 +36,16 @@ class StepRunner:
         self._buffer = buffer
         self._blobs = blobs
         self._events = events
+        self._num_lost_in_a_row = 0
 
     async def run(self, taken: StepGroups, version: int | None) -> tuple[StepGroups, list[StepResult]]:
         """The groups that were trained, and what each rank reports. The new weights are `version` where they are
-        published."""
+        published. Without a group nothing was trained: the blobs of all of them were lost."""
         while True:
             try:
-                return taken, await self._run_plans(taken, version)
+                results = await self._run_plans(taken, version)
+                self._num_lost_in_a_row = 0
+                return taken, results
             except StepTooLarge as error:
                 self._turn_smaller(error, "the step is tried again")
             except (
@@ -51,6 +56,8 @@ class StepRunner:
                 raise
             except BlobLost as error:  # the trainer reads all blobs of a step before it trains on any
                 taken = await self._without_lost(taken, error)
+                if not taken.groups:
+                    return taken, []
 
     def shrink(self) -> str | None:
         """Train in micro-batches of half the size from now on, on which gradients do not depend; a word on that.
@@ -73,8 +80,8 @@ class StepRunner:
         return await self._trainers.run(plans)
 
     async def _without_lost(self, taken: StepGroups, error: BlobLost) -> StepGroups:
-        """The step without the groups whose blobs can't be read. When none is left, or all can, it is no matter of
-        single groups."""
+        """The step without the groups whose blobs can't be read. When all can, or nothing is left of several steps
+        in a row, it is no matter of single groups."""
         lost = {}
         for group in taken.groups:
             try:
@@ -85,8 +92,12 @@ class StepRunner:
                 # Routes of another model are whole, and only the trainer knows its model: it names the blob.
                 if f"blob {group_scope(group.ticket.number)}/" in str(error):
                     lost[group.ticket.number] = (group.scored, str(error))
-        if not 0 < len(lost) < len(taken.groups):
+        if not lost:
             raise error
+        if len(lost) == len(taken.groups):
+            self._num_lost_in_a_row += 1
+            if self._num_lost_in_a_row >= LOST_STEPS:
+                raise error
         for number, (scored, message) in lost.items():
             taken = await self._buffer.drop_taken(taken, number, LOST_BLOB)
             self._events.dropped(scored.group, LOST_BLOB, message, scored.scores)

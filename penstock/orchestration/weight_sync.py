@@ -110,6 +110,10 @@ class WeightSync:
         self._unreleased.add(version)
         return version
 
+    def withdraw(self, version: int) -> None:
+        """No weights were made for it."""
+        self._unreleased.discard(version)
+
     async def offer(self, offer: Offer) -> None:
         """Send it when nothing else is being sent. One that waits is given up for it."""
         replaced, self._waiting = self._waiting, offer

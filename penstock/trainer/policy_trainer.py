@@ -9,7 +9,7 @@ micro-batches. A new algorithm is a function in `penstock.algorithms`, never ano
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +40,13 @@ from penstock.trainer.parallel.rank_layout import RankLayout
 from penstock.trainer.parallel.ranked_state import load_ranked, write_ranked
 from penstock.trainer.random_states import random_states, restore_random_states
 from penstock.trainer.ranks import SingleRank
+from penstock.trainer.routing_sample import choose_sample, routing_gaps
 from penstock.trainer.state_files import write_state
-from penstock.trainer.step_metrics import StepRecord, mean_of, summarise
+from penstock.trainer.step_metrics import StepRecord, summarise
 from penstock.trainer.step_preparation import Preparation, PreparedRow
 from penstock.trainer.token_traces import trace_tokens
 from penstock.trainer.trained_weights import TrainedWeights
-from penstock.types import Metric, StepPlan, StepResult, TracedTokens, metric_values
+from penstock.types import Metric, StepPlan, StepResult, TracedTokens, TrainSequence, metric_values
 from penstock.types.metrics import Max, Shared, Sum
 
 if TYPE_CHECKING:
@@ -99,7 +100,6 @@ class PolicyTrainer:
         self.trained = TrainedWeights(
             self._model, adapter, saved_dtype=saved_dtype, layout=self._layout, ranks=self.checkpoint_ranks
         )
-        self._buffers = FixedBuffers(model)
         self._value_head = _value_head(self._model).to(device) if algorithm.needs_values else None
         extra = [] if self._value_head is None else list(self._value_head.parameters())
         if not is_split:
@@ -117,6 +117,7 @@ class PolicyTrainer:
             assert parallel is not None
             split_model(policy, parallel, config, device)
             self._optimizer = MasterAdamW(model, config, extra, layout=self._layout)
+        self._buffers = FixedBuffers(model)
         frozen: Reference | None = None
         self._without_adapter: AdapterOff | None = None
         if reference is not None:
@@ -176,9 +177,11 @@ class PolicyTrainer:
         self._policy(row).logprobs.sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.forget()
 
-    def check_routers(self) -> None:
-        """Refuse a model whose recorded experts could not be replayed."""
+    def expect_routes(self) -> None:
+        """Experts are recorded in this run: tokens without a record are counted. Refuse a model that can't replay
+        them."""
         self._policy.require_routers()
+        self._prepare.expects_routes = True
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run a plan: every pass ends in one optimizer update, or in none when it is not finite."""
@@ -186,7 +189,9 @@ class PolicyTrainer:
         clock = StepClock(self._device)
         with clock.host("prepare"):
             rows = self._prepare(plan)
-            routing_gaps = self._routing_gaps(plan)
+            sample = choose_sample(sequence for batch in plan.micro_batches for sequence in batch)
+        with clock.device("prepare"):
+            without = self._gap_without_replay(sample)
         metrics: dict[str, Metric] = {}
         traces: tuple[TracedTokens, ...] = ()
         for index in range(self._config.passes):
@@ -205,7 +210,8 @@ class PolicyTrainer:
                     shared = sum(row.row.num_shared_tokens for row in rows)
                     metrics["prompt_tokens_shared"] = Sum(value=float(shared))
                     traces = trace_tokens(record, rows, plan)
-                metrics |= routing_gaps
+                    if without is not None:
+                        metrics |= routing_gaps(record, rows, sample, without.cpu())
                 self._gaps.see(metric_values(metrics), plan.step)
                 metrics["logprob_gap_warnings"] = Max(value=float(self._gaps.num_warnings))
             metrics |= update
@@ -269,6 +275,7 @@ class PolicyTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
+        self._buffers.remember()
         self._num_updates = state["num_updates"]
         self._num_skipped = state["num_skipped"]
         self._num_skipped_in_a_row = state["num_skipped_in_a_row"]
@@ -279,7 +286,6 @@ class PolicyTrainer:
         """The host does not wait for the GPU before the last micro-batch is queued, so the GPU never runs out of
         work in between."""
         record = StepRecord()
-        self._buffers.remember()
         for row in rows:
             with clock.device("forward"):
                 result = self._objective(row)
@@ -290,25 +296,22 @@ class PolicyTrainer:
             for _ in range(self._prepare.num_fillers):
                 outputs = self._policy(self._filler)
                 (0.0 * everything(outputs)).backward()  # type: ignore[no-untyped-call]
-        self._buffers.check()
         record.fetch()
+        self._buffers.check()
         return record
 
     @torch.no_grad()
-    def _routing_gaps(self, plan: StepPlan) -> dict[str, Metric]:
-        """|Δ logprob| between engine and trainer on a few sequences, with their experts replayed and without."""
-        row = self._prepare.routing_sample(plan)
+    def _gap_without_replay(self, sample: Sequence[TrainSequence]) -> torch.Tensor | None:
+        """|Δ logprob| between engine and trainer of a few sequences, with the live routers' experts."""
+        row = self._prepare.row_of(sample)
         if self._filler is not None:  # all run a model that is split, or none
             told = self._ranks.gather(np.array([row is not None]))
             if row is None and any(bool(part.any()) for part in told):
-                self._policy(self._filler), self._policy(self._filler)
+                self._policy(self._filler)
         if row is None:
-            return {}
-        gaps = {
-            name: (self._policy(row, replays_routing=replays).logprobs - row.behaviour_logprobs).abs()
-            for name, replays in (("routing_gap", True), ("routing_gap_without", False))
-        }
-        return {name: mean_of(gap.cpu()) for name, gap in gaps.items()}
+            return None
+        self._policy.expect_routes()
+        return (self._policy(row).logprobs - row.behaviour_logprobs).abs()
 
     def _update(self, step: int, loss: float) -> dict[str, Metric]:
         """Update the weights, unless the loss or the gradient is not finite on any rank."""

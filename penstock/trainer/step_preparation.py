@@ -27,9 +27,6 @@ from penstock.trainer.ranks import SingleRank
 from penstock.trainer.sharing import forward_length
 from penstock.types import NOT_SAMPLED, RoutingShape, StepPlan, TrainSequence
 
-SAMPLED_TOKENS = 256
-"""Tokens of a step on which it is seen what replaying experts is worth; more where one sequence is longer."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRow:
@@ -89,6 +86,8 @@ class Preparation:
         """`filler` is what a rank runs while others have more rows: all gather weights together. None: ranks do not
         wait for each other within a step."""
         self._filler = filler
+        self.expects_routes = False
+        """Whether experts are recorded in this run."""
         self.num_fillers = 0
         """Of the last plan."""
         self._policy, self._reference, self._algorithm = policy, reference, algorithm
@@ -180,29 +179,19 @@ class Preparation:
             return [row]
         return [part for members in bins for part in self._pack(members, plan, routing)]
 
-    def routing_sample(self, plan: StepPlan) -> PackedRow | None:
-        """A few sequences of the plan that have recorded routes, others in every step; None where none has."""
-        recorded = [sequence for batch in plan.micro_batches for sequence in batch if sequence.sample.routing]
-        shape = self._routing_shape(plan)
-        if shape is None:
-            return None
-        start, chosen, num_tokens = plan.step % len(recorded), list[TrainSequence](), 0
-        for sequence in (*recorded[start:], *recorded[:start]):
-            chosen.append(sequence)
-            num_tokens += forward_length(sequence.sample)
-            if num_tokens >= SAMPLED_TOKENS:
-                break
-        return PackedRow.of(chosen, self._device, blobs=self._blobs, routing=shape)
+    def row_of(self, sequences: Sequence[TrainSequence]) -> PackedRow | None:
+        """A row by itself, whose experts the live routers choose."""
+        return PackedRow.of(sequences, self._device, blobs=self._blobs)
 
     def _routing_shape(self, plan: StepPlan) -> RoutingShape | None:
-        """What routes of the model are like; None in a step that has none. In a step that has some, tokens without
-        are counted."""
+        """What routes of the model are like: tokens without are counted, also where a step has no others. None
+        where none are expected and none have come."""
         refs = [ref for batch in plan.micro_batches for sequence in batch for ref in sequence.sample.routing]
         routers = self._policy.routers
         shape = routers.shape if routers is not None else None
         for ref in refs:
             check_routing(ref, shape)
-        return shape if refs else None
+        return shape if refs or self.expects_routes else None
 
     def _cut(self, sequences: tuple[TrainSequence, ...]) -> list[list[TrainSequence]]:
         """A plan counts shared prompts once; where the model can't share them, the row may be too long."""

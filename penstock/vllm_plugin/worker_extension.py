@@ -26,6 +26,7 @@ class PenstockWorker:
         """What is served here."""
         worker: Any = self
         config = worker.vllm_config.model_config
+        outputs = getattr(worker.vllm_config, "aux_output_config", None)
         sizes = {name: getattr(config.hf_text_config, name, None) for name in DESCRIBED}
         return {
             "sizes": {name: size for name, size in sizes.items() if size is not None},
@@ -33,6 +34,7 @@ class PenstockWorker:
             "num_workers": worker.vllm_config.parallel_config.world_size,
             "transfer": getattr(worker.vllm_config.weight_transfer_config, "backend", ""),
             "device": str(worker.device),
+            "returns_experts": bool(getattr(outputs, "enable_return_routed_experts", False)),
         }
 
     def penstock_stage(self, update: str) -> dict[str, Any]:

@@ -292,7 +292,7 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
         saved_dtype=load_config(request.model, trust_remote_code=request.trust_remote_code).dtype,
     )
     if request.replays_routing:
-        trainer.check_routers()
+        trainer.expect_routes()
     if request.checkpoint:
         trainer.load_state(Path(request.checkpoint) / TRAINER_STATE)
     publisher = _open_publisher(request, model, trainer, adapter)

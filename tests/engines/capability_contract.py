@@ -24,7 +24,7 @@ ELSEWHERE = {
     "waves": "tests/engines/embedded/test_waves.py",
     "adapters": "tests/engines/embedded/adapters, tests/vllm_live/test_live_adapters.py",
     "sampling_mask": "tests/engines/embedded/test_engine.py",
-    "routing": "tests/engines/embedded/test_route_store.py",
+    "routing": "tests/engines/embedded/test_route_store.py, tests/engines/vllm/test_vllm_engine.py",
     "interrupt:inflight": "tests/engines/embedded/test_swaps.py, tests/vllm_live/test_live_weights.py",
     "interrupt:inflight_recompute": "the same",
     "interrupt:drain": "the same",

@@ -33,7 +33,11 @@ _SIZES: dict[str, Any] = {
 }
 _GROUPS = {"n_routed_experts": EXPERTS, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
 CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
-    "qwen3-moe": (Qwen3MoeConfig, {"num_experts": EXPERTS, "moe_intermediate_size": 16, "head_dim": 8}),
+    # Published models renormalise the weights of the experts that were chosen; transformers' default does not.
+    "qwen3-moe": (
+        Qwen3MoeConfig,
+        {"num_experts": EXPERTS, "moe_intermediate_size": 16, "head_dim": 8, "norm_topk_prob": True},
+    ),
     "olmoe": (OlmoeConfig, {"num_experts": EXPERTS}),
     "mixtral": (MixtralConfig, {"num_local_experts": EXPERTS}),
     "gpt-oss": (GptOssConfig, {"num_local_experts": EXPERTS, "head_dim": 8, "sliding_window": 7}),

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, DbrxConfig, LlamaConfig
 
 from penstock.errors import UserError
 from penstock.models.routing import Recording, Replay, Routers, find_routers
@@ -108,6 +108,19 @@ def test_records_of_another_length_are_an_error() -> None:
         pytest.raises(ValueError, match=r"shape \(24, 2\), and \(5, 2\) are recorded"),
     ):
         model(input_ids=TOKENS)
+
+
+def test_routers_are_found_where_a_config_within_the_config_tells_of_experts() -> None:
+    config = DbrxConfig(
+        d_model=32,
+        n_heads=4,
+        n_layers=2,
+        vocab_size=VOCAB,
+        ffn_config={"ffn_hidden_size": 32, "moe_num_experts": EXPERTS, "moe_top_k": CHOSEN},
+        attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
+    )
+    routers = routers_of(AutoModelForCausalLM.from_config(config).eval())
+    assert (routers.shape.num_layers, routers.shape.num_experts, routers.shape.top_k) == (2, EXPERTS, CHOSEN)
 
 
 def test_a_dense_model_has_no_routers() -> None:

@@ -23,6 +23,7 @@ from penstock.orchestration.simulation import (
     SimulatedTokenizer,
     SimulatedTrainer,
 )
+from penstock.orchestration.step_runner import LOST_STEPS
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.routing_records import check_routing, fetch_routes, store_routes
 from penstock.types import Chunk, GenerateRequest, MaskRef, RoutingShape, StepPlan, StepResult
@@ -79,8 +80,10 @@ class Run:
         refuses: int | None = None,
         engine: RecordingEngine | None = None,
         trainer: ReadingTrainer | None = None,
+        groups_per_step: int = GROUPS,
     ) -> None:
         self.folder = folder
+        self._groups_per_step = groups_per_step
         self.log = MemoryGroupLog()
         self._events = MemoryReader()
         blobs = FolderBlobs(folder)
@@ -99,7 +102,7 @@ class Run:
     async def _run(self, parts: Parts) -> None:
         config = PenstockConfig.model_validate(
             {
-                "rollout": {"group_size": 3, "groups_per_step": GROUPS, "top_p": 0.9},
+                "rollout": {"group_size": 3, "groups_per_step": self._groups_per_step, "top_p": 0.9},
                 "run": {"steps": STEPS},
             }
         )
@@ -237,11 +240,44 @@ def test_routes_that_do_not_fit_drop_their_group_with_a_sentence_and_the_rest_tr
     assert not run.left() & run.ended()
 
 
-def test_a_store_that_has_lost_everything_ends_the_run(tmp_path: Path) -> None:
+def lose_all(folder: Path, plan: StepPlan) -> None:
+    """The blobs of the groups that a step is to train on."""
+    keys = {
+        mask.blob.key for batch in plan.micro_batches for one in batch for mask in one.sample.sampling_masks
+    }
+    for key in keys:
+        (folder / key).unlink()
+
+
+@pytest.mark.parametrize("num_groups", [1, GROUPS])
+def test_a_step_that_loses_all_of_its_groups_is_made_with_others(tmp_path: Path, num_groups: int) -> None:
+    """Twice in a row, and once more after a step that was made. No version and no step is missing."""
+    tried = []
+
     def damage(plan: StepPlan) -> None:
+        tried.append(plan.step)
+        if len(tried) in (2, 3, 5):
+            lose_all(tmp_path, plan)
+
+    run = Run(tmp_path, damage, groups_per_step=num_groups)
+    assert tried == [1, 2, 2, 2, 3, 3, 4]
+    assert [plan.step for plan in run.trainer.plans] == [1, 2, 3, 4]
+    assert [reason for reason, _ in run.drops] == ["lost_blob"] * 3 * num_groups
+    assert run.log.counts()["trained"] == STEPS * num_groups
+    published = [plan.publishes for plan in run.trainer.plans]
+    assert published == sorted(set(published))
+    assert not run.left() & run.ended()
+
+
+def test_a_store_that_has_lost_everything_ends_the_run(tmp_path: Path) -> None:
+    tried = []
+
+    def damage(plan: StepPlan) -> None:
+        tried.append(plan.step)
         for path in tmp_path.glob("*/*"):
             path.unlink()
 
     with pytest.raises(ExceptionGroup) as error:
         Run(tmp_path, damage)
     assert error.group_contains(BlobLost, match="can't be read")
+    assert tried == [1] * LOST_STEPS

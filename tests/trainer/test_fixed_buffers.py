@@ -1,7 +1,6 @@
 """A router's correction bias stays as it is in training, and what moves it is refused by name."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,12 +18,15 @@ from tests.trainer.builders import make_groups
 from tests.trainer.test_policy_trainer import gradients_of, trainer_for
 
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
+BIASES = {"deepseek-v3": "model.layers.1.mlp.gate", "ernie4.5-moe": "model.layers.1.mlp.gate.moe_statics"}
+"""A buffer, and a parameter without gradient."""
 
 
 class Moved(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))
+        self.correction_bias = nn.Parameter(torch.zeros(2), requires_grad=False)
         self.bias = nn.Buffer(torch.zeros(2))
         self.register_buffer("frequencies", torch.ones(2), persistent=False)
 
@@ -35,25 +37,39 @@ def plan() -> StepPlan:
 
 def test_what_is_left_alone_passes() -> None:
     model = Moved()
+    model.bias[0] = torch.nan
     buffers = FixedBuffers(model)
-    buffers.remember()
     with torch.no_grad():
         model.weight.add_(1)
         model.frequencies.add_(1)
+    model.bias = model.bias.clone()
     buffers.check()
 
 
-def test_a_buffer_that_is_written_or_replaced_is_refused_by_name() -> None:
+@pytest.mark.parametrize("how", ["written", "through .data", "replaced", "reshaped"])
+def test_a_buffer_with_other_values_is_refused_by_name(how: str) -> None:
     model = Moved()
     buffers = FixedBuffers(model)
-    buffers.remember()
-    model.bias.add_(1)
+    if how == "written":
+        model.bias.add_(1)
+    elif how == "through .data":
+        model.bias.data[1] = 1.0
+    else:
+        model.bias = torch.ones(2) if how == "replaced" else torch.zeros(3)
     with pytest.raises(UserError, match=r"^bias of Moved must not change while it is trained"):
         buffers.check()
     buffers.remember()
     buffers.check()
-    model.bias = torch.zeros(2)
-    with pytest.raises(UserError, match=r"^bias of Moved"):
+
+
+def test_a_parameter_without_gradient_is_held_where_it_corrects_a_router() -> None:
+    model = Moved()
+    model.weight.requires_grad_(False)
+    buffers = FixedBuffers(model)
+    model.weight.data += 1
+    buffers.check()
+    model.correction_bias.data += 1
+    with pytest.raises(UserError, match=r"^correction_bias of Moved"):
         buffers.check()
 
 
@@ -69,17 +85,25 @@ def test_a_step_leaves_the_correction_bias_as_it_is(family: str) -> None:
     assert not torch.equal(after["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
 
 
-def test_a_model_that_moves_its_bias_is_refused_before_its_weights_change() -> None:
-    model: Any = moe_model("deepseek-v3")
-    gate = model.model.layers[1].mlp.gate
+@pytest.mark.parametrize("family", BIASES)
+@pytest.mark.parametrize("when", ["in a forward pass", "between steps"])
+def test_a_model_that_moves_its_bias_is_refused_before_its_weights_change(family: str, when: str) -> None:
+    model = moe_model(family)
+    path = BIASES[family]
     trainer = trainer_for(model, learning_rate=0.1)
+    trainer.step(plan())
 
     def move(*_: object) -> None:
-        gate.e_score_correction_bias += 0.01
+        model.get_submodule(path).e_score_correction_bias.data += 0.01
 
-    gate.register_forward_hook(move)
+    if when == "between steps":
+        move()
+    else:
+        model.register_forward_hook(move)
+        model.model.register_forward_hook(move)  # whichever a packed row calls
     before = model.lm_head.weight.clone()
-    with pytest.raises(UserError, match=rf"^{BIAS} of DeepseekV3ForCausalLM must not change"):
+    kind = type(model).__name__
+    with pytest.raises(UserError, match=rf"^{path}.e_score_correction_bias of {kind} must not change"):
         trainer.step(plan())
     assert torch.equal(model.lm_head.weight, before)
 

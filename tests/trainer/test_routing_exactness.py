@@ -36,6 +36,7 @@ from tests.engines.embedded.test_route_store import FAMILY, RecordingDriver
 from tests.engines.embedded.test_swaps import any_engine
 from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine
 from tests.models.moe import CONFIGS, VOCAB, moe_model
+from tests.trainer.forward.test_row_routing import moved_by
 
 COUNTS = {
     "qwen3-moe": "num_experts",
@@ -48,9 +49,9 @@ COUNTS = {
 PROMPT = 9
 
 
-def wide_model(family: str) -> nn.Module:
+def wide_model(family: str, seed: int = 0) -> nn.Module:
     """Eight of 64 experts in each of six layers: choices that are often close."""
-    return moe_model(family, **{COUNTS[family]: 64, "num_experts_per_tok": 8, "num_hidden_layers": 6})
+    return moe_model(family, seed, **{COUNTS[family]: 64, "num_experts_per_tok": 8, "num_hidden_layers": 6})
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -68,8 +69,9 @@ class Sampled:
 
     def row(self, policy: PackedModel) -> PackedRow | None:
         assert policy.routers is not None
+        device = next(policy.model.parameters()).device
         return PackedRow.of(
-            self._sequences, shared_prompts=True, blobs=self._blobs, routing=policy.routers.shape
+            self._sequences, device, shared_prompts=True, blobs=self._blobs, routing=policy.routers.shape
         )
 
 
@@ -192,6 +194,30 @@ def test_in_bfloat16_tokens_that_flipped_are_as_close_as_the_others(family: str)
     assert 100 < int(flipped.sum()) < 700
     assert float(replayed[flipped].mean()) <= 1.5 * float(replayed[~flipped].mean())
     assert float(replayed[flipped].mean()) < 0.7 * float(free[flipped].mean())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", COUNTS)
+def test_on_a_gpu_the_engines_tokens_that_flipped_are_as_close_as_the_others(family: str) -> None:
+    """Penstock's own pair in bfloat16: paged kernels in CUDA graphs against the packed forward pass."""
+    model = wide_model(family).to("cuda", torch.bfloat16)
+    sampled = by_penstock(model, count=12, length=100)
+    flipped = flipped_tokens(model, sampled)
+    free, replayed = (gaps(model, sampled, replays=replays) for replays in (False, True))
+    assert 20 < int(flipped.sum()) < 1180
+    assert float(replayed[flipped].mean()) <= 1.5 * float(replayed[~flipped].mean())
+    assert float(replayed[flipped].mean()) < 0.7 * float(free[flipped].mean())
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("seed", range(3))
+def test_replay_at_least_halves_the_gap_after_a_small_move(family: str, seed: int) -> None:
+    model = wide_model(family, seed)
+    sampled = by_transformers(model, count=6, length=60)
+    moved = moved_by(model, 0.001)
+    assert 20 < int(flipped_tokens(moved, sampled).sum()) < 300
+    free, replayed = (gaps(moved, sampled, replays=replays) for replays in (False, True))
+    assert float(replayed.mean()) <= float(free.mean()) / 2
 
 
 @settings(max_examples=12, deadline=None)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.errors import BlobLost
+from penstock.errors import BlobLost, UserError
 from penstock.rollout.episode_rollout import Rollout
 from penstock.routing_records import fetch_routes, store_routes
 from penstock.trainer.config import TrainerConfig
@@ -20,6 +20,8 @@ from penstock.types import Episode, Group, Score, ScoredGroup, StepPlan, metric_
 from tests.engines.embedded.tiny import make_engine
 from tests.models.moe import VOCAB, moe_model
 from tests.rollout.contract import spec_of
+from tests.trainer.builders import tiny_model
+from tests.trainer.test_policy_trainer import trainer_for
 
 TURNS = 2
 
@@ -73,7 +75,7 @@ def recorded():
     return model, engine, sample_groups(engine)
 
 
-def run_step(model, engine, groups, *, reference=None, **config):
+def run_step(model, engine, groups, *, reference=None, expects_routes=True, **config):
     settings = {"micro_batch_tokens": 64, "learning_rate": 0.0, **config}
     trainer = PolicyTrainer(
         copy.deepcopy(model),
@@ -83,6 +85,8 @@ def run_step(model, engine, groups, *, reference=None, **config):
         reference=copy.deepcopy(reference),
         blobs=engine.blobs,
     )
+    if expects_routes:
+        trainer.expect_routes()
     plan: StepPlan = plan_step(1, groups, micro_batch_tokens=settings["micro_batch_tokens"])[0]
     assert len(plan.micro_batches) > 1
     return metric_values(trainer.step(plan).metrics)
@@ -154,8 +158,18 @@ def test_groups_without_a_record_are_fallbacks(recorded) -> None:
     metrics = run_step(model, engine, [groups[0], without_routes(groups[1])])
     assert 0.3 < metrics["routing_replayed"] < 0.7
     assert metrics["routing_fallbacks"] == pytest.approx(1 - metrics["routing_replayed"])
-    metrics = run_step(model, engine, [without_routes(group) for group in groups])
+    none = [without_routes(group) for group in groups]
+    metrics = run_step(model, engine, none)
+    shown = {name: value for name, value in metrics.items() if name.startswith("routing_")}
+    assert shown == {"routing_replayed": 0.0, "routing_fallbacks": 1.0}
+    metrics = run_step(model, engine, none, expects_routes=False)
     assert not any(name.startswith("routing_") for name in metrics)
+
+
+def test_a_dense_model_is_not_expected_to_have_routes(recorded) -> None:
+    trainer = trainer_for(tiny_model("llama"))
+    with pytest.raises(UserError, match="the trained model has no experts"):
+        trainer.expect_routes()
 
 
 def test_routes_of_another_model_stop_a_step_before_it_trains(recorded) -> None:

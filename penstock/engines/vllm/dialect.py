@@ -30,6 +30,8 @@ class Event:
     finish_reason: str | None = None
     spans: tuple[Span, ...] = ()
     """Of the whole output; only the last message has them."""
+    routes: str | None = None
+    """The experts of all tokens, as `routed_experts.py` reads them; only the last message has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Ask:
     """Equal prefixes share KV only under one salt, so each version has its own."""
     adapter: str = ""
     """The name of the adapter that it runs with."""
+    routing_start: int = 0
+    """Experts of earlier tokens are not sent. Servers that tell no experts leave it unread."""
 
     @property
     def num_done(self) -> int:
@@ -87,6 +91,7 @@ class Ask:
             "logprobs": 0,
             "detokenize": bool(sampling.stop),
             "skip_special_tokens": False,
+            "routed_experts_prompt_start": self.routing_start,
         }
 
 
@@ -114,7 +119,11 @@ def parse_event(line: bytes) -> Event | None:
         for each in choice.get("weight_versions") or ()
     )
     return Event(
-        token_ids=token_ids, logprobs=logprobs, finish_reason=choice.get("finish_reason"), spans=spans
+        token_ids=token_ids,
+        logprobs=logprobs,
+        finish_reason=choice.get("finish_reason"),
+        spans=spans,
+        routes=choice.get("routed_experts"),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.engines.vllm.dialect import Event, versions_of
 from penstock.errors import PenstockError
-from penstock.types import Chunk, FinishReason, GenerateRequest, Interrupt
+from penstock.types import Chunk, FinishReason, GenerateRequest, Interrupt, RoutingRef
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +38,23 @@ class Flight:
     """Of the present call, as far as they are certain."""
     restarts: bool = False
     """What was passed on is void."""
+    routed_until: int = field(init=False)
+    """Tokens whose experts have been passed on, or were known before; prompt tokens count too."""
+    routing: RoutingRef | None = None
+    """The experts of the present call, for the last chunk of it."""
+
+    def __post_init__(self) -> None:
+        self.routed_until = self.request.routing_start
+
+    @property
+    def num_before(self) -> int:
+        """Output tokens that were there when the present call began."""
+        return self.request.num_resumed + len(self.done)
+
+    @property
+    def num_tokens(self) -> int:
+        """All that is there, prompt tokens among them."""
+        return self.request.num_prompt + self.num_before + len(self.tokens)
 
     def begin(self, version: int, *, keeps_version: bool = False) -> None:
         """A new call of the server."""
@@ -73,29 +90,36 @@ class Flight:
         size, end = self.request.chunk_tokens, len(self.versions)
         while end - self.num_sent > size:
             yield self._chunk(self.num_sent + size, None)
-        yield self._chunk(end, reason)
+        yield self._chunk(end, reason, is_last=True)
 
     def carry_over(self, interrupt: Interrupt) -> tuple[list[Chunk], int]:
         """The call was ended for new weights: keep its tokens for the next one, or begin again. Returns what can be
         passed on, and how many tokens were thrown away."""
         if interrupt == "abort_resume":
             chunks = list(self.ready())
-            if self.num_sent < len(self.tokens):
-                chunks.append(self._chunk(len(self.tokens), None))
+            if self.num_sent < len(self.tokens) or self.routing is not None:
+                chunks.append(self._chunk(len(self.tokens), None, is_last=True))
             self.done += self.tokens
             return chunks, 0
         discarded = len(self.done) + len(self.tokens)
         self.restarts = self.restarts or self.num_sent > 0 or bool(self.done) or self.request.num_resumed > 0
         self.request, self.done = self.request.from_beginning(), []
+        self.routed_until, self.routing = self.request.routing_start, None
         return [], discarded
 
-    def _chunk(self, end: int, reason: FinishReason | None) -> Chunk:
+    def _chunk(self, end: int, reason: FinishReason | None, *, is_last: bool = False) -> Chunk:
+        """`is_last` of its call: what is recorded of all tokens goes with it."""
         start, self.num_sent = self.num_sent, end
         restarts, self.restarts = self.restarts, False
+        routing = None
+        if is_last and self.routing is not None:
+            routing, self.routing = self.routing, None
+            self.routed_until = routing.end
         return Chunk(
             token_ids=np.array(self.tokens[start:end], dtype=np.int32),
             logprobs=np.array(self.logprobs[start:end], dtype=np.float32),
             versions=np.array(self.versions[start:end], dtype=np.int32),
             finish_reason=reason,
+            routing=routing,
             restarts=restarts,
         )

@@ -1,35 +1,37 @@
 """The experts that a vLLM server tells of (`--enable-return-routed-experts`), as records of our own.
 
-vLLM answers with one string for each completion: a `.npy` file in base64, of the shape (tokens - 1, decoder layers,
-experts chosen), in one or two bytes an id. Prompt tokens come first. The last token has no row, since nothing was
-computed from it. Layers without experts have zeros.
+The last message of an answer, of one that was aborted too, has a string: a `.npy` file in base64, of the shape
+(tokens - 1, decoder layers, experts chosen), in one or two bytes an id. Prompt tokens come first, without those
+before `routed_experts_prompt_start`. The last token has no row, since nothing was computed from it. Layers without
+experts have zeros. Sampled tokens that were computed again keep the row of the first time.
 """
 
 import base64
 import binascii
 import io
-from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.engines.vllm.flight import Flight
 from penstock.errors import BlobLost
 from penstock.interfaces import BlobStore
+from penstock.models.router_layout import RouterLayout
 from penstock.routing_records import Routes, id_dtype, store_routes
-from penstock.types import GenerateRequest, RoutingRef, RoutingShape
+from penstock.types import RoutingRef
 
 
-def read_routes(text: str, shape: RoutingShape, layers: Sequence[int], *, num_tokens: int) -> Routes:
-    """Rows of all but the last of `num_tokens` tokens, of the decoder layers that have experts. `BlobLost` where
-    the string is no such array: it costs its group, as a lost record does."""
-    array = _decode(text)
-    rows, depth = max(0, num_tokens - 1), max(layers, default=-1) + 1
-    fits = array.ndim == 3 and array.shape[0] == rows and array.shape[2] == shape.top_k
+def read_routes(text: str, layout: RouterLayout, *, start: int, end: int) -> Routes:
+    """Rows of tokens `start` to `end`, of the decoder layers that have experts. `BlobLost` where the string is no
+    such array: it costs its group, as a lost record does."""
+    array, shape = _decode(text), layout.shape
+    rows, depth = end - start, max(layout.layers) + 1
+    fits = array.ndim == 3 and (array.shape[0], array.shape[2]) == (rows, shape.top_k)
     if not fits or array.shape[1] < depth or array.dtype.kind not in "ui":
         raise BlobLost(
             f"vLLM's routed experts must be whole numbers of the shape ({rows}, {depth} or more, {shape.top_k}) "
-            f"for {num_tokens} tokens of {shape.family}, got {array.dtype} of {array.shape}"
+            f"for tokens {start} to {end} of {shape.family}, got {array.dtype} of {array.shape}"
         )
-    routes = array[:, list(layers)]
+    routes = array[:, list(layout.layers)]
     if routes.size and not 0 <= int(routes.min()) <= int(routes.max()) < shape.num_experts:
         raise BlobLost(
             f"vLLM's routed experts name expert {int(routes.max())}, and {shape.family} has {shape.num_experts}"
@@ -39,28 +41,23 @@ def read_routes(text: str, shape: RoutingShape, layers: Sequence[int], *, num_to
 
 
 def store_answer(
-    blobs: BlobStore,
-    request: GenerateRequest,
-    text: str | None,
-    shape: RoutingShape,
-    layers: Sequence[int],
-    *,
-    num_output: int,
+    blobs: BlobStore, flight: Flight, text: str | None, layout: RouterLayout
 ) -> RoutingRef | None:
-    """Put what an answer says of its experts into the store, from the first token on that the request asks for.
-    None where it was not asked for, or no new token was computed. A server that says nothing loses the group."""
-    if not request.record_routing:
+    """Put what the end of a call says of its experts into the store, from the first token on whose experts are not
+    known. None where they were not asked for, or no new token was computed. A server that says nothing loses the
+    group."""
+    request, start, end = flight.request, flight.routed_until, flight.num_tokens - 1
+    if not request.record_routing or not flight.tokens or start >= end:
         return None
     if text is None:
         raise BlobLost(
             f"vLLM told no routed experts for {request.id}; start it with --enable-return-routed-experts"
         )
-    num_tokens = len(request.token_ids) + num_output
-    rows = read_routes(text, shape, layers, num_tokens=num_tokens)[request.routing_start :]
-    if not len(rows):
-        return None
-    key = f"{request.blob_scope}/{request.id}.routes"
-    return store_routes(blobs, key, rows, shape, start=request.routing_start)
+    piece = f".{flight.num_before}" if flight.num_before else ""
+    key = f"{request.blob_scope}/{request.id}{piece}.routes"
+    return store_routes(
+        blobs, key, read_routes(text, layout, start=start, end=end), layout.shape, start=start
+    )
 
 
 def _decode(text: str) -> np.ndarray:

@@ -67,6 +67,15 @@ def check_sizes(url: str, served: Mapping[str, Any], trained: Mapping[str, Any],
             )
 
 
+def check_experts(url: str, described: Mapping[str, Any]) -> None:
+    """Its answers must tell the experts of their tokens."""
+    if not described.get("returns_experts"):
+        raise UserError(
+            f"the server at {url} does not tell the experts that it chooses: start it with "
+            "--enable-return-routed-experts (on a GPU), or set engine.record_routing=off to train without them"
+        )
+
+
 async def check_tokenizer(client: ServerClient, expected: list[int], *, model: str) -> None:
     """`expected` are the trainer's ids for `SAMPLE`."""
     answer = await client.post("/tokenize", {"prompt": SAMPLE, "add_special_tokens": False})

@@ -41,8 +41,18 @@ class ServerSettings:
     trust_remote_code: bool = False
     adapter_rank: int = 0
     """Of the adapters that it serves; 0: none."""
+    returns_experts: bool = False
+    """Whether its answers tell the experts of a mixture."""
     arguments: tuple[str, ...] = ()
     start_timeout_s: float = 600.0
+
+    def check(self) -> None:
+        """`UserError` where no server can be started like this."""
+        if self.returns_experts and self.is_cpu:
+            raise UserError(
+                "engine.record_routing=on with engine.kind=vllm needs a GPU: on a CPU vLLM does not tell the "
+                "experts that it chooses; use engine.kind=embedded, or engine.record_routing=off to train without"
+            )
 
     @property
     def is_cpu(self) -> bool:
@@ -64,6 +74,8 @@ class ServerSettings:
                 "--max-lora-rank",
                 str(lora_room(self.adapter_rank)),
             ]
+        if self.returns_experts:
+            more += ["--enable-return-routed-experts"]
         if self.trust_remote_code:
             more += ["--trust-remote-code"]
         return [
@@ -115,6 +127,7 @@ class ServerProcess:
 
     def __init__(self, name: str, settings: ServerSettings, *, folder: str = "") -> None:
         """`folder` is where it makes its own; "" is the system's for temporary files."""
+        settings.check()
         self.name = name
         self.settings = settings
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-vllm-", dir=folder or None))

@@ -15,14 +15,17 @@ from contextlib import aclosing
 from penstock.engines.update_check import check_update
 from penstock.engines.vllm.adapter_files import AdapterFiles
 from penstock.engines.vllm.call import SILENCE_S, Call
-from penstock.engines.vllm.dialect import Ask, parse_event
+from penstock.engines.vllm.dialect import Ask, Event, parse_event
 from penstock.engines.vllm.flight import Flight
 from penstock.engines.vllm.pauses import ABORTING, INTERRUPTS, paused
 from penstock.engines.vllm.request_check import check_request
+from penstock.engines.vllm.routed_experts import store_answer
 from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_client import GENERATE
 from penstock.engines.vllm.weight_calls import HalfLoaded, Loaded
 from penstock.errors import EngineLost, PenstockError
+from penstock.interfaces import BlobStore
+from penstock.models.router_layout import RouterLayout
 from penstock.types import (
     Chunk,
     EngineReport,
@@ -50,7 +53,7 @@ NO_VERSION = -1
 
 class VllmEngine:
     """`server` is there. `adapters` is given where an adapter is trained: then a request keeps its version to its
-    end, and `drain` is the one interrupt."""
+    end, and `drain` is the one interrupt. `layout` is given where experts are recorded, which go into `blobs`."""
 
     progress_limit_s = SILENCE_S
 
@@ -63,6 +66,8 @@ class VllmEngine:
         max_context: int,
         vocab_size: int,
         adapters: AdapterFiles | None = None,
+        blobs: BlobStore | None = None,
+        layout: RouterLayout | None = None,
     ) -> None:
         self.name = name
         self.versions = dict(versions)
@@ -72,6 +77,8 @@ class VllmEngine:
         self._max_context = max_context
         self._vocab_size = vocab_size
         self._adapters = adapters
+        self._blobs = blobs
+        self._layout = layout
         self._flights: dict[str, Flight] = {}
         self._open = asyncio.Event()
         """New calls may begin: no update is being loaded."""
@@ -137,13 +144,14 @@ class VllmEngine:
             return await self._take(update, interrupt, stage_s)
 
     async def report(self) -> EngineReport:
-        adapters = ("adapters",) if self._adapters is not None else ()
+        more = ("adapters",) if self._adapters is not None else ()
+        more += ("routing",) if self._layout is not None else ()
         busy_s = self._busy_s + (time.perf_counter() - self._busy_since if self._flights else 0.0)
         interrupts = tuple(f"interrupt:{each}" for each in self.interrupts)
         return EngineReport(
             name=self.name,
             versions=dict(self.versions),
-            capabilities=(*CAPABILITIES, *adapters, *interrupts),
+            capabilities=(*CAPABILITIES, *more, *interrupts),
             num_running=len(self._flights),
             num_waiting=0,
             max_context=self._max_context,
@@ -209,6 +217,7 @@ class VllmEngine:
             max_context=self._max_context,
             salt=f"{request.policy}:{version}",
             adapter=adapter,
+            routing_start=flight.routed_until if self._layout is not None else 0,
         )
         try:
             stream = self._server.client.stream(GENERATE, ask.body(), parse_event, request_id=request.id)
@@ -218,7 +227,7 @@ class VllmEngine:
                     flight.add(event)
                     self._counters["tokens"] += len(event.token_ids)
                     self._counters["steps"] += 1
-                    for chunk in self._chunks(flight, event.finish_reason):
+                    for chunk in await self._chunks(flight, event):
                         yield chunk
             if call.was_closed:
                 for chunk in flight.rest("cancelled"):
@@ -227,11 +236,19 @@ class VllmEngine:
             if self._adapters is not None:
                 self._adapters.end(request.id)
 
-    def _chunks(self, flight: Flight, reason: str | None) -> list[Chunk]:
+    async def _chunks(self, flight: Flight, event: Event) -> list[Chunk]:
+        reason, interrupt = event.finish_reason, flight.interrupt
         if reason is None:
             return list(flight.ready())
-        if reason == "abort" and flight.interrupt in ABORTING:
-            chunks, discarded = flight.carry_over(flight.interrupt)
+        is_cut_off = reason == "abort" and interrupt in ABORTING
+        if self._layout is not None and not (is_cut_off and interrupt == "abort_retry"):
+            assert self._blobs is not None
+            flight.routing = await asyncio.to_thread(  # megabytes for a long answer
+                store_answer, self._blobs, flight, event.routes, self._layout
+            )
+        if is_cut_off:
+            assert interrupt is not None
+            chunks, discarded = flight.carry_over(interrupt)
             self._counters["discarded_tokens"] += discarded
             return chunks
         if reason in ("stop", "length"):

@@ -8,6 +8,7 @@ from penstock.engines.vllm.adapter_files import AdapterFiles
 from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_check import (
     SAMPLE,
+    check_experts,
     check_routes,
     check_sizes,
     check_tokenizer,
@@ -20,6 +21,7 @@ from penstock.engines.vllm.vllm_engine import VllmEngine
 from penstock.engines.vllm.weight_calls import WeightCalls
 from penstock.errors import UserError
 from penstock.models.load import resolve_device
+from penstock.models.router_layout import read_layout
 from penstock.models.tokenizer import ChatTokenizer, model_context
 
 SIZES = (
@@ -71,6 +73,7 @@ def server_settings(parts: EngineParts) -> ServerSettings:
         transfer=section.transfer,
         trust_remote_code=parts.trust_remote_code,
         adapter_rank=0 if parts.lora is None else parts.lora.rank,
+        returns_experts=config.record_routing == "on",
         arguments=section.arguments,
         start_timeout_s=section.start_timeout_s,
     )
@@ -87,6 +90,10 @@ async def _open(parts: EngineParts, client: ServerClient, process: ServerProcess
             f"{parts.config.dtype}; set engine.dtype={described['dtype']}, or start it with --dtype "
             f"{parts.config.dtype}"
         )
+    layout = None
+    if parts.config.record_routing == "on":
+        check_experts(client.url, described)
+        layout = await asyncio.to_thread(read_layout, parts.model, trust_remote_code=parts.trust_remote_code)
     tokenizer = ChatTokenizer(parts.model, trust_remote_code=parts.trust_remote_code)
     await check_tokenizer(client, tokenizer.encode(SAMPLE), model=parts.model)
     version = next(iter(parts.versions.values()))
@@ -112,6 +119,8 @@ async def _open(parts: EngineParts, client: ServerClient, process: ServerProcess
         max_context=min(context, parts.config.max_context or context),
         vocab_size=int(described["sizes"]["vocab_size"]),
         adapters=adapters,
+        blobs=parts.blobs,
+        layout=layout,
     )
 
 

@@ -1,6 +1,8 @@
 """A server that speaks vLLM's dialect and computes nothing: token n of an answer is n, modulo the vocabulary."""
 
 import asyncio
+import base64
+import io
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -8,9 +10,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from aiohttp import web
 
 VOCAB = 14
+NUM_LAYERS, NUM_EXPERTS, TOP_K = 3, 8, 2
+
+
+def experts_of(place: int, version: int) -> list[list[int]]:
+    """What the routers of all decoder layers choose for the token at this place: other experts under other weights."""
+    first = 3 * place + version
+    return [
+        [(first + layer + number) % NUM_EXPERTS for number in range(TOP_K)] for layer in range(NUM_LAYERS)
+    ]
+
+
+def encoded(array: np.ndarray) -> str:
+    """As vLLM sends arrays."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 @dataclass(eq=False)
@@ -21,6 +40,8 @@ class Running:
     tokens: list[int] = field(default_factory=list)
     spans: list[dict[str, Any]] = field(default_factory=list)
     is_aborted: bool = False
+    experts: list[list[list[int]]] = field(default_factory=list)
+    """Of every token that was computed, from the first one that was asked for."""
 
 
 class FakeVllm:
@@ -49,6 +70,7 @@ class FakeVllm:
         """Routes that fail."""
         self.sizes = {"vocab_size": VOCAB, "hidden_size": 64}
         self.transfer = "penstock"
+        self.returns_experts = False
         self.outcome = {
             "kind": "",
             "message": "",
@@ -139,6 +161,7 @@ class FakeVllm:
             tokens = [(len(one.body["token_ids"]) + len(one.tokens)) % VOCAB]
             if not one.spans or one.spans[-1]["version"] != self.version:
                 one.spans.append({"version": self.version, "start": len(one.tokens), "end": 0})
+            self._compute(one)
             one.tokens += tokens
             one.spans[-1]["end"] = len(one.tokens)
             if tokens[0] in sampling["stop_token_ids"]:
@@ -151,8 +174,21 @@ class FakeVllm:
             "logprobs": {"content": [{"token_id": each, "logprob": -1.0} for each in tokens]},
             "finish_reason": reason,
             "weight_versions": None if reason is None else one.spans,
+            "routed_experts": None if reason is None else self._experts(one),
         }
         return {"choices": [choice]}
+
+    def _compute(self, one: Running) -> None:
+        """All tokens that are there: the prompt at first, then the last one."""
+        start = int(one.body["sampling_params"]["routed_experts_prompt_start"])
+        end = len(one.body["token_ids"]) + len(one.tokens)
+        version = int(self.version) if self.version.isdigit() else 0
+        one.experts += [experts_of(place, version) for place in range(start + len(one.experts), end)]
+
+    def _experts(self, one: Running) -> str | None:
+        if not self.returns_experts or not one.tokens:
+            return None
+        return encoded(np.array(one.experts, dtype=np.uint8).reshape(-1, NUM_LAYERS, TOP_K))
 
     async def _do_pause(self, request: web.Request, body: Any) -> Any:
         if self.is_stuck:
@@ -209,6 +245,7 @@ class FakeVllm:
                 "dtype": "float32",
                 "num_workers": 1,
                 "transfer": self.transfer,
+                "returns_experts": self.returns_experts,
             }
         elif method == "penstock_outcome":
             result = self.outcome

@@ -35,12 +35,15 @@ def test_a_request_names_all_of_its_sampling() -> None:
 
 def test_the_rest_of_a_request_follows_what_is_there() -> None:
     request = ask("a", prompt=[5, 6], max_tokens=8, min_tokens=4, seed=3)
-    asked = Ask(request=request, generated=[7, 8, 9], max_context=64, salt="s", adapter="policy@2")
+    asked = Ask(
+        request=request, generated=[7, 8, 9], max_context=64, salt="s", adapter="policy@2", routing_start=4
+    )
     body = asked.body()
     assert body["token_ids"] == [5, 6, 7, 8, 9]
     assert body["model"] == "policy@2"
     sampling = body["sampling_params"]
     assert (sampling["max_tokens"], sampling["min_tokens"], sampling["seed"]) == (5, 1, 6)
+    assert sampling["routed_experts_prompt_start"] == 4
 
 
 def test_an_answer_ends_where_the_context_does() -> None:
@@ -54,8 +57,10 @@ def test_events_are_read_from_lines() -> None:
         token_ids=(4, 9), logprobs=(-0.5, -1.5)
     )
     spans = [{"version": "3", "start": 0, "end": 2}]
-    last = parse_event(line(token_ids=[], finish_reason="length", weight_versions=spans))
-    assert last == Event(finish_reason="length", spans=(Span("3", 0, 2),))
+    last = parse_event(
+        line(token_ids=[], finish_reason="length", weight_versions=spans, routed_experts="k05V")
+    )
+    assert last == Event(finish_reason="length", spans=(Span("3", 0, 2),), routes="k05V")
     assert parse_event(b"\n") is None
     assert parse_event(b"data: [DONE]\n") is None
 

@@ -3,7 +3,7 @@ import pytest
 from penstock.engines.vllm.dialect import Event, Span
 from penstock.engines.vllm.flight import Flight
 from penstock.errors import PenstockError
-from penstock.types import Chunk
+from penstock.types import BlobRef, Chunk, RoutingRef, RoutingShape
 from tests.engines.contract import ask, joined
 
 
@@ -72,6 +72,44 @@ def test_what_was_cut_off_is_carried_over_or_thrown_away() -> None:
     (chunk,) = flight.rest("length")
     assert chunk.restarts
     assert flight.done == []
+
+
+def record(start: int, end: int) -> RoutingRef:
+    shape = RoutingShape(family="Moe", num_layers=1, num_experts=4, top_k=1)
+    blob = BlobRef(key="g/a.routes", num_bytes=end - start, checksum=0)
+    return RoutingRef(start=start, num_tokens=end - start, shape=shape, blob=blob)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 2, 8])
+def test_the_experts_of_a_call_go_with_its_last_chunk(chunk_tokens: int) -> None:
+    flight = begun(chunk_tokens=chunk_tokens, routing_start=1)
+    assert flight.routed_until == 1
+    flight.add(tokens(7, 8))
+    chunks = list(flight.ready())
+    flight.add(tokens(reason="abort", spans=(Span("4", 0, 2),)))
+    assert (flight.num_before, flight.num_tokens) == (0, 5)
+    flight.routing = record(1, 4)
+    chunks += flight.carry_over("abort_resume")[0]
+    assert joined(chunks) == [7, 8]
+    assert [chunk.routing for chunk in chunks] == [*[None] * (len(chunks) - 1), record(1, 4)]
+    flight.begin(5)
+    assert (flight.routed_until, flight.num_before, flight.num_tokens) == (4, 2, 5)
+    flight.add(tokens(9, 1, 2, reason="length", spans=(Span("5", 0, 3),)))
+    flight.routing = record(4, 7)
+    chunks = list(flight.rest("length"))
+    assert joined(chunks) == [9, 1, 2]
+    assert [chunk.routing for chunk in chunks] == [*[None] * (len(chunks) - 1), record(4, 7)]
+
+
+def test_an_answer_that_begins_again_has_no_experts_yet() -> None:
+    flight = begun(routing_start=1)
+    flight.add(tokens(7, 8, reason="abort"))
+    flight.routing = record(1, 4)
+    flight.carry_over("abort_resume")
+    flight.begin(5)
+    flight.add(tokens(9, reason="abort"))
+    flight.carry_over("abort_retry")
+    assert (flight.routed_until, flight.routing) == (1, None)
 
 
 def test_an_answer_that_closes_leaves_out_what_is_not_certain() -> None:

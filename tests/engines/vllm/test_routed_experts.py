@@ -1,17 +1,21 @@
 """A vLLM server's routed experts, from an answer in its documented format."""
 
 import base64
-import io
+from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.blobs import MemoryBlobs
+from penstock.engines.vllm.dialect import Event
+from penstock.engines.vllm.flight import Flight
 from penstock.engines.vllm.routed_experts import read_routes, store_answer
 from penstock.errors import BlobLost
+from penstock.models.router_layout import RouterLayout
 from penstock.routing_records import fetch_routes
-from penstock.types import GenerateRequest, RoutingShape
+from penstock.types import RoutingShape
 from tests.engines.contract import ask
+from tests.engines.vllm.fake_server import encoded
 
 SHAPE = RoutingShape(family="Glm4MoeForCausalLM", num_layers=2, num_experts=8, top_k=2)
 LAYERS = (1, 2)
@@ -25,40 +29,53 @@ EXAMPLE = (
 ROWS = [[[1, 2], [3, 4]], [[3, 4], [5, 6]], [[5, 6], [7, 0]], [[7, 0], [1, 2]]]
 
 
-def encoded(array: np.ndarray) -> str:
-    file = io.BytesIO()
-    np.save(file, array)
-    return base64.b64encode(file.getvalue()).decode()
+def layout(shape: RoutingShape = SHAPE, layers: tuple[int, ...] = LAYERS) -> RouterLayout:
+    return RouterLayout(shape=shape, layers=layers, num_decoder_layers=max(layers) + 1)
 
 
-def request(**changes: object) -> GenerateRequest:
-    return ask("a", [3, 1, 4], record_routing=True, blob_scope="group-7", **changes)
+def flight(*earlier: int, record_routing: bool = True, **options: Any) -> Flight:
+    """A prompt of three tokens and an answer of two, after the `earlier` ones that it was interrupted at."""
+    request = ask("a", [3, 1, 4], record_routing=record_routing, blob_scope="group-7", **options)
+    made = Flight(request, done=list(earlier))
+    made.begin(0)
+    made.add(Event(token_ids=(5, 6), logprobs=(-1.0, -1.0)))
+    return made
 
 
 def test_rows_of_layers_with_experts_are_taken() -> None:
-    routes = read_routes(EXAMPLE, SHAPE, LAYERS, num_tokens=5)
+    routes = read_routes(EXAMPLE, layout(), start=0, end=4)
     assert (routes.dtype, routes.tolist()) == (np.dtype("u1"), ROWS)
 
 
 def test_two_bytes_an_id_where_there_are_many_experts() -> None:
-    shape = RoutingShape(family="Kimi", num_layers=1, num_experts=384, top_k=2)
-    routes = read_routes(encoded(np.array([[[7, 383]]], dtype="<u2")), shape, (0,), num_tokens=2)
+    many = layout(RoutingShape(family="Kimi", num_layers=1, num_experts=384, top_k=2), (0,))
+    routes = read_routes(encoded(np.array([[[7, 383]]], dtype="<u2")), many, start=0, end=1)
     assert (routes.dtype, routes.tolist()) == (np.dtype("<u2"), [[[7, 383]]])
 
 
-@pytest.mark.parametrize("start", [0, 2])
-def test_an_answer_becomes_the_same_record_as_the_embedded_engines(start: int) -> None:
+def test_an_answer_becomes_the_same_record_as_the_embedded_engines() -> None:
     blobs = MemoryBlobs()
-    ref = store_answer(blobs, request(routing_start=start), EXAMPLE, SHAPE, LAYERS, num_output=2)
+    ref = store_answer(blobs, flight(), EXAMPLE, layout())
     assert ref is not None
-    assert (ref.start, ref.end, ref.shape, ref.blob.key) == (start, 4, SHAPE, "group-7/a.routes")
-    assert fetch_routes(blobs, ref).tolist() == ROWS[start:]
+    assert (ref.start, ref.end, ref.shape, ref.blob.key) == (0, 4, SHAPE, "group-7/a.routes")
+    assert fetch_routes(blobs, ref).tolist() == ROWS
+
+
+def test_only_what_is_not_known_is_stored_and_each_call_has_a_blob() -> None:
+    blobs = MemoryBlobs()
+    later = flight(9, 9)  # five tokens before its two
+    later.routed_until = 4
+    ref = store_answer(blobs, later, encoded(np.ones((2, 3, 2), "u1")), layout())
+    assert ref is not None
+    assert (ref.start, ref.end, ref.blob.key) == (4, 6, "group-7/a.2.routes")
+    assert fetch_routes(blobs, ref).tolist() == [[[1, 1]] * 2] * 2
 
 
 def test_nothing_is_stored_that_was_not_asked_for_or_is_known() -> None:
-    blobs = MemoryBlobs()
-    assert store_answer(blobs, ask("a", [3, 1, 4]), EXAMPLE, SHAPE, LAYERS, num_output=2) is None
-    assert store_answer(blobs, request(routing_start=4), EXAMPLE, SHAPE, LAYERS, num_output=2) is None
+    blobs, none_yet = MemoryBlobs(), Flight(ask("a", [3, 1, 4], record_routing=True))
+    assert store_answer(blobs, flight(record_routing=False), EXAMPLE, layout()) is None
+    assert store_answer(blobs, flight(routing_start=4), EXAMPLE, layout()) is None
+    assert store_answer(blobs, none_yet, None, layout()) is None  # aborted before its first token
     assert blobs.scopes == {}
 
 
@@ -69,7 +86,7 @@ BAD = {
     "objects": (encoded(np.array([{}], dtype=object)), r"must be a \.npy file in base64"),
     "too few tokens": (
         encoded(np.zeros((3, 3, 2), "u1")),
-        r"\(4, 3 or more, 2\) for 5 tokens .* uint8 of \(3, 3, 2\)",
+        r"\(4, 3 or more, 2\) for tokens 0 to 4 .* uint8 of \(3, 3, 2\)",
     ),
     "too few layers": (encoded(np.zeros((4, 2, 2), "u1")), r"uint8 of \(4, 2, 2\)"),
     "other choices": (encoded(np.zeros((4, 3, 4), "u1")), r"uint8 of \(4, 3, 4\)"),
@@ -85,4 +102,4 @@ BAD = {
 def test_what_is_no_record_of_this_model_costs_its_group(case: str) -> None:
     text, sentence = BAD[case]
     with pytest.raises(BlobLost, match=sentence):
-        store_answer(MemoryBlobs(), request(), text, SHAPE, LAYERS, num_output=2)
+        store_answer(MemoryBlobs(), flight(), text, layout())

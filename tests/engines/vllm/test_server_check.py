@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.engines.vllm.server_check import (
+    check_experts,
     check_routes,
     check_sizes,
     check_tokenizer,
@@ -98,6 +99,12 @@ def test_another_model_is_one_sentence(
 
 def test_sizes_that_one_side_does_not_know_are_not_compared() -> None:
     check_sizes("http://host", {"num_experts": 4}, {"num_experts": None}, model="mine")
+
+
+def test_a_server_that_tells_no_experts_is_one_sentence() -> None:
+    check_experts("http://a", {"returns_experts": True})
+    with pytest.raises(UserError, match="start it with --enable-return-routed-experts"):
+        check_experts("http://a", {"returns_experts": False})
 
 
 def test_another_tokenizer_is_one_sentence(tmp_path: Path) -> None:

@@ -106,6 +106,15 @@ def test_what_a_server_on_a_gpu_is_started_with() -> None:
     line = " ".join(settings("vllm", device="cuda:0", memory_share=0.5, tensor_parallel=2).argv(Path("/s")))
     assert "--gpu-memory-utilization 0.5 --tensor-parallel-size 2" in line
     assert "--enforce-eager" not in line
+    assert "--enable-return-routed-experts" not in line
+
+
+def test_a_server_tells_experts_where_they_are_recorded_and_only_on_a_gpu(tmp_path: Path) -> None:
+    wanted = settings("vllm", device="cuda:0", returns_experts=True)
+    assert "--enable-return-routed-experts" in wanted.argv(Path("/s"))
+    with pytest.raises(UserError, match="engine.record_routing=on with engine.kind=vllm needs a GPU"):
+        ServerProcess("engine0", settings("vllm", returns_experts=True), folder=str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("rank", "room"), [(1, 1), (2, 8), (16, 16), (17, 32)])

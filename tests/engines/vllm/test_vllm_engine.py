@@ -4,26 +4,29 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.blobs import MemoryBlobs
 from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_client import ServerClient
 from penstock.engines.vllm.server_process import ServerProcess, ServerSettings
 from penstock.engines.vllm.vllm_engine import VllmEngine
 from penstock.engines.vllm.weight_calls import HalfLoaded, WeightCalls
-from penstock.errors import DamagedBucket, EngineLost, UserError
+from penstock.errors import BlobLost, DamagedBucket, EngineLost, UserError
 from penstock.interfaces import Engine
+from penstock.models.router_layout import RouterLayout
 from penstock.observe.pulse import Pulse
 from penstock.orchestration.freezing import Silence
-from penstock.types import Interrupt, TensorSpec, WeightUpdate, since_restart
+from penstock.routing_records import fetch_routes
+from penstock.types import Chunk, Interrupt, RoutingShape, TensorSpec, WeightUpdate, since_restart
 from tests.engines.contract import EngineContract, ask, collect, joined, update_to
 from tests.engines.vllm.fake_program import fake_vllm
-from tests.engines.vllm.fake_server import VOCAB, FakeVllm
+from tests.engines.vllm.fake_server import NUM_EXPERTS, NUM_LAYERS, TOP_K, VOCAB, FakeVllm, experts_of
 
 
 @asynccontextmanager
@@ -142,6 +145,61 @@ def test_abort_retry_begins_again(tmp_path: Path) -> None:
             assert {int(version) for chunk in kept for version in chunk.versions} == {3}
             assert [body["token_ids"] for body in fake.bodies] == [[1, 2, 3], [1, 2, 3]]
             assert (await engine.report()).counters["discarded_tokens"] >= 5
+
+    play(scene)
+
+
+LAYOUT = RouterLayout(
+    shape=RoutingShape(family="Moe", num_layers=2, num_experts=NUM_EXPERTS, top_k=TOP_K),
+    layers=(1, 2),
+    num_decoder_layers=NUM_LAYERS,
+)
+
+
+def routed(blobs: MemoryBlobs, chunks: Sequence[Chunk]) -> dict[int, list[list[int]]]:
+    """Recorded experts by the places of their tokens, each of which is told once."""
+    found: dict[int, list[list[int]]] = {}
+    for ref in [chunk.routing for chunk in chunks if chunk.routing is not None]:
+        assert ref.shape == LAYOUT.shape
+        for place, row in enumerate(fetch_routes(blobs, ref).tolist(), ref.start):
+            assert place not in found
+            found[place] = row
+    return found
+
+
+@pytest.mark.parametrize("interrupt", ["inflight", "drain", "abort_resume", "abort_retry"])
+@pytest.mark.parametrize("start", [0, 2])
+def test_the_experts_of_all_tokens_are_those_that_sampled_them(
+    tmp_path: Path, interrupt: Interrupt, start: int
+) -> None:
+    async def scene() -> None:
+        fake, blobs = FakeVllm(token_s=0.001), MemoryBlobs()
+        fake.returns_experts = True
+        async with opened(fake, tmp_path, blobs=blobs, layout=LAYOUT) as engine:
+            assert "routing" in (await engine.report()).capabilities
+            request = ask("a", max_tokens=20, record_routing=True, routing_start=start, blob_scope="group-1")
+            async with aclosing(engine.generate(request)) as answer:
+                chunks = [await anext(answer) for _ in range(5)]
+                await engine.update(update_to(3), interrupt)
+                chunks += [chunk async for chunk in answer]
+            kept = since_restart(chunks)
+            versions = [int(version) for chunk in kept for version in chunk.versions]
+            # A token is computed with the weights that sample the next one.
+            computed_by = {place: versions[max(0, place - 2)] for place in range(start, 22)}
+            assert routed(blobs, kept) == {
+                place: experts_of(place, version)[1:] for place, version in computed_by.items()
+            }
+
+    play(scene)
+
+
+def test_an_answer_without_its_experts_costs_the_request_and_not_the_engine(tmp_path: Path) -> None:
+    async def scene() -> None:
+        fake = FakeVllm()
+        async with opened(fake, tmp_path, blobs=MemoryBlobs(), layout=LAYOUT) as engine:
+            with pytest.raises(BlobLost, match="told no routed experts for a"):
+                await collect(engine.generate(ask("a", max_tokens=4, record_routing=True)))
+            assert len(joined(await collect(engine.generate(ask("b", max_tokens=4))))) == 4
 
     play(scene)
 

@@ -138,23 +138,6 @@ def moved_by(model: nn.Module, share: float) -> nn.Module:
     return moved
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
-def test_replay_at_least_halves_the_gap_after_a_small_move(family: str) -> None:
-    sizes = {"num_hidden_layers": 6, "num_experts_per_tok": 8}
-    sizes["num_local_experts" if family == "gpt-oss" else "num_experts"] = 64
-    model = moe_model(family, **sizes)
-    recorded = Recorded(model, count=6, length=60)
-    moved = moved_by(model, 0.001)
-    policy = PackedModel(moved, chunk_tokens=64)
-    want = torch.cat(recorded.logprobs)
-    with torch.no_grad():
-        free = policy(recorded.row(shared=True, replays=False)).logprobs
-        outputs = policy(recorded.row(shared=True))
-    assert int(outputs.routing[0]) > 0
-    without, with_replay = ((each - want).abs().mean() for each in (free, outputs.logprobs))
-    assert float(with_replay) <= float(without) / 2
-
-
 def test_tokens_without_a_record_are_left_to_the_router_and_counted() -> None:
     model = moe_model("qwen3-moe")
     recorded = Recorded(model)
@@ -259,6 +242,7 @@ def compile_whole_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_on_a_gpu_compiled_layers_replay_and_nothing_waits() -> None:
     torch._dynamo.reset()
     sizes = {"hidden_size": 128, "intermediate_size": 64, "num_experts": 16}

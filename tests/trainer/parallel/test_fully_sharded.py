@@ -62,7 +62,7 @@ def test_adapters_are_split_too() -> None:
         assert max(found.values()) <= 1e-5
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "ernie4.5-moe"])
 def test_experts_are_split_as_other_weights(family: str) -> None:
     """Every rank gathers all experts of a layer and runs those that its own tokens chose."""
     model = moe_model(family)
