@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.blobs.verification import refs_of_episode
-from penstock.buffer.admission import ReadyGroup, masked_before, oldest_step
+from penstock.buffer.admission import EMPTY, ReadyGroup, masked_before, oldest_step
 from penstock.buffer.durable_log import DurableGroupLog, read_lives
 from penstock.buffer.history import HistoryState, VersionHistory
 from penstock.buffer.journal.journal_files import DiskFiles
@@ -57,6 +57,9 @@ async def recover(
     ready = []
     for life in [life for life in lives if life.state == "scored"]:
         group = _ready(life, history, config, tasks)
+        if group is None:  # the crash came before its drop was written
+            await log.dropped(life.ticket.number, EMPTY)
+            continue
         try:
             log.bring_back_blobs(group.scored.group)
             ready.append(group)
@@ -95,6 +98,7 @@ async def undone_groups(
     for life in lives.by_number.values():
         if life.state == "trained" and life.step is not None and life.step > step:
             group = _ready(life, history, config, tasks)
+            assert group is not None, "a group without loss is never trained"
             try:
                 log.bring_back_blobs(group.scored.group)
                 returned.append(group)
@@ -103,12 +107,16 @@ async def undone_groups(
     return returned
 
 
-def _ready(life: Life, history: VersionHistory, config: PenstockConfig, tasks: TaskStream) -> ReadyGroup:
+def _ready(
+    life: Life, history: VersionHistory, config: PenstockConfig, tasks: TaskStream
+) -> ReadyGroup | None:
+    """As the buffer had it; None without a token to train on."""
     assert life.scored is not None, "a group that may be trained keeps what it consists of"
     scored = life.scored.with_task(tasks.task(life.task_id))
     samples = samples_of(life.scored, scored)
     oldest = oldest_step(samples, history)
-    assert oldest is not None, "a group without loss was dropped"
+    if oldest is None:
+        return None
     if life.selected_at is not None and config.staleness.late == "mask":
         then = VersionHistory(history.policy, life.steps_at_selection)
         samples = masked_before(life.selected_at - life.ticket.bound, samples, then)

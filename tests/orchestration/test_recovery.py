@@ -10,12 +10,14 @@ import msgspec
 import pytest
 
 from penstock.bench.crashes.crash_audit import audit, audit_returned, naming, naming_await
+from penstock.bench.crashes.crash_truth import audit_acknowledged
 from penstock.bench.crashes.crash_world import CrashWorld
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import Ticket
 from penstock.buffer.durable_log import open_log
 from penstock.buffer.history import HistoryState
 from penstock.buffer.life_records import GroupAdmitted, GroupDropped
+from penstock.buffer.lives import Lives
 from penstock.orchestration.checkpoints import Progress
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.recovery import recover, remove_other_history
@@ -131,6 +133,46 @@ def test_a_task_that_was_put_back_before_a_crash_comes_first_after_it(tmp_path: 
         return [stream.next().id for _ in range(3)]
 
     assert asyncio.run(scene()) == ["t1", "t3", "t4"]
+
+
+def test_a_group_whose_drop_a_crash_lost_is_dropped_again(tmp_path: Path) -> None:
+    """It has no token to train on: the buffer drops it once it is on the disk."""
+    stream = TaskStream([Task(id="t0", prompt="p")], shuffle=False)
+    ticket = Ticket(number=0, bound=1, deadline=1)
+
+    async def scene() -> None:
+        async with open_log(tmp_path / "journal") as log:
+            log.issued(0, 0)
+            await log.admitted(ticket, Task(id="t0", prompt="p"), 1)
+            await log.finished(ticket, scored(0, []))
+        async with open_log(tmp_path / "journal") as log:
+            resume = await recover(log, beginning(stream), PenstockConfig.model_validate({}), stream)
+            assert resume.gate.ready == ()
+            assert dict(log.lives.drops()) == {"empty": 1}
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("state", ["lost", "running", "scored", "dropped"])
+def test_a_group_that_was_acknowledged_and_is_not_in_the_journal_is_a_violation(
+    state: str, tmp_path: Path
+) -> None:
+    ticket = Ticket(number=0, bound=1, deadline=1)
+
+    async def scene() -> Lives:
+        async with open_log(tmp_path / "journal") as log:
+            if state != "lost":
+                await log.admitted(ticket, Task(id="t0", prompt="p"), 1)
+            if state in ("scored", "dropped"):
+                await log.finished(ticket, scored(0, [0]))
+            if state == "dropped":
+                await log.dropped(0, "stale")
+            return log.lives
+
+    is_kept = state in ("scored", "dropped")
+    message = "group 0 was acknowledged, and the journal does not have it"
+    with contextlib.nullcontext() if is_kept else pytest.raises(AssertionError, match=message):
+        audit_acknowledged(asyncio.run(scene()), {0})
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

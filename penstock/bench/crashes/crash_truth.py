@@ -4,19 +4,21 @@ Every token that the engine samples is new, and its id says all of it: for which
 which token and with which version. So whatever is trained on can be traced back.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from penstock.buffer.admission import Ticket
+from penstock.buffer.durable_log import DurableGroupLog
 from penstock.buffer.lives import UNDER_WAY, Lives
 from penstock.errors import ScoringFailed
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedScorer
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import place_of
-from penstock.types import Chunk, Episode, GenerateRequest, Sample, Score, Task, Turn
+from penstock.types import Chunk, Episode, GenerateRequest, Sample, Score, ScoredGroup, Task, Turn
 
 FIRST_TOKEN = 1000
 """Smaller ids are of prompts."""
@@ -123,6 +125,26 @@ class Known:
             return
         assert not is_whole, f"turn {request.id} was whole, and is generated again"
         assert request.num_resumed == num_known, f"{num_known} tokens of {request.id} were known"
+
+
+def note_acknowledged(log: DurableGroupLog, acknowledged: set[int]) -> None:
+    """Have `acknowledged` hold every group of which the log says from now on that it is kept."""
+    finished = log.finished
+
+    async def noting(ticket: Ticket, scored: ScoredGroup, *rest: Any, **options: Any) -> None:
+        await finished(ticket, scored, *rest, **options)
+        acknowledged.add(ticket.number)
+
+    log.finished = noting  # type: ignore[method-assign]
+
+
+def audit_acknowledged(lives: Lives, acknowledged: Iterable[int]) -> None:
+    """Whatever was acknowledged is in the journal. A group that it has forgotten was admitted long ago, and is
+    over: only groups that it knows as under way, or not at all, are lost."""
+    for number in sorted(acknowledged):
+        life = lives.by_number.get(number)
+        is_lost = number >= lives.standing.num_admitted if life is None else life.state in UNDER_WAY
+        assert not is_lost, f"group {number} was acknowledged, and the journal does not have it"
 
 
 class TracedEngine(SimulatedEngine):
