@@ -43,7 +43,7 @@ from penstock.buffer.partial_blobs import PartialBlobs
 from penstock.buffer.pending_work import PendingWork
 from penstock.channel.codec import decode
 from penstock.interfaces import BlobStore
-from penstock.types import BlobRef, Episode, Group, Score, ScoredGroup, Task, blobs_of
+from penstock.types import BlobRef, CallAnswer, Episode, Group, Score, ScoredGroup, Task, blobs_of
 
 FOLDER = "journal"
 LEDGER = "ledger.sqlite"
@@ -116,6 +116,12 @@ class DurableGroupLog:
 
     def episode_scored(self, number: int, index: int, score: Score) -> None:
         self.work.score(number, index, score)
+
+    async def call_made(self, answer: CallAnswer) -> None:
+        """Returns when what the call gave is on the disk, with the turns before it: it must not be made again."""
+        self.work.call(answer)
+        self.work.keep_now(answer.group)
+        await self._journal.durable(soon=True)
 
     async def finished(
         self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False

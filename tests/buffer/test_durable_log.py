@@ -22,9 +22,10 @@ from penstock.buffer.ledger import LedgerCounts
 from penstock.buffer.life_records import samples_of
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.safe_files import replace_private
-from penstock.types import Task
+from penstock.types import CallAnswer, Task
 from tests.buffer.test_admission import scored
 from tests.buffer.test_blob_copies import group_with_blob
+from tests.types.test_partial_work import part
 
 
 def ticket(number: int) -> Ticket:
@@ -172,6 +173,25 @@ def test_a_group_that_a_step_waits_for_is_on_the_disk_at_once(tmp_path: Path) ->
 
     run_in_virtual_time(scene())
     assert took == [0.0, 0.05, 0.0]
+
+
+def test_a_call_comes_back_when_it_is_on_the_disk_with_the_turn_before_it(tmp_path: Path) -> None:
+    async def scene() -> None:
+        disk = SlowDisk(1)
+        async with open_log(tmp_path, files=(files := PowerLossFiles()), in_thread=disk) as log:
+            await log.admitted(ticket(3), Task(id="t", prompt="p"), 1)
+            await log.durable()
+            log.work.turn(part(0, 1, 2))
+            answer = CallAnswer(group=3, episode=0, call=0, key=b"k", answer=b"1")
+            calling = asyncio.create_task(log.call_made(answer))
+            await asyncio.sleep(60)
+            assert not calling.done()
+            disk.allow()
+            await calling
+            partial = read_lives(files).by_number[3].partial
+            assert ([*partial.turns], [*partial.calls]) == ([(0, 0)], [(0, 0)])
+
+    run_in_virtual_time(scene())
 
 
 def test_a_step_waits_for_the_version_of_its_weights(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from penstock.errors import ScoringFailed
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedScorer
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import place_of
-from penstock.types import Chunk, Episode, GenerateRequest, Sample, Score, ScoredGroup, Task, Turn
+from penstock.rollout.kept_calls import KeepCall
+from penstock.types import CallAnswer, Chunk, Episode, GenerateRequest, Sample, Score, ScoredGroup, Task, Turn
 
 FIRST_TOKEN = 1000
 """Smaller ids are of prompts."""
@@ -145,6 +146,28 @@ def audit_acknowledged(lives: Lives, acknowledged: Iterable[int]) -> None:
         life = lives.by_number.get(number)
         is_lost = number >= lives.standing.num_admitted if life is None else life.state in UNDER_WAY
         assert not is_lost, f"group {number} was acknowledged, and the journal does not have it"
+
+
+def noting_calls(keep: KeepCall, called: set[tuple[int, int]]) -> KeepCall:
+    """Have `called` hold every episode whose call has come back."""
+
+    async def noting(answer: CallAnswer) -> None:
+        await keep(answer)
+        called.add((answer.group, answer.episode))
+
+    return noting
+
+
+def audit_calls(lives: Lives, called: Iterable[tuple[int, int]]) -> None:
+    """A call that came back is in the journal, unless its episode or group is over."""
+    for number, episode in sorted(called):
+        life = lives.by_number.get(number)
+        if life is None:
+            is_lost = number >= lives.standing.num_admitted
+        else:
+            is_kept = episode in life.episodes or any(one == episode for one, _ in life.partial.calls)
+            is_lost = life.state in UNDER_WAY and not is_kept
+        assert not is_lost, f"the call of episode g{number}.{episode} came back, and the journal does not have it"
 
 
 class TracedEngine(SimulatedEngine):

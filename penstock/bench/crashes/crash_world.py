@@ -18,7 +18,9 @@ from penstock.bench.crashes.crash_truth import (
     TracedWorkflow,
     Truth,
     audit_acknowledged,
+    audit_calls,
     note_acknowledged,
+    noting_calls,
 )
 from penstock.bench.crashes.power_loss import PowerLossFiles
 from penstock.buffer.durable_log import open_log, read_lives
@@ -154,6 +156,8 @@ class CrashWorld:
         self.ages = Ages()
         self.acknowledged: set[int] = set()
         """Groups of which the log has said that they are kept."""
+        self.called: set[tuple[int, int]] = set()
+        """Episodes whose call has come back."""
         self._crash_at = crash_at
         self._small = small
         self.trainer: RememberingTrainer
@@ -185,7 +189,9 @@ class CrashWorld:
             losing = self.rng.random() < 0.5
             files = self.files.after_power_loss(self.rng) if losing else PowerLossFiles(self.files.current)
             self.files = files
-            audit_acknowledged(read_lives(files), self.acknowledged)
+            lives = read_lives(files)
+            audit_acknowledged(lives, self.acknowledged)
+            audit_calls(lives, self.called)
             if self.rng.random() < 0.2:
                 self._lose_newest_checkpoint()
 
@@ -278,13 +284,14 @@ class CrashWorld:
             work = await keep_work(
                 engine, log, resume, interrupt=self.config.sync.interrupt, say=stream.of("controller").log
             )
+            keep_call = noting_calls(work.keep_call, self.called)
             tokenizer = SimulatedTokenizer()
             workflow = TracedWorkflow(self.truth, known, engine, self.rng)
             parts = Parts(
                 engine=engine,
                 trainers=[trainer],
                 scorer=TracedScorer(known, score_s=self._some(0.01), value=self._value),
-                episodes=LocalEpisodes(work.engine, tokenizer, workflow, work.keep_call),
+                episodes=LocalEpisodes(work.engine, tokenizer, workflow, keep_call),
                 tokenizer=tokenizer,
                 tasks=tasks,
                 log=log,
