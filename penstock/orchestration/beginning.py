@@ -11,7 +11,7 @@ from penstock.interfaces import BlobStore
 from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import RunConfig
 from penstock.orchestration.preflight import Prepared
-from penstock.orchestration.recovery import recover, remove_other_history
+from penstock.orchestration.recovery import put_aside_other_history, recover
 from penstock.orchestration.resume import Resume
 from penstock.tasks.curriculum import load_curriculum
 from penstock.tasks.stream import TaskStream
@@ -41,10 +41,10 @@ async def begin(prepared: Prepared, blobs: BlobStore, say: Callable[[str], None]
     )
     has_journal = config.run.journal and config.run.checkpoint_every > 0 and not config.run.deterministic
     reached = None if saved is None or not has_journal else saved.progress.step
-    if remove_other_history(prepared.folder / FOLDER, reached):
+    if (aside := put_aside_other_history(prepared.folder / FOLDER, reached)) is not None:
         say(
             "the journal is of other steps than the checkpoint: it begins anew, and groups under way are generated "
-            "again"
+            f"again (the old one is {aside.name})"
         )
     if not has_journal:
         if saved is not None:

@@ -6,7 +6,7 @@ Groups that were running are generated on under their old numbers, and their fin
 
 import asyncio
 import contextlib
-import shutil
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,17 +28,17 @@ from penstock.tasks.stream import TaskStream
 from penstock.types import Episode, PartialGroup, blobs_of
 
 
-def remove_other_history(folder: Path, step: int | None) -> bool:
-    """Remove a journal that does not reach `step`, since the run went on without it, or that has let go of groups
-    which a run needs that goes on from there. None removes any."""
+def put_aside_other_history(folder: Path, step: int | None) -> Path | None:
+    """Rename a journal that does not reach `step`, since the run went on without it, or that has let go of groups
+    which a run needs that goes on from there. None renames any. Returns what it is called now."""
     if not folder.exists():
-        return False
+        return None
     if step is not None:
         standing = read_lives(DiskFiles(folder), keeps_content=False).standing
         if standing.covered <= step <= standing.step:
-            return False
-    shutil.rmtree(folder)
-    return True
+            return None
+    names = (folder.with_name(f"{folder.name}.undone-{number}") for number in itertools.count(1))
+    return folder.rename(next(name for name in names if not name.exists()))
 
 
 async def recover(

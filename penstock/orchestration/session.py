@@ -24,7 +24,7 @@ from penstock.orchestration.checkpoints import Part, write_beginning
 from penstock.orchestration.closed_loop import starting_bound
 from penstock.orchestration.dashboard_door import dashboard
 from penstock.orchestration.ending import Ending, Hurried
-from penstock.orchestration.kept_checkpoints import sweep_unfinished
+from penstock.orchestration.kept_checkpoints import put_aside_past, sweep_unfinished
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.launcher_choice import kind_of, open_joining, open_launcher
 from penstock.orchestration.launchers.remote import RemoteLauncher
@@ -87,6 +87,9 @@ class Session:
         """Put the folder of a run that goes on into the order of its checkpoint."""
         saved = self._prepared.saved
         if saved is not None:
+            if later := put_aside_past(saved.folder, saved.progress.step):
+                aside = ", ".join(map(str, later))
+                self.say(f"going back to step {saved.progress.step}: checkpoints of steps {aside} are now in undone/")
             sweep_unfinished(saved.folder)
             put_aside_rows_past(saved.folder, saved.rows_until)
             write_private(saved.folder / "config.yaml", to_yaml(self._config))

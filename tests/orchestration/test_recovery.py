@@ -14,13 +14,14 @@ from penstock.bench.crashes.crash_truth import audit_acknowledged
 from penstock.bench.crashes.crash_world import CrashWorld
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import Ticket
-from penstock.buffer.durable_log import open_log
+from penstock.buffer.durable_log import open_log, read_lives
 from penstock.buffer.history import HistoryState
+from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.buffer.life_records import GroupAdmitted, GroupDropped
 from penstock.buffer.lives import Lives
 from penstock.orchestration.checkpoints import Progress
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.recovery import recover, remove_other_history
+from penstock.orchestration.recovery import put_aside_other_history, recover
 from penstock.tasks.stream import TaskStream
 from penstock.types import Task
 from tests.buffer.test_admission import scored
@@ -67,7 +68,7 @@ def test_nothing_is_lost_whatever_await_a_run_crashes_at(seed: int, tmp_path: Pa
             audit(world)
 
 
-def test_a_journal_that_the_run_went_on_without_is_removed(tmp_path: Path) -> None:
+def test_a_journal_that_the_run_went_on_without_is_put_aside(tmp_path: Path) -> None:
     async def scene() -> None:
         async with open_log(tmp_path / "journal") as log:
             await log.admitted(Ticket(number=0, bound=1, deadline=1), Task(id="t", prompt="p"), 1)
@@ -75,14 +76,17 @@ def test_a_journal_that_the_run_went_on_without_is_removed(tmp_path: Path) -> No
             await log.trained(4, [0])
 
     asyncio.run(scene())
-    assert not remove_other_history(tmp_path / "none", 4)
-    assert not remove_other_history(tmp_path / "journal", 4)
+    assert not put_aside_other_history(tmp_path / "none", 4)
+    assert not put_aside_other_history(tmp_path / "journal", 4)
     assert (tmp_path / "journal").exists()
     asyncio.run(keep_from(tmp_path / "journal", 4))
-    assert not remove_other_history(tmp_path / "journal", 4)
-    assert remove_other_history(shutil.copytree(tmp_path / "journal", tmp_path / "copy"), 3)
-    assert remove_other_history(tmp_path / "journal", 5)
+    assert not put_aside_other_history(tmp_path / "journal", 4)
+    shutil.copytree(tmp_path / "journal", tmp_path / "copy")
+    assert put_aside_other_history(tmp_path / "journal", 3) == tmp_path / "journal.undone-1"
+    (tmp_path / "copy").rename(tmp_path / "journal")
+    assert put_aside_other_history(tmp_path / "journal", 5) == tmp_path / "journal.undone-2"
     assert not (tmp_path / "journal").exists()
+    assert read_lives(DiskFiles(tmp_path / "journal.undone-1")).standing.step == 4
 
 
 async def keep_from(folder: Path, step: int) -> None:
