@@ -2,10 +2,10 @@
 
     python tools/kill_run.py --kills 10 --folder FOLDER --json FILE
 
-A kill comes at any time after the start of a process: while it starts, recovers, or trains. After each, checkpoint and
-journal are compared. Beside it runs the same demo without kills. It ends with exit code 1 when a group was trained
-twice, when the ledger says other than the last checkpoint, when a run did not reach its last step or was over before
-it was killed, or when the held-out reward is not that of the run without kills.
+A kill comes at any time after the start of a process: while it starts, recovers, or trains. After each, checkpoint
+and journal are compared. Beside it runs the same demo without kills. It ends with exit code 1 when a group was
+trained twice, when the ledger says other than the last checkpoint, when a run did not reach its last step or was over
+before it was killed, or when the held-out reward is not that of the run without kills.
 """
 
 import argparse
@@ -35,8 +35,8 @@ PENSTOCK = [sys.executable, "-c", "from penstock.cli import main; main()"]
 GROUPS_PER_STEP = 16
 """Of the demo."""
 TOLERANCE = 0.04
-"""Between held-out rewards of two runs: with 512 answers each, of which about 96 % are right, their difference has a
-standard deviation of 0.012."""
+"""Between held-out rewards of two runs: with 512 answers each, of which about 96 % are right, their difference has
+a standard deviation of 0.012."""
 GOING_ON = re.compile(
     r"going on after step (\d+) with (\d+) finished groups from the journal; (\d+) groups were under way, (\d+) of "
     r"their episodes finished, and (\d+) tokens"
@@ -124,7 +124,8 @@ class Arm:
         found = complaints_of(self.run, steps=None, groups_per_step=GROUPS_PER_STEP)
         if kill["ended"] is not None:
             found.append(
-                f"the run had ended by itself with exit code {kill['ended']}; give it more --steps, or see its output"
+                f"the run had ended by itself with exit code {kill['ended']}; give it more --steps, or see its "
+                "output"
             )
         return found
 

@@ -1,9 +1,9 @@
 """What the journal costs: a ratio of throughputs of the same run with and without it.
 
 Pairs are interleaved, and the median of their ratios counts: a machine that grows slower does so for both. The run
-is the generation-bound one of `penstock bench loop`, with checkpoints on the way in both arms, and answers that come
-in chunks, so that the journal has answers under way to keep. `short_answers` is the demo, whose answers have four
-tokens: there the controller sets the pace, and the journal's own work shows most.
+is the generation-bound one of `penstock bench loop`, with checkpoints on the way in both arms, and answers that
+come in chunks, so that the journal has answers under way to keep. `short_answers` is the demo, whose answers have
+four tokens: there the controller sets the pace, and the journal's own work shows most.
 """
 
 import asyncio

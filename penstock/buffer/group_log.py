@@ -34,8 +34,8 @@ class GroupLog(Protocol):
     async def finished(
         self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
     ) -> None:
-        """`samples` are those of its episodes after selection; None when it took nothing out of the loss. `hurry`: a
-        step waits for this group."""
+        """`samples` are those of its episodes after selection; None when it took nothing out of the loss. `hurry`:
+        a step waits for this group."""
 
     def selected(self, step: int, numbers: Sequence[int]) -> None:
         """Groups are taken for a step; `step` is that of the weights that they train. Nobody waits for this."""

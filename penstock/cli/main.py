@@ -324,7 +324,9 @@ def resume(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …")] = None,
     step: Annotated[
         str | None,
-        typer.Option(help="Go back to the checkpoint of this step, or `best`. Later ones move to RUN/undone."),
+        typer.Option(
+            help="Go back to the checkpoint of this step, or `best`. Later ones move to RUN/undone."
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:

@@ -74,8 +74,8 @@ def what_a_crash_costs(run: RunConfig, only_in_python: Sequence[Part]) -> str | 
     """For a run that `penstock resume` could not go on with, in a sentence."""
     if run.checkpoint_every == 0:
         return (
-            "a crash would cost all of this run: it keeps no checkpoints and no journal (run.checkpoint_every=0); with "
-            "run.checkpoint_every=50 `penstock resume` goes on"
+            "a crash would cost all of this run: it keeps no checkpoints and no journal (run.checkpoint_every=0); "
+            "with run.checkpoint_every=50 `penstock resume` goes on"
         )
     if only_in_python:
         parts = " and ".join(only_in_python)

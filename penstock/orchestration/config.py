@@ -145,7 +145,9 @@ class PenstockConfig(Section):
     @classmethod
     def _fill_what_repeating_implies(cls, sections: Any) -> Any:
         run = sections.get("run") if isinstance(sections, dict) else None
-        is_repeatable = run.get("deterministic") if isinstance(run, dict) else getattr(run, "deterministic", None)
+        is_repeatable = (
+            run.get("deterministic") if isinstance(run, dict) else getattr(run, "deterministic", None)
+        )
         return with_implied(sections) if is_repeatable is True else sections
 
     @model_validator(mode="after")

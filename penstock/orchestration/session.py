@@ -89,7 +89,9 @@ class Session:
         if saved is not None:
             if later := put_aside_past(saved.folder, saved.progress.step):
                 aside = ", ".join(map(str, later))
-                self.say(f"going back to step {saved.progress.step}: checkpoints of steps {aside} are now in undone/")
+                self.say(
+                    f"going back to step {saved.progress.step}: checkpoints of steps {aside} are now in undone/"
+                )
             sweep_unfinished(saved.folder)
             put_aside_rows_past(saved.folder, saved.rows_until)
             write_private(saved.folder / "config.yaml", to_yaml(self._config))

@@ -12,7 +12,11 @@ from penstock.orchestration.config import RunConfig
     [
         (0, (), "a crash would cost all of this run: it keeps no checkpoints and no journal"),
         (0, ("reward",), "a crash would cost all of this run"),
-        (50, ("reward", "tasks"), "can't go on with this run after a crash: it was given its reward and tasks as"),
+        (
+            50,
+            ("reward", "tasks"),
+            "can't go on with this run after a crash: it was given its reward and tasks as",
+        ),
         (50, (), None),
     ],
 )

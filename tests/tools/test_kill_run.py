@@ -29,7 +29,11 @@ tool = load()
     ("killed", "whole", "complaint"),
     [
         ([0.2, 0.95], [0.2, 0.98], None),
-        ([0.2, 0.9], [0.2, 0.95], "the held-out reward is 0.9 with kills and 0.95 without; they may differ by 0.04"),
+        (
+            [0.2, 0.9],
+            [0.2, 0.95],
+            "the held-out reward is 0.9 with kills and 0.95 without; they may differ by 0.04",
+        ),
         ([], [0.2], "there is no held-out reward to compare"),
     ],
 )

@@ -167,7 +167,9 @@ def audit_calls(lives: Lives, called: Iterable[tuple[int, int]]) -> None:
         else:
             is_kept = episode in life.episodes or any(one == episode for one, _ in life.partial.calls)
             is_lost = life.state in UNDER_WAY and not is_kept
-        assert not is_lost, f"the call of episode g{number}.{episode} came back, and the journal does not have it"
+        assert not is_lost, (
+            f"the call of episode g{number}.{episode} came back, and the journal does not have it"
+        )
 
 
 class TracedEngine(SimulatedEngine):

@@ -113,8 +113,8 @@ class Journal(Generic[T]):
         return self._num_pushed
 
     async def durable(self, place: int | None = None, *, soon: bool = False) -> None:
-        """Wait until everything up to `place` is on the disk; None is all that was pushed so far. `soon`: the commit
-        may wait a moment for others to share it."""
+        """Wait until everything up to `place` is on the disk; None is all that was pushed so far. `soon`: the
+        commit may wait a moment for others to share it."""
         place = self._num_pushed if place is None else place
         if place <= self._num_durable:
             return
