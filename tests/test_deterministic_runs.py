@@ -12,7 +12,6 @@ from penstock.orchestration.kept_checkpoints import checkpoints_of
 SETTINGS = (
     "run.deterministic=true",
     "staleness.max_staleness=0",
-    "engine.embedded.prefix_cache=false",
     "run.checkpoint_every=2",
     "run.steps=6",
     "rollout.groups_per_step=3",

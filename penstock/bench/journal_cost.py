@@ -1,8 +1,9 @@
 """What the journal costs: a ratio of throughputs of the same run with and without it.
 
 Pairs are interleaved, and the median of their ratios counts: a machine that grows slower does so for both. The run
-is the generation-bound one of `penstock bench loop`, with checkpoints on the way in both arms. `short_answers` is
-the demo, whose answers have four tokens: there the controller sets the pace, and the journal's own work shows most.
+is the generation-bound one of `penstock bench loop`, with checkpoints on the way in both arms, and answers that
+come in chunks, so that the journal has answers under way to keep. `short_answers` is the demo, whose answers have
+four tokens: there the controller sets the pace, and the journal's own work shows most.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from rich.console import Console
 from penstock.api import cache_folder
 from penstock.arguments import DEMO
 from penstock.bench.controller_cost import CpuView
-from penstock.bench.loop_settings import GENERATION_BOUND, STALENESS, Setting, train
+from penstock.bench.loop_settings import CHUNK_TOKENS, GENERATION_BOUND, STALENESS, Setting, train
 from penstock.bench.saved_report import SavedReport
 from penstock.bench.workload import make_model
 from penstock.config.loader import load_config
@@ -44,8 +45,12 @@ def run_generation_bound(
         model = make_model(Path(scratch) / "model", tokenizer, width=setting.width, layers=setting.layers)
 
         def arm(journal: bool) -> Arm:
-            view, settings = CpuView(), _run_section(journal, setting.steps)
-            summary = train(setting, STALENESS, model, Path(scratch), more={"run": settings}, view=view)
+            view = CpuView()
+            more = {
+                "rollout": {"chunk_tokens": CHUNK_TOKENS},
+                "run": _run_section(journal, setting.steps),
+            }
+            summary = train(setting, STALENESS, model, Path(scratch), more=more, view=view)
             return arm_of(summary, view.training_s)
 
         _compare(arm, "cost", report, console, pairs, headline="journal_throughput_ratio")

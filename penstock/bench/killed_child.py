@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.loop_settings import GENERATION_BOUND, STALENESS, prepared_run
+from penstock.bench.loop_settings import CHUNK_TOKENS, GENERATION_BOUND, STALENESS, prepared_run
 from penstock.observe.events import AnyEvent, Counters, PhaseEvent
 from penstock.observe.readers import show
 from penstock.observe.run_state import RunState
@@ -25,8 +25,6 @@ from penstock.orchestration.run_folder import SavedRun
 from penstock.orchestration.session import Session
 from penstock.safe_files import write_private
 
-CHUNK_TOKENS = 32
-"""The default of `rollout.chunk_tokens`, which the setting changes."""
 CHECKPOINT_EVERY = 3
 
 

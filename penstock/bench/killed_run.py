@@ -20,7 +20,8 @@ from typing import Any
 from rich.console import Console
 
 from penstock.api import cache_folder
-from penstock.bench.loop_settings import GENERATION_BOUND
+from penstock.bench.chaos.run_audit import complaints_of
+from penstock.bench.loop_settings import GENERATION_BOUND, GROUPS
 from penstock.bench.saved_report import SavedReport
 from penstock.bench.workload import make_model
 from penstock.buffer.durable_log import FOLDER
@@ -46,6 +47,8 @@ class KilledLife:
     num_sampled: int
     num_kept: int
     """Tokens that the journal had more when it was killed than when it was started."""
+    complaints: tuple[str, ...] = ()
+    """What an audit of its folder found after the kill."""
 
 
 def run(report: SavedReport, console: Console, *, kills: int = KILLS, steps: int = STEPS) -> None:
@@ -62,7 +65,15 @@ def run(report: SavedReport, console: Console, *, kills: int = KILLS, steps: int
             report.put("kills", value=summed(lives))
             console.print(sentence(report.data["kills"]), highlight=False, soft_wrap=True)
     result = report.data["kills"]
-    report.headline({key: result[key] for key in ("resume_s", "regenerated_fraction")})
+    for line in result["complaints"]:
+        console.print(line, highlight=False, soft_wrap=True)
+    report.headline(headline(result, report.data.get("crashes", {})))
+
+
+def headline(kills: dict[str, Any], crashes: dict[str, Any]) -> dict[str, Any]:
+    """`violations` are those of both: of schedules in virtual time, and of real processes."""
+    shown = {key: kills[key] for key in ("resume_s", "regenerated_fraction")}
+    return {"violations": crashes.get("violations", 0) + len(kills["complaints"]), **shown}
 
 
 def _live_and_die(model: Path, folder: Path, steps: int, kill_after_s: float) -> KilledLife:
@@ -84,6 +95,7 @@ def _live_and_die(model: Path, folder: Path, steps: int, kill_after_s: float) ->
         start_s=said["training_at"] - begun,
         num_sampled=int(said["tokens"]),
         num_kept=tokens_kept(folder / FOLDER) - kept,
+        complaints=tuple(complaints_of(folder, steps=None, groups_per_step=GROUPS)),
     )
 
 
@@ -125,6 +137,9 @@ def summed(lives: Sequence[KilledLife]) -> dict[str, Any]:
         "start_s": starts[0],
         "resume_s": statistics.median(starts[1:] or starts),
         "regenerated_fraction": lost / max(1, sum(life.num_sampled for life in lives)),
+        "complaints": [
+            f"kill {number}: {one}" for number, life in enumerate(lives, 1) for one in life.complaints
+        ],
         "lives": [
             {"start_s": life.start_s, "sampled": life.num_sampled, "kept": life.num_kept} for life in lives
         ],
@@ -134,5 +149,6 @@ def summed(lives: Sequence[KilledLife]) -> dict[str, Any]:
 def sentence(result: dict[str, Any]) -> str:
     return (
         f"{result['kills']} kills: trains again {result['resume_s']:.1f} s after the start (the first start took "
-        f"{result['start_s']:.1f} s); {result['regenerated_fraction']:.1%} of the tokens were sampled again"
+        f"{result['start_s']:.1f} s); {result['regenerated_fraction']:.1%} of the tokens were sampled again; "
+        f"{len(result['complaints'])} violations"
     )

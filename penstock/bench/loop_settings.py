@@ -43,6 +43,8 @@ GROUPS, GROUP_SIZE, STALENESS = 8, 8, 4
 P90_OVER_MEDIAN, SLOW_OVER_MEDIAN = 5.0, 25.0
 ARMS = {"synchronous": 0, "asynchronous": STALENESS}
 PROBE_STEPS = 8
+CHUNK_TOKENS = 32
+"""The default of `rollout.chunk_tokens`, which settings change: whoever keeps answers under way needs it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

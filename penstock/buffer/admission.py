@@ -28,6 +28,8 @@ from penstock.types import DEFAULT_POLICY, IntArray, Record, Sample, ScoredGroup
 Late = Literal["mask", "wait", "drop", "correct"]
 STALE = "stale"
 """Why a group is dropped that grew too old: its task goes back."""
+EMPTY = "empty"
+"""Why a group is dropped that has no token to train on."""
 NO_VERSIONS: IntArray = np.empty(0, dtype=np.int32)
 Samples = tuple[tuple[Sample, ...], ...]
 """The samples of each episode of a group."""

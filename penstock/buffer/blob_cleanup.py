@@ -25,8 +25,10 @@ class CleaningLog:
     def episode_scored(self, number: int, index: int, score: Score) -> None:
         self._log.episode_scored(number, index, score)
 
-    async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
-        await self._log.finished(ticket, scored, samples)
+    async def finished(
+        self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
+    ) -> None:
+        await self._log.finished(ticket, scored, samples, hurry=hurry)
 
     def selected(self, step: int, numbers: Sequence[int]) -> None:
         self._log.selected(step, numbers)

@@ -43,7 +43,7 @@ from penstock.buffer.partial_blobs import PartialBlobs
 from penstock.buffer.pending_work import PendingWork
 from penstock.channel.codec import decode
 from penstock.interfaces import BlobStore
-from penstock.types import BlobRef, Episode, Group, Score, ScoredGroup, Task, blobs_of
+from penstock.types import BlobRef, CallAnswer, Episode, Group, Score, ScoredGroup, Task, blobs_of
 
 FOLDER = "journal"
 LEDGER = "ledger.sqlite"
@@ -58,8 +58,8 @@ PROGRESS_S = 2.0
 class DurableGroupLog:
     """`GroupLog` on a journal. `lives` is what it has told the journal, some of which may not be durable yet.
 
-    A call that returns has told the journal. Only what the outside depends on waits for the disk: a step for its
-    groups and for the version of its weights, a checkpoint for everything before it (`durable`)."""
+    A call that returns has told the journal. Only what somebody may count on waits for the disk: a finished group
+    for itself, a step for the version of its weights, a checkpoint for everything before it (`durable`)."""
 
     def __init__(
         self,
@@ -87,8 +87,6 @@ class DurableGroupLog:
         self._room = room
         self._copies = copies
         self._blobs = blobs
-        self._finished: dict[int, int] = {}
-        """The places in the journal of groups that wait for their step."""
         self._issued = 0
         """The place of the newest version."""
 
@@ -119,31 +117,38 @@ class DurableGroupLog:
     def episode_scored(self, number: int, index: int, score: Score) -> None:
         self.work.score(number, index, score)
 
-    async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
-        """Its blobs are on the disk before its record is written."""
+    async def call_made(self, answer: CallAnswer) -> None:
+        """Returns when what the call gave is on the disk, with the turns before it: it must not be made again."""
+        self.work.call(answer)
+        self.work.keep_now(answer.group)
+        await self._journal.durable(soon=True)
+
+    async def finished(
+        self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
+    ) -> None:
+        """Returns when the group is on the disk, its blobs first. Unless in a hurry it waits a moment for others to
+        share the commit."""
         record = scored_record(ticket.number, scored, samples)
         copies, blobs = self._copies, self._blobs
         if copies is not None and blobs is not None and any(refs_of(scored.group)):
             keep = functools.partial(copies.keep, blobs, scored.group)
             await self._room.patiently(lambda: self._in_thread(keep))
-        self._finished[ticket.number] = self._push(record)
+        place = self._push(record)
         self._runs_no_more(ticket.number)
+        await self._journal.durable(place, soon=not hurry)
 
     def selected(self, step: int, numbers: Sequence[int]) -> None:
         self._push(GroupsSelected(step=step, numbers=tuple(numbers)))
 
     async def trained(self, step: int, numbers: Sequence[int]) -> None:
-        """Waits for the groups of the step, which had the time of the step to reach the disk, and for the version
-        of its weights, which no other may have after a crash."""
+        """Waits for the version of its weights, which no other may have after a crash."""
         self._push(GroupsTrained(step=step, numbers=tuple(numbers)))
-        places = [self._finished.pop(number, 0) for number in numbers]
-        await self._journal.durable(max([self._issued, *places]))
+        await self._journal.durable(self._issued)
 
     async def dropped(self, number: int, reason: str) -> None:
         life = self.lives.by_number.get(number)
         returns = life.task_id if life is not None and reason == STALE else None
         self._push(GroupDropped(number=number, reason=reason, returns=returns))
-        self._finished.pop(number, None)
         self._runs_no_more(number)
 
     def issued(self, version: int, step: int) -> None:

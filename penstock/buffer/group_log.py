@@ -31,8 +31,11 @@ class GroupLog(Protocol):
     def episode_scored(self, number: int, index: int, score: Score) -> None:
         """An episode has its score while others of its group run or are scored. Nobody waits for this either."""
 
-    async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
-        """`samples` are those of its episodes after selection; None when it took nothing out of the loss."""
+    async def finished(
+        self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
+    ) -> None:
+        """`samples` are those of its episodes after selection; None when it took nothing out of the loss. `hurry`:
+        a step waits for this group."""
 
     def selected(self, step: int, numbers: Sequence[int]) -> None:
         """Groups are taken for a step; `step` is that of the weights that they train. Nobody waits for this."""
@@ -57,7 +60,9 @@ class NoGroupLog:
     def selected(self, step: int, numbers: Sequence[int]) -> None:
         pass
 
-    async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
+    async def finished(
+        self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
+    ) -> None:
         pass
 
     async def trained(self, step: int, numbers: Sequence[int]) -> None:
@@ -100,7 +105,9 @@ class MemoryGroupLog:
     def selected(self, step: int, numbers: Sequence[int]) -> None:
         pass
 
-    async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
+    async def finished(
+        self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
+    ) -> None:
         self._move(ticket.number, "scored", ("running",)).scored = scored
 
     async def trained(self, step: int, numbers: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """What groups under way have done since the last record of it, gathered so that one record holds much.
 
-    chunks, calls, scores ─► pending ─► every few seconds one `WorkProgressed`
+    chunks, calls, scores ─► pending ─► every few seconds one `WorkProgressed`, of one group when it asks
                                 └► dropped, where their episode or group has ended meanwhile
 
 A short answer ends before a record of it is due: then the record of its episode or group says all. So this costs a
@@ -8,7 +8,7 @@ run of short answers nothing, and one of long answers a few bytes a token.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.buffer.life_records import WorkProgressed
@@ -61,6 +61,12 @@ class PendingWork:
         """It is scored as a whole, or dropped."""
         self._groups.pop(group, None)
 
+    def keep_now(self, group: int) -> None:
+        """What a group has done goes into a record of its own."""
+        pending = self._groups.pop(group, None)
+        if pending is not None:
+            self._record({group: pending})
+
     def close(self) -> None:
         """Nothing more is recorded."""
         if self._timer is not None:
@@ -74,6 +80,9 @@ class PendingWork:
     def _flush(self) -> None:
         self._timer = None
         groups, self._groups = self._groups, {}
+        self._record(groups)
+
+    def _record(self, groups: Mapping[int, _Group]) -> None:
         turns = [
             part for group in groups.values() for parts in group.turns.values() for part in _joined(parts)
         ]

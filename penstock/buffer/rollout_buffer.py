@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from penstock.buffer.admission import (
+    EMPTY,
     NO_VERSIONS,
     Dropped,
     ReadyGroup,
@@ -40,6 +41,9 @@ class RolloutBuffer:
         self._changed = asyncio.Event()
         self._closed = False
         self._error: Exception | None = None
+        self._num_finishing = 0
+        """Groups whose record is on its way to the log."""
+        self._step_waits = False
 
     async def admit(self) -> Ticket:
         """Leave to generate one more group, as soon as the bound allows it."""
@@ -70,10 +74,14 @@ class RolloutBuffer:
 
     async def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
         """The group waits for its step. False when it has no token to train on, and was dropped as `empty`."""
-        await self._log.finished(ticket, scored, samples)
+        self._num_finishing += 1
+        try:
+            await self._log.finished(ticket, scored, samples, hurry=self._completes_a_step())
+        finally:
+            self._num_finishing -= 1
         kept = self.gate.finish(ticket, scored, samples)
         if not kept:
-            await self._log.dropped(ticket.number, "empty")
+            await self._log.dropped(ticket.number, EMPTY)
         self._wake()
         return kept
 
@@ -98,7 +106,11 @@ class RolloutBuffer:
                 self._log.selected(taken.step, taken.numbers)
                 return taken
             if not dropped:  # what happened while a drop was logged may have made a step
-                await self._wait()
+                self._step_waits = True
+                try:
+                    await self._wait()
+                finally:
+                    self._step_waits = False
 
     async def drop_taken(self, taken: StepGroups, number: int, reason: str) -> StepGroups:
         """A group of a step can't be trained: the rest of the step."""
@@ -167,6 +179,11 @@ class RolloutBuffer:
                 generation = f"{gate.outstanding} groups outstanding, the bound allows {gate.limit}"
         training = f"{gate.num_ready} of {gate.groups_per_step} groups ready, {gate.num_running} running"
         return generation, training
+
+    def _completes_a_step(self) -> bool:
+        """Whether the trainer waits, and the groups on their way to the log are the last that it lacks."""
+        gate = self.gate
+        return self._step_waits and gate.num_ready + self._num_finishing >= gate.groups_per_step
 
     def _check_open(self) -> None:
         if self._error is not None:

@@ -1,11 +1,13 @@
 """`penstock inspect`: what became of the groups of a run, from its ledger and its journal."""
 
+import functools
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.padding import Padding
@@ -21,6 +23,7 @@ from penstock.buffer.life_records import (
     GroupAdmitted,
     GroupDropped,
     GroupScored,
+    GroupsSelected,
     GroupsTrained,
     LifeRecord,
     RunResumed,
@@ -28,9 +31,14 @@ from penstock.buffer.life_records import (
     from_bytes,
 )
 from penstock.cli.samples import run_folder
+from penstock.config.loader import build, read_yaml
 from penstock.errors import UserError
 from penstock.observe.plain_text import plain_block, plain_line
-from penstock.types import Episode, Message, Score
+from penstock.orchestration.config import PenstockConfig
+from penstock.types import Episode, Message, PartialGroup, Score
+
+if TYPE_CHECKING:
+    from penstock.models.tokenizer import ChatTokenizer
 
 STATES = ("issued", "running", "finished", "scored", "trained", "dropped")
 MEANS = {
@@ -53,7 +61,13 @@ class Shown:
     """Of every state: the number and the task of its first group."""
 
 
-def print_run(run: str, *, group: int | None, console: Console | None = None) -> None:
+Decode = Callable[[list[int]], str]
+
+
+def print_run(
+    run: str, *, group: int | None, console: Console | None = None, decode: Decode | None = None
+) -> None:
+    """`decode` gives the text of tokens; without it the tokenizer of the run's model is loaded when need be."""
     console = console or Console()
     journal = run_folder(run) / FOLDER
     if not journal.is_dir():
@@ -64,7 +78,7 @@ def print_run(run: str, *, group: int | None, console: Console | None = None) ->
     if group is None:
         _print_counts(console, counted(journal))
     else:
-        _print_life(console, group, life_of(journal, group))
+        _print_life(console, group, life_of(journal, group), decode or _decoder_of(journal.parent))
 
 
 def counted(journal: Path) -> Shown:
@@ -108,7 +122,7 @@ def _is_of(record: LifeRecord, number: int) -> bool:
     match record:
         case GroupAdmitted():
             return record.ticket.number == number
-        case GroupsTrained():
+        case GroupsTrained() | GroupsSelected():
             return number in record.numbers
         case GroupScored() | GroupDropped() | EpisodeEnded():
             return record.number == number
@@ -133,7 +147,7 @@ def _print_counts(console: Console, counts: Shown) -> None:
             console.print(Text(f"  {count:>8,}  {plain_line(reason, 60)}"))
 
 
-def _print_life(console: Console, number: int, records: list[LifeRecord]) -> None:
+def _print_life(console: Console, number: int, records: list[LifeRecord], decode: Decode) -> None:
     console.print(Text(f"group {number}", style="bold"))
     is_scored = any(isinstance(record, GroupScored) for record in records)
     is_over = is_scored or any(isinstance(record, GroupDropped) for record in records)
@@ -147,6 +161,8 @@ def _print_life(console: Console, number: int, records: list[LifeRecord]) -> Non
                 _print_episode(console, record.episode, None)
             case GroupScored():
                 _print_scored(console, record)
+            case GroupsSelected():
+                _say(console, f"taken for a step by the weights of step {record.step}")
             case GroupsTrained():
                 _say(console, f"trained in step {record.step}")
             case GroupDropped():
@@ -155,40 +171,71 @@ def _print_life(console: Console, number: int, records: list[LifeRecord]) -> Non
             case RunResumed():
                 _say(console, f"waits again: the run went back to step {record.step}")
     if not is_over:
-        for line in _under_way(number, records):
+        for line, turns in _under_way(number, records):
             _say(console, line)
+            for tokens in turns:
+                _text(console, decode(tokens))
 
 
-def _under_way(number: int, records: list[LifeRecord]) -> Iterator[str]:
-    """Episodes that have not ended: how many tokens are safe in the journal. There is no text of them yet."""
+def _under_way(number: int, records: list[LifeRecord]) -> Iterator[tuple[str, list[list[int]]]]:
+    """Episodes that have not ended: how many tokens are safe in the journal, and those of each turn."""
     ended = {one.episode.index for one in records if isinstance(one, EpisodeEnded)}
-    turns: dict[int, dict[int, int]] = {}
+    partial = PartialGroup()
     for record in records:
         if isinstance(record, WorkProgressed):
             for part in record.turns:
                 if part.group == number and part.episode not in ended:
-                    turns.setdefault(part.episode, {})[part.turn] = part.end
-    for episode, ends in sorted(turns.items()):
-        yield f"episode {episode} is under way: {sum(ends.values())} tokens kept, in turn {max(ends) + 1}"
+                    partial.add_part(part)
+    for episode in sorted({place[0] for place in partial.turns}):
+        turns = {turn: parts for (one, turn), parts in sorted(partial.turns.items()) if one == episode}
+        tokens = [
+            [int(token) for part in parts for token in part.chunk.token_ids] for parts in turns.values()
+        ]
+        count = sum(map(len, tokens))
+        yield f"episode {episode} is under way: {count} tokens kept, in turn {max(turns) + 1}", tokens
+
+
+def _decoder_of(run: Path) -> Decode:
+    """With the tokenizer of the run's model, loaded at the first use. Without it there is no text, and no error."""
+
+    @functools.cache
+    def tokenizer() -> "ChatTokenizer | None":
+        from penstock.api import cache_folder
+        from penstock.orchestration.preflight import open_model
+
+        try:
+            model = {"model": read_yaml(run / "config.yaml")["model"]}
+            config = build(PenstockConfig, model)
+            return open_model(config, log=lambda line: None, cache=cache_folder())[1]
+        except (UserError, OSError, KeyError):
+            return None
+
+    def decode(tokens: list[int]) -> str:
+        found = tokenizer()
+        return "(its tokenizer can't be loaded)" if found is None else found.decode(tokens)
+
+    return decode
 
 
 def _print_scored(console: Console, record: GroupScored) -> None:
     group = record.scored.group
     failed = f", {len(group.failures)} failed" if group.failures else ""
     _say(console, f"finished and scored: {len(group.episodes)} episodes{failed}")
-    for episode, score in zip(group.episodes, record.scored.scores, strict=True):
-        _print_episode(console, episode, score)
+    for episode, score, in_loss in zip(group.episodes, record.scored.scores, record.in_loss, strict=True):
+        _print_episode(console, episode, score, in_loss=in_loss)
     for episode in group.failures:
         _print_episode(console, episode, None)
 
 
-def _print_episode(console: Console, episode: Episode, score: Score | None) -> None:
+def _print_episode(console: Console, episode: Episode, score: Score | None, *, in_loss: bool = True) -> None:
     versions = sorted({int(one) for turn in episode.turns for one in turn.versions})
     facts = [f"episode {episode.index}", f"{episode.num_output_tokens} tokens"]
     if versions:
         facts.append(f"version {versions[0]}" + (f"–{versions[-1]}" if len(versions) > 1 else ""))
     if score is not None:
         facts.append(f"reward {score.value:.4g}")
+    if not in_loss:
+        facts.append("left out of the loss by selection")
     if episode.failure is not None:
         facts.append(f"failed ({episode.failure}): {episode.message}")
     console.print(Text("    " + plain_line(" · ".join(facts), 200), style="cyan"))

@@ -322,18 +322,26 @@ def inspect(
 def resume(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value …")] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            help="Go back to the checkpoint of this step, or `best`. Later ones move to RUN/undone."
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Go on with a run from its last checkpoint and its journal, in its folder; run.steps=N makes it longer."""
     with ending_at_once(NO_MODEL):
         _say_that_it_starts()
         from penstock.api import run
+        from penstock.cli.export import read_step
         from penstock.cli.report import print_summary
         from penstock.cli.samples import run_folder
         from penstock.observe.views import make_view
         from penstock.orchestration.run_folder import load_saved_run
 
-        root, saved = load_saved_run(run_folder(name), list(overrides or []))
+        chosen = None if step is None else read_step(step)
+        root, saved = load_saved_run(run_folder(name), list(overrides or []), chosen)
         summary = run(root, make_view(root.observe), saved=saved)
     with contextlib.suppress(BrokenPipeError, SystemExit):
         print_summary(summary)

@@ -1,6 +1,6 @@
 """Where a run begins, or goes on: its journal, its place in the tasks, and what it still has to do."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -8,8 +8,10 @@ import msgspec
 
 from penstock.buffer.durable_log import FOLDER, DurableGroupLog, open_log
 from penstock.interfaces import BlobStore
+from penstock.orchestration.checkpoints import Part
+from penstock.orchestration.config import RunConfig
 from penstock.orchestration.preflight import Prepared
-from penstock.orchestration.recovery import recover, remove_other_history
+from penstock.orchestration.recovery import put_aside_other_history, recover
 from penstock.orchestration.resume import Resume
 from penstock.tasks.curriculum import load_curriculum
 from penstock.tasks.stream import TaskStream
@@ -39,10 +41,10 @@ async def begin(prepared: Prepared, blobs: BlobStore, say: Callable[[str], None]
     )
     has_journal = config.run.journal and config.run.checkpoint_every > 0 and not config.run.deterministic
     reached = None if saved is None or not has_journal else saved.progress.step
-    if remove_other_history(prepared.folder / FOLDER, reached):
+    if (aside := put_aside_other_history(prepared.folder / FOLDER, reached)) is not None:
         say(
             "the journal is of other steps than the checkpoint: it begins anew, and groups under way are generated "
-            "again"
+            f"again (the old one is {aside.name})"
         )
     if not has_journal:
         if saved is not None:
@@ -66,6 +68,22 @@ async def begin(prepared: Prepared, blobs: BlobStore, say: Callable[[str], None]
         progress = msgspec.structs.replace(saved.progress, history=resume.history)
         going_on = replace(prepared, saved=replace(saved, progress=progress))
         yield Beginning(prepared=going_on, tasks=tasks, resume=resume, log=log)
+
+
+def what_a_crash_costs(run: RunConfig, only_in_python: Sequence[Part]) -> str | None:
+    """For a run that `penstock resume` could not go on with, in a sentence."""
+    if run.checkpoint_every == 0:
+        return (
+            "a crash would cost all of this run: it keeps no checkpoints and no journal (run.checkpoint_every=0); "
+            "with run.checkpoint_every=50 `penstock resume` goes on"
+        )
+    if only_in_python:
+        parts = " and ".join(only_in_python)
+        return (
+            f"`penstock resume` can't go on with this run after a crash: it was given its {parts} as a Python "
+            "object; name it by a file or an import path (reward.functions, rollout.workflow, tasks.source)"
+        )
+    return None
 
 
 def describe(resume: Resume) -> str:

@@ -6,8 +6,8 @@
 
 A checkpoint is of the moment between two steps. The trainer copies its state then, and writes it beside the next
 steps, into a folder without a name; it gets its name when all of it is on the disk. So each one that is found is
-whole, and nothing counts on one before that. Groups under way are not in it: their tasks are, and are generated
-again.
+whole, and nothing counts on one before that. Groups that are not trained yet are in the journal. Their tasks are
+here too, and come again in a run without one.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The root config: every room's section under one name. `penstock init` writes it out with comments."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.models.config import ModelConfig
 from penstock.observe.config import ObserveConfig
 from penstock.orchestration.launchers.config import LauncherConfig
-from penstock.orchestration.repeatable import conflicts
+from penstock.orchestration.repeatable import conflicts, with_implied
 from penstock.rollout.config import RolloutConfig
 from penstock.scoring.config import RewardConfig
 from penstock.sync.config import SyncConfig
@@ -51,8 +51,10 @@ class RunConfig(Section):
 
     deterministic: bool = False
     """Every step the same, bit by bit: a run that was killed and resumed ends with the weights of one that never
-    was, on the same machine. On a CPU, synchronous (`staleness.max_staleness=0`), each group in a batch of its own;
-    the step that was open is discarded, so no journal is kept. Rewards must give the same each time, in time."""
+    was, on the same machine. On a CPU, synchronous (`staleness.max_staleness=0`), each group in a batch of its own:
+    this sets `model.device=cpu`, `max_staleness=0` and `engine.embedded.prefix_cache=false` where the config does
+    not say otherwise. The step that was open is discarded, so no journal is kept. Rewards must give the same each
+    time, in time."""
 
     @field_validator("name")
     @classmethod
@@ -138,6 +140,15 @@ class PenstockConfig(Section):
     run: RunConfig = RunConfig()
     eval: EvalConfig = EvalConfig()
     observe: ObserveConfig = ObserveConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_what_repeating_implies(cls, sections: Any) -> Any:
+        run = sections.get("run") if isinstance(sections, dict) else None
+        is_repeatable = (
+            run.get("deterministic") if isinstance(run, dict) else getattr(run, "deterministic", None)
+        )
+        return with_implied(sections) if is_repeatable is True else sections
 
     @model_validator(mode="after")
     def _sections_fit(self) -> "PenstockConfig":

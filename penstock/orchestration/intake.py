@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.algorithms.selection import select
-from penstock.buffer.admission import Ticket
+from penstock.buffer.admission import EMPTY, Ticket
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.errors import UserError
 from penstock.types import ScoredGroup
@@ -31,7 +31,7 @@ class Intake:
             self._filtered_in_a_row = 0
             samples = tuple(selected.samples(index) for index in range(len(selected.scored.scores)))
             kept = await self._buffer.finish(ticket, selected.scored, samples)
-            return None if kept else "empty"
+            return None if kept else EMPTY
         await self._buffer.drop(ticket, selected.drop)
         self._filtered_in_a_row += 1
         if self._filtered_in_a_row >= self._max_filtered:

@@ -22,6 +22,8 @@ FOLDER = "checkpoints"
 PROGRESS = "progress.json"
 HELDOUT = "heldout.json"
 BEST = "best"
+UNDONE = "undone"
+"""The folder of a run with checkpoints that it went back before."""
 _NAME = re.compile(r"step-(\d+)")
 
 
@@ -55,6 +57,19 @@ def sweep_unfinished(run: Path) -> None:
     if found:
         replace_link(run / FOLDER / LATEST, found[max(found)].name)
     point_to_best(run)
+
+
+def put_aside_past(run: Path, step: int) -> list[int]:
+    """Checkpoints of later steps are of a history that is given up: they go to `undone`, the last first, so that a
+    crash leaves none behind a gap."""
+    later = [number for number in checkpoints_of(run) if number > step]
+    for number in reversed(later):
+        path = checkpoints_of(run)[number]
+        aside = run / UNDONE / path.name
+        aside.parent.mkdir(mode=0o700, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+    return later
 
 
 def keep_reward(checkpoint: Path, reward: float) -> None:

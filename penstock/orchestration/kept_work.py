@@ -9,7 +9,7 @@ from penstock.orchestration.resume import Resume
 from penstock.rollout.episode_rollout import TokenSource
 from penstock.rollout.kept_calls import KeepCall, keep_nothing
 from penstock.rollout.kept_turns import KeptTurns
-from penstock.types import ONE_VERSION, CallAnswer, Interrupt
+from penstock.types import ONE_VERSION, Interrupt
 
 RECORD_EVERY = 256
 """Tokens between two pieces of recorded data that are kept while an answer is under way: each piece is a file."""
@@ -44,9 +44,4 @@ async def keep_work(
         record_every=RECORD_EVERY,
         say=say,
     )
-    work = log.work
-
-    async def keep_call(answer: CallAnswer) -> None:
-        work.call(answer)
-
-    return KeptWork(engine=turns, keep_call=keep_call)
+    return KeptWork(engine=turns, keep_call=log.call_made)

@@ -6,14 +6,14 @@ Groups that were running are generated on under their old numbers, and their fin
 
 import asyncio
 import contextlib
-import shutil
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from penstock.blobs.verification import refs_of_episode
-from penstock.buffer.admission import ReadyGroup, masked_before, oldest_step
+from penstock.buffer.admission import EMPTY, ReadyGroup, masked_before, oldest_step
 from penstock.buffer.durable_log import DurableGroupLog, read_lives
 from penstock.buffer.history import HistoryState, VersionHistory
 from penstock.buffer.journal.journal_files import DiskFiles
@@ -28,17 +28,17 @@ from penstock.tasks.stream import TaskStream
 from penstock.types import Episode, PartialGroup, blobs_of
 
 
-def remove_other_history(folder: Path, step: int | None) -> bool:
-    """Remove a journal that does not reach `step`, since the run went on without it, or that has let go of groups
-    which a run needs that goes on from there. None removes any."""
+def put_aside_other_history(folder: Path, step: int | None) -> Path | None:
+    """Rename a journal that does not reach `step`, since the run went on without it, or that has let go of groups
+    which a run needs that goes on from there. None renames any. Returns what it is called now."""
     if not folder.exists():
-        return False
+        return None
     if step is not None:
         standing = read_lives(DiskFiles(folder), keeps_content=False).standing
         if standing.covered <= step <= standing.step:
-            return False
-    shutil.rmtree(folder)
-    return True
+            return None
+    names = (folder.with_name(f"{folder.name}.undone-{number}") for number in itertools.count(1))
+    return folder.rename(next(name for name in names if not name.exists()))
 
 
 async def recover(
@@ -57,6 +57,9 @@ async def recover(
     ready = []
     for life in [life for life in lives if life.state == "scored"]:
         group = _ready(life, history, config, tasks)
+        if group is None:  # the crash came before its drop was written
+            await log.dropped(life.ticket.number, EMPTY)
+            continue
         try:
             log.bring_back_blobs(group.scored.group)
             ready.append(group)
@@ -95,6 +98,7 @@ async def undone_groups(
     for life in lives.by_number.values():
         if life.state == "trained" and life.step is not None and life.step > step:
             group = _ready(life, history, config, tasks)
+            assert group is not None, "a group without loss is never trained"
             try:
                 log.bring_back_blobs(group.scored.group)
                 returned.append(group)
@@ -103,12 +107,16 @@ async def undone_groups(
     return returned
 
 
-def _ready(life: Life, history: VersionHistory, config: PenstockConfig, tasks: TaskStream) -> ReadyGroup:
+def _ready(
+    life: Life, history: VersionHistory, config: PenstockConfig, tasks: TaskStream
+) -> ReadyGroup | None:
+    """As the buffer had it; None without a token to train on."""
     assert life.scored is not None, "a group that may be trained keeps what it consists of"
     scored = life.scored.with_task(tasks.task(life.task_id))
     samples = samples_of(life.scored, scored)
     oldest = oldest_step(samples, history)
-    assert oldest is not None, "a group without loss was dropped"
+    if oldest is None:
+        return None
     if life.selected_at is not None and config.staleness.late == "mask":
         then = VersionHistory(history.policy, life.steps_at_selection)
         samples = masked_before(life.selected_at - life.ticket.bound, samples, then)

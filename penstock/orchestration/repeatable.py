@@ -7,10 +7,37 @@ seeds follow from the numbers. So a run that goes on from a checkpoint, without 
 same tokens again.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.orchestration.config import PenstockConfig
+
+
+IMPLIED: dict[tuple[str, ...], Any] = {
+    ("staleness", "max_staleness"): 0,
+    ("engine", "embedded", "prefix_cache"): False,
+    ("model", "device"): "cpu",
+}
+"""What `run.deterministic` sets where the config says nothing else."""
+
+
+def with_implied(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of a config that must repeat, as they were given and with what that implies."""
+    filled = dict(sections)
+    for path, value in IMPLIED.items():
+        filled = _with_default(filled, path, value)
+    return filled
+
+
+def _with_default(section: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    key, rest = path[0], path[1:]
+    if not rest:
+        return {key: value, **section}
+    inside = section.get(key) or {}
+    if not isinstance(inside, Mapping):  # built already, so it says everything
+        return dict(section)
+    return {**section, key: _with_default(inside, rest, value)}
 
 
 def conflicts(config: "PenstockConfig") -> list[str]:

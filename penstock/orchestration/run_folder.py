@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from penstock.config.loader import load_config
 from penstock.errors import UserError
 from penstock.orchestration.checkpoints import BEGINNING, Progress, read_progress
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.kept_checkpoints import PROGRESS, checkpoints_of
+from penstock.orchestration.kept_checkpoints import PROGRESS, best_of, checkpoints_of, rewards_of
 from penstock.orchestration.run_facts import read_facts
 from penstock.safe_files import open_private, write_private
 
@@ -71,15 +72,17 @@ def is_held(folder: Path) -> bool:
     return False
 
 
-def load_saved_run(folder: Path, overrides: list[str]) -> tuple[PenstockConfig, SavedRun]:
-    """The config and the last checkpoint of a run that is to go on."""
+def load_saved_run(
+    folder: Path, overrides: list[str], step: int | Literal["best"] | None = None
+) -> tuple[PenstockConfig, SavedRun]:
+    """The config of a run that is to go on, and the checkpoint from which: of `step`, or the last."""
     for override in overrides:
         key = override.partition("=")[0]
         if key in FIXED or key.startswith("model.lora."):
             raise UserError(f"{key} can't be changed when a run is resumed; start another run for that")
     chosen_again = [f"{setting}=auto" for setting in read_facts(folder).auto]
     config = load_config(PenstockConfig, folder / "config.yaml", [*chosen_again, *overrides])
-    checkpoint = next(reversed(checkpoints_of(folder).values()), None)
+    checkpoint = _checkpoint(folder, step)
     if checkpoint is None and not (folder / BEGINNING / PROGRESS).is_file():
         raise UserError(
             f"{folder} has no checkpoint to go on from; set run.checkpoint_every when a run is started (its model, "
@@ -91,10 +94,25 @@ def load_saved_run(folder: Path, overrides: list[str]) -> tuple[PenstockConfig, 
             f"{folder} was given its {' and '.join(progress.only_in_python)} as a Python object, which its config "
             "can't name; only runs whose parts are files or import paths can be resumed"
         )
-    step = progress.step
-    if step >= config.run.steps:
-        raise UserError(f"{folder} has done its {step} steps; give more to go on: run.steps={step + 100}")
+    done = progress.step
+    if done >= config.run.steps:
+        raise UserError(f"{folder} has done its {done} steps; give more to go on: run.steps={done + 100}")
     return config, SavedRun(folder=folder, checkpoint=checkpoint, progress=progress)
+
+
+def _checkpoint(folder: Path, step: int | Literal["best"] | None) -> Path | None:
+    """None: the run goes on from its beginning."""
+    found = checkpoints_of(folder)
+    if step is None:
+        return next(reversed(found.values()), None)
+    wanted = best_of(rewards_of(folder)) if step == "best" else step
+    if wanted in found:
+        return found[wanted]
+    if wanted == 0 and (folder / BEGINNING / PROGRESS).is_file():
+        return None
+    known = ", ".join(map(str, found)) or "none"
+    what = "that was evaluated" if step == "best" else f"of step {step}"
+    raise UserError(f"{folder} has no checkpoint {what}; it has checkpoints of steps: {known}")
 
 
 def put_aside_rows_past(folder: Path, step: int) -> None:

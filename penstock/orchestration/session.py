@@ -19,12 +19,12 @@ from penstock.observe.run_state import RunState
 from penstock.observe.writers.recoveries_jsonl import NAME as RECOVERIES
 from penstock.observe.writers.recoveries_jsonl import RecoveriesWriter
 from penstock.orchestration.automatic import sites_of
-from penstock.orchestration.beginning import Beginning, begin
+from penstock.orchestration.beginning import Beginning, begin, what_a_crash_costs
 from penstock.orchestration.checkpoints import Part, write_beginning
 from penstock.orchestration.closed_loop import starting_bound
 from penstock.orchestration.dashboard_door import dashboard
 from penstock.orchestration.ending import Ending, Hurried
-from penstock.orchestration.kept_checkpoints import sweep_unfinished
+from penstock.orchestration.kept_checkpoints import put_aside_past, sweep_unfinished
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.launcher_choice import kind_of, open_joining, open_launcher
 from penstock.orchestration.launchers.remote import RemoteLauncher
@@ -87,6 +87,11 @@ class Session:
         """Put the folder of a run that goes on into the order of its checkpoint."""
         saved = self._prepared.saved
         if saved is not None:
+            if later := put_aside_past(saved.folder, saved.progress.step):
+                aside = ", ".join(map(str, later))
+                self.say(
+                    f"going back to step {saved.progress.step}: checkpoints of steps {aside} are now in undone/"
+                )
             sweep_unfinished(saved.folder)
             put_aside_rows_past(saved.folder, saved.rows_until)
             write_private(saved.folder / "config.yaml", to_yaml(self._config))
@@ -175,7 +180,10 @@ class Session:
         async with begin(self._prepared, open_blobs(str(launcher.blobs)), events.log) as beginning:
             if beginning.tasks.curriculum is not None:
                 stream.subscribe("curriculum", RewardWatch(beginning.tasks.curriculum))
-            if self._prepared.saved is None and self._config.run.checkpoint_every > 0:
+            run = self._config.run
+            if self._prepared.saved is None and (costs := what_a_crash_costs(run, self._only_in_python)):
+                events.log(costs)
+            if self._prepared.saved is None and run.checkpoint_every > 0:
                 bound = starting_bound(self._config.staleness)
                 write_beginning(self._prepared.folder, beginning.tasks, bound, self._only_in_python)
             await self._train_from(beginning, launcher, environments, stream, state)

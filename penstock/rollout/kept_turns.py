@@ -142,7 +142,9 @@ class _KeptTurn:
         if chunk.finish_reason == "cancelled" or not self.answer.may_end(chunk):
             return
         group, episode, turn = self._place
-        kept = msgspec.structs.replace(joined_chunk(self._waiting), restarts=False)
+        kept = joined_chunk(self._waiting)
+        if kept.restarts:
+            kept = msgspec.structs.replace(kept, restarts=False)
         self._waiting.clear()
         part = TurnPart(
             group=group, episode=episode, turn=turn, key=self.key, start=self._num_kept, chunk=kept

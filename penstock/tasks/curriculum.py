@@ -33,6 +33,13 @@ class Curriculum:
         if kind is not None:
             self._rewards.setdefault(kind, deque(maxlen=NEWEST)).append(reward)
 
+    def rewards(self) -> dict[str, tuple[float, ...]]:
+        """The newest of each kind, for a run that goes on."""
+        return {kind: tuple(rewards) for kind, rewards in self._rewards.items()}
+
+    def restore(self, rewards: Mapping[str, Sequence[float]]) -> None:
+        self._rewards = {kind: deque(newest, maxlen=NEWEST) for kind, newest in rewards.items()}
+
     def admits(self, task: Task) -> bool:
         means = {kind: sum(rewards) / len(rewards) for kind, rewards in self._rewards.items()}
         try:

@@ -5,6 +5,8 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.errors import TaskError
 from penstock.tasks.curriculum import Curriculum
 from penstock.types import Record, Task
@@ -19,6 +21,8 @@ class StreamState(Record, frozen=True, kw_only=True):
     """Ids of tasks that were put back and not yet taken again."""
     checksum: int
     """Of the task ids: a state belongs to one set of tasks."""
+    rewards: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
+    """What the curriculum has seen, by kind of task."""
 
 
 class TaskStream:
@@ -92,6 +96,7 @@ class TaskStream:
             position=self._position,
             returned=tuple(task.id for task in self._returned),
             checksum=self._checksum,
+            rewards={} if self.curriculum is None else self.curriculum.rewards(),
         )
 
     def restore(self, state: StreamState) -> None:
@@ -103,6 +108,8 @@ class TaskStream:
             )
         self._start_epoch(state.epoch, state.position)
         self._returned = deque(self._by_id[task_id] for task_id in state.returned)
+        if self.curriculum is not None:
+            self.curriculum.restore(state.rewards)
 
     def _start_epoch(self, epoch: int, position: int) -> None:
         self._epoch = epoch

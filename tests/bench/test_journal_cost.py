@@ -1,12 +1,18 @@
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from rich.console import Console
 
 from penstock.bench import journal_cost
+from penstock.bench.controller_cost import CpuView
 from penstock.bench.journal_cost import Arm, compared, pair, sentence
+from penstock.bench.loop_settings import Setting
 from penstock.bench.saved_report import SavedReport
+from penstock.rollout.config import RolloutConfig
 
 
 def arm(episodes_per_s: float, cpu: float) -> Arm:
@@ -29,6 +35,22 @@ def test_the_median_of_the_ratios_of_pairs_counts() -> None:
         "episode in the controller; idle: trainer 50%, engines 2%"
     )
     assert compared(measured[:1])["ratio_quartiles"] == [0.98, 0.98]
+
+
+def test_both_arms_have_answers_under_way_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that come as one chunk would never be in the journal half made."""
+    given: list[dict[str, Any]] = []
+
+    def train(setting: Setting, *rest: Any, more: dict[str, Any], view: CpuView) -> Any:
+        given.append(more)
+        return SimpleNamespace(samples=9, training_s=1.0, tokens_per_s=1.0, trainer_idle=0.0, engine_idle=0.0)
+
+    monkeypatch.setattr(journal_cost, "train", train)
+    monkeypatch.setattr(journal_cost, "ensure_builtin_model", lambda *rest, **options: Path())
+    monkeypatch.setattr(journal_cost, "make_model", lambda *rest, **options: Path())
+    journal_cost.run_generation_bound(SavedReport(None), Console(file=io.StringIO()), pairs=1)
+    assert [one["rollout"]["chunk_tokens"] for one in given] == [RolloutConfig().chunk_tokens] * 2
+    assert [one["run"]["journal"] for one in given] == [True, False]
 
 
 def test_pairs_alternate_in_who_goes_first() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.bench.killed_run import KilledLife, sentence, summed, tokens_kept
+from penstock.bench.killed_run import KilledLife, headline, sentence, summed, tokens_kept
 from penstock.buffer.admission import Ticket
 from penstock.buffer.durable_log import open_log
 from penstock.orchestration.virtual_time import run_in_virtual_time
@@ -54,5 +54,18 @@ def test_the_first_start_is_none_that_goes_on() -> None:
     assert result["regenerated_fraction"] == 0.1
     assert sentence(result) == (
         "3 kills: trains again 11.5 s after the start (the first start took 9.0 s); 10.0% of the tokens were sampled "
-        "again"
+        "again; 0 violations"
     )
+
+
+def test_what_an_audit_finds_after_a_kill_is_a_violation() -> None:
+    lives = [
+        KilledLife(start_s=9.0, num_sampled=1, num_kept=1),
+        KilledLife(start_s=9.0, num_sampled=1, num_kept=1, complaints=("11 groups were consumed",)),
+    ]
+    result = summed(lives)
+    assert result["complaints"] == ["kill 2: 11 groups were consumed"]
+    assert sentence(result).endswith("; 1 violations")
+    shown = headline(result, {"violations": 2})
+    assert shown == {"violations": 3, "resume_s": 9.0, "regenerated_fraction": 0.0}
+    assert headline(result, {})["violations"] == 1

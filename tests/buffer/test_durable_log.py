@@ -22,9 +22,10 @@ from penstock.buffer.ledger import LedgerCounts
 from penstock.buffer.life_records import samples_of
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.safe_files import replace_private
-from penstock.types import Task
+from penstock.types import CallAnswer, Task
 from tests.buffer.test_admission import scored
 from tests.buffer.test_blob_copies import group_with_blob
+from tests.types.test_partial_work import part
 
 
 def ticket(number: int) -> Ticket:
@@ -127,24 +128,25 @@ class SlowDisk:
             self.allowed.release()
 
 
-def test_only_a_step_and_a_checkpoint_wait_for_the_disk(tmp_path: Path) -> None:
-    """Admission, episodes, groups and drops go on while the disk is slow; a step waits for its groups, not for its
-    own record, and a checkpoint for everything."""
+def test_finished_groups_and_checkpoints_wait_for_the_disk(tmp_path: Path) -> None:
+    """Admission and drops go on while the disk is slow; a finished group waits for itself, a step not for its own
+    record, and a checkpoint for everything."""
 
     async def scene() -> None:
         disk = SlowDisk(0)
         async with open_log(tmp_path, files=(files := PowerLossFiles()), in_thread=disk) as log:
             log.issued(0, 0)
+            finishing = []
             for number in range(3):
                 await log.admitted(ticket(number), Task(id=f"t{number}", prompt="p"), number + 1)
-                await log.finished(ticket(number), scored(number, [0]))
-            await asyncio.sleep(1)  # a commit is under way
-            await log.dropped(2, "refused")
-            training = asyncio.create_task(log.trained(1, [0, 1]))
+                finishing.append(asyncio.create_task(log.finished(ticket(number), scored(number, [0]))))
             await asyncio.sleep(60)
-            assert not training.done()
-            disk.allow(1)
-            await training
+            assert not any(one.done() for one in finishing)
+            disk.allow(2)  # a commit that was under way, and theirs
+            await asyncio.gather(*finishing)
+            assert read_lives(files).counts()["scored"] == 3
+            await log.dropped(2, "refused")
+            await log.trained(1, [0, 1])
             assert read_lives(files).counts()["scored"] == 3  # the step's own record follows
             checkpoint = asyncio.create_task(log.durable())
             await asyncio.sleep(60)
@@ -152,6 +154,42 @@ def test_only_a_step_and_a_checkpoint_wait_for_the_disk(tmp_path: Path) -> None:
             disk.allow()
             await checkpoint
             assert read_lives(files).counts() == Counter(trained=2, dropped=1)
+
+    run_in_virtual_time(scene())
+
+
+def test_a_group_that_a_step_waits_for_is_on_the_disk_at_once(tmp_path: Path) -> None:
+    """Others wait a moment, so that they share a commit; with no commit of late they need not."""
+    took: list[float] = []
+
+    async def scene() -> None:
+        now = asyncio.get_running_loop().time
+        async with open_log(tmp_path, files=PowerLossFiles(), in_thread=SlowDisk()) as log:
+            for number, hurry in enumerate([False, False, True]):
+                await log.admitted(ticket(number), Task(id=f"t{number}", prompt="p"), number + 1)
+                begun = now()
+                await log.finished(ticket(number), scored(number, [0]), hurry=hurry)
+                took.append(round(now() - begun, 3))
+
+    run_in_virtual_time(scene())
+    assert took == [0.0, 0.05, 0.0]
+
+
+def test_a_call_comes_back_when_it_is_on_the_disk_with_the_turn_before_it(tmp_path: Path) -> None:
+    async def scene() -> None:
+        disk = SlowDisk(1)
+        async with open_log(tmp_path, files=(files := PowerLossFiles()), in_thread=disk) as log:
+            await log.admitted(ticket(3), Task(id="t", prompt="p"), 1)
+            await log.durable()
+            log.work.turn(part(0, 1, 2))
+            answer = CallAnswer(group=3, episode=0, call=0, key=b"k", answer=b"1")
+            calling = asyncio.create_task(log.call_made(answer))
+            await asyncio.sleep(60)
+            assert not calling.done()
+            disk.allow()
+            await calling
+            partial = read_lives(files).by_number[3].partial
+            assert ([*partial.turns], [*partial.calls]) == ([(0, 0)], [(0, 0)])
 
     run_in_virtual_time(scene())
 

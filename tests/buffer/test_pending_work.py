@@ -41,6 +41,19 @@ def test_pieces_of_a_turn_become_one() -> None:
     assert [one.answer for one in record.calls] == [b"1"]
 
 
+def test_a_group_that_asks_has_a_record_at_once_and_no_other_later() -> None:
+    def work(pending: PendingWork) -> None:
+        pending.turn(part(0, 1, 2))
+        pending.score(4, 2, Score(value=1.0))
+        pending.keep_now(3)
+        pending.keep_now(5)
+
+    first, later = kept_after(work)
+    assert [one.chunk.token_ids.tolist() for one in first.turns] == [[1, 2]]
+    assert (first.scores, later.turns) == ((), ())
+    assert [one.group for one in later.scores] == [4]
+
+
 def test_pieces_with_recorded_data_stay_apart() -> None:
     def work(pending: PendingWork) -> None:
         for start in (0, 2):

@@ -22,9 +22,11 @@ class SlowLog(MemoryGroupLog):
         await asyncio.sleep(1)
         await super().admitted(ticket, task, num_taken)
 
-    async def finished(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> None:
+    async def finished(
+        self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
+    ) -> None:
         await asyncio.sleep(1)
-        await super().finished(ticket, scored, samples)
+        await super().finished(ticket, scored, samples, hurry=hurry)
 
     async def trained(self, step: int, numbers: Sequence[int]) -> None:
         await asyncio.sleep(1)
@@ -39,9 +41,11 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
     run_in_virtual_time(scene)
 
 
-def buffer_with(log: GroupLog, *, late: Any = "mask", max_staleness: int = 1) -> RolloutBuffer:
+def buffer_with(
+    log: GroupLog, *, late: Any = "mask", max_staleness: int = 1, groups_per_step: int = 1
+) -> RolloutBuffer:
     gate = StalenessGate(
-        groups_per_step=1,
+        groups_per_step=groups_per_step,
         max_staleness=max_staleness,
         late=late,
         ahead=9,
@@ -66,6 +70,44 @@ def test_a_finished_group_counts_only_when_it_is_logged() -> None:
         await asyncio.sleep(1)
         assert finishing.done()
         assert taking.done()
+
+    play(scene())
+
+
+class NotingLog(MemoryGroupLog):
+    """Notes which groups were said to be in a hurry, and takes a second for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hurried: list[int] = []
+
+    async def finished(
+        self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
+    ) -> None:
+        self.hurried += [ticket.number] if hurry else []
+        await asyncio.sleep(1)
+        await super().finished(ticket, scored, samples)
+
+
+def test_the_log_hurries_with_the_group_that_completes_a_step_somebody_waits_for() -> None:
+    async def scene() -> None:
+        log = NotingLog()
+        buffer = buffer_with(log, max_staleness=3, groups_per_step=2)
+        tickets = [await buffer.admit() for _ in range(6)]
+        for ticket in tickets:
+            await buffer.start(ticket, task(ticket.number))
+        await buffer.finish(tickets[0], scored(0, [0]))
+        await buffer.finish(tickets[1], scored(1, [0]))
+        assert log.hurried == []  # two are enough, and nobody waits
+        await buffer.take_step()
+        taking = asyncio.create_task(buffer.take_step())
+        await asyncio.sleep(0)
+        await asyncio.gather(*(buffer.finish(one, scored(one.number, [0])) for one in tickets[2:4]))
+        assert log.hurried == [3]
+        await taking
+        await buffer.finish(tickets[4], scored(4, [0]))
+        await buffer.finish(tickets[5], scored(5, [0]))
+        assert log.hurried == [3]
 
     play(scene())
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from penstock.buffer.admission import Ticket
 from penstock.buffer.durable_log import FOLDER, open_log
-from penstock.cli.inspect import print_run
+from penstock.cli.inspect import _decoder_of, print_run
 from penstock.errors import UserError
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.types import Episode, ScoredGroup, Task
@@ -48,7 +48,8 @@ def run(tmp_path: Path) -> Path:
 
 def shown(run: Path, group: int | None = None) -> str:
     output = io.StringIO()
-    print_run(str(run), group=group, console=Console(file=output, width=80))
+    console = Console(file=output, width=80)
+    print_run(str(run), group=group, console=console, decode=lambda tokens: f"<{tokens}>")
     text = output.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     return text
@@ -85,6 +86,30 @@ def test_the_whole_life_of_a_group_with_its_text(run: Path) -> None:
         "trained in step 7",
     ]
     assert "dropped: stale; its task goes back" in shown(run, group=2)
+
+
+def test_what_selection_made_of_a_group_is_shown(tmp_path: Path) -> None:
+    """An episode that it left out of the loss, and the step for which the group was taken."""
+    group = answered(0, "2")
+    masked = tuple(
+        tuple(one.in_loss_where(one.loss_mask & False) for one in group.samples(0)) for _ in range(1)
+    )
+
+    async def scene() -> None:
+        async with open_log(tmp_path / FOLDER) as log:
+            ticket = Ticket(number=0, bound=2, deadline=2)
+            await log.admitted(ticket, Task(id="t0", prompt="1+1?"), 1)
+            await log.finished(ticket, group, masked)
+            log.selected(6, [0])
+
+    asyncio.run(scene())
+    text = " ".join(shown(tmp_path, group=0).split())
+    assert "reward 1 · left out of the loss by selection 2" in text
+    assert text.endswith("taken for a step by the weights of step 6")
+
+
+def test_tokens_whose_tokenizer_is_not_there_have_no_text(tmp_path: Path) -> None:
+    assert _decoder_of(tmp_path)([1, 2]) == "(its tokenizer can't be loaded)"
 
 
 def test_what_is_not_there_is_said(run: Path, tmp_path: Path) -> None:
@@ -124,5 +149,5 @@ def test_what_is_under_way_is_told_in_tokens(tmp_path: Path) -> None:
     run_in_virtual_time(scene())
     assert "running: being generated" in shown(tmp_path)
     lines = [line.strip() for line in shown(tmp_path, group=3).splitlines()]
-    assert lines[-1] == "episode 0 is under way: 3 tokens kept, in turn 1"
+    assert lines[-2:] == ["episode 0 is under way: 3 tokens kept, in turn 1", "<[7, 8, 9]>"]
     assert not any("episode 1 is under way" in line for line in lines)

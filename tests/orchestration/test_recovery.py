@@ -10,15 +10,18 @@ import msgspec
 import pytest
 
 from penstock.bench.crashes.crash_audit import audit, audit_returned, naming, naming_await
+from penstock.bench.crashes.crash_truth import audit_acknowledged
 from penstock.bench.crashes.crash_world import CrashWorld
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import Ticket
-from penstock.buffer.durable_log import open_log
+from penstock.buffer.durable_log import open_log, read_lives
 from penstock.buffer.history import HistoryState
+from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.buffer.life_records import GroupAdmitted, GroupDropped
+from penstock.buffer.lives import Lives
 from penstock.orchestration.checkpoints import Progress
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.recovery import recover, remove_other_history
+from penstock.orchestration.recovery import put_aside_other_history, recover
 from penstock.tasks.stream import TaskStream
 from penstock.types import Task
 from tests.buffer.test_admission import scored
@@ -65,7 +68,7 @@ def test_nothing_is_lost_whatever_await_a_run_crashes_at(seed: int, tmp_path: Pa
             audit(world)
 
 
-def test_a_journal_that_the_run_went_on_without_is_removed(tmp_path: Path) -> None:
+def test_a_journal_that_the_run_went_on_without_is_put_aside(tmp_path: Path) -> None:
     async def scene() -> None:
         async with open_log(tmp_path / "journal") as log:
             await log.admitted(Ticket(number=0, bound=1, deadline=1), Task(id="t", prompt="p"), 1)
@@ -73,14 +76,17 @@ def test_a_journal_that_the_run_went_on_without_is_removed(tmp_path: Path) -> No
             await log.trained(4, [0])
 
     asyncio.run(scene())
-    assert not remove_other_history(tmp_path / "none", 4)
-    assert not remove_other_history(tmp_path / "journal", 4)
+    assert not put_aside_other_history(tmp_path / "none", 4)
+    assert not put_aside_other_history(tmp_path / "journal", 4)
     assert (tmp_path / "journal").exists()
     asyncio.run(keep_from(tmp_path / "journal", 4))
-    assert not remove_other_history(tmp_path / "journal", 4)
-    assert remove_other_history(shutil.copytree(tmp_path / "journal", tmp_path / "copy"), 3)
-    assert remove_other_history(tmp_path / "journal", 5)
+    assert not put_aside_other_history(tmp_path / "journal", 4)
+    shutil.copytree(tmp_path / "journal", tmp_path / "copy")
+    assert put_aside_other_history(tmp_path / "journal", 3) == tmp_path / "journal.undone-1"
+    (tmp_path / "copy").rename(tmp_path / "journal")
+    assert put_aside_other_history(tmp_path / "journal", 5) == tmp_path / "journal.undone-2"
     assert not (tmp_path / "journal").exists()
+    assert read_lives(DiskFiles(tmp_path / "journal.undone-1")).standing.step == 4
 
 
 async def keep_from(folder: Path, step: int) -> None:
@@ -131,6 +137,46 @@ def test_a_task_that_was_put_back_before_a_crash_comes_first_after_it(tmp_path: 
         return [stream.next().id for _ in range(3)]
 
     assert asyncio.run(scene()) == ["t1", "t3", "t4"]
+
+
+def test_a_group_whose_drop_a_crash_lost_is_dropped_again(tmp_path: Path) -> None:
+    """It has no token to train on: the buffer drops it once it is on the disk."""
+    stream = TaskStream([Task(id="t0", prompt="p")], shuffle=False)
+    ticket = Ticket(number=0, bound=1, deadline=1)
+
+    async def scene() -> None:
+        async with open_log(tmp_path / "journal") as log:
+            log.issued(0, 0)
+            await log.admitted(ticket, Task(id="t0", prompt="p"), 1)
+            await log.finished(ticket, scored(0, []))
+        async with open_log(tmp_path / "journal") as log:
+            resume = await recover(log, beginning(stream), PenstockConfig.model_validate({}), stream)
+            assert resume.gate.ready == ()
+            assert dict(log.lives.drops()) == {"empty": 1}
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("state", ["lost", "running", "scored", "dropped"])
+def test_a_group_that_was_acknowledged_and_is_not_in_the_journal_is_a_violation(
+    state: str, tmp_path: Path
+) -> None:
+    ticket = Ticket(number=0, bound=1, deadline=1)
+
+    async def scene() -> Lives:
+        async with open_log(tmp_path / "journal") as log:
+            if state != "lost":
+                await log.admitted(ticket, Task(id="t0", prompt="p"), 1)
+            if state in ("scored", "dropped"):
+                await log.finished(ticket, scored(0, [0]))
+            if state == "dropped":
+                await log.dropped(0, "stale")
+            return log.lives
+
+    is_kept = state in ("scored", "dropped")
+    message = "group 0 was acknowledged, and the journal does not have it"
+    with contextlib.nullcontext() if is_kept else pytest.raises(AssertionError, match=message):
+        audit_acknowledged(asyncio.run(scene()), {0})
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

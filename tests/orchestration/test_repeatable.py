@@ -7,20 +7,24 @@ from penstock.errors import ConfigError
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.repeatable import conflicts
 
-REPEATABLE: dict[str, Any] = {
-    "run": {"deterministic": True},
-    "staleness": {"max_staleness": 0},
-    "engine": {"embedded": {"prefix_cache": False}},
+REPEATABLE: dict[str, Any] = {"run": {"deterministic": True}}
+OTHERWISE: dict[str, Any] = {
+    "staleness": {"max_staleness": 4},
+    "engine": {"embedded": {"prefix_cache": True}},
 }
 
 
-def test_a_config_that_repeats_has_no_conflict() -> None:
-    assert conflicts(build(PenstockConfig, REPEATABLE)) == []
+def test_what_a_run_that_repeats_needs_is_set() -> None:
+    config = build(PenstockConfig, {**REPEATABLE, "engine": {"embedded": {"max_batch": 7}}})
+    assert conflicts(config) == []
+    assert (config.staleness.max_staleness, config.model.device) == (0, "cpu")
+    assert (config.engine.embedded.prefix_cache, config.engine.embedded.max_batch) == (False, 7)
+    assert build(PenstockConfig, {}).engine.embedded.prefix_cache
 
 
 def test_all_conflicts_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
-        build(PenstockConfig, {"run": {"deterministic": True}})
+        build(PenstockConfig, {**REPEATABLE, **OTHERWISE})
     assert (
         "run.deterministic=true needs staleness.max_staleness=0 (got 4), engine.embedded.prefix_cache=false"
         in str(refused.value)

@@ -10,6 +10,7 @@ from penstock.config.loader import build
 from penstock.errors import ConfigError, UserError
 from penstock.orchestration.checkpoints import Progress, write_beginning
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.kept_checkpoints import keep_reward
 from penstock.orchestration.preflight import new_run_folder
 from penstock.orchestration.run_facts import RunFacts, write_facts
 from penstock.orchestration.run_folder import held, load_saved_run, put_aside_rows_past
@@ -46,6 +47,20 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     config, saved = load_saved_run(run, ["run.steps=8", AGAIN])
     assert (config.run.steps, saved.progress.step, saved.checkpoint.name) == (8, 4, "step-4")
     assert config.tasks.arguments == {"token": "again"}
+
+
+def test_a_run_goes_back_to_the_checkpoint_that_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert load_saved_run(run, [AGAIN], 2)[1].checkpoint == run / "checkpoints" / "step-2"
+    with pytest.raises(UserError, match="has no checkpoint of step 3; it has checkpoints of steps: 2, 4"):
+        load_saved_run(run, [AGAIN], 3)
+    with pytest.raises(UserError, match="has no checkpoint that was evaluated"):
+        load_saved_run(run, [AGAIN], "best")
+    keep_reward(run / "checkpoints" / "step-2", 0.7)
+    keep_reward(run / "checkpoints" / "step-4", 0.6)
+    assert load_saved_run(run, [AGAIN], "best")[1].progress.step == 2
+    write_beginning(run, TaskStream([Task(id="a", prompt="a")]), 3, ())
+    assert load_saved_run(run, [AGAIN], 0)[1].checkpoint is None
 
 
 def test_before_its_first_checkpoint_a_run_goes_on_from_its_beginning(tmp_path: Path) -> None:

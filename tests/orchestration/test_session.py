@@ -523,23 +523,29 @@ def test_a_run_that_went_on_without_its_journal_begins_another(
     assert LedgerCounts(tmp_path / "journal" / "ledger.sqlite").states["trained"] == 2 * 8
 
 
+@pytest.mark.parametrize("are_lost", [True, False])
 def test_a_run_with_a_journal_generates_nothing_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    are_lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes back from step 25 to step 10: its last 30 groups are trained again, as they are."""
+    """It goes back from step 25 to step 10, since later checkpoints are lost or somebody wants it: its last 30
+    groups are trained again, as they are."""
     settings = {"run": {"steps": 25, "checkpoint_every": 10, "keep_checkpoints": 9, "journal": True}}
     first = Run(tmp_path, monkeypatch, **settings)
     first.play(lambda run: asyncio.sleep(0))
-    for step in (25, 20):
+    for step in (25, 20) if are_lost else ():
         shutil.rmtree(tmp_path / "checkpoints" / f"step-{step}")
     second = Run(tmp_path, monkeypatch, **settings)
-    second.saved = last_checkpoint(tmp_path)
+    chosen = checkpoints_of(tmp_path)[10]
+    second.saved = SavedRun(folder=tmp_path, checkpoint=chosen, progress=read_progress(chosen))
     scored: list[str] = []
     second.reward = lambda task, completion: scored.append(task.id) or 1.0
     second.play(lambda run: asyncio.sleep(0))
     assert scored == []
     assert [plan.step for plan in second.trainer.plans] == list(range(11, 26))
     assert [plan.publishes for plan in second.trainer.plans] == list(range(27, 42))
+    aside = sorted(path.name for path in (tmp_path / "undone").glob("*"))
+    assert aside == ([] if are_lost else ["step-20", "step-25"])
+    assert list(checkpoints_of(tmp_path)) == [10, 20, 25]
 
     def rewards(plan: StepPlan) -> list[list[float]]:
         return [[score.value for score in scores] for scores in plan.scores]

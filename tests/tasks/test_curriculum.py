@@ -1,10 +1,11 @@
 """A function decides which tasks come: easy ones first, hard ones when those are learnt."""
 
+import msgspec
 import pytest
 
 from penstock.errors import UserError
 from penstock.tasks.curriculum import NEWEST, Curriculum, kind_of, load_curriculum
-from penstock.tasks.stream import TaskStream
+from penstock.tasks.stream import StreamState, TaskStream
 from penstock.types import Task
 
 TASKS = [
@@ -35,6 +36,17 @@ def test_a_task_that_is_passed_over_counts_as_taken_so_that_a_stream_can_go_on_e
     again = TaskStream(TASKS, shuffle=False, curriculum=Curriculum(when_ready, TASKS))
     again.restore(stream.state())
     assert again.next().id == stream.next().id == "easy3"
+
+
+def test_a_run_that_goes_on_knows_the_rewards_from_before() -> None:
+    curriculum, later = Curriculum(when_ready, TASKS), Curriculum(when_ready, TASKS)
+    stream = TaskStream(TASKS, seed=3, curriculum=curriculum)
+    for _ in range(NEWEST + 3):
+        curriculum.observe("easy1", 1.0)
+    state = msgspec.json.decode(msgspec.json.encode(stream.state()), type=StreamState)
+    TaskStream(TASKS, seed=3, curriculum=later).restore(state)
+    assert later.rewards() == curriculum.rewards() == {"easy": (1.0,) * NEWEST}
+    assert later.admits(TASKS[-1])
 
 
 def test_where_nothing_is_admitted_something_comes_nevertheless() -> None:

@@ -4,19 +4,22 @@ Every token that the engine samples is new, and its id says all of it: for which
 which token and with which version. So whatever is trained on can be traced back.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from penstock.buffer.admission import Ticket
+from penstock.buffer.durable_log import DurableGroupLog
 from penstock.buffer.lives import UNDER_WAY, Lives
 from penstock.errors import ScoringFailed
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedScorer
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import place_of
-from penstock.types import Chunk, Episode, GenerateRequest, Sample, Score, Task, Turn
+from penstock.rollout.kept_calls import KeepCall
+from penstock.types import CallAnswer, Chunk, Episode, GenerateRequest, Sample, Score, ScoredGroup, Task, Turn
 
 FIRST_TOKEN = 1000
 """Smaller ids are of prompts."""
@@ -123,6 +126,50 @@ class Known:
             return
         assert not is_whole, f"turn {request.id} was whole, and is generated again"
         assert request.num_resumed == num_known, f"{num_known} tokens of {request.id} were known"
+
+
+def note_acknowledged(log: DurableGroupLog, acknowledged: set[int]) -> None:
+    """Have `acknowledged` hold every group of which the log says from now on that it is kept."""
+    finished = log.finished
+
+    async def noting(ticket: Ticket, scored: ScoredGroup, *rest: Any, **options: Any) -> None:
+        await finished(ticket, scored, *rest, **options)
+        acknowledged.add(ticket.number)
+
+    log.finished = noting  # type: ignore[method-assign]
+
+
+def audit_acknowledged(lives: Lives, acknowledged: Iterable[int]) -> None:
+    """Whatever was acknowledged is in the journal. A group that it has forgotten was admitted long ago, and is
+    over: only groups that it knows as under way, or not at all, are lost."""
+    for number in sorted(acknowledged):
+        life = lives.by_number.get(number)
+        is_lost = number >= lives.standing.num_admitted if life is None else life.state in UNDER_WAY
+        assert not is_lost, f"group {number} was acknowledged, and the journal does not have it"
+
+
+def noting_calls(keep: KeepCall, called: set[tuple[int, int]]) -> KeepCall:
+    """Have `called` hold every episode whose call has come back."""
+
+    async def noting(answer: CallAnswer) -> None:
+        await keep(answer)
+        called.add((answer.group, answer.episode))
+
+    return noting
+
+
+def audit_calls(lives: Lives, called: Iterable[tuple[int, int]]) -> None:
+    """A call that came back is in the journal, unless its episode or group is over."""
+    for number, episode in sorted(called):
+        life = lives.by_number.get(number)
+        if life is None:
+            is_lost = number >= lives.standing.num_admitted
+        else:
+            is_kept = episode in life.episodes or any(one == episode for one, _ in life.partial.calls)
+            is_lost = life.state in UNDER_WAY and not is_kept
+        assert not is_lost, (
+            f"the call of episode g{number}.{episode} came back, and the journal does not have it"
+        )
 
 
 class TracedEngine(SimulatedEngine):

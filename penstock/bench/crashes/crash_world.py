@@ -11,14 +11,24 @@ from typing import Any
 
 import msgspec
 
-from penstock.bench.crashes.crash_truth import Known, TracedEngine, TracedScorer, TracedWorkflow, Truth
+from penstock.bench.crashes.crash_truth import (
+    Known,
+    TracedEngine,
+    TracedScorer,
+    TracedWorkflow,
+    Truth,
+    audit_acknowledged,
+    audit_calls,
+    note_acknowledged,
+    noting_calls,
+)
 from penstock.bench.crashes.power_loss import PowerLossFiles
 from penstock.buffer.durable_log import open_log, read_lives
 from penstock.buffer.journal.replay import replay
 from penstock.buffer.life_records import LifeRecord, from_bytes
 from penstock.observe.event_stream import EventStream
 from penstock.orchestration.assembly import Parts, build_controller
-from penstock.orchestration.checkpoints import Checkpoints, read_progress
+from penstock.orchestration.checkpoints import BEGINNING, Checkpoints, read_progress, write_beginning
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.kept_checkpoints import checkpoints_of, sweep_unfinished
 from penstock.orchestration.kept_work import keep_work
@@ -144,6 +154,10 @@ class CrashWorld:
         """Of the last life."""
         self.truth = Truth()
         self.ages = Ages()
+        self.acknowledged: set[int] = set()
+        """Groups of which the log has said that they are kept."""
+        self.called: set[tuple[int, int]] = set()
+        """Episodes whose call has come back."""
         self._crash_at = crash_at
         self._small = small
         self.trainer: RememberingTrainer
@@ -175,6 +189,9 @@ class CrashWorld:
             losing = self.rng.random() < 0.5
             files = self.files.after_power_loss(self.rng) if losing else PowerLossFiles(self.files.current)
             self.files = files
+            lives = read_lives(files)
+            audit_acknowledged(lives, self.acknowledged)
+            audit_calls(lives, self.called)
             if self.rng.random() < 0.2:
                 self._lose_newest_checkpoint()
 
@@ -221,16 +238,11 @@ class CrashWorld:
     async def _run(self) -> None:
         stream = EventStream(asyncio.get_running_loop(), defer=asyncio.get_running_loop().call_soon)
         sweep_unfinished(self.folder)
-        saved = list(checkpoints_of(self.folder).values())
-        if not saved:  # nothing to go on from: it is another run
-            self.files = PowerLossFiles()
+        saved = next(reversed(checkpoints_of(self.folder).values()), None)
+        beginning = self.folder / BEGINNING
         weights = (
-            [set(one) for one in msgspec.json.decode((saved[-1] / "weights.json").read_bytes())]
-            if saved
-            else []
+            [set(one) for one in msgspec.json.decode((saved / "weights.json").read_bytes())] if saved else []
         )
-        if not saved:
-            self.truth, self.ages = Truth(), Ages()
         known = Known.of(read_lives(self.files))
         self.ages.selected = known.selected
         opened = open_log(
@@ -243,7 +255,12 @@ class CrashWorld:
         )
         async with opened as log:
             tasks = TaskStream(TASKS, seed=1)
-            resume = await recover(log, read_progress(saved[-1]), self.config, tasks) if saved else None
+            resume = None
+            if saved or beginning.exists():
+                resume = await recover(log, read_progress(saved or beginning), self.config, tasks)
+            else:
+                write_beginning(self.folder, tasks, self.config.staleness.max_staleness, ())
+            note_acknowledged(log, self.acknowledged)
             trainer = self.trainer = RememberingTrainer(
                 weights, self.truth, self.ages, step_s=self._some(0.1), publish_s=self._some(0.01)
             )
@@ -267,13 +284,14 @@ class CrashWorld:
             work = await keep_work(
                 engine, log, resume, interrupt=self.config.sync.interrupt, say=stream.of("controller").log
             )
+            keep_call = noting_calls(work.keep_call, self.called)
             tokenizer = SimulatedTokenizer()
             workflow = TracedWorkflow(self.truth, known, engine, self.rng)
             parts = Parts(
                 engine=engine,
                 trainers=[trainer],
                 scorer=TracedScorer(known, score_s=self._some(0.01), value=self._value),
-                episodes=LocalEpisodes(work.engine, tokenizer, workflow, work.keep_call),
+                episodes=LocalEpisodes(work.engine, tokenizer, workflow, keep_call),
                 tokenizer=tokenizer,
                 tasks=tasks,
                 log=log,

@@ -3,11 +3,12 @@
     push ─► pending ─► one commit at a time: encode ─► in a thread: write, fsync ─► whoever waits goes on
 
 A commit begins at once when the last is a moment ago; what comes sooner shares the next one. Whoever must know that
-a record is on the disk awaits `durable`, which makes the commit begin now.
+a record is on the disk awaits `durable`, which makes the commit begin now, or soon where that is enough.
 """
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -26,6 +27,8 @@ COMMIT_BYTES = 16 << 20
 SPACING_S = 0.1
 """Between two commits that nobody waits for. A crash costs at most what came since the last one; a commit costs up
 to a millisecond of CPU time, most of it for waking threads."""
+SOON_S = 0.05
+"""Between two commits that somebody waits for who can wait a moment."""
 
 Runner = Callable[[Callable[[], None]], Awaitable[None]]
 Committed = Callable[[Sequence[T], int, int], None]
@@ -54,20 +57,23 @@ class Journal(Generic[T]):
         encode: Encode[T],
         segment_bytes: int = SEGMENT_BYTES,
         spacing_s: float = SPACING_S,
+        soon_s: float = SOON_S,
         committed: Committed[T] = _tell_nobody,
         room: DiskRoom | None = None,
         in_thread: Runner = asyncio.to_thread,
     ) -> None:
         self._encode = encode
         self._spacing_s = spacing_s
+        self._soon_s = min(soon_s, spacing_s)
         self._room = room if room is not None else DiskRoom()
         self._in_thread = in_thread
         self._frames = _Frames(files, end, segment_bytes, committed)
         self._pending: list[T] = []
         self._num_pushed = self._num_durable = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self._some, self._hurry = asyncio.Event(), asyncio.Event()
-        self._due_s = 0.0
+        self._some, self._soon, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._last_s = -math.inf
+        """When the last commit ended."""
         self._order = asyncio.Lock()
         self._closing = False
         self.error: JournalFailed | None = None
@@ -86,7 +92,7 @@ class Journal(Generic[T]):
         self._closing = True
         self._room.give_up()
         self._some.set()
-        self._hurry.set()
+        self._make_haste()
         assert self._writing is not None
         await self._writing
 
@@ -106,8 +112,9 @@ class Journal(Generic[T]):
         self._some.set()
         return self._num_pushed
 
-    async def durable(self, place: int | None = None) -> None:
-        """Wait until everything up to `place` is on the disk; None is all that was pushed so far."""
+    async def durable(self, place: int | None = None, *, soon: bool = False) -> None:
+        """Wait until everything up to `place` is on the disk; None is all that was pushed so far. `soon`: the
+        commit may wait a moment for others to share it."""
         place = self._num_pushed if place is None else place
         if place <= self._num_durable:
             return
@@ -115,7 +122,10 @@ class Journal(Generic[T]):
             raise self.error
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((place, future))
-        self._hurry.set()
+        if soon:
+            self._soon.set()
+        else:
+            self._make_haste()
         await future
 
     async def append(self, record: T) -> None:
@@ -139,12 +149,12 @@ class Journal(Generic[T]):
             while not (self._closing and not self._pending):
                 await self._some.wait()
                 await self._until_due()
-                self._some.clear()
-                self._hurry.clear()
+                for event in (self._some, self._soon, self._hurry):
+                    event.clear()
                 batch, self._pending = self._pending, []
                 await self._commit(batch)
                 self._num_durable += len(batch)
-                self._due_s = asyncio.get_running_loop().time() + self._spacing_s
+                self._last_s = asyncio.get_running_loop().time()
                 self._release()
         except Exception as error:
             self._fail(f"the journal can't be written: {error}")
@@ -152,10 +162,22 @@ class Journal(Generic[T]):
             self._fail("the journal is closed")
 
     async def _until_due(self) -> None:
-        """A commit that nobody waits for keeps its distance from the one before."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._due_s):
-                await self._hurry.wait()
+        """A commit that nobody waits for keeps its distance from the one before; a short one, where somebody does
+        who can wait."""
+        now_s = asyncio.get_running_loop().time()
+        for event, due_s in (
+            (self._soon, self._last_s + self._spacing_s),
+            (self._hurry, self._last_s + self._soon_s),
+        ):
+            if event.is_set() or now_s >= due_s:
+                continue  # a timer costs more than the question
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due_s):
+                    await event.wait()
+
+    def _make_haste(self) -> None:
+        self._soon.set()
+        self._hurry.set()
 
     async def _commit(self, batch: list[T]) -> None:
         rest = self._encode(batch)

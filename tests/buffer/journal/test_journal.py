@@ -124,6 +124,32 @@ def test_commits_keep_their_distance_unless_somebody_waits() -> None:
     assert commits == [(0.0, 1), (2.0, 2), (3.0, 2), (12.0, 1)]
 
 
+def test_who_can_wait_a_moment_shares_a_commit_soon() -> None:
+    """A commit that is awaited so begins 0.5 s after the last, and later ones nobody waits for 2 s after it."""
+    commits: list[tuple[float, int]] = []
+
+    async def scene() -> None:
+        now = asyncio.get_running_loop().time
+        committed = lambda records, segment, sequence: commits.append((now(), len(records)))  # noqa: E731
+        opened = journal_on(PowerLossFiles(), committed=committed, spacing_s=2.0, soon_s=0.5)
+        async with opened as journal:
+            await journal.durable(journal.push(b"1"), soon=True)
+            await asyncio.sleep(0.2)
+            journal.push(b"2")
+            await journal.durable(journal.push(b"3"), soon=True)
+            assert now() == 0.5
+            await asyncio.sleep(0.1)
+            waiting = asyncio.create_task(journal.durable(journal.push(b"4"), soon=True))
+            await asyncio.sleep(0.1)
+            await journal.durable(journal.push(b"5"))
+            await waiting
+            journal.push(b"6")
+            await asyncio.sleep(9)
+
+    run_in_virtual_time(scene())
+    assert [(round(at, 3), count) for at, count in commits] == [(0.0, 1), (0.5, 2), (0.7, 2), (2.7, 1)]
+
+
 def test_a_large_commit_becomes_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.buffer.journal.journal.COMMIT_BYTES", 10)
     commits: list[list[bytes]] = []
