@@ -259,6 +259,38 @@ def test_a_body_that_is_no_request_is_refused(byte_tokenizer: ChatTokenizer, bod
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [2**40]}),
+        ("/inference/v1/generate", {"token_ids": [2**40]}),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": 5}]}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]},
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"tokenize": False}},
+        ),
+    ],
+)
+def test_a_clients_mistake_is_no_failure_of_the_server(
+    byte_tokenizer: ChatTokenizer, path: str, body: dict[str, Any]
+) -> None:
+    """OpenAI's clients send what failed with 500 again."""
+
+    async def main() -> None:
+        async with opened(saying(byte_tokenizer, "x"), byte_tokenizer) as visit:
+            one = visit()
+            async with one.http.post(one.root + path, json=body) as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["type"] == "invalid_request_error"
+            assert (one.rollout.turns, one.rollout.engine_error) == ((), None)
+
+    asyncio.run(main())
+
+
 def test_what_is_not_there_is_refused_in_openais_shape(byte_tokenizer: ChatTokenizer) -> None:
     async def main() -> dict[str, Any]:
         async with opened(saying(byte_tokenizer, "x"), byte_tokenizer) as visit:
