@@ -52,6 +52,11 @@ def is_function_path(text: str) -> bool:
     return bool(separator) and name.isidentifier() and (where.endswith(".py") or is_module)
 
 
+def is_command(path: str) -> bool:
+    """Whether a workflow is started as a program rather than called."""
+    return not is_function_path(path) and (" " in path.strip() or path.startswith(("/", "./", "~/")))
+
+
 def load_object(path: str, *, what: str) -> Any:
     """What `path` names. `what` it is ("reward", "task source") is for the error messages."""
     if not is_function_path(path):

@@ -14,12 +14,19 @@ import aiohttp
 from penstock.bench.serve_prompts import prompt, prompt_text
 
 
+async def check(response: aiohttp.ClientResponse) -> None:
+    """A refusal is not a quick answer."""
+    if response.status != 200:
+        raise SystemExit(f"{response.url.path} answered {response.status}: {await response.text()}")
+
+
 async def read_stream(session: aiohttp.ClientSession, address: str, index: int, tokens: int) -> int:
     """Token ids of one answer, event by event."""
     sampling = {"max_tokens": tokens, "ignore_eos": True}
     body = {"token_ids": prompt(index), "sampling_params": sampling, "stream": True}
     made = 0
     async with session.post(f"{address}/inference/v1/generate", json=body) as response:
+        await check(response)
         async for line in response.content:
             if line.startswith(b"data: {"):
                 made += len(json.loads(line[6:])["choices"][0]["token_ids"])
@@ -29,6 +36,7 @@ async def read_stream(session: aiohttp.ClientSession, address: str, index: int, 
 async def read_text(session: aiohttp.ClientSession, address: str, index: int, tokens: int) -> int:
     body: dict[str, Any] = {"prompt": prompt(index), "max_tokens": tokens, "ignore_eos": True}
     async with session.post(f"{address}/v1/completions", json=body) as response:
+        await check(response)
         return int((await response.json())["usage"]["completion_tokens"])
 
 
@@ -43,6 +51,7 @@ async def read_chat(session: aiohttp.ClientSession, address: str, index: int, to
     }
     made = 0
     async with session.post(f"{address}/v1/chat/completions", json=body) as response:
+        await check(response)
         async for line in response.content:
             if line.startswith(b"data: {"):
                 made = json.loads(line[6:]).get("usage", {}).get("completion_tokens", made)

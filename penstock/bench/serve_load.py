@@ -24,6 +24,7 @@ from rich.table import Table
 from penstock.bench.serve_prompts import prompt
 from penstock.bench.shapes import hardware, save_shape
 from penstock.engines.config import EngineConfig
+from penstock.errors import PenstockError
 from penstock.models.load import resolve_device
 from penstock.serve.serving import Opened, ServeSettings, open_engine, served
 from penstock.types import GenerateRequest, SamplingParams
@@ -41,13 +42,25 @@ class Load:
     rounds: int = 3
 
 
-def run(json_path: Path | None, *, shape: str | None, load: Load, console: Console | None = None) -> None:
+def base_settings(load: Load) -> tuple[str, ...]:
+    """Of the engine, before what somebody asks for."""
+    return ("engine.max_context=2048", f"engine.embedded.max_batch={load.streams}")
+
+
+def run(
+    json_path: Path | None,
+    *,
+    shape: str | None,
+    load: Load,
+    config: EngineConfig,
+    console: Console | None = None,
+) -> None:
     console = console or Console()
-    device = resolve_device("auto")
+    device = resolve_device(config.device)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         save_shape(shape or "tiny", folder, device, CHAT_TEMPLATE)
-        rates = asyncio.run(_measure(folder, load))
+        rates = asyncio.run(_measure(folder, load, config))
     report = {
         **hardware(device),
         "shape": shape or "tiny",
@@ -63,21 +76,20 @@ def run(json_path: Path | None, *, shape: str | None, load: Load, console: Conso
         json_path.write_text(json.dumps(report, indent=1))
 
 
-async def _measure(folder: Path, load: Load) -> dict[str, float]:
+async def _measure(folder: Path, load: Load, config: EngineConfig) -> dict[str, Any]:
     settings = ServeSettings(model=str(folder), name="bench", port=0)
-    config = EngineConfig(max_context=2048, embedded={"max_batch": load.streams})
     opened = await open_engine(settings, config)
     best = dict.fromkeys((f"{way}_tokens_per_s" for way in WAYS), 0.0)
     async with served(settings, opened) as serving:
         for number in range(load.rounds):
             rates = {
                 "in_process_tokens_per_s": await _in_process(opened, load, number),
-                "http_tokens_per_s": await _over_http(serving.address, load, "generate"),
-                "text_tokens_per_s": await _over_http(serving.address, load, "completions"),
-                "chat_tokens_per_s": await _over_http(serving.address, load, "chat"),
+                "http_tokens_per_s": await over_http(serving.address, load, "generate"),
+                "text_tokens_per_s": await over_http(serving.address, load, "completions"),
+                "chat_tokens_per_s": await over_http(serving.address, load, "chat"),
             }
             best = {name: max(rate, rates[name]) for name, rate in best.items()}
-    return best
+    return best | {"compile": opened.engine.config.compile}
 
 
 async def _in_process(opened: Opened, load: Load, number: int) -> float:
@@ -95,10 +107,11 @@ async def _in_process(opened: Opened, load: Load, number: int) -> float:
 
     start = time.perf_counter()
     made = await asyncio.gather(*(stream(index) for index in range(load.streams)))
-    return sum(made) / (time.perf_counter() - start)
+    took_s = time.perf_counter() - start
+    return counted("in process", sum(made), load) / took_s
 
 
-async def _over_http(address: str, load: Load, route: str) -> float:
+async def over_http(address: str, load: Load, route: str) -> float:
     """Clients say when they are ready, and begin together. Who starts Python is not what is measured."""
     share, rest = divmod(load.streams, load.processes)
     clients = []
@@ -117,12 +130,23 @@ async def _over_http(address: str, load: Load, route: str) -> float:
     for client in clients:
         assert client.stdout is not None
         await client.stdout.readline()
-    reports = [
-        json.loads(out) for out, _ in await asyncio.gather(*(one.communicate(b"go\n") for one in clients))
-    ]
+    outputs = [out for out, _ in await asyncio.gather(*(one.communicate(b"go\n") for one in clients))]
+    if any(client.returncode for client in clients):
+        raise PenstockError(f"a client of {route} failed; what it wrote is above")
+    reports = [json.loads(out) for out in outputs]
     ended = max(report["ended"] for report in reports)
     made = sum(report["tokens"] for report in reports)
-    return float(made / (ended - min(report["began"] for report in reports)))
+    return float(counted(route, made, load) / (ended - min(report["began"] for report in reports)))
+
+
+def counted(way: str, made: int, load: Load) -> int:
+    """A rate counts only if every token has arrived."""
+    if made != load.streams * load.tokens:
+        raise PenstockError(
+            f"{way}: {made} tokens arrived, and {load.streams} streams of {load.tokens} must give "
+            f"{load.streams * load.tokens}; answers were cut off or refused"
+        )
+    return made
 
 
 def _print(report: dict[str, Any], console: Console) -> None:
@@ -132,5 +156,6 @@ def _print(report: dict[str, Any], console: Console) -> None:
     console.print(table)
     console.print(
         f"{report['streams']} streams of {report['tokens']} tokens, {report['client_processes']} client processes, "
-        f"{report['device']}: HTTP costs {report['http_cost']:.0%}, chat {report['chat_cost']:.0%}"
+        f"{report['device']}, compile={report['compile']}: HTTP costs {report['http_cost']:.0%}, "
+        f"chat {report['chat_cost']:.0%}"
     )

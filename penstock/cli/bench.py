@@ -257,6 +257,7 @@ def sync(
 
 @bench.command()
 def serve(
+    overrides: Annotated[list[str] | None, typer.Argument(help="engine.key=value …")] = None,
     json: Json = None,
     shape: Shape = None,
     streams: Annotated[int, typer.Option(min=1, help="Answers at once.")] = 64,
@@ -265,9 +266,11 @@ def serve(
     rounds: Annotated[int, typer.Option(min=1, help="The best of so many.")] = 3,
 ) -> None:
     """What HTTP costs: streams of token ids to clients in other processes, against the engine in process."""
-    from penstock.bench.serve_load import Load, run
+    from penstock.bench.serve_load import Load, base_settings, run
+    from penstock.cli.serve import engine_section
 
-    run(json, shape=shape, load=Load(streams=streams, tokens=tokens, processes=clients, rounds=rounds))
+    load = Load(streams=streams, tokens=tokens, processes=clients, rounds=rounds)
+    run(json, shape=shape, load=load, config=engine_section([*base_settings(load), *(overrides or [])]))
 
 
 @bench.command()

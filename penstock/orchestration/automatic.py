@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config.unresolved import AUTO
+from penstock.models.compilation import COMPILED_FROM, is_worth_compiling
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.sync.config import SyncConfig
-
-COMPILED_FROM = 100_000_000
-"""Parameters from which `torch.compile` is worth its start: the layers of smaller models are quick without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +163,7 @@ def _compile(setting: str, site: Site, num_parameters: int) -> Choice:
         return Choice(setting, "off")
     millions = num_parameters / 1e6
     size = f"{millions:.1f}M parameters, on from {COMPILED_FROM // 10**6}M"
-    return Choice(setting, "on" if num_parameters >= COMPILED_FROM else "off", size)
+    return Choice(setting, "on" if is_worth_compiling(site.device, num_parameters) else "off", size)
 
 
 def _site(device: str, gpus: Sequence[Gpu]) -> Site:

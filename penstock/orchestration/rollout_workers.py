@@ -19,8 +19,8 @@ from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.retrying_episodes import CallsSoFar, RetryingEpisodes
 from penstock.rollout.rollout_client import KEEP_CALL, EngineGone, Outcome, RolloutClient, RolloutStart
-from penstock.rollout.workflow import is_command
 from penstock.types import DEFAULT_POLICY, Episode
+from penstock.usercode import is_command
 
 
 async def start_episodes(

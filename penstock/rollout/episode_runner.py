@@ -69,20 +69,20 @@ async def run_episode(workflow: Workflow, rollout: Rollout) -> Episode:
             result = await workflow.run(spec.task, rollout)
         episode = _episode(result, rollout)
     except RequestRefused as error:
-        episode = failed_episode(spec, REFUSED, str(error), rollout.turns)
+        episode = failed_episode(spec, REFUSED, str(error), rollout)
     except asyncio.CancelledError:
         if _is_cancelled():
             raise
-        episode = failed_episode(spec, WORKFLOW_ERROR, "the workflow cancelled itself", rollout.turns)
+        episode = failed_episode(spec, WORKFLOW_ERROR, "the workflow cancelled itself", rollout)
     except (Exception, SystemExit) as error:
         if limit.expired():
             message = f"the episode took longer than rollout.timeout_s={spec.timeout_s:g}"
-            episode = failed_episode(spec, TIMEOUT, message, rollout.turns)
+            episode = failed_episode(spec, TIMEOUT, message, rollout)
         elif rollout.is_limited and rollout.turns:
             episode = _cut_short(rollout)
         else:
             failure = UNAVAILABLE if may_pass(error) else WORKFLOW_ERROR
-            episode = failed_episode(spec, failure, _describe(error), rollout.turns)
+            episode = failed_episode(spec, failure, _describe(error), rollout)
     finally:
         rollout.close()
     if rollout.engine_error is not None:
@@ -90,14 +90,22 @@ async def run_episode(workflow: Workflow, rollout: Rollout) -> Episode:
     return episode
 
 
-def failed_episode(spec: EpisodeSpec, failure: str, message: str, turns: tuple[Turn, ...] = ()) -> Episode:
-    return Episode(task_id=spec.task.id, turns=turns, index=spec.index, failure=failure, message=message)
+def failed_episode(spec: EpisodeSpec, failure: str, message: str, rollout: Rollout | None = None) -> Episode:
+    """With what the rollout has of it, where that is at hand."""
+    return Episode(
+        task_id=spec.task.id,
+        turns=() if rollout is None else rollout.turns,
+        index=spec.index,
+        failure=failure,
+        message=message,
+        rewrites={} if rollout is None else rollout.rewrites,
+    )
 
 
 def _episode(result: Any, rollout: Rollout) -> Episode:
     spec = rollout.spec
     if isinstance(result, Episode):
-        return msgspec.structs.replace(result, index=spec.index)
+        return msgspec.structs.replace(result, index=spec.index, rewrites=result.rewrites or rollout.rewrites)
     if isinstance(result, Score):
         rollout.set_reward(result.value, result.parts)
     elif isinstance(result, float | int) and not isinstance(result, bool):

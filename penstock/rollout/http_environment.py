@@ -36,6 +36,7 @@ class HttpEnvironment:
             body = {"episode": name, "turn": number, "action": turn.text}
             came = await self._post(rollout, "step", body)
             reward += _number(came.get("reward", 0.0))
+            rollout.set_reward(reward)  # what it is worth if it may have no further turn
             if came.get("done"):
                 break
             turn = await rollout.generate(rollout.continue_(turn, came["observation"]))

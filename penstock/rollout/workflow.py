@@ -20,7 +20,7 @@ from penstock.rollout.command_workflow import CommandWorkflow
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.http_environment import HttpEnvironment
 from penstock.types import Episode, Score, Task, Turn
-from penstock.usercode import is_function_path, load_object
+from penstock.usercode import is_command, load_object
 
 Result = Episode | Turn | Score | float | None
 
@@ -69,13 +69,14 @@ class Workflows:
         """Load what tasks name, so that a wrong path is found before anything starts. Whether any names one."""
         named = [task for task in tasks if task.workflow is not None]
         for task in named:
-            self.of(task)
+            try:
+                self.of(task)
+            except UserError as error:
+                raise UserError(
+                    f"{error} (column 'workflow' of task {task.id!r}; name the columns to keep in tasks.columns if "
+                    "it is something else)"
+                ) from error
         return bool(named)
-
-
-def is_command(path: str) -> bool:
-    """Whether a workflow is started as a program rather than called."""
-    return not is_function_path(path) and (" " in path.strip() or path.startswith(("/", "./", "~/")))
 
 
 def load_workflow(path: str, http: HttpConfig | None = None) -> Workflow:

@@ -25,8 +25,11 @@ def _message(number: int, message: dict[str, Any]) -> dict[str, Any]:
         made["name"] = message["name"]
     if message.get("tool_call_id") is not None:
         made["tool_call_id"] = message["tool_call_id"]
-    if message.get("tool_calls"):
-        made["tool_calls"] = [_tool_call(where, call) for call in message["tool_calls"]]
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise ApiError(f"{where}.tool_calls must be a list of calls, got {calls!r}", param=where)
+    if calls:
+        made["tool_calls"] = [_tool_call(where, call) for call in calls]
     return made
 
 
@@ -44,14 +47,22 @@ def _text(where: str, content: Any) -> str:
 
 
 def _tool_call(where: str, call: Any) -> dict[str, Any]:
-    try:
-        function = call["function"]
-        arguments = function["arguments"]
-        made = dict(function) | {
-            "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments
-        }
-        return {"id": call.get("id", ""), "type": "function", "function": made}
-    except (KeyError, TypeError, ValueError) as error:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(
-            f"{where}.tool_calls must be calls as the server made them: {error}", param=where
-        ) from error
+            f"{where}.tool_calls must be calls of functions with a name, got {call!r}", param=where
+        )
+    if "arguments" not in function:
+        raise ApiError(f"{where}.tool_calls must have arguments, got {call!r}", param=where)
+    made = function | {"arguments": parsed_arguments(function["arguments"])}
+    return {"id": call.get("id", ""), "type": "function", "function": made}
+
+
+def parsed_arguments(arguments: Any) -> Any:
+    """An object where the string is JSON. What a model wrote need not be, and must come back as it was sent."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments

@@ -77,16 +77,14 @@ class ChatRoutes:
     async def _stream(self, request: web.Request, body: ChatBody, asked: Asked) -> web.StreamResponse:
         events, made = EventStream(request), 0
         texts = [self.shown_text(body) for _ in asked.requests]
+        unopened = set(range(len(texts)))
         try:
-            for number in range(len(texts)):
-                first = {
-                    "index": number,
-                    "delta": {"role": "assistant", "content": ""},
-                    "finish_reason": None,
-                }
-                await events.send(self._frame(asked, [first], "chat.completion.chunk"))
             async with aclosing(stream_all(self._model, asked)) as pieces:  # type: ignore[type-var]
                 async for number, piece in pieces:
+                    # Not before the engine has taken the request: a refusal must be an ordinary error.
+                    if number in unopened:
+                        unopened.remove(number)
+                        await events.send(self._frame(asked, [opening(number)], "chat.completion.chunk"))
                     made += len(piece.token_ids)
                     choice = self.delta(body, number, piece, texts[number])
                     await events.send(self._frame(asked, [choice], "chat.completion.chunk"))
@@ -135,6 +133,11 @@ class ChatRoutes:
                 for token, logprob in zip(piece.token_ids, piece.logprobs, strict=True)
             ]
         }
+
+
+def opening(number: int) -> dict[str, Any]:
+    """The first event of a choice."""
+    return {"index": number, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
 
 
 class ShownText:

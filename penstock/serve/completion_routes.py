@@ -2,6 +2,7 @@
 
 import time
 from contextlib import aclosing
+from itertools import accumulate
 from typing import Any
 
 from aiohttp import web
@@ -40,11 +41,15 @@ class CompletionRoutes:
 
     async def _stream(self, request: web.Request, body: CompletionBody, asked: Asked) -> web.StreamResponse:
         events, made = EventStream(request), 0
+        offsets = [0] * len(asked.requests)
         try:
             async with aclosing(stream_all(self._model, asked)) as pieces:  # type: ignore[type-var]
                 async for number, piece in pieces:
                     made += len(piece.token_ids)
-                    await events.send(self._frame(asked, [self._choice(body, asked, number, piece)]))
+                    choice = self._choice(body, asked, number, piece, offsets[number])
+                    if choice["logprobs"] is not None:
+                        offsets[number] += sum(map(len, choice["logprobs"]["tokens"]))
+                    await events.send(self._frame(asked, [choice]))
             if body.sends_usage:
                 await events.send(self._frame(asked, []) | {"usage": usage(asked, made)})
         except Exception as error:
@@ -60,22 +65,25 @@ class CompletionRoutes:
             "choices": choices,
         }
 
-    def _choice(self, body: CompletionBody, asked: Asked, number: int, piece: Piece) -> dict[str, Any]:
+    def _choice(
+        self, body: CompletionBody, asked: Asked, number: int, piece: Piece, offset: int = 0
+    ) -> dict[str, Any]:
+        """`offset`: where in the answer's text the piece begins, in its tokens' texts."""
         choice = {
             "index": number,
             "text": piece.text,
-            "logprobs": None if body.logprobs is None else self._logprobs(piece),
+            "logprobs": None if body.logprobs is None else self._logprobs(piece, offset),
             "finish_reason": piece.reason,
         }
         if body.return_token_ids:
             choice["prompt_token_ids"] = asked.requests[number].token_ids.tolist()
         return choice | token_fields(piece, body.return_token_ids)
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any]:
+    def _logprobs(self, piece: Piece, offset: int) -> dict[str, Any]:
         texts = [self._model.tokenizer.decode([token]) for token in piece.token_ids]
         return {
             "tokens": texts,
             "token_logprobs": piece.logprobs,
             "top_logprobs": None,
-            "text_offset": [sum(map(len, texts[:at])) for at in range(len(texts))],
+            "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)) if texts else [],
         }

@@ -24,9 +24,6 @@ class Pauses:
         self._engine = engine
         self._may_begin = asyncio.Event()
         self._may_begin.set()
-        self._num_running = 0
-        self._none_runs = asyncio.Event()
-        self._none_runs.set()
 
     @property
     def is_paused(self) -> bool:
@@ -35,16 +32,9 @@ class Pauses:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         while self.is_paused:
             await self._may_begin.wait()
-        self._num_running += 1
-        self._none_runs.clear()
-        try:
-            async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
-                async for chunk in chunks:
-                    yield chunk
-        finally:
-            self._num_running -= 1
-            if not self._num_running:
-                self._none_runs.set()
+        async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
 
     async def pause(self, mode: str) -> None:
         """Returns when nothing is computed any more. A `resume` that comes meanwhile goes before it."""
@@ -53,7 +43,7 @@ class Pauses:
             self._engine.cancel_all()
         if mode == "wait":
             self._engine.thaw()  # what a pause before this one has frozen would never end
-            await self._none_runs.wait()
+            await self._engine.finish_running()  # not until clients have read it: one of them may never
         if self.is_paused:
             await self._engine.freeze()
 

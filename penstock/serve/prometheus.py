@@ -45,8 +45,13 @@ def _metric(name: str, kind: str, text: str, values: list[tuple[str, float]]) ->
     return [
         f"# HELP {name} {text}",
         f"# TYPE {name} {kind}",
-        *(f"{name}{at} {value:g}" for at, value in values),
+        *(f"{name}{at} {_exact(value)}" for at, value in values),
     ]
+
+
+def _exact(value: float) -> str:
+    """All digits: a rate is a difference of counters, which grow far beyond six of them."""
+    return str(int(value)) if value.is_integer() else repr(value)
 
 
 def _escaped(label: str) -> str:

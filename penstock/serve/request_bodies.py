@@ -4,7 +4,7 @@ A field that is not here is refused by name: an option that is ignored makes an 
 type `Any` change nothing in an answer and are taken without a look.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,6 +13,29 @@ from penstock.types import SamplingParams
 
 MAX_CHOICES = 128
 SEEDS = 2**64
+TOKENS = 2**31
+"""Ids are sent to engines as 32-bit numbers; an engine refuses those that its model does not have."""
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=TOKENS)]
+NOT_OF_THE_TEMPLATE = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""What the server says itself when it has a prompt rendered."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +51,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool = False
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
@@ -120,12 +143,18 @@ class CompletionBody(TextFields, kw_only=True, forbid_unknown_fields=True):
         """One or several, each text or token ids."""
         given = [self.prompt] if isinstance(self.prompt, str) or _are_ids(self.prompt) else self.prompt
         if not given or not all(isinstance(prompt, str) or _are_ids(prompt) for prompt in given):
-            raise ApiError("prompt must be a text, token ids, or a list of these", param="prompt")
+            raise ApiError(
+                f"prompt must be a text, token ids (0 to {TOKENS - 1}), or a list of these", param="prompt"
+            )
         return given
 
 
 def _are_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and all(type(token) is int for token in prompt)
+    return (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(type(token) is int and 0 <= token < TOKENS for token in prompt)
+    )
 
 
 class ChatBody(TextFields, kw_only=True, forbid_unknown_fields=True):
@@ -156,6 +185,8 @@ class ChatBody(TextFields, kw_only=True, forbid_unknown_fields=True):
             raise unsupported("modalities", "only text is generated")
         if self.tool_choice not in (None, "auto", "none"):
             raise unsupported("tool_choice", "the model decides: use 'auto' or 'none'")
+        for name in sorted(NOT_OF_THE_TEMPLATE.intersection(self.chat_template_kwargs or ())):
+            raise unsupported(f"chat_template_kwargs.{name}", "it is no variable of a chat template")
 
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
@@ -176,7 +207,7 @@ class TokenSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 class TokenBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /inference/v1/generate`: vLLM's request in token ids, and fields of ours at the end."""
 
-    token_ids: list[int]
+    token_ids: list[TokenId]
     sampling_params: TokenSampling = msgspec.field(default_factory=TokenSampling)
     request_id: str | None = None
     model: str = ""
@@ -186,7 +217,7 @@ class TokenBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: Any = None
     priority: int = 0
     features: Any = None
-    chunk_tokens: int | None = None
+    chunk_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Tokens in an event of the stream; without it as many as one window of decode steps makes."""
     record_sampling_mask: bool = False
     """Whether to send, for each token, the ids that truncation left."""

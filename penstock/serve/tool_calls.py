@@ -84,7 +84,7 @@ def parser_of(template: str) -> ToolParser | None:
 def _call(text: str, arguments: str) -> ToolCall | None:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return None

@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 
 from penstock.errors import TaskError
+from penstock.http_calls import is_url
 from penstock.tasks.config import TasksConfig
 from penstock.types import Message, Task
-from penstock.usercode import is_function_path
+from penstock.usercode import is_command, is_function_path
 
 WORKFLOW = "workflow"
 """The column by which a task names its own workflow."""
@@ -72,14 +73,14 @@ def _task(row: Any, index: int, config: TasksConfig) -> Task:
 
 
 def _workflow(row: Mapping[str, Any], where: str, config: TasksConfig) -> str | None:
-    """The path in the row's column `workflow`, unless `tasks.columns` leaves that out."""
+    """What the row's column `workflow` names, unless `tasks.columns` leaves that out."""
     path = row.get(WORKFLOW)
     if path is None or (config.columns is not None and WORKFLOW not in config.columns):
         return None
-    if not isinstance(path, str) or not is_function_path(path):
+    if not isinstance(path, str) or not (is_function_path(path) or is_url(path) or is_command(path)):
         raise TaskError(
-            f"the column 'workflow' of {where} must be module:function or path/to/file.py:function, "
-            f"got {str(path)[:80]!r}; name the columns to keep in tasks.columns if it is something else"
+            f"the column 'workflow' of {where} must be module:function, path/to/file.py:function, a URL or a "
+            f"command, got {str(path)[:80]!r}; name the columns to keep in tasks.columns if it is something else"
         )
     return path
 

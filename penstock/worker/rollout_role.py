@@ -84,7 +84,7 @@ async def start(
                 episode = await run_in_thread(lambda: run_episode(workflow, rollout), name=spec.name)
         except TimeoutError:
             message = f"the episode blocks, {spec.timeout_s:g} s (rollout.timeout_s) are over"
-            episode, is_stuck = failed_episode(spec, TIMEOUT, message, rollout.turns), True
+            episode, is_stuck = failed_episode(spec, TIMEOUT, message, rollout), True
         finally:
             num_unread = door.dismiss(endpoint)
         return Outcome(episode=msgspec.structs.replace(episode, unread_answers=num_unread), stuck=is_stuck)

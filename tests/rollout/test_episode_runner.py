@@ -61,6 +61,20 @@ def test_a_returned_episode_gets_its_place_and_may_call_itself_failed(tiny_model
     assert (episode.index, episode.failure, episode.message) == (2, "sandbox_lost", "no container")
 
 
+def test_rewrites_are_told_of_episodes_that_fail_and_that_are_returned_whole(tiny_model: Path) -> None:
+    async def failing(task: Task, rollout: Rollout) -> Any:
+        rollout.note_rewrite("client")
+        raise ValueError("no more")
+
+    async def returning(task: Task, rollout: Rollout) -> Any:
+        rollout.note_rewrite("template")
+        return Episode(task_id="t", turns=(await rollout.generate(task.prompt),))
+
+    failed, whole = run(tiny_model, failing), run(tiny_model, returning)
+    assert (failed.failure, failed.rewrites) == ("workflow_error", {"client": 1})
+    assert (whole.failure, whole.rewrites) == (None, {"template": 1})
+
+
 def test_a_workflow_that_cancels_itself_has_failed(tiny_model: Path) -> None:
     async def quits(task: Task, rollout: Rollout) -> None:
         raise asyncio.CancelledError

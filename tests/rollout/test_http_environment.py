@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.engines.scripted import ScriptedEngine
@@ -15,16 +16,15 @@ from tests.rollout.contract import END, spec_of
 from tests.services import Answer, service
 
 
-def play(answer: Answer, model: Path) -> Episode:
+def play(answer: Answer, model: Path, **limits: int) -> Episode:
     tokenizer = ChatTokenizer(str(model))
     said = iter(["5", "6", "7"])
 
     async def main() -> Episode:
         engine = ScriptedEngine(lambda request: [*tokenizer.encode(next(said)), END])
         async with service(answer) as url:
-            return await LocalEpisodes(engine, tokenizer, load_workflow(url)).run(
-                spec_of(index=2, answer="7")
-            )
+            spec = msgspec.structs.replace(spec_of(index=2, answer="7"), **limits)
+            return await LocalEpisodes(engine, tokenizer, load_workflow(url)).run(spec)
 
     return asyncio.run(main())
 
@@ -48,6 +48,19 @@ def test_a_game_of_three_turns_is_one_sample_and_its_rewards_add_up(tiny_model: 
     assert tokenizer.decode(sample.token_ids[sample.loss_mask].tolist()) == "567"
     assert asked[0] == ("/reset", {"episode": "g12.2", "task": {"id": "t", "prompt": "2+2=", "answer": "7"}})
     assert asked[-1] == ("/step", {"episode": "g12.2", "turn": 2, "action": "7"})
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_turns", "reward"), [({"max_turns": 2}, 2, 0.5), ({"max_tokens": 4}, 2, 0.5)]
+)
+def test_a_game_that_is_cut_short_keeps_the_rewards_of_its_steps(
+    tiny_model: Path, limits: dict[str, int], num_turns: int, reward: float
+) -> None:
+    async def answer(path: str, body: Any) -> Any:
+        return {"observation": "+1=", "reward": 0.25, "done": False}
+
+    episode = play(answer, tiny_model, **limits)
+    assert (episode.failure, len(episode.turns), episode.reward) == (None, num_turns, reward)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 import pytest
 
 from penstock.errors import UserError
+from penstock.rollout.command_workflow import CommandWorkflow
+from penstock.rollout.http_environment import HttpEnvironment
 from penstock.rollout.workflow import FunctionWorkflow, SingleTurn, Workflows, as_workflow, load_workflow
+from penstock.tasks.task_rows import tasks_from_rows
 from penstock.types import Task
 from tests.rollout import workflows
 
@@ -46,3 +49,19 @@ def test_a_tasks_own_workflow_goes_before_the_runs() -> None:
     assert not book.check([Task(id="b", prompt="")])
     with pytest.raises(UserError, match="has no function"):
         book.check([Task(id="c", prompt="", workflow="tests.rollout.workflows:gone")])
+
+
+def test_a_task_may_name_a_command_or_a_url() -> None:
+    """From a row of a source to what is run."""
+    rows = [{"prompt": "p", "workflow": path} for path in ("python3 agent.py", "http://host/env")]
+    book, (command, url) = Workflows(), tasks_from_rows(rows)
+    assert book.check([command, url])
+    agent = book.of(command)
+    assert isinstance(agent, CommandWorkflow)
+    assert agent.words == ("python3", "agent.py")
+    assert isinstance(book.of(url), HttpEnvironment)
+    (prose,) = tasks_from_rows([{"prompt": "p", "id": "t7", "workflow": "nosuch-program by hand"}])
+    with pytest.raises(
+        UserError, match="no program 'nosuch-program' .column 'workflow' of task 't7'; .*tasks.columns"
+    ):
+        book.check([prose])

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from penstock.engines.scripted import ScriptedEngine
 from penstock.serve.chat_routes import ChatRoutes
 from penstock.serve.served_model import ServedModel
-from tests.serve.conftest import Saying, client_of, events_of
+from tests.serve.conftest import END, Saying, client_of, events_of
 
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
@@ -84,6 +85,23 @@ def test_a_stream_adds_up(saying: Saying, tools: Any) -> None:
     text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
     assert text == "a < b, héllo"
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_what_the_engine_refuses_is_an_ordinary_error_in_a_stream_too(saying: Saying) -> None:
+    """The engine's context may be smaller than what the server was told."""
+    model = saying("hello")
+    model.engine = ScriptedEngine(lambda request: [END], max_context=4)
+    for streamed in (True, False):
+        status, found = post(model, stream=streamed)
+        assert (status, found["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_several_streamed_choices_each_begin_with_their_role(saying: Saying) -> None:
+    events = stream(saying("hello"), n=3)
+    first: dict[int, dict[str, Any]] = {}
+    for event in events:
+        first.setdefault(event["choices"][0]["index"], event["choices"][0]["delta"])
+    assert first == {number: {"role": "assistant", "content": ""} for number in range(3)}
 
 
 def test_a_streamed_call_comes_whole_and_its_text_is_never_shown(saying: Saying) -> None:

@@ -38,6 +38,17 @@ def test_a_text_is_continued(saying: Saying) -> None:
     assert found["usage"] == {"prompt_tokens": 2, "completion_tokens": 7, "total_tokens": 9}
 
 
+def test_text_offsets_go_on_from_event_to_event(saying: Saying) -> None:
+    _, whole = post(saying("abc", window=2), {"prompt": "a", "logprobs": 1})
+    assert whole["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2, 3]
+    events = stream(saying("abc", window=2), {"prompt": "a", "logprobs": 1, "n": 2})
+    offsets: dict[int, list[int]] = {0: [], 1: []}
+    for event in events:
+        (choice,) = event["choices"]
+        offsets[choice["index"]] += choice["logprobs"]["text_offset"]
+    assert offsets == {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}
+
+
 def test_several_prompts_and_choices_are_numbered_in_order(saying: Saying) -> None:
     model = saying("x")
     _, found = post(model, {"prompt": ["a", "bc"], "n": 2, "seed": 5})

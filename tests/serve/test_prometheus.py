@@ -12,10 +12,11 @@ def test_counters_gauges_and_versions() -> None:
         num_running=2,
         num_waiting=1,
         max_context=64,
-        counters={"tokens": 12.0, "free_blocks": 3.0},
+        counters={"tokens": 12_345_678.0, "free_blocks": 3.0, "busy_s": 1234567.125},
     )
     lines = exposition(report, http_requests=5).splitlines()
-    assert 'penstock_tokens_total{engine="en\\"gine"} 12' in lines
+    assert 'penstock_tokens_total{engine="en\\"gine"} 12345678' in lines
+    assert 'penstock_busy_s_total{engine="en\\"gine"} 1234567.125' in lines
     assert "# TYPE penstock_tokens_total counter" in lines
     assert 'penstock_free_blocks{engine="en\\"gine"} 3' in lines
     assert 'penstock_version{engine="en\\"gine",policy="policy"} 7' in lines

@@ -63,6 +63,9 @@ def test_what_completions_lack_is_refused_by_name(fields: dict[str, Any], said: 
         ({"modalities": ["audio"]}, "modalities is not supported"),
         ({"tool_choice": "required"}, "tool_choice is not supported"),
         ({"messages": []}, "messages must not be empty"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize is not supported"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools is not supported"),
+        ({"chat_template_kwargs": {"x": 1, "messages": []}}, "chat_template_kwargs.messages is not"),
     ],
 )
 def test_what_chat_lacks_is_refused_by_name(fields: dict[str, Any], said: str) -> None:
@@ -71,7 +74,13 @@ def test_what_chat_lacks_is_refused_by_name(fields: dict[str, Any], said: str) -
 
 
 def test_what_changes_no_answer_is_taken() -> None:
-    chat(user="me", metadata={"a": "b"}, store=False, response_format={"type": "text"}).check()
+    chat(
+        user="me",
+        chat_template_kwargs={"enable_thinking": False},
+        metadata={"a": "b"},
+        store=False,
+        response_format={"type": "text"},
+    ).check()
     completion(user="me", best_of=1, logprobs=1).check()
 
 
@@ -93,7 +102,7 @@ def test_a_prompt_is_a_text_or_ids_or_several(prompt: Any, expected: Any) -> Non
     assert completion(prompt=prompt).prompts() == expected
 
 
-@pytest.mark.parametrize("prompt", [[], [[]], [1, "a"], [None], [True]])
+@pytest.mark.parametrize("prompt", [[], [[]], [1, "a"], [None], [True], [2**40], [[1], [-1]]])
 def test_another_prompt_is_refused(prompt: Any) -> None:
     with pytest.raises(ApiError, match="prompt must be a text"):
         completion(prompt=prompt).prompts()
@@ -108,6 +117,20 @@ def test_tools_are_shown_unless_the_client_says_none() -> None:
 def test_too_many_choices_are_refused() -> None:
     with pytest.raises(ApiError, match="n must be between 1 and 128, got 0"):
         completion(n=0).num_choices()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"token_ids": [2**31]},
+        {"token_ids": [-1]},
+        {"chunk_tokens": 0},
+        {"sampling_params": {"stop_token_ids": [2**40]}},
+    ],
+)
+def test_ids_that_no_model_has_do_not_fit(fields: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="Expected `int` [<>]"):
+        msgspec.convert({"token_ids": [1]} | fields, TokenBody)
 
 
 def test_requests_in_ids_refuse_several_answers_and_pictures() -> None:

@@ -14,10 +14,13 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+import torch
 
+from penstock.bench.shapes import SHAPES, save_shape
+from penstock.engines.config import EngineConfig
 from penstock.errors import UserError
 from penstock.interfaces import Engine
-from penstock.serve.serving import ServeSettings, is_loopback
+from penstock.serve.serving import ServeSettings, is_loopback, open_engine, served, without_auto
 from tests.engines.contract import EngineContract
 from tests.serve.live_server import Live, serving
 from tests.vllm_live.live import parts_of, running
@@ -178,6 +181,37 @@ def test_an_address_that_others_reach_needs_a_token() -> None:
     ServeSettings(model="m", host="0.0.0.0", token="x" * 16).check()
 
 
+@pytest.mark.parametrize(("shape", "chosen"), [("tiny", "off"), ("135m", "on")])
+def test_auto_is_resolved_as_in_a_run(shape: str, chosen: str, tmp_path: Path) -> None:
+    from transformers import Qwen2Config
+
+    Qwen2Config(**SHAPES[shape]).save_pretrained(tmp_path)
+    settings = ServeSettings(model=str(tmp_path))
+
+    def resolved(device: str, compiling: str) -> tuple[str, str]:
+        config = EngineConfig(device=device, embedded={"compile": compiling})
+        found = without_auto(settings, config)
+        return found.embedded.compile, found.record_routing
+
+    assert resolved("cuda", "auto") == (chosen, "off")
+    assert resolved("cpu", "auto") == ("off", "off")
+    assert [resolved("cuda", given)[0] for given in ("on", "off")] == ["on", "off"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_large_model_is_compiled_on_a_gpu(tmp_path: Path) -> None:
+    save_shape("135m", tmp_path, "cuda", "")
+
+    async def scene() -> str:
+        opened = await open_engine(
+            ServeSettings(model=str(tmp_path)), EngineConfig(device="cuda", max_context=256)
+        )
+        await opened.engine.close()
+        return opened.engine.config.compile
+
+    assert asyncio.run(scene()) == "on"
+
+
 def test_a_taken_port_is_a_sentence(tiny_model: Path) -> None:
     async def scene() -> None:
         async with serving(tiny_model) as live:
@@ -191,9 +225,6 @@ def test_a_taken_port_is_a_sentence(tiny_model: Path) -> None:
 
 @asynccontextmanager
 async def serving_at(model: Path, port: int) -> AsyncIterator[None]:
-    from penstock.engines.config import EngineConfig
-    from penstock.serve.serving import open_engine, served
-
     settings = ServeSettings(model=str(model), port=port)
     opened = await open_engine(settings, EngineConfig(device="cpu", dtype="float32", max_context=64))
     async with served(settings, opened):

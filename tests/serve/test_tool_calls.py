@@ -18,7 +18,13 @@ def test_a_call_that_was_cut_off_by_its_end_tag_still_counts() -> None:
 
 
 def test_what_is_no_call_stays_text() -> None:
-    for text in ("plain", "<tool_call>{broken", '<tool_call>{"arguments": {}}</tool_call>', "<tool_call>3"):
+    for text in (
+        "plain",
+        "<tool_call>{broken",
+        '<tool_call>{"arguments": {}}</tool_call>',
+        "<tool_call>3",
+        "<tool_call>" + "[" * 99_999,
+    ):
         assert HermesCalls().parse(text) == (text, [])
 
 

@@ -49,8 +49,17 @@ def test_a_task_may_name_its_own_workflow() -> None:
     assert one({"prompt": "p", "workflow": None}).workflow is None
     left_out = one({"prompt": "p", "workflow": "by hand", "a": 1}, columns=("a",))
     assert (left_out.workflow, left_out.columns) == (None, {"a": 1})
-    with pytest.raises(TaskError, match="the column 'workflow' of task 0 of .* must be module:function"):
-        one({"prompt": "p", "workflow": "by hand"})
+    with pytest.raises(
+        TaskError, match="the column 'workflow' of task 0 of .* must be module:function.*'hand'"
+    ):
+        one({"prompt": "p", "workflow": "hand"})
+    with pytest.raises(TaskError, match="must be module:function.* got '5'"):
+        one({"prompt": "p", "workflow": 5})
+
+
+@pytest.mark.parametrize("agent", ["python agent.py", "./agent.sh", "/opt/agent", "http://host:80/env"])
+def test_a_task_may_name_a_command_or_a_url(agent: str) -> None:
+    assert one({"prompt": "p", "workflow": agent}).workflow == agent
 
 
 def test_only_the_columns_asked_for_are_kept() -> None:

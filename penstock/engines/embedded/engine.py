@@ -237,6 +237,14 @@ class EmbeddedEngine:
         self._wake.set()
         await self._stands.wait()
 
+    async def finish_running(self) -> None:
+        """Until all that can be computed is, whether anybody reads it or not. Also when it is frozen meanwhile, or
+        fails."""
+        while self._scheduler.has_work and self.is_healthy and not self._is_frozen:
+            self._stands.clear()
+            self._wake.set()
+            await self._stands.wait()
+
     def thaw(self) -> None:
         self._is_frozen = False
         self._wake.set()
@@ -279,6 +287,8 @@ class EmbeddedEngine:
         except BaseException as error:
             self._updates.fail(error)
             raise
+        finally:
+            self._stands.set()  # nobody waits for what will never be computed
 
     async def _let_others_run(self, step_s: float) -> None:
         """A message takes several turns of the event loop from its socket to the scheduler. After a long

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from penstock.serve.agents.answer_streams import (
 )
 from penstock.serve.agents.conversation import REWRITTEN, Heard
 from penstock.serve.agents.episode_keys import EpisodeKeys
-from penstock.serve.agents.episode_session import EpisodeSession, Made, call_id
+from penstock.serve.agents.episode_session import EpisodeSession, Made, call_id, check_generations
 from penstock.serve.agents.live_answer import LiveAnswer
 from penstock.serve.api_error import ApiError
 from penstock.serve.chat_messages import template_messages
@@ -155,18 +155,23 @@ class AgentRoutes:
             raise ApiError(str(error), param="messages") from error
         _note(session, heard)
         turns = await _together(
-            session.generate(
-                heard.token_ids,
-                policy=policy,
-                limit=limit,
-                stop=body.stops(),
-                on_chunk=self._show(live, number),
-            )
-            for number in range(body.num_choices())
+            session,
+            [
+                partial(
+                    session.generate,
+                    heard.token_ids,
+                    policy=policy,
+                    limit=limit,
+                    stop=body.stops(),
+                    on_chunk=self._show(live, number),
+                )
+                for number in range(body.num_choices())
+            ],
         )
         choices = [self._chat.choice(body, number, _piece(turn, body)) for number, turn in enumerate(turns)]
         for turn, choice in zip(turns, choices, strict=True):
             session.conversation.speak(heard, turn, choice["message"])
+            session.prompts.remember(turn, heard.rendered)
         frame = self._frame("chat.completion", body.model, turns, choices)
         if body.return_token_ids:
             frame["prompt_token_ids"] = turns[0].prompt_ids.tolist()
@@ -174,19 +179,27 @@ class AgentRoutes:
 
     async def _make_completion(self, session: EpisodeSession, body: CompletionBody, live: LiveAnswer) -> Made:
         policy, count = self._policy(body.model), body.num_choices()
-        prompts = [_after_turns(session, each) if isinstance(each, str) else each for each in body.prompts()]
+        asked = body.prompts()
+        check_generations(len(asked) * count)
+        prompts = [_prompt_ids(session, each) for each in asked]
         turns = await _together(
-            session.generate(
-                prompts[number // count],
-                policy=policy,
-                limit=body.max_tokens,
-                stop=body.stops(),
-                on_chunk=self._show(live, number),
-            )
-            for number in range(len(prompts) * count)
+            session,
+            [
+                partial(
+                    session.generate,
+                    prompts[number // count],
+                    policy=policy,
+                    limit=body.max_tokens,
+                    stop=body.stops(),
+                    on_chunk=self._show(live, number),
+                )
+                for number in range(len(prompts) * count)
+            ],
         )
         choices = []
         for number, turn in enumerate(turns):
+            if isinstance(text := asked[number // count], str):
+                session.prompts.remember(turn, text)
             choice = self._completion_choice(body, number, _piece(turn, body))
             if body.return_token_ids:
                 choice["prompt_token_ids"] = turn.prompt_ids.tolist()
@@ -202,14 +215,17 @@ class AgentRoutes:
         return choice | token_fields(piece, body.return_token_ids)
 
     async def _make_tokens(self, session: EpisodeSession, body: TokenBody, live: LiveAnswer) -> Made:
-        sampling = body.sampling_params
-        turn = await session.generate(
-            body.token_ids,
-            policy=self._policy(body.model),
+        sampling, policy = body.sampling_params, self._policy(body.model)
+        token_ids = _prompt_ids(session, body.token_ids)
+        make = partial(
+            session.generate,
+            token_ids,
+            policy=policy,
             limit=sampling.max_tokens,
             stop=sampling.stops(),
             on_chunk=self._show(live, 0),
         )
+        (turn,) = await _together(session, [make])
         piece = _piece(turn, None)
         choice = token_choice(piece) | {"weight_versions": piece.weight_versions()}
         request_id = body.request_id or turn.id
@@ -228,11 +244,14 @@ class AgentRoutes:
         }
 
 
-async def _together(turns: Iterable[Coroutine[Any, Any, Turn]]) -> list[Turn]:
-    """All of them. When one fails, the others are cancelled."""
+async def _together(
+    session: EpisodeSession, makes: Sequence[Callable[[], Coroutine[Any, Any, Turn]]]
+) -> list[Turn]:
+    """All of them, if the episode has room for so many. When one fails, the others are cancelled."""
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(turn) for turn in turns]
+        with session.places(len(makes)):
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(make()) for make in makes]
     except* Exception as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
@@ -243,17 +262,16 @@ def _note(session: EpisodeSession, heard: Heard) -> None:
         session.rollout.note_rewrite(heard.kind)
 
 
-def _after_turns(session: EpisodeSession, prompt: str) -> list[int]:
-    """Text that begins with what a turn saw and said goes on after its tokens."""
+def _prompt_ids(session: EpisodeSession, prompt: str | list[int]) -> list[int]:
+    """The tokens that a prompt without messages comes to. What its client has rewritten in it is counted."""
     rollout = session.rollout
-    for turn in sorted(rollout.turns, key=lambda turn: -len(turn.token_ids)):
-        seen = rollout.tokenizer.decode(turn.prompt_ids.tolist())
-        if turn.text and prompt.startswith(seen + turn.text):
-            added = rollout.tokenizer.encode(prompt[len(seen) + len(turn.text) :])
-            return [*turn.token_ids.tolist(), *added]
-        if prompt == seen:
-            return turn.prompt_ids.tolist()  # type: ignore[no-any-return]
-    return rollout.tokenizer.encode_prompt(prompt)
+    if isinstance(prompt, str):
+        token_ids, is_rewritten = session.prompts.after_text(rollout.turns, prompt)
+    else:
+        token_ids, is_rewritten = prompt, session.prompts.is_rewritten(rollout.turns, prompt)
+    if is_rewritten:
+        rollout.note_rewrite("client")
+    return token_ids
 
 
 def _piece(turn: Turn, body: TextFields | None) -> Piece:

@@ -19,7 +19,7 @@ from penstock.errors import PenstockError
 from penstock.interfaces import Tokenizer
 from penstock.models.text_stream import TextStream
 from penstock.serve.agents.episode_session import Call, EpisodeSession, Made
-from penstock.serve.chat_routes import ChatRoutes
+from penstock.serve.chat_routes import ChatRoutes, opening
 from penstock.serve.engine_answers import Piece
 from penstock.serve.request_bodies import ChatBody, TextFields
 from penstock.serve.server_events import EventStream
@@ -116,8 +116,7 @@ class ChatEvents(TextEvents):
         )
 
     def opening(self, number: int) -> dict[str, Any]:
-        first = {"index": number, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return self._frame | {"choices": [first]}
+        return self._frame | {"choices": [opening(number)]}
 
 
 async def send_stream(

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from penstock.serve.chat_messages import parsed_arguments
 from penstock.types import Turn
 
 Kind = Literal["first", "continued", "forked", "separate", "client", "template"]
@@ -164,7 +165,7 @@ def canonical(message: Mapping[str, Any]) -> str:
     """A message in a form in which a client's copy equals what it was sent: white space at the ends, ids of
     calls and the spelling of JSON do not count."""
     calls = [
-        [call["function"]["name"], _parsed(call["function"].get("arguments"))]
+        [call["function"]["name"], parsed_arguments(call["function"].get("arguments"))]
         for call in message.get("tool_calls") or ()
     ]
     content = (message.get("content") or "").strip()
@@ -176,13 +177,6 @@ def canonical(message: Mapping[str, Any]) -> str:
 def squashed(text: str) -> str:
     """Without white space, which templates trim and add."""
     return "".join(text.split())
-
-
-def _parsed(arguments: Any) -> Any:
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments
 
 
 def _opening(words: Sequence[str]) -> str:

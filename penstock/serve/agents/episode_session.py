@@ -15,6 +15,7 @@ from penstock.rollout.episode_record import EpisodeLimit
 from penstock.rollout.episode_rollout import OnChunk, Rollout, ignore_chunk
 from penstock.serve.agents.conversation import Conversation
 from penstock.serve.agents.live_answer import LiveAnswer
+from penstock.serve.agents.prompt_history import PromptHistory
 from penstock.serve.api_error import ApiError
 from penstock.types import Turn
 
@@ -22,6 +23,8 @@ Make = Callable[[LiveAnswer], Awaitable["Made"]]
 """Makes the answer of a call, and shows its chunks as they come."""
 MAX_CALLS_AT_ONCE = 256
 """Of one episode."""
+MAX_GENERATIONS_AT_ONCE = 256
+"""Of one episode: a call may ask for several prompts and choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class EpisodeSession:
     def __init__(self, rollout: Rollout, *, max_context: int) -> None:
         self.rollout = rollout
         self.conversation = Conversation(rollout.tokenizer)  # type: ignore[arg-type]
+        self.prompts = PromptHistory(rollout.tokenizer)
+        self._num_generating = 0
         self._max_context = max_context
         self._calls: dict[str, Call] = {}
         self._every: list[Call] = []
@@ -130,6 +135,23 @@ class EpisodeSession:
             raise ApiError(str(error), code="episode_limit") from error
 
     @contextmanager
+    def places(self, count: int) -> Iterator[None]:
+        """Room for so many generations at once, or a refusal that tells the client to come back."""
+        check_generations(count)
+        if self._num_generating + count > MAX_GENERATIONS_AT_ONCE:
+            raise ApiError(
+                f"{self._num_generating} answers of this episode are being made and {count} more are asked for, "
+                f"{MAX_GENERATIONS_AT_ONCE} at once is the limit; try again later",
+                status=429,
+                kind="rate_limit_error",
+            )
+        self._num_generating += count
+        try:
+            yield
+        finally:
+            self._num_generating -= count
+
+    @contextmanager
     def delivering(self, call: Call) -> Iterator[Made]:
         """Around the sending of an answer. Its turns are the episode's before they are sent: the agent may be done
         before this process knows that the last byte has left. Unless the client has left instead."""
@@ -185,6 +207,14 @@ class EpisodeSession:
             if self._calls.get(asked.name) is call:
                 del self._calls[asked.name]  # what failed is tried anew
             raise
+
+
+def check_generations(count: int) -> None:
+    """What never fits is refused for good."""
+    if count > MAX_GENERATIONS_AT_ONCE:
+        raise ApiError(
+            f"a call may ask for {MAX_GENERATIONS_AT_ONCE} answers, got {count} (prompts times n); split it"
+        )
 
 
 def _has_failed(task: "asyncio.Task[Made]") -> bool:

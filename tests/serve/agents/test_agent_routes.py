@@ -107,6 +107,53 @@ def test_streams_completions_and_token_ids_are_turns_too(byte_tokenizer: ChatTok
     asyncio.run(main())
 
 
+def test_rewritten_prompts_are_counted_as_rewritten_chats_are(byte_tokenizer: ChatTokenizer) -> None:
+    """Text with special tokens in it goes on token-exactly; other words than were said are counted, in text and
+    in token ids."""
+
+    async def main() -> None:
+        async with opened(saying(byte_tokenizer, "hi"), byte_tokenizer) as visit:
+            one, client = (each := visit()), each.openai()
+            said = await client.completions.create(model="echo", prompt="u:q<end>a:")
+            more = f"u:q<end>a:{said.choices[0].text}<end>u:more<end>a:"
+            await client.completions.create(model="echo", prompt=more)
+            assert [turn.parent for turn in one.rollout.turns] == [None, "g12.0.0"]
+            assert one.rollout.turns[1].prompt_ids.tolist() == byte_tokenizer.encode(more)
+            assert one.rollout.rewrites == {}
+            await client.completions.create(model="echo", prompt="u:q<end>a:ho<end>u:more", n=2)
+            assert one.rollout.rewrites == {"client": 1}
+            other = visit(a_spec(1))
+            first = [65, 66, 67]
+            answer = [*byte_tokenizer.encode("hi"), END]
+            for ids in (first, [*first, *answer, 68], [1, 2], [*first, 70, 71], [*first, *answer[:2], 68]):
+                async with other.http.post(
+                    other.root + "/inference/v1/generate", json={"token_ids": ids}
+                ) as response:
+                    assert response.status == 200
+            assert [turn.parent for turn in other.rollout.turns] == [None, "g12.1.0", None, None, None]
+            assert other.rollout.rewrites == {"client": 2}
+            await client.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_call_has_a_bounded_number_of_generations(byte_tokenizer: ChatTokenizer, stream: bool) -> None:
+    async def main() -> None:
+        async with opened(saying(byte_tokenizer, "x"), byte_tokenizer) as visit:
+            one = visit()
+            url, body = one.endpoint.base_url + "/completions", {"prompt": ["x"] * 300, "n": 4}
+            async with one.http.post(url, json=body | {"stream": stream}) as response:
+                assert response.status == 400
+                told = (await response.json())["error"]["message"]
+            assert told == "a call may ask for 256 answers, got 1200 (prompts times n); split it"
+            assert (one.rollout.turns, one.rollout.rewrites) == ((), {})
+            async with one.http.post(url, json=body | {"prompt": ["x"] * 64}) as response:
+                assert len((await response.json())["choices"]) == 256
+
+    asyncio.run(main())
+
+
 def test_several_choices_are_turns_of_one_prompt(byte_tokenizer: ChatTokenizer) -> None:
     async def main() -> Episode:
         async with opened(saying(byte_tokenizer, "a", "b", "c"), byte_tokenizer) as visit:
@@ -255,6 +302,38 @@ def test_a_body_that_is_no_request_is_refused(byte_tokenizer: ChatTokenizer, bod
                 assert response.status == 400
                 assert "body" in (await response.json())["error"]["message"]
             assert one.rollout.turns == ()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [2**40]}),
+        ("/inference/v1/generate", {"token_ids": [2**40]}),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": 5}]}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]},
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"tokenize": False}},
+        ),
+    ],
+)
+def test_a_clients_mistake_is_no_failure_of_the_server(
+    byte_tokenizer: ChatTokenizer, path: str, body: dict[str, Any]
+) -> None:
+    """OpenAI's clients send what failed with 500 again."""
+
+    async def main() -> None:
+        async with opened(saying(byte_tokenizer, "x"), byte_tokenizer) as visit:
+            one = visit()
+            async with one.http.post(one.root + path, json=body) as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["type"] == "invalid_request_error"
+            assert (one.rollout.turns, one.rollout.engine_error) == ((), None)
 
     asyncio.run(main())
 

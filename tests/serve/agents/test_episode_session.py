@@ -7,8 +7,10 @@ import aiohttp
 import pytest
 
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.serve.agents.episode_session import MAX_CALLS_AT_ONCE, Made, call_id
+from penstock.rollout.episode_rollout import Rollout
+from penstock.serve.agents.episode_session import MAX_CALLS_AT_ONCE, EpisodeSession, Made, call_id
 from penstock.serve.agents.live_answer import LiveAnswer
+from penstock.serve.api_error import ApiError
 from tests.serve.agents.doors import Visit, a_spec, opened, saying
 
 BODY = {"model": "echo", "messages": [{"role": "user", "content": "a"}]}
@@ -148,6 +150,19 @@ def test_an_episode_can_only_have_so_many_calls_at_once(byte_tokenizer: ChatToke
             assert len(one.rollout.turns) == MAX_CALLS_AT_ONCE
 
     asyncio.run(main())
+
+
+def test_answers_at_once_are_bounded_over_all_calls(byte_tokenizer: ChatTokenizer) -> None:
+    rollout = Rollout(a_spec(), saying(byte_tokenizer, "1"), byte_tokenizer)
+    session = EpisodeSession(rollout, max_context=64)
+    with session.places(200):
+        with pytest.raises(ApiError, match="200 answers .* and 57 more are asked for, 256 at once") as told:
+            session.places(57).__enter__()
+        assert told.value.status == 429
+        with session.places(56):
+            pass
+    with session.places(256):
+        pass
 
 
 def test_a_call_is_known_by_its_words_and_its_path() -> None:
