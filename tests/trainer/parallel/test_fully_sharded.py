@@ -14,7 +14,7 @@ from penstock.trainer.parallel.process_ranks import leave_ranks
 from tests.models.moe import moe_model
 from tests.trainer.builders import tiny_model
 from tests.trainer.parallel.layout_gradients import Case, errors_on_rank, join
-from tests.trainer.parallel.rank_processes import on_ranks
+from tests.trainer.parallel.rank_processes import on_ranks, rank_device
 from tests.trainer.test_algorithms import near_policy
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -81,12 +81,13 @@ def gradient_sums(rank: int, folder: Path, computes_in: torch.dtype) -> dict[str
         inside = folder / str(size)
         inside.mkdir(exist_ok=True)
         ranks = join(rank, inside, ParallelConfig(shard=size))
-        model = tiny_model("llama")
-        model(input_ids=torch.arange(8)[None]).logits.sum().backward()
+        model = tiny_model("llama").to(rank_device(rank))
+        ids = torch.arange(8, device=rank_device(rank))[None]
+        model(input_ids=ids).logits.sum().backward()
         expected = {name: size * parameter.grad for name, parameter in model.named_parameters()}
         model.zero_grad()
         shard_model(model, ranks, computes_in=computes_in)
-        model(input_ids=torch.arange(8)[None]).logits.float().sum().backward()
+        model(input_ids=ids).logits.float().sum().backward()
         found[f"{size} factors"] = {
             module._get_fsdp_state()._fsdp_param_group.gradient_divide_factor
             for module in model.modules()

@@ -11,7 +11,7 @@ from penstock.trainer.parallel.process_ranks import leave_ranks
 from penstock.trainer.parallel.split_matrices import split_matrices
 from tests.trainer.builders import tiny_model
 from tests.trainer.parallel.layout_gradients import Case, errors_on_rank, join
-from tests.trainer.parallel.rank_processes import on_ranks
+from tests.trainer.parallel.rank_processes import on_ranks, rank_device
 from tests.trainer.parallel.test_fully_sharded import LOSS_CASES, OTHER_CASES
 from tests.trainer.test_algorithms import near_policy
 
@@ -59,10 +59,10 @@ def test_gradients_in_bfloat16_are_near() -> None:
 
 def ways_to_tie(rank: int, folder: Path) -> tuple[bool, str]:
     ranks = join(rank, folder, ParallelConfig(tensor=2))
-    model: Any = tiny_model("qwen3")
+    model: Any = tiny_model("qwen3").to(rank_device(rank))
     split_matrices(model, ranks.mesh["tensor"])
     is_one = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    other: Any = tiny_model("qwen3")
+    other: Any = tiny_model("qwen3").to(rank_device(rank))
     other._tp_plan["model.embed_tokens"] = "embedding_colwise"
     with pytest.raises(UserError) as refusal:
         split_matrices(other, ranks.mesh["tensor"])
