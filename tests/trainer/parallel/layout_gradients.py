@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from penstock.algorithms.config import AlgorithmConfig
+from penstock.interfaces import BlobStore
 from penstock.models.config import LoraConfig
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.config import ParallelConfig, TrainerConfig
@@ -49,7 +50,14 @@ class Kept(SGD):
         return [(source, self.gradients[id(m)]) for source, m in pairs if id(m) in self.gradients]
 
 
-def trained(model: Any, plan: Any, case: Case, ranks: ProcessRanks | None, device: str) -> Kept:
+def trained(
+    model: Any,
+    plan: Any,
+    case: Case,
+    ranks: ProcessRanks | None = None,
+    device: str = "cpu",
+    blobs: BlobStore | None = None,
+) -> Kept:
     algorithm, config = case[0], dict(case[1])
     torch.manual_seed(0)  # value heads begin alike
     section = AlgorithmConfig(**algorithm)
@@ -61,6 +69,7 @@ def trained(model: Any, plan: Any, case: Case, ranks: ProcessRanks | None, devic
         total_steps=10,
         parallel=ranks,
         device=device,
+        blobs=blobs,
         adapter=adapter,
         reference=copy.deepcopy(model) if section.needs_reference and adapter is None else None,
     )
@@ -89,25 +98,34 @@ def errors_on_rank(
     model: Any,
     groups: list[ScoredGroup],
     cases: list[Case],
+    blobs: BlobStore | None = None,
 ) -> dict[str, float]:
     """The largest error of this rank's part of any gradient, as a share of that tensor's largest value."""
     found: dict[str, float] = {}
     (plan,) = plan_step(1, groups, micro_batch_tokens=MICRO_BATCH, shared_prompts=True)
-    alone = [trained(copy.deepcopy(model), plan, case, None, rank_device(rank)) for case in cases]
+    alone = [trained(copy.deepcopy(model), plan, case, None, rank_device(rank), blobs) for case in cases]
     for sizes in layouts:
         parallel = ParallelConfig(**sizes)
         ranks = join(rank, folder, parallel)
         for case, one in zip(cases, alone, strict=True):
-            found[f"{sizes} {case}"] = error_of(ranks, model, groups, case, one)
+            found[f"{sizes} {case}"] = error_of(ranks, model, groups, case, one, blobs)
         leave_ranks()
     return found
 
 
-def error_of(ranks: ProcessRanks, model: Any, groups: list[ScoredGroup], case: Case, one: Kept) -> float:
+def error_of(
+    ranks: ProcessRanks,
+    model: Any,
+    groups: list[ScoredGroup],
+    case: Case,
+    one: Kept,
+    blobs: BlobStore | None,
+) -> float:
     layout = ranks.layout
     options = {"micro_batch_tokens": MICRO_BATCH, "shared_prompts": True}
     plans = plan_step(1, groups, ranks=num_plans(layout.parallel), **options)
-    several = trained(copy.deepcopy(model), plans[layout.plan], case, ranks, rank_device(layout.rank))
+    plan, device = plans[layout.plan], rank_device(layout.rank)
+    several = trained(copy.deepcopy(model), plan, case, ranks, device, blobs)
     worst = abs(several.norm - one.norm) / one.norm
     assert one.norm > 0
     expected = [gradient for _, gradient in one.by_source()]
