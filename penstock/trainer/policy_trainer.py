@@ -117,6 +117,7 @@ class PolicyTrainer:
             assert parallel is not None
             split_model(policy, parallel, config, device)
             self._optimizer = MasterAdamW(model, config, extra, layout=self._layout)
+        self._frozen_model = reference
         frozen: Reference | None = None
         self._without_adapter: AdapterOff | None = None
         if reference is not None:
@@ -186,6 +187,8 @@ class PolicyTrainer:
         clock = StepClock(self._device)
         with clock.host("prepare"):
             rows = self._prepare(plan)
+            if self._filler is not None and self._frozen_model is not None:
+                let_go(self._frozen_model)  # it runs no backward pass, which would do so
             routing_gaps = self._routing_gaps(plan)
         metrics: dict[str, Metric] = {}
         traces: tuple[TracedTokens, ...] = ()
