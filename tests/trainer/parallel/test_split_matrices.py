@@ -22,14 +22,23 @@ PLAIN: list[Case] = [({"loss": "clip"}, {})]
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "sizes", [{"tensor": 2}, {"tensor": 2, "shard": 2}, {"tensor": 2, "data": 2}], ids=str
+    "sizes",
+    [
+        {"tensor": 2},
+        {"tensor": 2, "shard": 2},
+        {"tensor": 2, "data": 2},
+        {"tensor": 2, "context": 2},
+        {"tensor": 4},
+    ],
+    ids=str,
 )
 def test_gradients_are_those_of_one_process(sizes: dict[str, int]) -> None:
     """Of every loss, and the norm that clips them. The vocabulary of 61 does not divide by 2. Weights are small: sums
     in another order then change a gradient by 1e-6, with larger ones by up to 6e-6."""
     size = ParallelConfig(**sizes).num_ranks
     # Four processes on two cores wait for each other at every collective, so they have fewer of them.
-    model = tiny_model("llama", initializer_range=0.1, num_hidden_layers=2 if size == 2 else 1)
+    changes = {"num_hidden_layers": 2 if size == 2 else 1, "num_key_value_heads": max(2, sizes["tensor"])}
+    model = tiny_model("llama", initializer_range=0.1, **changes)
     groups = near_policy(model, 3, shape=(3, 4, 2) if size == 2 else (3, 2))
     cases = [*LOSS_CASES, *OTHER_CASES] if size == 2 else LOSS_CASES
     for found in on_ranks(size, errors_on_rank, [sizes], model, groups, cases):
