@@ -143,7 +143,8 @@ def choose_transport(sites: Sites, sync: SyncConfig) -> Choice:
 
 
 def check_transport(config: PenstockConfig, sites: Sites) -> None:
-    """Refuse a transport that is named and can't work between these devices. What runs elsewhere is not known here."""
+    """Refuse a transport that is named and can't work between these devices. Those of other machines are not known
+    here."""
     if config.sync.transport == "cuda_ipc" and not (sites.share_a_gpu or sites.are_apart):
         raise UserError(
             "sync.transport=cuda_ipc needs trainer and engines on one GPU, got trainer on "

@@ -116,8 +116,8 @@ def needs_of(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *,
 def estimate_trainer(
     config: PenstockConfig, outline: "Outline", *, longest: int, states: str | None = None
 ) -> "MemoryEstimate":
-    """What the trainer takes besides `CONTEXT_BYTES`, as it is configured or with other optimizer states. What is held
-    all the time is counted whole; of a row, a rank runs what `trainer.parallel.context` leaves it."""
+    """What the trainer takes besides `CONTEXT_BYTES`, as it is configured or with other optimizer states. What is
+    held all the time is counted whole; of a row, a rank runs what `trainer.parallel.context` leaves it."""
     from penstock.trainer.memory_estimate import estimate_bytes
 
     section = config.trainer
@@ -148,7 +148,9 @@ def _check_trainer(
 
     def held(states: str | None = None) -> int:
         """Of each rank, all the time."""
-        return estimate_trainer(config, outline, longest=longest, states=states).resident // num_shards(config)
+        return estimate_trainer(config, outline, longest=longest, states=states).resident // num_shards(
+            config
+        )
 
     if held() + CONTEXT_BYTES > room:
         modes = [

@@ -134,7 +134,7 @@ class _Staging:
             self._done.synchronize()
 
 
-def cut_masters(sizes: Sequence[int], room: int = BUCKET_VALUES) -> Iterator[list[tuple[int, int, int]]]:
+def cut_masters(sizes: Sequence[int], *, room: int) -> Iterator[list[tuple[int, int, int]]]:
     """Masters of so many values as runs of slices (master, start, stop), of at most `room` values together."""
     bucket: list[tuple[int, int, int]] = []
     left = room
@@ -154,7 +154,7 @@ def cut_masters(sizes: Sequence[int], room: int = BUCKET_VALUES) -> Iterator[lis
 
 def _buckets(masters: Sequence[nn.Parameter]) -> Iterator[list[Slice]]:
     flat = [master.detach().view(-1) for master in masters]
-    for bucket in cut_masters([len(values) for values in flat], BUCKET_VALUES):
+    for bucket in cut_masters([len(values) for values in flat], room=BUCKET_VALUES):
         yield [
             Slice(tensor=tensor, start=start, stop=stop, values=nn.Parameter(flat[tensor][start:stop]))
             for tensor, start, stop in bucket

@@ -253,5 +253,7 @@ def test_states_that_are_too_large_are_those_of_each_rank() -> None:
         placement={"trainer": [0, 1, 2, 3], "engines": [4]}, trainer={"parallel": {"data": 2, "shard": 2}}
     )
     states = estimate_trainer(config, large, longest=1000).resident // 2
-    with pytest.raises(UserError, match=rf"; {states / 1e9:.1f} GB of it are .*shard above 2\), or take a smaller"):
+    with pytest.raises(
+        UserError, match=rf"; {states / 1e9:.1f} GB of it are .*shard above 2\), or take a smaller"
+    ):
         plan_memory(config, large, BOX, longest=1000)

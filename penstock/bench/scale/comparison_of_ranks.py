@@ -121,7 +121,9 @@ def _update(report: SavedReport, size: str, updates: int, folder: Path) -> None:
         )
         report.headline(
             {
-                "reshard_gain": paired_gain([each.wall_s for each in own], [each.wall_s for each in gathered]),
+                "reshard_gain": paired_gain(
+                    [each.wall_s for each in own], [each.wall_s for each in gathered]
+                ),
                 "reshard_gain_cpu": paired_gain(
                     [each.cpu_s for each in own], [each.cpu_s for each in gathered]
                 ),
@@ -142,8 +144,8 @@ class Delivery:
 
 
 def paired_gain(own: Sequence[float], gathered: Sequence[float]) -> float:
-    """The median of how much longer each gathered update took than the one next to it: what slows both down, such as
-    other work on these cores, falls out."""
+    """The median of how much longer each gathered update took than the one next to it: what slows both down, such
+    as other work on these cores, falls out."""
     return statistics.median(slow / quick for quick, slow in zip(own, gathered, strict=True))
 
 

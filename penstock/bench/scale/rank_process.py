@@ -90,8 +90,8 @@ class Rank:
         return {"error": worst}
 
     def bytes(self) -> dict[str, int]:
-        """All that a step holds when its weights are about to be updated: parameters, gradients and AdamW's states, and
-        whatever else was left, such as weights that were gathered and not given back."""
+        """All that a step holds when its weights are about to be updated: parameters, gradients and AdamW's states,
+        and whatever else was left, such as weights that were gathered and not given back."""
         optimizer: Any = self._trainer._optimizer
         update, held = optimizer.update, list[int]()
 

@@ -97,8 +97,8 @@ def check_layout(parallel: ParallelConfig, model: Any) -> None:
     own = heads // parallel.tensor
     if parallel.tensor > 1 and own % parallel.context:
         raise ConfigError(
-            f"trainer.parallel.context must divide the {own} attention heads that tensor={parallel.tensor} leaves each "
-            f"rank, got {parallel.context}; use {_choices(_divisors(own))}"
+            f"trainer.parallel.context must divide the {own} attention heads that tensor={parallel.tensor} leaves "
+            f"each rank, got {parallel.context}; use {_choices(_divisors(own))}"
         )
 
 

@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 
 from penstock.errors import UserError
+from penstock.trainer import host_adamw
 from penstock.trainer.config import ParallelConfig
 from penstock.trainer.host_adamw import cut_masters
 from penstock.trainer.parallel.local_shards import LocalShard
@@ -143,7 +144,9 @@ def _assemble(
             "param_groups": _renumbered(groups, sources[0], shards, order) if cut else groups,
         },
         "masters": [
-            _collect([(source, source.tree["optimizer"]["masters"][master]) for source in sources], master, shard)
+            _collect(
+                [(source, source.tree["optimizer"]["masters"][master]) for source in sources], master, shard
+            )
             for master, shard in enumerate(shards)
         ],
     }
@@ -226,7 +229,8 @@ def _renumbered(
 def _slices(shapes: Sequence[Sequence[int]], order: Sequence[int]) -> list[tuple[int, int, int]]:
     """Of masters of these shapes (master, start, stop), as AdamW counts them."""
     rank = {master: place for place, master in enumerate(order)}
-    cut = [piece for bucket in cut_masters([math.prod(shape) for shape in shapes]) for piece in bucket]
+    buckets = cut_masters([math.prod(shape) for shape in shapes], room=host_adamw.BUCKET_VALUES)
+    cut = [piece for bucket in buckets for piece in bucket]
     return sorted(cut, key=lambda piece: (rank[piece[0]], piece[1]))
 
 

@@ -10,20 +10,24 @@ import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.losses import LOSSES
 from penstock.blobs import MemoryBlobs
 from penstock.routing_records import store_routes
-from penstock.trainer.config import ParallelConfig
+from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.packing import plan_step
 from penstock.trainer.parallel.fully_sharded import shard_model
+from penstock.trainer.parallel.local_shards import is_split
 from penstock.trainer.parallel.process_ranks import leave_ranks
+from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.types import ScoredGroup
 from tests.models.moe import moe_model
 from tests.trainer.builders import tiny_model
 from tests.trainer.parallel.layout_gradients import MICRO_BATCH, Case, errors_on_rank, join, trained
 from tests.trainer.parallel.rank_processes import on_ranks, rank_device
 from tests.trainer.test_algorithms import near_policy
+from tests.trainer.test_policy_trainer import SGD
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -100,7 +104,9 @@ def with_routes(model: Any, groups: list[ScoredGroup], blobs: MemoryBlobs) -> li
         size = (len(turn.prompt_ids) + len(turn.output_ids) - 1, shape.num_layers)
         chosen = rng.random((*size, shape.num_experts)).argsort(axis=-1)[..., : shape.top_k]
         ref = store_routes(blobs, f"group-0/{number}.routes", chosen, shape, start=0)
-        episodes.append(msgspec.structs.replace(episode, turns=(msgspec.structs.replace(turn, routing=(ref,)),)))
+        episodes.append(
+            msgspec.structs.replace(episode, turns=(msgspec.structs.replace(turn, routing=(ref,)),))
+        )
     group = msgspec.structs.replace(first.group, episodes=tuple(episodes))
     return [msgspec.structs.replace(first, group=group), *others]
 
@@ -124,6 +130,39 @@ def test_recorded_experts_are_replayed_on_every_rank(size: int) -> None:
     for found in on_ranks(size, errors_on_rank, layouts, model, routed, [case], blobs):
         assert len(found) == len(layouts)
         assert max(found.values()) <= 1e-5
+
+
+def gathered_after_a_step(rank: int, folder: Path) -> dict[str, bool]:
+    """Whether the embeddings of policy and reference are still whole when the weights are updated."""
+    ranks = join(rank, folder, ParallelConfig(shard=2))
+    model, reference = tiny_model("llama"), tiny_model("llama", seed=1)
+    trainer = PolicyTrainer(
+        model,
+        config=TrainerConfig(logprob_gap_warning=1e3),
+        algorithm=AlgorithmConfig(kl_coef=0.1),
+        total_steps=10,
+        reference=reference,
+        parallel=ranks,
+        device=rank_device(rank),
+    )
+    found: dict[str, bool] = {}
+
+    class Watching(SGD):
+        def update(self, learning_rate: float, norm: float) -> None:
+            for name, each in (("policy", model), ("reference", reference)):
+                heads = (each.get_input_embeddings(), each.get_output_embeddings())
+                found[name] = any(not is_split(head.weight) for head in heads)
+            super().update(learning_rate, norm)
+
+    Watching(trainer)
+    groups = near_policy(tiny_model("llama"), 3, shape=(3, 2))
+    trainer.step(plan_step(1, groups, ranks=2, micro_batch_tokens=MICRO_BATCH)[ranks.layout.plan])
+    leave_ranks()
+    return found
+
+
+def test_nothing_stays_gathered_until_the_update() -> None:
+    assert on_ranks(2, gathered_after_a_step) == [{"policy": False, "reference": False}] * 2
 
 
 def gradient_sums(rank: int, folder: Path, computes_in: torch.dtype) -> dict[str, Any]:

@@ -4,12 +4,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma3TextConfig,
+    GraniteConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PhiConfig,
+    Qwen2Config,
+)
 
 from penstock.errors import UserError
 from penstock.trainer.config import ParallelConfig
 from penstock.trainer.parallel.process_ranks import leave_ranks
 from penstock.trainer.parallel.split_matrices import split_matrices
-from tests.trainer.builders import tiny_model
+from penstock.types import ScoredGroup
+from tests.trainer.builders import SIZES, make_groups, tiny_model
 from tests.trainer.parallel.layout_gradients import Case, errors_on_rank, join
 from tests.trainer.parallel.rank_processes import on_ranks, rank_device
 from tests.trainer.parallel.test_fully_sharded import LOSS_CASES, OTHER_CASES
@@ -55,6 +68,42 @@ def test_tied_embeddings_and_norms_of_heads_have_one_gradient(family: str) -> No
     groups = near_policy(model, 5, shape=(3, 3))
     for found in on_ranks(2, errors_on_rank, [{"tensor": 2}], model, groups, PLAIN):
         assert max(found.values()) <= 1e-5
+
+
+FAMILIES: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "mistral": (MistralConfig, {}),
+    "qwen2": (Qwen2Config, {}),
+    "gemma3": (Gemma3TextConfig, {"query_pre_attn_scalar": 8, "sliding_window": 5}),
+    "phi": (PhiConfig, {}),
+    "phi3": (Phi3Config, {"pad_token_id": 0}),
+    "olmo2": (Olmo2Config, {}),
+    "granite": (GraniteConfig, {}),
+    "cohere": (CohereConfig, {}),
+}
+
+
+def errors_of_families(
+    rank: int, folder: Path, models: dict[str, Any], groups: list[ScoredGroup]
+) -> dict[str, float]:
+    found = {}
+    for name, model in models.items():
+        inside = folder / name
+        inside.mkdir(exist_ok=True)
+        found[name] = max(errors_on_rank(rank, inside, [{"tensor": 2}], model, groups, PLAIN).values())
+    return found
+
+
+def test_plans_of_many_families_give_the_gradient_of_one_process() -> None:
+    """Beside Llama, Qwen3 and Gemma 2, which have tests of their own."""
+    models = {}
+    for name, (kind, more) in FAMILIES.items():
+        torch.manual_seed(0)
+        config = kind(**SIZES | {"initializer_range": 0.1, "num_hidden_layers": 1} | more)
+        models[name] = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    groups = make_groups(5, shape=(3, 2))
+    for found in on_ranks(2, errors_of_families, models, groups):
+        assert found.keys() == models.keys()
+        assert {name: error for name, error in found.items() if not error <= 1e-5} == {}
 
 
 def test_gradients_in_bfloat16_are_near() -> None:
