@@ -38,8 +38,8 @@ class SingleShard(RankLayout):
 def run(
     json_path: Path | None = None, *, shape: str | None = None, rounds: int = 3, steps: int = 2
 ) -> dict[str, Any]:
-    """Both trainers make the same steps on the same groups, in turns; compiled on a GPU, which holds both. Every round
-    is printed and saved as it ends."""
+    """Both trainers make the same steps on the same groups, in turns; compiled on a GPU, which holds both. Every
+    round is printed and saved as it ends."""
     device = resolve_device("auto")
     on_gpu = device != "cpu"
     shape = shape or ("1.5b" if on_gpu else "tiny")
@@ -74,8 +74,8 @@ def run(
 def _take_turns(
     trainers: Mapping[str, SteppedTrainer], report: SavedReport, console: Console, *, rounds: int, steps: int
 ) -> None:
-    """Whoever begins a round is second in the next. The headline is the median of the rounds' ratios, so what slows a
-    whole round down does not count."""
+    """Whoever begins a round is second in the next. The headline is the median of the rounds' ratios, so what slows
+    a whole round down does not count."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in trainers}
     for number in range(rounds):
         numbers = range(2 + number * steps, 2 + (number + 1) * steps)
