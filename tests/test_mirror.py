@@ -31,6 +31,7 @@ ACROSS_MODULES = {
     "orchestration/test_shared_gpu.py": "the controller on a GPU that both sides share",
     "tools/test_api_reference.py": "a tool",
     "tools/test_random_model.py": "a tool",
+    "tools/test_several_gpus.py": "a tool",
     "tools/test_source_docs.py": "a tool",
     "tools/test_supported_models.py": "a tool",
     "sync/test_processes.py": "engines in processes of their own over each transport",

@@ -59,7 +59,7 @@ run_part() {
     serve) penstock bench serve --shape 1.5b --streams 512 --tokens 512 --clients 8 --json "$out/serve.json" ;;
     ranks)
         worked=0
-        python -m pytest -q -p no:cacheprovider tests/sync/test_processes.py tests/bench/test_train_sharded.py --tb=short || worked=1
+        python -m pytest -q -p no:cacheprovider tests/sync/test_processes.py tests/sync/test_private_group.py tests/bench/test_train_sharded.py --tb=short || worked=1
         penstock bench train --shape 1.5b --sharded --json "$out/sharded.json" || worked=1
         return $worked
         ;;

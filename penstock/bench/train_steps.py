@@ -51,58 +51,73 @@ ON_CPU = Load(
 )
 
 
-def steps_arm(
-    shape: str,
-    device: str,
-    *,
-    compiled: bool,
-    steps: int,
-    load: Load,
-    parallel: ProcessRanks | None = None,
-) -> dict[str, float]:
-    """Steps on different groups, the first of them not counted. `parallel`: this process as the only rank."""
-    is_split = parallel is not None and parallel.layout.is_sharded
-    model: Any = make_shape(shape, "cpu" if is_split else device, torch.float32)
-    config = TrainerConfig(
-        dtype="bfloat16" if device != "cpu" else "float32",
-        checkpointing="selective",
-        compile="on" if compiled else "off",
-        micro_batch_tokens=load.micro_batch_tokens,
-        logprob_chunk_tokens=load.chunk_tokens,
-    )
-    plans = [make_plan(load, model.config.vocab_size, number + 1) for number in range(steps + 1)]
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-    trainer = PolicyTrainer(
-        model,
-        config=config,
-        algorithm=AlgorithmConfig(),
-        total_steps=steps + 1,
-        device=device,
-        parallel=parallel,
-    )
-    begin = time.perf_counter()
-    trainer.warm_up()
-    warm_s = time.perf_counter() - begin
-    graphs = counters["stats"]["unique_graphs"]
-    trainer.step(plans[0])
-    begin = time.perf_counter()
-    results = [trainer.step(plan) for plan in plans[1:]]
-    seconds = time.perf_counter() - begin
-    tokens = sum(num_forward_tokens(plan) for plan in plans[1:])
-    parts = ("prepare", "forward", "backward", "optimizer", "metrics")
-    peak = torch.cuda.max_memory_allocated() if device != "cpu" else 0
-    return {
-        "gradient_norm": results[-1].values()["grad_norm"],
-        "peak_gb": peak / 1e9,
-        "ms": seconds / steps * 1e3,
-        "tokens": tokens / steps,
-        "tokens_per_s": tokens / seconds,
-        "micro_batches": float(len(plans[1].micro_batches)),
-        "warm_up_s": warm_s,
-        "compiled_since": float(counters["stats"]["unique_graphs"] - graphs),
-        **{f"{part}_ms": sum(result.seconds[part] for result in results) / steps * 1e3 for part in parts},
-    }
+class SteppedTrainer:
+    """A trainer that has compiled and made its first step: what it does from now on can be timed."""
+
+    def __init__(
+        self, model: Any, device: str, *, compiled: bool, load: Load, parallel: ProcessRanks | None = None
+    ) -> None:
+        """`parallel`: this process as the only rank."""
+        self._load, self._device, self._vocabulary = load, device, model.config.vocab_size
+        config = TrainerConfig(
+            dtype="bfloat16" if device != "cpu" else "float32",
+            checkpointing="selective",
+            compile="on" if compiled else "off",
+            micro_batch_tokens=load.micro_batch_tokens,
+            logprob_chunk_tokens=load.chunk_tokens,
+        )
+        before = _allocated(device)
+        self._trainer = PolicyTrainer(
+            model,
+            config=config,
+            algorithm=AlgorithmConfig(),
+            total_steps=1000,
+            device=device,
+            parallel=parallel,
+        )
+        begin = time.perf_counter()
+        self._trainer.warm_up()
+        self.warm_up_s = time.perf_counter() - begin
+        self._trainer.step(make_plan(load, self._vocabulary, 1))
+        self.held = _allocated(device) - before
+        """What it keeps of the GPU between steps, in bytes."""
+
+    def time(self, steps: range, *, others: int = 0) -> dict[str, float]:
+        """Steps of these numbers, on different groups. `others` hold so much of the GPU meanwhile."""
+        plans = [make_plan(self._load, self._vocabulary, number) for number in steps]
+        if self._device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+        graphs = counters["stats"]["unique_graphs"]
+        begin = time.perf_counter()
+        results = [self._trainer.step(plan) for plan in plans]
+        seconds = time.perf_counter() - begin
+        tokens = sum(num_forward_tokens(plan) for plan in plans)
+        parts = ("prepare", "forward", "backward", "optimizer", "metrics")
+        peak = torch.cuda.max_memory_allocated() - others if self._device != "cpu" else 0
+        return {
+            "gradient_norm": results[-1].values()["grad_norm"],
+            "peak_gb": peak / 1e9,
+            "ms": seconds / len(plans) * 1e3,
+            "tokens": tokens / len(plans),
+            "tokens_per_s": tokens / seconds,
+            "micro_batches": float(len(plans[0].micro_batches)),
+            "warm_up_s": self.warm_up_s,
+            "compiled_since": float(counters["stats"]["unique_graphs"] - graphs),
+            **{
+                f"{part}_ms": sum(result.seconds[part] for result in results) / len(plans) * 1e3
+                for part in parts
+            },
+        }
+
+
+def steps_arm(shape: str, device: str, *, compiled: bool, steps: int, load: Load) -> dict[str, float]:
+    """Steps of a model of this shape on different groups, the first of them not counted."""
+    trainer = SteppedTrainer(make_shape(shape, device, torch.float32), device, compiled=compiled, load=load)
+    return trainer.time(range(2, steps + 2))
+
+
+def _allocated(device: str) -> int:
+    return torch.cuda.memory_allocated() if device != "cpu" else 0
 
 
 def make_plan(load: Load, vocabulary: int, number: int) -> StepPlan:

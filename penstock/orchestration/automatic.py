@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config.unresolved import AUTO
+from penstock.errors import UserError
 from penstock.models.compilation import COMPILED_FROM, is_worth_compiling
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
@@ -137,6 +138,16 @@ def choose_transport(sites: Sites, sync: SyncConfig) -> Choice:
     if sites.share_a_gpu:
         return Choice("sync.transport", "cuda_ipc", "one GPU")
     return Choice("sync.transport", "shared_memory")
+
+
+def check_transport(config: PenstockConfig, sites: Sites) -> None:
+    """Refuse a transport that is named and can't work between these devices. Those of other machines are not known
+    here."""
+    if config.sync.transport == "cuda_ipc" and not (sites.share_a_gpu or sites.are_apart):
+        raise UserError(
+            "sync.transport=cuda_ipc needs trainer and engines on one GPU, got trainer on "
+            f"{sites.trainer.device} and engines on {sites.engine.device}; use shared_memory, or leave it out"
+        )
 
 
 def _choose(config: PenstockConfig, sites: Sites, num_parameters: int, num_experts: int) -> Iterator[Choice]:

@@ -116,13 +116,14 @@ def needs_of(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *,
 def estimate_trainer(
     config: PenstockConfig, outline: "Outline", *, longest: int, states: str | None = None
 ) -> "MemoryEstimate":
-    """What the trainer takes besides `CONTEXT_BYTES`, as it is configured or with other optimizer states."""
+    """What the trainer takes besides `CONTEXT_BYTES`, as it is configured or with other optimizer states. What is
+    held all the time is counted whole; of a row, a rank runs what `trainer.parallel.context` leaves it."""
     from penstock.trainer.memory_estimate import estimate_bytes
 
     section = config.trainer
     if states is not None:
         section = section.model_copy(update={"optimizer_states": states})
-    tokens = max(section.micro_batch_tokens, longest)
+    tokens = -(-max(section.micro_batch_tokens, longest) // section.parallel.context)
     return estimate_bytes(outline, section, tokens=tokens, reference=config.algorithm.needs_reference)
 
 
@@ -142,21 +143,28 @@ def _check_trainer(
     room = _room(gpu)
     if trainer + published <= room:
         return
-    states = estimate_trainer(config, outline, longest=longest).resident
-    advice = _smaller_trainer(config)
-    if states + CONTEXT_BYTES > room:
+    shard = f"trainer.parallel.shard above {config.trainer.parallel.shard}"
+    advice = f"{_smaller_trainer(config, longest)} or {shard}"
+
+    def held(states: str | None = None) -> int:
+        """Of each rank, all the time."""
+        return estimate_trainer(config, outline, longest=longest, states=states).resident // num_shards(
+            config
+        )
+
+    if held() + CONTEXT_BYTES > room:
         modes = [
             mode
             for mode in SMALLER_STATES[config.trainer.optimizer_states]
-            if estimate_trainer(config, outline, longest=longest, states=mode).resident + CONTEXT_BYTES
-            <= room
+            if held(mode) + CONTEXT_BYTES <= room
         ]
         way_out = f"set trainer.optimizer_states={' or '.join(modes)}, or " if modes else ""
         advice = (
-            f"{_gb(states)} of it are weights, gradients and AdamW's states: {way_out}take a smaller model"
+            f"{_gb(held())} of it are weights, gradients and AdamW's states: {way_out}split them over more GPUs "
+            f"({shard}), or take a smaller model"
         )
     raise UserError(
-        f"the trainer needs about {_gb(trainer)}{_and_published(published)}, and of the "
+        f"{_ranks(config)} needs about {_gb(trainer)}{_and_published(published)}, and of the "
         f"{_gb(gpu.total_bytes)} of {gpu.name} {_gb(room)} can be used; {advice}"
     )
 
@@ -192,14 +200,14 @@ def _share_out(
         raise UserError(
             f"engine.embedded.memory_share must be at most {int(most * 100) / 100} {beside}on {gpu.name} "
             f"({_gb(gpu.total_bytes)}, {_gb(gpu.free_bytes)} of it free), got {section.memory_share}; "
-            f"lower it, or {_smaller_trainer(config) if trainer else 'free memory on the gpu'}"
+            f"lower it, or {_smaller_trainer(config, longest) if trainer else 'free memory on the gpu'}"
         )
     if fixed + least > engine:
         raise UserError(
             f"an engine needs {_gb(fixed + least)} ({_gb(weights)} of weights,{_and_staged(staged)} a "
             f"workspace, and {_gb(least)} for {cache_words}), and may take {_gb(max(0, engine))} {beside}on "
             f"{gpu.name} ({_gb(gpu.total_bytes)}, {_gb(gpu.free_bytes)} of it free); "
-            f"{_smaller_engine(config, asked > 0)}{', or ' + _smaller_trainer(config) if trainer else ''}"
+            f"{_smaller_engine(config, asked > 0)}{', or ' + _smaller_trainer(config, longest) if trainer else ''}"
         )
     return MemoryPlan(
         gpu=gpu,
@@ -227,7 +235,12 @@ def _room(gpu: Gpu) -> int:
     return gpu.free_bytes - int(MARGIN * gpu.total_bytes)
 
 
-def _smaller_trainer(config: PenstockConfig) -> str:
+def _ranks(config: PenstockConfig) -> str:
+    count = num_ranks(config)
+    return "the trainer" if count == 1 else f"each of {count} ranks of the trainer"
+
+
+def _smaller_trainer(config: PenstockConfig, longest: int) -> str:
     knobs = []
     if config.trainer.dtype == "float32":
         knobs.append("trainer.dtype=bfloat16")
@@ -236,7 +249,10 @@ def _smaller_trainer(config: PenstockConfig) -> str:
     if config.trainer.checkpointing != "full":
         stronger = "selective" if config.trainer.checkpointing == "off" else "full"
         knobs.append(f"trainer.checkpointing={stronger}")
-    knobs.append(f"trainer.micro_batch_tokens below {config.trainer.micro_batch_tokens}")
+    if config.trainer.micro_batch_tokens > longest:
+        knobs.append(f"trainer.micro_batch_tokens below {config.trainer.micro_batch_tokens}")
+    else:  # one sequence is a micro-batch by itself
+        knobs.append(f"trainer.parallel.context above {config.trainer.parallel.context}")
     if transport_of(config.sync.transport).snapshots_on_gpu:
         # Below an adapter nearly all of it is the weights that engines take once, at the start.
         knobs += ["sync.transport=shared_memory"] if config.model.trains_adapter else []

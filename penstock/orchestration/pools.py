@@ -151,8 +151,9 @@ def _check_named(config: PenstockConfig, gpus: Sequence[Gpu]) -> None:
             f"placement.trainer and placement.engines need launcher=local, got {config.launcher.kind}, which finds "
             "the GPUs itself; name launcher.resources"
         )
+    engines_on_cpu = config.engine.device == "cpu" and not config.placement.engines
     for setting, device in (("model.device", config.model.device), ("engine.device", config.engine.device)):
-        if device not in (AUTO, "cuda"):
+        if device not in (AUTO, "cuda") and not (engines_on_cpu and setting == "engine.device"):
             raise UserError(f"{setting} must be auto where placement names GPUs, got {device}; leave it out")
     for side, named in (("trainer", config.placement.trainer), ("engines", config.placement.engines)):
         for number in named:

@@ -24,7 +24,7 @@ from penstock.observe.run_state import RunState
 from penstock.observe.store.event_store import EventStore, budgets
 from penstock.observe.writers import MetricsWriter, Tracker, check_writers, make_writers
 from penstock.orchestration.adapter_settings import resolve_adapter
-from penstock.orchestration.automatic import resolve_auto, sites_of
+from penstock.orchestration.automatic import check_transport, resolve_auto, sites_of
 from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
@@ -131,6 +131,7 @@ def prepare(
         num_experts=experts_of(config, model),
     )
     config = resolved.config
+    check_transport(config, resolved.sites)
     if config.run.deterministic and (outline is not None or not is_single_turn):
         needed = "answers of one turn" if not is_single_turn else "a CPU: set model.device=cpu"
         raise UserError(f"run.deterministic=true needs {needed}")

@@ -106,12 +106,16 @@ class CheckpointWriter:
         self, request: CheckpointRequest, state: CheckpointState, model_files: Mapping[str, bytes]
     ) -> CheckpointWritten:
         begin = time.perf_counter()
-        state.wait()
         folder, num_bytes = Path(request.folder), 0
         with joint_folder(folder, self._ranks) as unnamed:
-            for name in (TRAINER_STATE, MODEL):
-                (unnamed / name).mkdir(exist_ok=True)
-            agree(self._ranks, lambda: self._trainer.write_state(unnamed / TRAINER_STATE, state))
+
+            def write_own() -> None:
+                state.wait()
+                for name in (TRAINER_STATE, MODEL):
+                    (unnamed / name).mkdir(exist_ok=True)
+                self._trainer.write_state(unnamed / TRAINER_STATE, state)
+
+            agree(self._ranks, write_own)
             weights = self._trainer.trained.gather(state.weights)
             if self._ranks.rank == 0:
                 self._trainer.trained.write_weights(unnamed / MODEL, weights)

@@ -56,7 +56,7 @@ class HostAdamW:
         self._parameters, self._gradients = parameters, gradients
         for parameter in parameters:
             parameter.data = parameter.data.contiguous()
-        self._buckets = list(_buckets(masters, BUCKET_VALUES))
+        self._buckets = list(_buckets(masters))
         # A master that is the parameter itself need not be copied back.
         self._returns = [p is not m for p, m in zip(parameters, masters, strict=True)]
         slices = [piece for bucket in self._buckets for piece in bucket]
@@ -134,24 +134,31 @@ class _Staging:
             self._done.synchronize()
 
 
-def _buckets(masters: Sequence[nn.Parameter], size: int) -> Iterator[list[Slice]]:
-    """Runs of slices of at most `size` values together."""
-    bucket: list[Slice] = []
-    room = size
-    for tensor, master in enumerate(masters):
-        flat = master.detach().view(-1)
+def cut_masters(sizes: Sequence[int], *, room: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Masters of so many values as runs of slices (master, start, stop), of at most `room` values together."""
+    bucket: list[tuple[int, int, int]] = []
+    left = room
+    for master, size in enumerate(sizes):
         start = 0
-        while start < len(flat):
-            stop = min(len(flat), start + room)
-            values = nn.Parameter(flat[start:stop])
-            bucket.append(Slice(tensor=tensor, start=start, stop=stop, values=values))
-            room -= stop - start
+        while start < size:
+            stop = min(size, start + left)
+            bucket.append((master, start, stop))
+            left -= stop - start
             start = stop
-            if room == 0:
+            if left == 0:
                 yield bucket
-                bucket, room = [], size
+                bucket, left = [], room
     if bucket:
         yield bucket
+
+
+def _buckets(masters: Sequence[nn.Parameter]) -> Iterator[list[Slice]]:
+    flat = [master.detach().view(-1) for master in masters]
+    for bucket in cut_masters([len(values) for values in flat], room=BUCKET_VALUES):
+        yield [
+            Slice(tensor=tensor, start=start, stop=stop, values=nn.Parameter(flat[tensor][start:stop]))
+            for tensor, start, stop in bucket
+        ]
 
 
 def _places(bucket: Sequence[Slice]) -> Iterator[tuple[Slice, slice]]:

@@ -118,6 +118,7 @@ class PolicyTrainer:
             split_model(policy, parallel, config, device)
             self._optimizer = MasterAdamW(model, config, extra, layout=self._layout)
         self._buffers = FixedBuffers(model)
+        self._frozen_model = reference
         frozen: Reference | None = None
         self._without_adapter: AdapterOff | None = None
         if reference is not None:
@@ -189,6 +190,8 @@ class PolicyTrainer:
         clock = StepClock(self._device)
         with clock.host("prepare"):
             rows = self._prepare(plan)
+            if self._filler is not None and self._frozen_model is not None:
+                let_go(self._frozen_model)  # it runs no backward pass, which would do so
             sample = choose_sample(sequence for batch in plan.micro_batches for sequence in batch)
         with clock.device("prepare"):
             without = self._gap_without_replay(sample)

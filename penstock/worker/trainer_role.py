@@ -2,6 +2,7 @@
 checkpoints are written in a third."""
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, MutableMapping
@@ -36,6 +37,7 @@ from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.checkpoint_writer import CheckpointWriter
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_attention_check import check_packed_attention
+from penstock.trainer.parallel.model_sample import sample_of
 from penstock.trainer.parallel.rank_layout import RankLayout
 from penstock.trainer.plan_transfer import serve_steps
 from penstock.trainer.policy_trainer import PolicyTrainer
@@ -278,7 +280,7 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
         reference = load_model(
             request.model, dtype="float32", device=loaded_on, trust_remote_code=request.trust_remote_code
         )
-    parallel = _join(request, config, device)
+    parallel = _join(request, config, device, model)
     trainer = PolicyTrainer(
         model,
         config=config,
@@ -320,14 +322,21 @@ def _own_device(device: str, rank: int, config: TrainerConfig) -> str:
     return f"cuda:{rank % torch.cuda.device_count()}"
 
 
-def _join(request: TrainerStart, config: TrainerConfig, device: str) -> "ProcessRanks | None":
-    """The other ranks; None where there are none."""
+def _join(
+    request: TrainerStart, config: TrainerConfig, device: str, model: nn.Module
+) -> "ProcessRanks | None":
+    """The other ranks; None where there are none. On several machines folders of one name may hold several
+    models."""
     if config.parallel.num_ranks == 1:
         return None
-    from penstock.trainer.parallel.process_ranks import join_ranks
+    from penstock.trainer.parallel.process_ranks import check_alike, join_ranks
 
     layout = RankLayout(parallel=config.parallel, rank=request.rank)
-    return join_ranks(layout, request.rendezvous, device)
+    ranks = join_ranks(layout, request.rendezvous, device)
+    sections = json.dumps([request.trainer, request.algorithm, request.lora], sort_keys=True, default=str)
+    check_alike(ranks.world, sections.encode(), "settings")
+    check_alike(ranks.world, sample_of(model), "model")
+    return ranks
 
 
 def bind_broadcasts(section: SyncConfig, device: str, environ: MutableMapping[str, str]) -> None:

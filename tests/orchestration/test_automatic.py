@@ -11,8 +11,8 @@ import torch
 import yaml
 
 from penstock.config.loader import build, load_config
-from penstock.errors import ConfigError
-from penstock.orchestration.automatic import COMPILED_FROM, resolve_auto
+from penstock.errors import ConfigError, UserError
+from penstock.orchestration.automatic import COMPILED_FROM, check_transport, resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 
@@ -65,6 +65,25 @@ def test_a_gpu_without_bfloat16_computes_in_float32() -> None:
 def test_two_gpus_have_no_memory_in_common() -> None:
     apart = chosen(H200, H200, model={"device": "cuda:0"}, engine={"device": "cuda:1"})
     assert apart == (*ON_GPU[:4], "shared_memory")
+
+
+def check_named_ipc(**sections: dict[str, Any]) -> None:
+    config = build(PenstockConfig, {"sync": {"transport": "cuda_ipc"}, **sections})
+    resolved = resolve_auto(config, [H200, H200])
+    check_transport(resolved.config, resolved.sites)
+
+
+def test_memory_of_one_gpu_can_not_be_asked_for_on_two() -> None:
+    with pytest.raises(UserError) as refusal:
+        check_named_ipc(placement={"trainer": [0], "engines": [1]})
+    assert str(refusal.value) == (
+        "sync.transport=cuda_ipc needs trainer and engines on one GPU, got trainer on cuda:0 and engines on cuda:1; "
+        "use shared_memory, or leave it out"
+    )
+    with pytest.raises(UserError, match="got trainer on cuda:0 and engines on cpu; use shared_memory"):
+        check_named_ipc(engine={"device": "cpu"})
+    check_named_ipc()
+    check_named_ipc(placement={"trainer": [1], "engines": [1]})
 
 
 def test_each_side_gets_what_its_own_device_can() -> None:

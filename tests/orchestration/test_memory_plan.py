@@ -142,25 +142,28 @@ def test_nothing_is_planned_without_a_gpu() -> None:
             {},
             r"^the trainer needs about 3\d\.\d GB and published weights 6\.2 GB, and of the 24\.0 GB of small "
             r"22\.3 GB can be used; 27\.8 GB of it are weights, gradients and AdamW's states: set "
-            r"trainer\.optimizer_states=8bit or cpu, or take a smaller model$",
+            r"trainer\.optimizer_states=8bit or cpu, or split them over more GPUs \(trainer\.parallel\.shard above 1\), or "
+            r"take a smaller model$",
         ),
         (
             (TINY,),
             {},
             r"of the 16\.0 GB of tiny 14\.5 GB can be used; 27\.8 GB of it are weights, gradients and AdamW's "
-            r"states: set trainer\.optimizer_states=cpu, or take a smaller model$",
+            r"states: set trainer\.optimizer_states=cpu, or split them over more GPUs \(trainer\.parallel\.shard above 1\), or "
+            r"take a smaller model$",
         ),
         (
             (TINY,),
             {"trainer": {"optimizer_states": "cpu", "dtype": "float32"}, "algorithm": {"kl_coef": 0.1}},
-            r"18\.5 GB of it are weights, gradients and AdamW's states: take a smaller model$",
+            r"18\.5 GB of it are weights, gradients and AdamW's states: split them over more GPUs \(trainer\.parallel\.shard "
+            r"above 1\), or take a smaller model$",
         ),
         (
             (MIDDLE,),
             {},
             r"^the trainer needs about 3\d\.\d GB and published weights 6\.2 GB, and of the 40\.0 GB of middle "
             r"37\.8 GB can be used; set trainer\.optimizer_states=8bit or cpu or trainer\.checkpointing=full or "
-            r"trainer\.micro_batch_tokens below 8192 or sync\.slots=1$",
+            r"trainer\.micro_batch_tokens below 8192 or sync\.slots=1 or trainer\.parallel\.shard above 1$",
         ),
         (
             (SMALL,),
@@ -211,3 +214,46 @@ def test_an_engine_keeps_room_for_the_update_that_it_stages() -> None:
     assert staging.engine == plain.engine
     assert staging.cache == plain.cache - weights
     assert staging.memory_share == (plain.engine - weights) / H200.total_bytes
+
+
+BOX = [Gpu(name="H100", total_bytes=80 * GB, free_bytes=79 * GB)] * 8
+
+
+def plan_ranks(longest: int, **parallel: int) -> Any:
+    config = config_of(
+        placement={"trainer": [0, 1, 2, 3], "engines": [4]},
+        trainer={"dtype": "bfloat16", "checkpointing": "full", "parallel": parallel},
+        sync={"transport": "shared_memory"},
+    )
+    return plan_memory(config, QWEN, BOX, longest=longest)
+
+
+def test_ranks_that_split_a_sequence_hold_a_part_of_its_activations() -> None:
+    plan = plan_ranks(400_000, context=4)
+    whole = estimate_trainer(config_of(trainer={"checkpointing": "full"}), QWEN, longest=400_000)
+    quarter = estimate_trainer(config_of(trainer={"checkpointing": "full"}), QWEN, longest=100_000)
+    assert whole.activations == 4 * quarter.activations > 34 * GB
+    own = whole.resident // 4 + 2 * whole.weights // QWEN.num_layers
+    assert plan.rank == int(0.6e9) + own + quarter.activations + max(quarter.head, quarter.layer)
+    assert plan_ranks(400_001, context=4).rank > plan.rank  # the longest part counts
+
+
+def test_a_sequence_that_is_too_long_is_refused_with_the_setting_that_splits_it() -> None:
+    with pytest.raises(UserError) as refusal:
+        plan_ranks(400_000, shard=4)
+    assert str(refusal.value) == (
+        "each of 4 ranks of the trainer needs about 89.1 GB, and of the 80.0 GB of H100 76.6 GB can be used; set "
+        "trainer.optimizer_states=8bit or cpu or trainer.parallel.context above 1 or trainer.parallel.shard above 4"
+    )
+
+
+def test_states_that_are_too_large_are_those_of_each_rank() -> None:
+    large = replace(QWEN, num_parameters=40 * QWEN.num_parameters)
+    config = config_of(
+        placement={"trainer": [0, 1, 2, 3], "engines": [4]}, trainer={"parallel": {"data": 2, "shard": 2}}
+    )
+    states = estimate_trainer(config, large, longest=1000).resident // 2
+    with pytest.raises(
+        UserError, match=rf"; {states / 1e9:.1f} GB of it are .*shard above 2\), or take a smaller"
+    ):
+        plan_memory(config, large, BOX, longest=1000)

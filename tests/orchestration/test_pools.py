@@ -148,6 +148,17 @@ def test_ranks_get_a_gpu_each() -> None:
     assert named.trainer.parallel.shard == 2
 
 
+def test_ranks_on_every_gpu_leave_engines_a_cpu_and_go_on_so() -> None:
+    """The config that names their GPUs is the one that a resumed run reads."""
+    asked = config_of(trainer={"parallel": {"shard": 2}}, engine={"device": "cpu"})
+    config, found = resolve_pools(asked, BOX[:2], needs())
+    assert found is not None
+    assert (found.trainer, found.engines) == ((0, 1), ((),))
+    assert resolve_pools(config, BOX[:2], needs())[0] == config
+    with pytest.raises(UserError, match="engine.device must be auto where placement names GPUs, got cpu"):
+        pools_of(placement={"trainer": [0], "engines": [1]}, engine={"device": "cpu"})
+
+
 def test_a_plan_for_ranks_splits_what_they_hold() -> None:
     config = config_of(placement={"trainer": [0, 1], "engines": [2, 3]})
     config = resolve_auto(resolve_pools(config, BOX, needs())[0], BOX).config

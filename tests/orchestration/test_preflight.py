@@ -43,6 +43,13 @@ def test_the_memory_of_a_gpu_is_shared_out_before_anything_starts(tiny_model: Pa
     assert "sync.transport" in read_facts(prepared.folder).auto
 
 
+def test_a_transport_that_devices_do_not_allow_stops_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    gpu = Gpu(name="a GPU", total_bytes=10**10, free_bytes=10**10)
+    with pytest.raises(UserError, match="^sync.transport=cuda_ipc needs trainer and engines on one GPU, got"):
+        prepare_on(gpu, tiny_model, tmp_path, [], sync={"transport": "cuda_ipc"}, engine={"device": "cpu"})
+    assert not (tmp_path / "runs").exists()
+
+
 def test_trackers_know_a_run_that_goes_on(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

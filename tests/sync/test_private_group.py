@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from penstock.errors import PenstockError, UpdateAbandoned
 from penstock.sync.meeting import Meeting, connect_store, open_store
@@ -72,6 +73,28 @@ def test_what_the_sender_has_reaches_the_others() -> None:
     other.join(timeout=30)
     assert torch.equal(received, torch.arange(1000.0))
     del store
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_group_over_nccl_opens_sends_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one member: NCCL takes no second one on the same GPU. The next epoch makes another on the same store."""
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # as a run sets it
+    store, place = open_store("127.0.0.1")
+    meeting = Meeting(store, "m", threading.Event())
+    sent = torch.arange(1000.0, device="cuda")
+    for epoch in (1, 2):
+        group = open_group(
+            meeting,
+            lambda epoch=epoch: PrivateGroup(  # type: ignore[misc]
+                place, epoch=epoch, rank=0, size=1, backend="nccl", address="127.0.0.1"
+            ),
+        )
+        assert isinstance(group._group, dist.ProcessGroupNCCL)
+        for _ in range(2):
+            group.broadcast(sent).finish(meeting)
+        group.close()
+    torch.cuda.synchronize()
+    assert torch.equal(sent.cpu(), torch.arange(1000.0))
 
 
 def test_a_group_that_lacks_a_member_is_waited_for_until_somebody_says_stop() -> None:

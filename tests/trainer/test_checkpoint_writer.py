@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.errors import UserError
 from penstock.trainer import host_copies
 from penstock.trainer.checkpoint_state import CheckpointState, take_state
 from penstock.trainer.checkpoint_writer import CheckpointWriter
 from penstock.trainer.host_copies import HostCopier
+from penstock.trainer.ranks import ThreadRanks
 from penstock.trainer.state_files import load_state, write_state
 from penstock.trainer.trainer_client import CheckpointRequest
 
@@ -178,3 +180,27 @@ def test_nothing_is_written_before_the_copies_are_made(
     writer.begin(request(tmp_path, 2))
     writer.written().result()
     assert order == ["copied", "written"]
+
+
+def test_a_rank_without_room_leaves_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two ranks one can't make a folder: both say so, and the checkpoint never gets its name."""
+    make, calls = Path.mkdir, []
+
+    def mkdir(path: Path, *args: Any, **options: Any) -> None:
+        if path.name == "trainer":
+            calls.append(path)
+            if len(calls) == 2:
+                raise OSError(28, "No space left on device")
+        make(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    writers = [CheckpointWriter(Trainer(), lambda folder: None, ranks=ranks) for ranks in ThreadRanks.of(2)]
+    for writer in writers:
+        writer.begin(request(tmp_path, 2))
+    errors = [writer.written().exception(30) for writer in writers]
+    assert sorted(str(error) for error in errors) == [
+        "[Errno 28] No space left on device",
+        "another rank could not write its part",
+    ]
+    assert {type(error) for error in errors} == {OSError, UserError}
+    assert list(tmp_path.iterdir()) == []

@@ -55,7 +55,7 @@ class Ranks:
         return [child.read() for child in self._children]
 
 
-def run(json: Path | None, *, size: str = "9m", sent: str = "42m", steps: int = 4, updates: int = 5) -> None:
+def run(json: Path | None, *, size: str = "9m", sent: str = "42m", steps: int = 4, updates: int = 15) -> None:
     """`size` is the model that is trained, `sent` the one whose weights travel."""
     report = SavedReport(json)
     report.put("setting", value={"size": size, "sent": sent, "cores": usable_cores(), "backend": "gloo"})
@@ -97,8 +97,9 @@ def _update(report: SavedReport, size: str, updates: int, folder: Path) -> None:
             engine.read()
         took: dict[str, list[Delivery]] = {"publish": [], "gather": []}
         for version in range(1, updates + 2):
-            for how, found in took.items():
-                found.append(_deliver(ranks, engines, how, 2 * version + (how == "gather")))
+            # Whoever goes second finds warmer caches, so they take turns.
+            for how in sorted(took, reverse=version % 2 == 1):
+                took[how].append(_deliver(ranks, engines, how, 2 * version + (how == "gather")))
         own, gathered = (found[1:] for found in took.values())
         own_s, gathered_s = (statistics.median(each.wall_s for each in found) for found in (own, gathered))
         own_cpu_s, gathered_cpu_s = (
@@ -115,12 +116,17 @@ def _update(report: SavedReport, size: str, updates: int, folder: Path) -> None:
                 "gathered_cpu_s": gathered_cpu_s,
                 "copy_s": copy_s,
                 "bytes": num_bytes,
+                "updates": len(own),
             },
         )
         report.headline(
             {
-                "reshard_gain": gathered_s / own_s,
-                "reshard_gain_cpu": gathered_cpu_s / own_cpu_s,
+                "reshard_gain": paired_gain(
+                    [each.wall_s for each in own], [each.wall_s for each in gathered]
+                ),
+                "reshard_gain_cpu": paired_gain(
+                    [each.cpu_s for each in own], [each.cpu_s for each in gathered]
+                ),
                 "reshard_copies": own_s / copy_s,
             }
         )
@@ -135,6 +141,12 @@ class Delivery:
     cpu_s: float
     """Of the rank and of the engine that took most: what it would take if each had a core to itself and nothing
     waited. On cores that others use, this can be compared and time can't."""
+
+
+def paired_gain(own: Sequence[float], gathered: Sequence[float]) -> float:
+    """The median of how much longer each gathered update took than the one next to it: what slows both down, such
+    as other work on these cores, falls out."""
+    return statistics.median(slow / quick for quick, slow in zip(own, gathered, strict=True))
 
 
 def _deliver(ranks: Ranks, engines: Sequence[Child], how: str, version: int) -> Delivery:

@@ -2,7 +2,7 @@
 
 {"do": "steps", "count": 3}       seconds of so many steps
 {"do": "error"}                   how far its part of a gradient is from that of one process
-{"do": "bytes"}                   what it holds between steps, and what one process would
+{"do": "bytes"}                   what it holds before an update, and what one process would of weights and states
 {"do": "publish", "version": 1}   a snapshot of its slices, described
 {"do": "gather", "version": 2}    the same after a gather to the first rank, in buckets
 
@@ -20,6 +20,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from penstock.bench.scale.live_bytes import live_bytes
 from penstock.bench.scale.scale_model import make_model, make_trainer, plans_of
 from penstock.sync.bucket_layout import Slice
 from penstock.sync.shared_memory import SharedMemoryPublisher
@@ -89,18 +90,21 @@ class Rank:
         return {"error": worst}
 
     def bytes(self) -> dict[str, int]:
-        """Parameters, their gradients and AdamW's states."""
+        """All that a step holds when its weights are about to be updated: parameters, gradients and AdamW's states,
+        and whatever else was left, such as weights that were gathered and not given back."""
+        optimizer: Any = self._trainer._optimizer
+        update, held = optimizer.update, list[int]()
+
+        def measured(learning_rate: float, norm: float) -> None:
+            held.append(live_bytes(optimizer._sources, optimizer.state_dict()))
+            update(learning_rate, norm)
+
+        self.steps(1)  # states are made in the first update
+        optimizer.update = measured
         self.steps(1)
-        optimizer = self._trainer._optimizer
-        states = optimizer.state_dict()["adamw"]["state"].values()
-        held = sum(state[name].nbytes for state in states for name in ("exp_avg", "exp_avg_sq"))
-        held += sum(parameter.nbytes for parameter in optimizer._parameters)
-        gradients = Gradients(self._trainer)
-        self.steps(1)
-        self._trainer._optimizer = optimizer
-        held += sum(gradient.nbytes for _, gradient in gradients.own)
+        del optimizer.update
         whole = sum(parameter.numel() for parameter in make_model(self._size).parameters()) * 16
-        return {"held": held, "whole": whole}
+        return {"held": held[0], "whole": whole}
 
     def publish(self, version: int) -> dict[str, Any]:
         shards = self._trainer.trained.shards()

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.models.tensor_file import NAMES
+from penstock.trainer.parallel.joint_folder import agree
 from penstock.trainer.parallel.local_shards import LocalShard
 from penstock.trainer.parallel.process_ranks import GroupRanks
 
@@ -27,28 +28,34 @@ def gather_model(
 
 
 def _gather(shard: LocalShard | None, ranks: GroupRanks) -> torch.Tensor | None:
-    """One tensor. Each rank first says what it has."""
+    """One tensor. Each rank first says what it has, and that it has the memory to send or to receive it: who has
+    not must not leave the others waiting."""
     told = ranks.gather(np.zeros(0, dtype=np.int64) if shard is None else _header(shard))
+    parts = {rank: _read(header) for rank, header in enumerate(told) if header.size}
+    buffers: dict[int, torch.Tensor] = {}
+    whole: list[torch.Tensor] = []
+
+    def prepare() -> None:
+        if shard is not None:
+            buffers[ranks.rank] = _bytes(shard.values)
+        if ranks.rank == 0:
+            for rank, (dtype, shape, _, sizes) in parts.items():
+                if rank > 0:
+                    buffers[rank] = torch.empty(int(np.prod(sizes)) * dtype.itemsize, dtype=torch.uint8)
+                if not whole:
+                    whole.append(torch.empty(shape, dtype=dtype))
+
+    agree(ranks, prepare)
     if ranks.rank > 0:
         if shard is not None:
-            dist.send(_bytes(shard.values), dst=0, group=ranks.group)
+            dist.send(buffers[ranks.rank], dst=0, group=ranks.group)
         return None
-    whole: torch.Tensor | None = None
-    for rank, header in enumerate(told):
-        if not header.size:
-            continue
-        dtype, shape, start, sizes = _read(header)
-        if whole is None:
-            whole = torch.empty(shape, dtype=dtype)
-        if rank == 0:
-            assert shard is not None
-            part = shard.values
-        else:
-            received = torch.empty(int(np.prod(sizes)) * dtype.itemsize, dtype=torch.uint8)
-            dist.recv(received, src=rank, group=ranks.group)
-            part = received.view(dtype).view(sizes)
-        whole[tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))] = part
-    return whole
+    for rank, (dtype, _, start, sizes) in parts.items():
+        if rank > 0:
+            dist.recv(buffers[rank], src=rank, group=ranks.group)
+        part = buffers.pop(rank).view(dtype).view(sizes)
+        whole[0][tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))] = part
+    return whole[0] if whole else None
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:

@@ -114,10 +114,10 @@ def leave_ranks() -> None:
         dist.destroy_process_group()
 
 
-def check_alike(ranks: GroupRanks, values: Array, what: str) -> None:
-    """Refuse ranks that were told different things."""
-    first, *others = ranks.gather(values)
-    if any(other.shape != first.shape or bool((other != first).any()) for other in others):
+def check_alike(ranks: GroupRanks, values: bytes, what: str) -> None:
+    """Refuse ranks that were told different things, or found different things on their machines."""
+    first, *others = ranks.gather(np.frombuffer(values, dtype=np.uint8))
+    if any(other.tobytes() != first.tobytes() for other in others):
         raise UserError(
             f"all ranks of a trainer must have the same {what}, and they differ; start them alike"
         )

@@ -94,9 +94,11 @@ def check_layout(parallel: ParallelConfig, model: Any) -> None:
             f"trainer.parallel.tensor must divide the model's {key_heads} key and value heads, got "
             f"{parallel.tensor}; use {_choices(_divisors(key_heads))}"
         )
-    if parallel.tensor > 1 and parallel.context > 1:
+    own = heads // parallel.tensor
+    if parallel.tensor > 1 and own % parallel.context:
         raise ConfigError(
-            "trainer.parallel.tensor and trainer.parallel.context can't both be above 1 yet; set one of them to 1"
+            f"trainer.parallel.context must divide the {own} attention heads that tensor={parallel.tensor} leaves "
+            f"each rank, got {parallel.context}; use {_choices(_divisors(own))}"
         )
 
 

@@ -8,6 +8,7 @@ A folder that one process wrote is a state of whole weights. Of the ranks that h
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,9 @@ import torch
 from safetensors import safe_open
 
 from penstock.errors import UserError
+from penstock.trainer import host_adamw
 from penstock.trainer.config import ParallelConfig
+from penstock.trainer.host_adamw import cut_masters
 from penstock.trainer.parallel.local_shards import LocalShard
 from penstock.trainer.parallel.rank_layout import RankLayout
 from penstock.trainer.state_files import STATE, Reference, load_state, read_tree, unreadable, write_state
@@ -53,19 +56,22 @@ def load_ranked(
 ) -> dict[str, Any]:
     """The state for the masters whose parts are `shards`. `order` says which master AdamW's states are of."""
     wrote = _layout_of(folder)
-    if wrote == (ParallelConfig() if layout is None else layout.parallel):
-        at = 0 if layout is None else layout.rank % (layout.size // layout.parallel.data)
-        state: dict[str, Any] = load_state(folder if layout is None else folder / f"rank-{at}")
+    wanted = ParallelConfig() if layout is None else layout.parallel
+    if _of_a_copy(wrote) == _of_a_copy(wanted):
+        at = 0 if layout is None else layout.rank % (layout.size // wanted.data)
+        is_whole = (folder / STATE).exists()
+        state: dict[str, Any] = load_state(folder if is_whole else folder / f"rank-{at}")
         return state
     sources = [Source.of(path) for path in _sources(folder)]
-    tree = sources[0].tree
-    if tree["optimizer"]["states"] != "float32":
+    states = sources[0].tree["optimizer"]["states"]
+    if states == "8bit":
         raise UserError(
-            f"a checkpoint with trainer.optimizer_states={tree['optimizer']['states']} must be read in the layout "
-            f"that wrote it ({_said(wrote)}), got another; only float32 can be laid out anew"
+            f"a checkpoint with trainer.optimizer_states=8bit must be read in the layout that wrote it "
+            f"({_said(wrote)}) or with another number of copies (trainer.parallel.data), got {_said(wanted)}; only "
+            "float32 and cpu can be laid out anew"
         )
     try:
-        return _assemble(sources, shards, order)
+        return _assemble(sources, shards, order, cut=states == "cpu")
     except (OSError, KeyError, ValueError) as error:
         raise unreadable(folder, error) from error
 
@@ -90,11 +96,18 @@ class Source:
             places = [(tuple(each["start"]), tuple(each["sizes"])) for each in read]
         return cls(folder, tree, places, files)
 
-    def read(self, reference: Reference, master: int, shard: LocalShard, into: torch.Tensor) -> None:
+    def sizes(self, shards: Sequence[LocalShard]) -> list[tuple[int, ...]]:
+        """Of its masters."""
+        return [self._place(master, shard)[1] for master, shard in enumerate(shards)]
+
+    def _place(self, master: int, shard: LocalShard) -> Place:
+        return ((0,) * len(shard.shape), shard.shape) if self.places is None else self.places[master]
+
+    def read(
+        self, part: Reference | torch.Tensor, master: int, shard: LocalShard, into: torch.Tensor
+    ) -> None:
         """Copy what this source has of a tensor that lies as its master does."""
-        start, sizes = (0,) * len(shard.shape), shard.shape
-        if self.places is not None:
-            start, sizes = self.places[master]
+        start, sizes = self._place(master, shard)
         cuts = [
             (max(theirs, ours), min(theirs + size, ours + extent))
             for theirs, size, ours, extent in zip(start, sizes, shard.start, into.shape, strict=True)
@@ -103,10 +116,11 @@ class Source:
             return
         theirs = tuple(slice(a - at, b - at) for (a, b), at in zip(cuts, start, strict=True))
         ours = tuple(slice(a - at, b - at) for (a, b), at in zip(cuts, shard.start, strict=True))
-        with safe_open(self.files[reference.number], framework="pt") as file:
-            into[ours] = (
-                file.get_slice(reference.number)[theirs] if theirs else file.get_tensor(reference.number)
-            )
+        if isinstance(part, torch.Tensor):
+            into[ours] = part.view(sizes)[theirs]
+            return
+        with safe_open(self.files[part.number], framework="pt") as file:
+            into[ours] = file.get_slice(part.number)[theirs] if theirs else file.get_tensor(part.number)
 
     def whole(self, reference: Reference) -> torch.Tensor:
         with safe_open(self.files[reference.number], framework="pt") as file:
@@ -115,40 +129,126 @@ class Source:
 
 
 def _assemble(
-    sources: Sequence[Source], shards: Sequence[LocalShard], order: Sequence[int]
+    sources: Sequence[Source], shards: Sequence[LocalShard], order: Sequence[int], *, cut: bool
 ) -> dict[str, Any]:
+    """`cut`: AdamW's states are of slices of the masters, as `penstock.trainer.host_adamw` makes them."""
     first = sources[0]
     state: dict[str, Any] = _resolved(first, {**first.tree, "optimizer": None})
     optimizer = first.tree["optimizer"]
-    masters = [_collect(sources, ("masters", master), master, shard) for master, shard in enumerate(shards)]
-    moments: dict[int, dict[str, Any]] = {}
-    for number, known in optimizer["adamw"]["state"].items():
-        master = order[number]
-        moments[number] = {
-            name: _collect(sources, ("adamw", "state", number, name), master, shards[master])
-            if name in MOMENTS
-            else _resolved(first, value)
-            for name, value in known.items()
-        }
+    moments = _of_slices(sources, shards, order) if cut else _of_masters(sources, shards, order)
     groups = _resolved(first, optimizer["adamw"]["param_groups"])
     state["optimizer"] = {
         "states": optimizer["states"],
-        "adamw": {"state": moments, "param_groups": groups},
-        "masters": masters,
+        "adamw": {
+            "state": moments,
+            "param_groups": _renumbered(groups, sources[0], shards, order) if cut else groups,
+        },
+        "masters": [
+            _collect(
+                [(source, source.tree["optimizer"]["masters"][master]) for source in sources], master, shard
+            )
+            for master, shard in enumerate(shards)
+        ],
     }
     return state
 
 
+def _of_masters(
+    sources: Sequence[Source], shards: Sequence[LocalShard], order: Sequence[int]
+) -> dict[int, dict[str, Any]]:
+    """AdamW's states by the number of a master."""
+    states = [source.tree["optimizer"]["adamw"]["state"] for source in sources]
+    return {
+        number: {
+            name: _collect(
+                [(source, state[number][name]) for source, state in zip(sources, states, strict=True)],
+                order[number],
+                shards[order[number]],
+            )
+            if name in MOMENTS
+            else _resolved(sources[0], value)
+            for name, value in known.items()
+        }
+        for number, known in states[0].items()
+    }
+
+
+def _of_slices(
+    sources: Sequence[Source], shards: Sequence[LocalShard], order: Sequence[int]
+) -> dict[int, dict[str, Any]]:
+    """AdamW's states by the number of a slice: put together for each master, and cut as this rank cuts it."""
+    whole: dict[tuple[int, str], torch.Tensor] = {}
+    found: dict[int, dict[str, Any]] = {}
+    numbers = [_numbers(source.sizes(shards), order) for source in sources]
+    for number, (master, start, stop) in enumerate(_slices([s.values.shape for s in shards], order)):
+        known = next(
+            (
+                (source, source.tree["optimizer"]["adamw"]["state"][slices[master][0]])
+                for source, slices in zip(sources, numbers, strict=True)
+                if slices[master] and slices[master][0] in source.tree["optimizer"]["adamw"]["state"]
+            ),
+            None,
+        )
+        if known is None:  # it was never updated
+            continue
+        found[number] = {}
+        for name, value in known[1].items():
+            if name not in MOMENTS:
+                found[number][name] = _resolved(known[0], value)
+                continue
+            if (master, name) not in whole:
+                parts = [
+                    (source, _joined(source, slices[master], name))
+                    for source, slices in zip(sources, numbers, strict=True)
+                ]
+                whole[master, name] = _collect(parts, master, shards[master])
+            found[number][name] = whole[master, name].view(-1)[start:stop].clone()
+    return found
+
+
+def _joined(source: Source, numbers: Sequence[int], name: str) -> torch.Tensor:
+    """A moment of a source's part of one master, flat."""
+    states = source.tree["optimizer"]["adamw"]["state"]
+    parts = [source.whole(states[number][name]) for number in numbers]
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def _renumbered(
+    groups: Sequence[dict[str, Any]], source: Source, shards: Sequence[LocalShard], order: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Groups of weight decay with the slices that this rank has of their masters."""
+    theirs = [master for master, _, _ in _slices(source.sizes(shards), order)]
+    ours = [master for master, _, _ in _slices([shard.values.shape for shard in shards], order)]
+    members = [{theirs[number] for number in group["params"]} for group in groups]
+    return [
+        {**group, "params": [number for number, master in enumerate(ours) if master in inside]}
+        for group, inside in zip(groups, members, strict=True)
+    ]
+
+
+def _slices(shapes: Sequence[Sequence[int]], order: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Of masters of these shapes (master, start, stop), as AdamW counts them."""
+    rank = {master: place for place, master in enumerate(order)}
+    buckets = cut_masters([math.prod(shape) for shape in shapes], room=host_adamw.BUCKET_VALUES)
+    cut = [piece for bucket in buckets for piece in bucket]
+    return sorted(cut, key=lambda piece: (rank[piece[0]], piece[1]))
+
+
+def _numbers(shapes: Sequence[Sequence[int]], order: Sequence[int]) -> list[list[int]]:
+    """The numbers of each master's slices."""
+    numbers: list[list[int]] = [[] for _ in shapes]
+    for number, (master, _, _) in enumerate(_slices(shapes, order)):
+        numbers[master].append(number)
+    return numbers
+
+
 def _collect(
-    sources: Sequence[Source], path: Sequence[str | int], master: int, shard: LocalShard
+    parts: Sequence[tuple[Source, Reference | torch.Tensor]], master: int, shard: LocalShard
 ) -> torch.Tensor:
     """One tensor that lies as its master does, from all that have a part of it."""
     into = torch.empty(shard.values.shape, dtype=torch.float32)
-    for source in sources:
-        found: Any = source.tree["optimizer"]
-        for key in path:
-            found = found[key]
-        source.read(found, master, shard, into)
+    for source, part in parts:
+        source.read(part, master, shard, into)
     return into
 
 
@@ -170,6 +270,10 @@ def _layout_of(folder: Path) -> ParallelConfig:
         return ParallelConfig.model_validate(index["parallel"])
     except (OSError, ValueError, KeyError) as error:
         raise unreadable(folder, error) from error
+
+
+def _of_a_copy(parallel: ParallelConfig) -> ParallelConfig:
+    return parallel.model_copy(update={"data": 1})
 
 
 def _sources(folder: Path) -> list[Path]:

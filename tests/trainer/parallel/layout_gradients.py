@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from penstock.algorithms.config import AlgorithmConfig
+from penstock.interfaces import BlobStore
 from penstock.models.config import LoraConfig
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.config import ParallelConfig, TrainerConfig
@@ -17,6 +18,7 @@ from penstock.trainer.parallel.process_ranks import ProcessRanks, join_ranks, le
 from penstock.trainer.parallel.rank_layout import RankLayout, num_plans
 from penstock.trainer.policy_trainer import PolicyTrainer, everything
 from penstock.types import ScoredGroup
+from tests.trainer.parallel.rank_processes import rank_device
 from tests.trainer.test_policy_trainer import SGD
 
 MICRO_BATCH = 30
@@ -29,7 +31,7 @@ def join(rank: int, folder: Path, parallel: ParallelConfig) -> ProcessRanks:
     layout = RankLayout(parallel=parallel, rank=rank)
     number = len(list(folder.glob(f"joined-{rank}-*")))
     (folder / f"joined-{rank}-{number}").touch()
-    return join_ranks(layout, f"file://{folder}/meet-{number}", "cpu")
+    return join_ranks(layout, f"file://{folder}/meet-{number}", rank_device(rank))
 
 
 class Kept(SGD):
@@ -48,7 +50,14 @@ class Kept(SGD):
         return [(source, self.gradients[id(m)]) for source, m in pairs if id(m) in self.gradients]
 
 
-def trained(model: Any, plan: Any, case: Case, ranks: ProcessRanks | None) -> Kept:
+def trained(
+    model: Any,
+    plan: Any,
+    case: Case,
+    ranks: ProcessRanks | None = None,
+    device: str = "cpu",
+    blobs: BlobStore | None = None,
+) -> Kept:
     algorithm, config = case[0], dict(case[1])
     torch.manual_seed(0)  # value heads begin alike
     section = AlgorithmConfig(**algorithm)
@@ -59,6 +68,8 @@ def trained(model: Any, plan: Any, case: Case, ranks: ProcessRanks | None) -> Ke
         algorithm=section,
         total_steps=10,
         parallel=ranks,
+        device=device,
+        blobs=blobs,
         adapter=adapter,
         reference=copy.deepcopy(model) if section.needs_reference and adapter is None else None,
     )
@@ -87,25 +98,34 @@ def errors_on_rank(
     model: Any,
     groups: list[ScoredGroup],
     cases: list[Case],
+    blobs: BlobStore | None = None,
 ) -> dict[str, float]:
     """The largest error of this rank's part of any gradient, as a share of that tensor's largest value."""
     found: dict[str, float] = {}
     (plan,) = plan_step(1, groups, micro_batch_tokens=MICRO_BATCH, shared_prompts=True)
-    alone = [trained(copy.deepcopy(model), plan, case, None) for case in cases]
+    alone = [trained(copy.deepcopy(model), plan, case, None, rank_device(rank), blobs) for case in cases]
     for sizes in layouts:
         parallel = ParallelConfig(**sizes)
         ranks = join(rank, folder, parallel)
         for case, one in zip(cases, alone, strict=True):
-            found[f"{sizes} {case}"] = error_of(ranks, model, groups, case, one)
+            found[f"{sizes} {case}"] = error_of(ranks, model, groups, case, one, blobs)
         leave_ranks()
     return found
 
 
-def error_of(ranks: ProcessRanks, model: Any, groups: list[ScoredGroup], case: Case, one: Kept) -> float:
+def error_of(
+    ranks: ProcessRanks,
+    model: Any,
+    groups: list[ScoredGroup],
+    case: Case,
+    one: Kept,
+    blobs: BlobStore | None,
+) -> float:
     layout = ranks.layout
     options = {"micro_batch_tokens": MICRO_BATCH, "shared_prompts": True}
     plans = plan_step(1, groups, ranks=num_plans(layout.parallel), **options)
-    several = trained(copy.deepcopy(model), plans[layout.plan], case, ranks)
+    plan, device = plans[layout.plan], rank_device(layout.rank)
+    several = trained(copy.deepcopy(model), plan, case, ranks, device, blobs)
     worst = abs(several.norm - one.norm) / one.norm
     assert one.norm > 0
     expected = [gradient for _, gradient in one.by_source()]

@@ -1,19 +1,32 @@
-"""Runs a function on several ranks, each a process of its own, that meet over gloo. What all processes import is imported
-once."""
+"""Runs a function on several ranks, each a process of its own. What all processes import is imported once.
+
+They meet over gloo on a CPU, or, with PENSTOCK_RANKS_ON=cuda in the environment, over NCCL with a GPU each.
+"""
 
 import multiprocessing
+import os
 import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
+RANKS_ON = "PENSTOCK_RANKS_ON"
 PATIENCE_S = 280.0
 PRELOADED = ["tests.trainer.parallel.layout_gradients"]
 
 
+def rank_device(rank: int) -> str:
+    return f"cuda:{rank}" if os.environ.get(RANKS_ON) == "cuda" else "cpu"
+
+
 def on_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     """`work(rank, folder, *args)` of every rank, by rank. It is a module's function; `folder` is the same for all."""
+    if rank_device(0) != "cpu" and size > torch.cuda.device_count():
+        pytest.skip(f"{size} ranks need as many GPUs")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
@@ -45,8 +58,6 @@ def _result(pipe: Any) -> Any:
 
 
 def _run(pipe: Any, work: Callable[..., Any], *args: Any) -> None:
-    import torch
-
     torch.set_num_threads(1)
     try:
         pipe.send((None, work(*args)))

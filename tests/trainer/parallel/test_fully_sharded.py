@@ -1,21 +1,33 @@
 """The gradient of a step does not depend on how many ranks train it, nor on how its weights are split."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.losses import LOSSES
-from penstock.trainer.config import ParallelConfig
+from penstock.blobs import MemoryBlobs
+from penstock.routing_records import store_routes
+from penstock.trainer.config import ParallelConfig, TrainerConfig
+from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.packing import plan_step
 from penstock.trainer.parallel.fully_sharded import shard_model
+from penstock.trainer.parallel.local_shards import is_split
 from penstock.trainer.parallel.process_ranks import leave_ranks
+from penstock.trainer.policy_trainer import PolicyTrainer
+from penstock.types import ScoredGroup
 from tests.models.moe import moe_model
 from tests.trainer.builders import tiny_model
-from tests.trainer.parallel.layout_gradients import Case, errors_on_rank, join
-from tests.trainer.parallel.rank_processes import on_ranks
+from tests.trainer.parallel.layout_gradients import MICRO_BATCH, Case, errors_on_rank, join, trained
+from tests.trainer.parallel.rank_processes import on_ranks, rank_device
 from tests.trainer.test_algorithms import near_policy
+from tests.trainer.test_policy_trainer import SGD
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -28,14 +40,22 @@ OTHER_CASES: list[Case] = [
 ]
 LAYOUTS: dict[int, list[dict[str, int]]] = {
     2: [{"data": 2}, {"shard": 2}, {"context": 2}],
-    4: [{"data": 2, "shard": 2}, {"shard": 4}, {"shard": 2, "context": 2}, {"context": 4}],
+    4: [
+        {"data": 4},
+        {"data": 2, "shard": 2},
+        {"data": 2, "context": 2},
+        {"shard": 4},
+        {"shard": 2, "context": 2},
+        {"context": 4},
+    ],
 }
 
 
 @pytest.mark.parametrize("size", LAYOUTS)
 def test_gradients_are_those_of_one_process(size: int) -> None:
     """Of every loss, and the norm that clips them."""
-    model = tiny_model("llama")
+    # Four processes on two cores wait for each other at every collective, so they have fewer of them.
+    model = tiny_model("llama", num_hidden_layers=2 if size == 2 else 1)
     groups = near_policy(model, 3, shape=(3, 4, 2))
     cases = [*LOSS_CASES, *OTHER_CASES] if size == 2 else LOSS_CASES
     for found in on_ranks(size, errors_on_rank, LAYOUTS[size], model, groups, cases):
@@ -68,8 +88,81 @@ def test_experts_are_split_as_other_weights(family: str) -> None:
     model = moe_model(family)
     groups = near_policy(model, 5, shape=(3, 2))
     cases: list[Case] = [({"loss": "gspo"}, {})]
-    for found in on_ranks(2, errors_on_rank, [{"shard": 2}, {"data": 2}], model, groups, cases):
+    for found in on_ranks(4, errors_on_rank, [{"data": 2, "shard": 2}, {"data": 4}], model, groups, cases):
         assert max(found.values()) <= 1e-5
+
+
+def with_routes(model: Any, groups: list[ScoredGroup], blobs: MemoryBlobs) -> list[ScoredGroup]:
+    """The first group with random experts for every token, as an engine could have recorded them."""
+    routers = PackedModel(copy.deepcopy(model), chunk_tokens=8).routers
+    assert routers is not None
+    shape, rng = routers.shape, np.random.default_rng(0)
+    first, *others = groups
+    episodes = []
+    for number, episode in enumerate(first.group.episodes):
+        (turn,) = episode.turns
+        size = (len(turn.prompt_ids) + len(turn.output_ids) - 1, shape.num_layers)
+        chosen = rng.random((*size, shape.num_experts)).argsort(axis=-1)[..., : shape.top_k]
+        ref = store_routes(blobs, f"group-0/{number}.routes", chosen, shape, start=0)
+        episodes.append(
+            msgspec.structs.replace(episode, turns=(msgspec.structs.replace(turn, routing=(ref,)),))
+        )
+    group = msgspec.structs.replace(first.group, episodes=tuple(episodes))
+    return [msgspec.structs.replace(first, group=group), *others]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_recorded_experts_are_replayed_on_every_rank(size: int) -> None:
+    """One group of several has a record, so some ranks have nothing to replay, and rows that share no prompt: they run
+    fillers meanwhile."""
+    model, blobs = moe_model("qwen3-moe"), MemoryBlobs()
+    groups = near_policy(model, 5, shape=(3, 2, 2))
+    routed = with_routes(model, groups, blobs)
+    layouts = {2: [{"shard": 2}, {"data": 2}], 4: [{"data": 2, "shard": 2}, {"shard": 4}]}[size]
+    case: Case = ({"loss": "gspo", "kl_coef": 0.1}, {"replay_reference": True})
+    plans = plan_step(1, routed, ranks=size, micro_batch_tokens=MICRO_BATCH, shared_prompts=True)
+    has_routes = [any(s.sample.routing for batch in plan.micro_batches for s in batch) for plan in plans]
+    assert set(has_routes) == {False, True}
+    (whole,) = plan_step(1, routed, micro_batch_tokens=MICRO_BATCH, shared_prompts=True)
+    (plain,) = plan_step(1, groups, micro_batch_tokens=MICRO_BATCH, shared_prompts=True)
+    replayed, free = (trained(copy.deepcopy(model), plan, case, blobs=blobs) for plan in (whole, plain))
+    assert abs(replayed.norm - free.norm) > 0.01 * free.norm
+    for found in on_ranks(size, errors_on_rank, layouts, model, routed, [case], blobs):
+        assert len(found) == len(layouts)
+        assert max(found.values()) <= 1e-5
+
+
+def gathered_after_a_step(rank: int, folder: Path) -> dict[str, bool]:
+    """Whether the embeddings of policy and reference are still whole when the weights are updated."""
+    ranks = join(rank, folder, ParallelConfig(shard=2))
+    model, reference = tiny_model("llama"), tiny_model("llama", seed=1)
+    trainer = PolicyTrainer(
+        model,
+        config=TrainerConfig(logprob_gap_warning=1e3),
+        algorithm=AlgorithmConfig(kl_coef=0.1),
+        total_steps=10,
+        reference=reference,
+        parallel=ranks,
+        device=rank_device(rank),
+    )
+    found: dict[str, bool] = {}
+
+    class Watching(SGD):
+        def update(self, learning_rate: float, norm: float) -> None:
+            for name, each in (("policy", model), ("reference", reference)):
+                heads = (each.get_input_embeddings(), each.get_output_embeddings())
+                found[name] = any(not is_split(head.weight) for head in heads)
+            super().update(learning_rate, norm)
+
+    Watching(trainer)
+    groups = near_policy(tiny_model("llama"), 3, shape=(3, 2))
+    trainer.step(plan_step(1, groups, ranks=2, micro_batch_tokens=MICRO_BATCH)[ranks.layout.plan])
+    leave_ranks()
+    return found
+
+
+def test_nothing_stays_gathered_until_the_update() -> None:
+    assert on_ranks(2, gathered_after_a_step) == [{"policy": False, "reference": False}] * 2
 
 
 def gradient_sums(rank: int, folder: Path, computes_in: torch.dtype) -> dict[str, Any]:
@@ -81,12 +174,13 @@ def gradient_sums(rank: int, folder: Path, computes_in: torch.dtype) -> dict[str
         inside = folder / str(size)
         inside.mkdir(exist_ok=True)
         ranks = join(rank, inside, ParallelConfig(shard=size))
-        model = tiny_model("llama")
-        model(input_ids=torch.arange(8)[None]).logits.sum().backward()
+        model = tiny_model("llama").to(rank_device(rank))
+        ids = torch.arange(8, device=rank_device(rank))[None]
+        model(input_ids=ids).logits.sum().backward()
         expected = {name: size * parameter.grad for name, parameter in model.named_parameters()}
         model.zero_grad()
         shard_model(model, ranks, computes_in=computes_in)
-        model(input_ids=torch.arange(8)[None]).logits.float().sum().backward()
+        model(input_ids=ids).logits.float().sum().backward()
         found[f"{size} factors"] = {
             module._get_fsdp_state()._fsdp_param_group.gradient_divide_factor
             for module in model.modules()

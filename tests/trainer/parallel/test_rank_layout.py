@@ -53,8 +53,8 @@ def test_groups_agree_in_what_they_are_named_by() -> None:
             "trainer.parallel.tensor must divide the model's 2 key and value heads, got 4; use 1 or 2",
         ),
         (
-            {"tensor": 2, "context": 2},
-            "trainer.parallel.tensor and trainer.parallel.context can't both be above 1 yet; set one of them to 1",
+            {"tensor": 2, "context": 4},
+            "trainer.parallel.context must divide the 2 attention heads that tensor=2 leaves each rank, got 4; use 1 or 2",
         ),
     ],
 )
@@ -64,3 +64,4 @@ def test_what_does_not_divide_is_refused(sizes: dict[str, Any], sentence: str) -
         check_layout(ParallelConfig(**sizes), model)
     assert str(refusal.value) == sentence
     check_layout(ParallelConfig(data=3, shard=5, context=2), model)
+    check_layout(ParallelConfig(tensor=2, context=2), model)

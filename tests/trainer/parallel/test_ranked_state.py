@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.errors import UserError
+from penstock.trainer import eightbit_adamw, host_adamw
 from penstock.trainer.checkpoint_writer import CheckpointWriter
 from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.packing import plan_step
@@ -50,8 +51,11 @@ def write(trainer: PolicyTrainer, ranks: ProcessRanks | None, folder: Path, numb
     return writer.written().result(60)
 
 
-def relay(rank: int, folder: Path, layouts: list[dict[str, int]], runs: Path) -> None:
+def relay(
+    rank: int, folder: Path, layouts: list[dict[str, int]], runs: Path, states: str = "float32"
+) -> None:
     """Each layout goes on from the checkpoint of the one before, makes a step, and writes the next."""
+    host_adamw.BUCKET_VALUES = 1000  # so that masters are cut
     for number, sizes in enumerate(layouts, start=1):
         parallel = ParallelConfig(**sizes)
         if rank >= parallel.num_ranks:
@@ -59,7 +63,7 @@ def relay(rank: int, folder: Path, layouts: list[dict[str, int]], runs: Path) ->
         inside = folder / str(number)
         inside.mkdir(exist_ok=True)
         ranks = None if parallel.num_ranks == 1 else join(rank, inside, parallel)
-        trainer = trainer_of(ranks)
+        trainer = trainer_of(ranks, states)
         before = runs / f"step-{number - 1}"
         if number > 1:
             trainer.load_state(before / "trainer")
@@ -74,6 +78,15 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
 
+def assert_same_as_alone(runs: Path, num_steps: int) -> None:
+    alone = trainer_of(None)
+    for number in range(1, num_steps + 1):
+        step(alone, None, number)
+        expected = {name: tensor.clone() for name, tensor in alone.trained.own_saved().items()}
+        for name, tensor in weights_of(runs / f"step-{number}").items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+
+
 def test_a_checkpoint_goes_from_layout_to_layout(tmp_path: Path) -> None:
     layouts = [
         {"shard": 2},
@@ -86,12 +99,7 @@ def test_a_checkpoint_goes_from_layout_to_layout(tmp_path: Path) -> None:
         ALONE,
     ]
     on_ranks(2, relay, layouts, tmp_path)
-    alone = trainer_of(None)
-    for number in range(1, len(layouts) + 1):
-        step(alone, None, number)
-        expected = {name: tensor.clone() for name, tensor in alone.trained.own_saved().items()}
-        for name, tensor in weights_of(tmp_path / f"step-{number}").items():
-            torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+    assert_same_as_alone(tmp_path, len(layouts))
     files = {str(path.relative_to(tmp_path / "step-1")) for path in (tmp_path / "step-1").rglob("*.*")}
     assert files >= {
         "trainer/index.json",
@@ -105,6 +113,43 @@ def test_a_checkpoint_goes_from_layout_to_layout(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_pretrained(tmp_path / "step-1" / "model")
     # Of copies one writes.
     assert not (tmp_path / "step-3" / "trainer" / "rank-1").exists()
+
+
+def test_states_on_the_host_go_from_layout_to_layout_too(tmp_path: Path) -> None:
+    """They are those of float32, cut into slices that no two layouts cut alike."""
+    layouts = [ALONE, {"shard": 2}, {"tensor": 2}, {"data": 2}, {"context": 2}, ALONE]
+    on_ranks(2, relay, layouts, tmp_path, "cpu")
+    assert_same_as_alone(tmp_path, len(layouts))
+
+
+def eight_bits(trainer: PolicyTrainer) -> list[Any]:
+    state = trainer._optimizer.state_dict()
+    return [state["masters"][0].tolist(), state["adamw"]["coded"][0]["first"].tolist()]
+
+
+def go_on_as_copies(rank: int, folder: Path, runs: Path) -> list[Any]:
+    eightbit_adamw.MIN_VALUES = 1000
+    ranks = join(rank, folder, ParallelConfig(data=2))
+    trainer = trainer_of(ranks, "8bit")
+    trainer.load_state(runs / "step-1" / "trainer")
+    found = eight_bits(trainer)
+    write(trainer, ranks, runs / "step-2", 3)
+    leave_ranks()
+    return found
+
+
+def test_eight_bit_states_are_read_by_any_number_of_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eightbit_adamw, "MIN_VALUES", 1000)
+    alone = trainer_of(None, "8bit")
+    step(alone, None, 1)
+    expected = eight_bits(alone)
+    write(alone, None, tmp_path / "step-1", 2)
+    assert on_ranks(2, go_on_as_copies, tmp_path) == [expected] * 2
+    again = trainer_of(None, "8bit")
+    again.load_state(tmp_path / "step-2" / "trainer")
+    assert eight_bits(again) == expected
 
 
 def refused(rank: int, folder: Path, runs: Path) -> str:
@@ -121,6 +166,6 @@ def test_states_that_can_not_be_cut_need_their_layout(tmp_path: Path) -> None:
     write(alone, None, tmp_path / "step-1", 2)
     for sentence in on_ranks(2, refused, tmp_path / "step-1"):
         assert sentence == (
-            "a checkpoint with trainer.optimizer_states=8bit must be read in the layout that wrote it (one rank), "
-            "got another; only float32 can be laid out anew"
+            "a checkpoint with trainer.optimizer_states=8bit must be read in the layout that wrote it (one rank) or with "
+            "another number of copies (trainer.parallel.data), got shard=2; only float32 and cpu can be laid out anew"
         )
