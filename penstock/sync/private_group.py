@@ -117,6 +117,8 @@ def bind_nccl(interface: str, environ: MutableMapping[str, str]) -> None:
 
 def _open_nccl(store: Any, rank: int, size: int, address: str) -> Any:
     bind_nccl(address, os.environ)
+    # As `orchestration.placement` has it, for runs in which `auto` turned out to be broadcasts.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=TIMEOUT_S)
     return dist.ProcessGroupNCCL(store, rank, size, options)

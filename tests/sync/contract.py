@@ -110,9 +110,14 @@ class TransportContract:
     @contextmanager
     def changed(self, update: WeightUpdate) -> Iterator[WeightUpdate]:
         """While the block runs, a bit of the first bucket is another one than was described."""
-        self.sent(update.buckets[0])[0] ^= 1
+        self._flip(update.buckets[0])
         yield update
-        self.sent(update.buckets[0])[0] ^= 1
+        self._flip(update.buckets[0])
+
+    def _flip(self, name: str) -> None:
+        self.sent(name)[0] ^= 1
+        if self.device == "cuda":
+            torch.cuda.synchronize()  # who reads it may do so on a stream of its own
 
     @contextmanager
     def cut(self, update: WeightUpdate) -> Iterator[WeightUpdate]:

@@ -45,13 +45,17 @@ def test_a_group_over_nccl_is_bound_before_it_is_made(monkeypatch: pytest.Monkey
             _timeout = None
 
         def __init__(self, *arguments: object) -> None:
-            bound.append(os.environ["NCCL_SOCKET_IFNAME"])
+            bound.extend(
+                os.environ[name] for name in ("NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+            )
 
     monkeypatch.setattr("torch.distributed.ProcessGroupNCCL", Nccl, raising=False)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth")
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")
     _, place = open_store("127.0.0.1")
     PrivateGroup(place, epoch=0, rank=0, size=2, backend="nccl", address="127.0.0.1")
-    assert bound == ["=lo"]
+    assert bound == ["=lo", "0"]
 
 
 def test_what_the_sender_has_reaches_the_others() -> None:
