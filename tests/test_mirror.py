@@ -30,6 +30,7 @@ ACROSS_MODULES = {
     "orchestration/test_lost_blobs.py": "the controller and its blob store",
     "orchestration/test_shared_gpu.py": "the controller on a GPU that both sides share",
     "tools/test_api_reference.py": "a tool",
+    "tools/test_kill_run.py": "a tool",
     "tools/test_random_model.py": "a tool",
     "tools/test_several_gpus.py": "a tool",
     "tools/test_source_docs.py": "a tool",

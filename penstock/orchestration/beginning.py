@@ -72,16 +72,16 @@ async def begin(prepared: Prepared, blobs: BlobStore, say: Callable[[str], None]
 
 def what_a_crash_costs(run: RunConfig, only_in_python: Sequence[Part]) -> str | None:
     """For a run that `penstock resume` could not go on with, in a sentence."""
-    if run.checkpoint_every == 0:
-        return (
-            "a crash would cost all of this run: it keeps no checkpoints and no journal (run.checkpoint_every=0); "
-            "with run.checkpoint_every=50 `penstock resume` goes on"
-        )
     if only_in_python:
         parts = " and ".join(only_in_python)
         return (
             f"`penstock resume` can't go on with this run after a crash: it was given its {parts} as a Python "
             "object; name it by a file or an import path (reward.functions, rollout.workflow, tasks.source)"
+        )
+    if run.checkpoint_every == 0:
+        return (
+            "a crash would cost all of this run: it keeps no checkpoints and no journal (run.checkpoint_every=0); "
+            "with run.checkpoint_every=50 `penstock resume` goes on"
         )
     return None
 

@@ -11,7 +11,11 @@ from penstock.orchestration.config import RunConfig
     ("every", "only_in_python", "said"),
     [
         (0, (), "a crash would cost all of this run: it keeps no checkpoints and no journal"),
-        (0, ("reward",), "a crash would cost all of this run"),
+        (
+            0,
+            ("reward",),
+            "can't go on with this run after a crash: it was given its reward as a Python object",
+        ),
         (
             50,
             ("reward", "tasks"),

@@ -335,6 +335,20 @@ def test_what_is_said_to_a_run_is_an_event_of_it(run: Run, monkeypatch: pytest.M
     assert said.count("Ctrl-C: stopping") == run.view.lines.count("Ctrl-C: stopping") == 1
 
 
+def test_a_run_that_can_not_be_resumed_says_so_when_it_starts(run: Run) -> None:
+    """Its reward is a Python object."""
+
+    async def disturb(run: Run) -> None:
+        await run.after(1)
+        run.session.stop()
+
+    run.play(disturb)
+    assert [line for line in run.view.lines if "can't go on with this run after a crash" in line] == [
+        "`penstock resume` can't go on with this run after a crash: it was given its reward as a Python object; "
+        "name it by a file or an import path (reward.functions, rollout.workflow, tasks.source)"
+    ]
+
+
 def test_a_run_with_a_frozen_engine_can_be_stopped_and_is_saved(run: Run) -> None:
     async def disturb(run: Run) -> None:
         await run.after(3)
