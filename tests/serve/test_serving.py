@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ import aiohttp
 import psutil
 import pytest
 import torch
+from aiohttp import web
 
 from penstock.bench.shapes import SHAPES, save_shape
 from penstock.engines.config import EngineConfig
@@ -65,11 +67,18 @@ async def short_answer(session: aiohttp.ClientSession, live: Live) -> list[int]:
         return found
 
 
-async def begin(live: Live, body: bytes, *, length: int | None = None) -> asyncio.StreamWriter:
+async def begin(
+    live: Live, body: bytes, *, length: int | None = None, path: str = "/inference/v1/generate"
+) -> asyncio.StreamWriter:
     """A request by hand, whose answer nobody reads."""
     host, port = live.address.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port), limit=64)
-    head = f"POST /inference/v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    one = socket.socket()
+    one.setblocking(False)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    await asyncio.get_running_loop().sock_connect(one, (host, int(port)))
+    _, writer = await asyncio.open_connection(sock=one)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]  (it is of a socket)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length or len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await writer.drain()
     return writer
@@ -106,27 +115,71 @@ def test_clients_that_never_read_and_requests_that_never_end_hold_nobody_up(long
     asyncio.run(scene())
 
 
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes little of what a client does not read, on both sides: so the server feels it."""
+    start = web.TCPSite.start
+
+    async def start_small(site: web.TCPSite) -> None:
+        await start(site)
+        assert site._server is not None
+        for listening in site._server.sockets:  # type: ignore[attr-defined]
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # those it accepts inherit it
+
+    monkeypatch.setattr(web.TCPSite, "start", start_small)
+
+
+SILENT, LEAVING, UNFINISHED = 100, 400, 500
+BODY = 256 * 1024
+ALL_BODIES = 16 * 2**20
+
+
+@pytest.mark.usefixtures("small_buffers")
 def test_a_thousand_slow_or_vanishing_clients_leave_it_serving_and_memory_bounded(long_model: Path) -> None:
-    """Half of them never finish their request, a third leaves at once, the others never read."""
-    brief = LONG | {"sampling_params": {"max_tokens": 4, "ignore_eos": True}}
+    """Half of them never finish their request, which is large; a third leaves at once; the others never read their
+    long answers. An event of these has the prompt in it, so that an answer is larger than all buffers."""
+    long = {
+        "prompt": [11] * 400,
+        "max_tokens": 110,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    brief = LONG | {"sampling_params": {"max_tokens": 30, "ignore_eos": True}}
 
     async def scene() -> None:
-        async with serving(long_model, max_context=512) as live, aiohttp.ClientSession() as session:
+        async with (
+            serving(long_model, max_context=512, all_bodies_bytes=ALL_BODIES) as live,
+            aiohttp.ClientSession() as session,
+        ):
             alone = await short_answer(session, live)
             before = psutil.Process().memory_info().rss
-            unfinished = [await begin(live, b'{"token_ids": [', length=1 << 20) for _ in range(500)]
-            leaving = [await begin(live, json.dumps(brief).encode()) for _ in range(330)]
-            silent = [await begin(live, json.dumps(brief).encode()) for _ in range(170)]
+            unfinished = [await begin(live, b" " * BODY, length=1 << 20) for _ in range(UNFINISHED)]
+            leaving = [await begin(live, json.dumps(brief).encode()) for _ in range(LEAVING)]
+            text = json.dumps(long).encode()
+            silent = [await begin(live, text, path="/v1/completions") for _ in range(SILENT)]
             for writer in leaving:
                 writer.transport.abort()
             async with asyncio.timeout(60):
+                # The engine is done, and every silent client still has something to read.
+                while not await are_unread(session, live, SILENT):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
                 assert await short_answer(session, live) == alone
-                await until_idle(live)
-            assert psutil.Process().memory_info().rss - before < 200 * 2**20
+            grown = psutil.Process().memory_info().rss - before
+            assert grown < ALL_BODIES + (SILENT + LEAVING + UNFINISHED) * 100 * 1024
             for writer in (*unfinished, *silent):
                 writer.transport.abort()
 
     asyncio.run(scene())
+
+
+async def are_unread(session: aiohttp.ClientSession, live: Live, count: int) -> bool:
+    """Whether the engine is done, and the server has so many generations that it can't send whole."""
+    report = await live.opened.engine.report()
+    async with session.get(f"{live.address}/metrics") as response:
+        found = re.search(r"^penstock_http_generations\{.*\} (\d+)$", await response.text(), re.MULTILINE)
+    assert found is not None
+    return report.num_running + report.num_waiting == 0 and int(found[1]) == count
 
 
 def test_a_stream_that_fails_says_so_and_ends(long_model: Path) -> None:
