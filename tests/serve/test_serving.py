@@ -221,6 +221,56 @@ def test_the_openai_client_works_unchanged(tiny_model: Path) -> None:
     asyncio.run(scene())
 
 
+@pytest.fixture
+def chat_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """The tiny model with a template that shows tools, in the tokens that it has."""
+    folder = shutil.copytree(tiny_model, tmp_path / "chat_model")
+    template = "{% if tools %}{{ tools | length }}{# <tool_call> #}+{% endif %}{% for m in messages %}{{ m.content }}="
+    (folder / "chat_template.jinja").write_text(template + "{% endfor %}")
+    return folder
+
+
+def test_the_openai_client_chats_unchanged(chat_model: Path) -> None:
+    import openai
+
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    asked: Any = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "12+3"}],
+        "max_tokens": 8,
+        "seed": 4,
+    }
+
+    def talk(address: str) -> None:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        whole = client.chat.completions.create(**asked, n=2, tools=[tool], logprobs=True)
+        assert [choice.index for choice in whole.choices] == [0, 1]
+        assert all(choice.message.role == "assistant" for choice in whole.choices)
+        assert whole.usage is not None
+        assert (whole.usage.prompt_tokens, whole.choices[0].message.tool_calls) == (7, None)  # "1+12+3="
+        texts, usages = ["", ""], []
+        for event in client.chat.completions.create(
+            **asked, n=2, tools=[tool], stream=True, stream_options={"include_usage": True}
+        ):
+            for choice in event.choices:
+                texts[choice.index] += choice.delta.content or ""
+            usages.append(event.usage)
+        assert texts == [choice.message.content for choice in whole.choices]
+        assert usages[-1] == whole.usage
+        assert set(usages[:-1]) == {None}
+        plain = client.chat.completions.create(**asked)
+        assert plain.usage is not None
+        assert plain.usage.prompt_tokens == 5
+        with pytest.raises(openai.BadRequestError, match="top_logprobs is not supported"):
+            client.chat.completions.create(**asked, logprobs=True, top_logprobs=3)
+
+    async def scene() -> None:
+        async with serving(chat_model) as live:
+            await asyncio.to_thread(talk, live.address)
+
+    asyncio.run(scene())
+
+
 def test_an_address_that_others_reach_needs_a_token() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example")] == [
         True,
@@ -284,10 +334,17 @@ async def serving_at(model: Path, port: int) -> AsyncIterator[None]:
         yield
 
 
-def test_the_command_serves_until_a_signal(tiny_model: Path) -> None:
-    command = [sys.executable, "-c", "from penstock.cli import main; main()", "serve", str(tiny_model)]
+def test_the_command_serves_until_a_signal(tiny_model: Path, tmp_path: Path) -> None:
+    """`builtin`, whose model is a tiny one here, for who has the token."""
+    stand_in = f"import penstock.cli.serve as serve; serve.open_builtin = lambda name, cache, log: {{'builtin': {str(tiny_model)!r}}}[name]; "
+    command = [sys.executable, "-c", f"{stand_in}from penstock.cli import main; main()"]
+    (tmp_path / "token").write_text("a-token-of-some-length\n")
+    (tmp_path / "token").chmod(0o600)
     process = subprocess.Popen(
-        [*command, "--port", "0", "--name", "tiny", "engine.max_context=64", "engine.threads=1"],
+        [
+            *(*command, "serve", "builtin", "--port", "0", "--token-file", str(tmp_path / "token")),
+            *("engine.max_context=64", "engine.threads=1"),
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -297,14 +354,17 @@ def test_the_command_serves_until_a_signal(tiny_model: Path) -> None:
             line = process.stdout.readline()
             address = re.search(r"http://\S+", line)
             assert address is not None, line
-            found = asyncio.run(fetch(f"{address[0]}/models"))
-            assert found["data"][0]["id"] == "tiny"
+            refused = asyncio.run(fetch(f"{address[0]}/models", "wrong"))
+            assert refused["error"]["code"] == "invalid_api_key"
+            found = asyncio.run(fetch(f"{address[0]}/models", "a-token-of-some-length"))
+            assert found["data"][0]["id"] == "builtin"
         finally:
             process.terminate()
         assert process.stdout.readline() == "ending: running answers are cut off\n"
     assert process.returncode == 0
 
 
-async def fetch(url: str) -> Any:
-    async with aiohttp.ClientSession() as session, session.get(url) as response:
+async def fetch(url: str, token: str) -> Any:
+    headers = {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
         return await response.json()
