@@ -234,6 +234,31 @@ def test_openai_agent(monkeypatch: pytest.MonkeyPatch, tool_tokenizer: ChatToken
     check_tool_episodes(episodes, tool_tokenizer)
 
 
+def test_openai_agent_as_a_program(monkeypatch: pytest.MonkeyPatch, tool_tokenizer: ChatTokenizer) -> None:
+    """`rollout.workflow="python agent.py"`: the task comes in its standard input, its reward is what it prints."""
+    _, task = example_of_tools(monkeypatch, "openai_agent")
+    workflow = load_workflow(f"{sys.executable} agent.py")
+
+    async def attempt(answers: list[str]) -> Episode:
+        ends = tool_tokenizer.stop_token_ids
+        engine = ScriptedEngine(lambda request: [*tool_tokenizer.encode(answers.pop(0)), *ends])
+        spec = EpisodeSpec(group=0, index=0, task=task, sampling=SamplingParams())
+        door = FrontDoor(engine, tool_tokenizer, model="m", max_context=256)
+        await door.open()
+        rollout = Rollout(spec, engine, tool_tokenizer)
+        endpoint = door.admit(rollout)
+        try:
+            return await run_episode(workflow, rollout)
+        finally:
+            door.dismiss(endpoint)
+            await door.close()
+
+    episode = asyncio.run(attempt(list(ANSWERS[0])))
+    assert (episode.failure, episode.message, episode.reward) == (None, "", 1.0)
+    assert [turn.text for turn in episode.turns] == [CALLS, "601"]
+    assert episode.turns[1].parent == episode.turns[0].id
+
+
 def test_verifiers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its config and its tasks. The environment itself is played in tests/verifiers_live."""
     monkeypatch.chdir(EXAMPLES / "verifiers")

@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import web
 
 from penstock.serve.api_error import ApiError
+from penstock.serve.body_budget import BUDGET
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
@@ -17,16 +18,8 @@ async def read_body(request: web.Request, kind: type[T]) -> T:
 
 
 async def read_bytes(request: web.Request) -> bytes:
-    """The body. Of one that says beforehand that it is too large, nothing is read."""
-    limit = request.client_max_size
-    try:
-        if (request.content_length or 0) > limit:
-            raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=request.content_length or 0)
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise ApiError(
-            f"the body is larger than {limit / 2**20:.0f} MiB", status=413, code="body_too_large"
-        ) from error
+    """The body, within the server's budget."""
+    return await request.app[BUDGET].read(request)
 
 
 def decode_body(request: web.Request, data: bytes, kind: type[T]) -> T:

@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from aiohttp import web
 
 from penstock.serve.api_error import ApiError
+from penstock.serve.body_budget import BUDGET, BodyBudget
 from penstock.serve.json_body import answer
 from penstock.serve.server_events import as_api_error
 from penstock.serve.unserved_routes import not_served
 
 MAX_BODY_BYTES = 64 * 2**20
-"""A context of a million tokens takes 7 MB."""
+"""Where nobody says otherwise. A context of a million tokens takes 7 MB."""
 OPEN_PATHS = ("/health",)
 """What a load balancer may ask without a token."""
 
@@ -19,15 +20,17 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(
-    routes: Iterable[web.RouteDef], *, token: str = "", max_body_bytes: int = MAX_BODY_BYTES
+    routes: Iterable[web.RouteDef], *, token: str = "", bodies: BodyBudget | None = None
 ) -> web.Application:
     """With a `token`, every request must bring it (`Authorization: Bearer …`)."""
+    budget = bodies or BodyBudget(max_bytes=MAX_BODY_BYTES)
 
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             _check_token(request, token)
-            return await handler(request)
+            with budget.request(request):
+                return await handler(request)
         except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
             return _error(not_served(request, app))
         except web.HTTPException:
@@ -35,7 +38,8 @@ def make_app(
         except Exception as error:
             return _error(as_api_error(error))
 
-    app = web.Application(middlewares=[answer_errors], client_max_size=max_body_bytes)
+    app = web.Application(middlewares=[answer_errors], client_max_size=budget.max_bytes)
+    app[BUDGET] = budget
     app.add_routes(routes)
     return app
 

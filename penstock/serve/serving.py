@@ -23,6 +23,7 @@ from penstock.models.load import resolve_device, resolve_dtype
 from penstock.models.outline import outline_of
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.refused_requests import request_logger
+from penstock.serve.body_budget import ALL_BODIES_BYTES, BodyBudget, body_limit
 from penstock.serve.chat_routes import ChatRoutes
 from penstock.serve.completion_routes import CompletionRoutes
 from penstock.serve.control_routes import ControlRoutes
@@ -30,13 +31,15 @@ from penstock.serve.engine_pauses import Pauses
 from penstock.serve.joining_receiver import JoiningReceiver
 from penstock.serve.open_files import allow_many_connections
 from penstock.serve.served_model import ServedModel
-from penstock.serve.server_app import make_app
+from penstock.serve.server_app import MAX_BODY_BYTES, make_app
 from penstock.serve.token_routes import TokenRoutes
 from penstock.serve.weight_routes import WeightRoutes
 from penstock.types import DEFAULT_POLICY
 
 CLOSING_S = 5.0
 """How long running answers may take when the server ends."""
+LEAST_BODY_BYTES = 4 * 2**20
+"""Room for many short prompts in one request, whatever the context."""
 DESCRIBED = (
     "vocab_size",
     "hidden_size",
@@ -61,6 +64,8 @@ class ServeSettings:
     updates: bool = False
     """Whether a trainer may send new weights."""
     trust_remote_code: bool = False
+    all_bodies_bytes: int = ALL_BODIES_BYTES
+    """Of requests that are not answered yet."""
 
     def of_folder(self, folder: str) -> "ServeSettings":
         """The same under the same name, with the model in this folder."""
@@ -178,7 +183,7 @@ async def served(settings: ServeSettings, opened: Opened) -> AsyncIterator[Servi
     ]
     if settings.updates:
         routes += WeightRoutes(engine, opened.receiver, opened.described).routes()
-    app = make_app(routes, token=settings.token)
+    app = make_app(routes, token=settings.token, bodies=bodies_of(settings, model.max_context))
     # A client that leaves cancels its request, and so frees its place in the batch.
     allow_many_connections()
     runner = web.AppRunner(
@@ -198,6 +203,15 @@ async def served(settings: ServeSettings, opened: Opened) -> AsyncIterator[Servi
         await engine.close()
         await runner.cleanup()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def bodies_of(settings: ServeSettings, max_context: int) -> BodyBudget:
+    """An update names every tensor of its model, so where one may come, bodies may be larger."""
+    limit = body_limit(max_context, least=LEAST_BODY_BYTES)
+    return BodyBudget(
+        max_bytes=max(limit, MAX_BODY_BYTES) if settings.updates else limit,
+        all_bytes=settings.all_bodies_bytes,
+    )
 
 
 async def serve(settings: ServeSettings, config: EngineConfig, say: Callable[[str], None]) -> None:

@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.serve.body_budget import BodyBudget
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import make_app
 
@@ -55,9 +56,9 @@ def saying(byte_tokenizer: ChatTokenizer) -> Saying:
 
 @asynccontextmanager
 async def client_of(
-    routes: list[web.RouteDef], token: str = ""
+    routes: list[web.RouteDef], token: str = "", bodies: BodyBudget | None = None
 ) -> "AsyncIterator[TestClient[web.Request, web.Application]]":
-    async with TestClient(TestServer(make_app(routes, token=token))) as client:
+    async with TestClient(TestServer(make_app(routes, token=token, bodies=bodies))) as client:
         yield client
 
 

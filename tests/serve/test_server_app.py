@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from io import BytesIO
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from penstock.errors import PenstockError, RequestRefused
+from penstock.serve.body_budget import BodyBudget
 from penstock.serve.json_body import answer, read_body
 from penstock.serve.request_bodies import CompletionBody
-from penstock.serve.server_app import MAX_BODY_BYTES
 from tests.serve.conftest import client_of
 
 TOKEN = "a-token-of-some-length"
@@ -27,11 +28,17 @@ async def health(request: web.Request) -> web.Response:
 
 
 def asked(
-    method: str, path: str, *, token: str = "", handler: Any = echo, **call: Any
+    method: str,
+    path: str,
+    *,
+    token: str = "",
+    handler: Any = echo,
+    bodies: BodyBudget | None = None,
+    **call: Any,
 ) -> tuple[int, dict[str, Any]]:
     async def run() -> tuple[int, dict[str, Any]]:
         routes = [web.post("/echo", handler), web.get("/health", health)]
-        async with client_of(routes, token) as client:
+        async with client_of(routes, token, bodies) as client:
             response = await client.request(method, path, **call)
             return response.status, await response.json()
 
@@ -83,9 +90,105 @@ def test_a_body_that_is_no_request_is_a_sentence(data: bytes, status: int, said:
     assert said in found[1]["error"]["message"]
 
 
-def test_a_body_that_is_too_large_is_refused() -> None:
-    status, found = asked("POST", "/echo", data=BytesIO(b" " * (MAX_BODY_BYTES + 1)))
+@pytest.mark.parametrize("says_its_length", [True, False])
+def test_a_body_that_is_too_large_is_refused(says_its_length: bool) -> None:
+    data = b" " * 1025
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data
+
+    status, found = asked(
+        "POST",
+        "/echo",
+        bodies=BodyBudget(max_bytes=1024),
+        data=BytesIO(data) if says_its_length else pieces(),
+    )
     assert (status, found["error"]["code"]) == (413, "body_too_large")
+
+
+async def begun(port: int | None, data: bytes, *, length: int) -> tuple[asyncio.StreamReader, Any]:
+    """A request by hand whose body has not all been sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length + data)
+    await writer.drain()
+    return reader, writer
+
+
+def test_the_body_that_has_been_coming_for_the_longest_gives_way() -> None:
+    """Clients that do not finish their requests take no room from those that do."""
+    bodies = BodyBudget(max_bytes=1 << 20, all_bytes=2000)
+
+    async def main() -> None:
+        async with asyncio.timeout(20), client_of([web.post("/echo", echo)], bodies=bodies) as client:
+            first = await begun(client.port, b" " * 900, length=1000)
+            while bodies.num_bytes < 900:  # noqa: ASYNC110  (nothing tells that bytes have come)
+                await asyncio.sleep(0)
+            second = await begun(client.port, b" " * 900, length=901)
+            while bodies.num_bytes < 1800:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert (await client.post("/echo", json={"prompt": "a" * 300})).status == 200
+            assert (await first[0].readuntil(b"}}")).startswith(b"HTTP/1.1 429 ")
+            second[1].write(b" ")
+            assert (await second[0].readuntil(b"}}")).startswith(b"HTTP/1.1 400 ")  # whole, and no JSON
+            for _, writer in (first, second):
+                writer.transport.abort()
+
+    asyncio.run(main())
+    assert bodies.num_bytes == 0
+
+
+def test_bodies_that_are_being_answered_are_bounded_too() -> None:
+    bodies = BodyBudget(max_bytes=1 << 20, all_bytes=2000)
+
+    async def main() -> None:
+        answering, may_end = asyncio.Event(), asyncio.Event()
+
+        async def wait(request: web.Request) -> web.Response:
+            await read_body(request, CompletionBody)
+            answering.set()
+            await may_end.wait()
+            return answer({})
+
+        routes = [web.post("/wait", wait), web.post("/echo", echo)]
+        async with asyncio.timeout(20), client_of(routes, bodies=bodies) as client:
+            waiting = asyncio.create_task(client.post("/wait", json={"prompt": "a" * 1800}))
+            await answering.wait()
+            response = await client.post("/echo", json={"prompt": "a" * 300})
+            assert (response.status, (await response.json())["error"]["code"]) == (429, "server_overloaded")
+            may_end.set()
+            assert (await waiting).status == 200
+            assert (await client.post("/echo", json={"prompt": "a" * 300})).status == 200
+
+    asyncio.run(main())
+
+
+def test_a_body_counts_until_its_request_is_answered() -> None:
+    bodies = BodyBudget(max_bytes=1 << 20)
+    seen = []
+
+    async def look(request: web.Request) -> web.Response:
+        await read_body(request, CompletionBody)
+        seen.append(bodies.num_bytes)
+        return answer({})
+
+    asked("POST", "/echo", handler=look, bodies=bodies, data=b'{"prompt": "a"}')
+    assert (seen, bodies.num_bytes) == ([15], 0)
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    bodies = BodyBudget(max_bytes=1 << 20, read_s=0.05)
+
+    async def main() -> bytes:
+        async with asyncio.timeout(20), client_of([web.post("/echo", echo)], bodies=bodies) as client:
+            reader, writer = await begun(client.port, b"{", length=100)
+            told = await reader.readuntil(b"}}")
+            writer.transport.abort()
+            return told
+
+    told = asyncio.run(main())
+    assert told.startswith(b"HTTP/1.1 408 ")
+    assert b"the body must come within 0.05 s" in told
+    assert bodies.num_bytes == 0
 
 
 def test_a_route_that_is_not_there_is_named_with_those_that_are() -> None:

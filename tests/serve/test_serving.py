@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ import aiohttp
 import psutil
 import pytest
 import torch
+from aiohttp import web
 
 from penstock.bench.shapes import SHAPES, save_shape
 from penstock.engines.config import EngineConfig
@@ -65,11 +67,18 @@ async def short_answer(session: aiohttp.ClientSession, live: Live) -> list[int]:
         return found
 
 
-async def begin(live: Live, body: bytes, *, length: int | None = None) -> asyncio.StreamWriter:
+async def begin(
+    live: Live, body: bytes, *, length: int | None = None, path: str = "/inference/v1/generate"
+) -> asyncio.StreamWriter:
     """A request by hand, whose answer nobody reads."""
     host, port = live.address.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port), limit=64)
-    head = f"POST /inference/v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    one = socket.socket()
+    one.setblocking(False)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    await asyncio.get_running_loop().sock_connect(one, (host, int(port)))
+    _, writer = await asyncio.open_connection(sock=one)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]  (it is of a socket)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length or len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await writer.drain()
     return writer
@@ -106,27 +115,71 @@ def test_clients_that_never_read_and_requests_that_never_end_hold_nobody_up(long
     asyncio.run(scene())
 
 
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes little of what a client does not read, on both sides: so the server feels it."""
+    start = web.TCPSite.start
+
+    async def start_small(site: web.TCPSite) -> None:
+        await start(site)
+        assert site._server is not None
+        for listening in site._server.sockets:  # type: ignore[attr-defined]
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # those it accepts inherit it
+
+    monkeypatch.setattr(web.TCPSite, "start", start_small)
+
+
+SILENT, LEAVING, UNFINISHED = 100, 400, 500
+BODY = 256 * 1024
+ALL_BODIES = 16 * 2**20
+
+
+@pytest.mark.usefixtures("small_buffers")
 def test_a_thousand_slow_or_vanishing_clients_leave_it_serving_and_memory_bounded(long_model: Path) -> None:
-    """Half of them never finish their request, a third leaves at once, the others never read."""
-    brief = LONG | {"sampling_params": {"max_tokens": 4, "ignore_eos": True}}
+    """Half of them never finish their request, which is large; a third leaves at once; the others never read their
+    long answers. An event of these has the prompt in it, so that an answer is larger than all buffers."""
+    long = {
+        "prompt": [11] * 400,
+        "max_tokens": 110,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    brief = LONG | {"sampling_params": {"max_tokens": 30, "ignore_eos": True}}
 
     async def scene() -> None:
-        async with serving(long_model, max_context=512) as live, aiohttp.ClientSession() as session:
+        async with (
+            serving(long_model, max_context=512, all_bodies_bytes=ALL_BODIES) as live,
+            aiohttp.ClientSession() as session,
+        ):
             alone = await short_answer(session, live)
             before = psutil.Process().memory_info().rss
-            unfinished = [await begin(live, b'{"token_ids": [', length=1 << 20) for _ in range(500)]
-            leaving = [await begin(live, json.dumps(brief).encode()) for _ in range(330)]
-            silent = [await begin(live, json.dumps(brief).encode()) for _ in range(170)]
+            unfinished = [await begin(live, b" " * BODY, length=1 << 20) for _ in range(UNFINISHED)]
+            leaving = [await begin(live, json.dumps(brief).encode()) for _ in range(LEAVING)]
+            text = json.dumps(long).encode()
+            silent = [await begin(live, text, path="/v1/completions") for _ in range(SILENT)]
             for writer in leaving:
                 writer.transport.abort()
             async with asyncio.timeout(60):
+                # The engine is done, and every silent client still has something to read.
+                while not await are_unread(session, live, SILENT):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
                 assert await short_answer(session, live) == alone
-                await until_idle(live)
-            assert psutil.Process().memory_info().rss - before < 200 * 2**20
+            grown = psutil.Process().memory_info().rss - before
+            assert grown < ALL_BODIES + (SILENT + LEAVING + UNFINISHED) * 100 * 1024
             for writer in (*unfinished, *silent):
                 writer.transport.abort()
 
     asyncio.run(scene())
+
+
+async def are_unread(session: aiohttp.ClientSession, live: Live, count: int) -> bool:
+    """Whether the engine is done, and the server has so many generations that it can't send whole."""
+    report = await live.opened.engine.report()
+    async with session.get(f"{live.address}/metrics") as response:
+        found = re.search(r"^penstock_http_generations\{.*\} (\d+)$", await response.text(), re.MULTILINE)
+    assert found is not None
+    return report.num_running + report.num_waiting == 0 and int(found[1]) == count
 
 
 def test_a_stream_that_fails_says_so_and_ends(long_model: Path) -> None:
@@ -163,6 +216,56 @@ def test_the_openai_client_works_unchanged(tiny_model: Path) -> None:
 
     async def scene() -> None:
         async with serving(tiny_model) as live:
+            await asyncio.to_thread(talk, live.address)
+
+    asyncio.run(scene())
+
+
+@pytest.fixture
+def chat_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """The tiny model with a template that shows tools, in the tokens that it has."""
+    folder = shutil.copytree(tiny_model, tmp_path / "chat_model")
+    template = "{% if tools %}{{ tools | length }}{# <tool_call> #}+{% endif %}{% for m in messages %}{{ m.content }}="
+    (folder / "chat_template.jinja").write_text(template + "{% endfor %}")
+    return folder
+
+
+def test_the_openai_client_chats_unchanged(chat_model: Path) -> None:
+    import openai
+
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    asked: Any = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "12+3"}],
+        "max_tokens": 8,
+        "seed": 4,
+    }
+
+    def talk(address: str) -> None:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        whole = client.chat.completions.create(**asked, n=2, tools=[tool], logprobs=True)
+        assert [choice.index for choice in whole.choices] == [0, 1]
+        assert all(choice.message.role == "assistant" for choice in whole.choices)
+        assert whole.usage is not None
+        assert (whole.usage.prompt_tokens, whole.choices[0].message.tool_calls) == (7, None)  # "1+12+3="
+        texts, usages = ["", ""], []
+        for event in client.chat.completions.create(
+            **asked, n=2, tools=[tool], stream=True, stream_options={"include_usage": True}
+        ):
+            for choice in event.choices:
+                texts[choice.index] += choice.delta.content or ""
+            usages.append(event.usage)
+        assert texts == [choice.message.content for choice in whole.choices]
+        assert usages[-1] == whole.usage
+        assert set(usages[:-1]) == {None}
+        plain = client.chat.completions.create(**asked)
+        assert plain.usage is not None
+        assert plain.usage.prompt_tokens == 5
+        with pytest.raises(openai.BadRequestError, match="top_logprobs is not supported"):
+            client.chat.completions.create(**asked, logprobs=True, top_logprobs=3)
+
+    async def scene() -> None:
+        async with serving(chat_model) as live:
             await asyncio.to_thread(talk, live.address)
 
     asyncio.run(scene())
@@ -231,10 +334,17 @@ async def serving_at(model: Path, port: int) -> AsyncIterator[None]:
         yield
 
 
-def test_the_command_serves_until_a_signal(tiny_model: Path) -> None:
-    command = [sys.executable, "-c", "from penstock.cli import main; main()", "serve", str(tiny_model)]
+def test_the_command_serves_until_a_signal(tiny_model: Path, tmp_path: Path) -> None:
+    """`builtin`, whose model is a tiny one here, for who has the token."""
+    stand_in = f"import penstock.cli.serve as serve; serve.open_builtin = lambda name, cache, log: {{'builtin': {str(tiny_model)!r}}}[name]; "
+    command = [sys.executable, "-c", f"{stand_in}from penstock.cli import main; main()"]
+    (tmp_path / "token").write_text("a-token-of-some-length\n")
+    (tmp_path / "token").chmod(0o600)
     process = subprocess.Popen(
-        [*command, "--port", "0", "--name", "tiny", "engine.max_context=64", "engine.threads=1"],
+        [
+            *(*command, "serve", "builtin", "--port", "0", "--token-file", str(tmp_path / "token")),
+            *("engine.max_context=64", "engine.threads=1"),
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -244,14 +354,17 @@ def test_the_command_serves_until_a_signal(tiny_model: Path) -> None:
             line = process.stdout.readline()
             address = re.search(r"http://\S+", line)
             assert address is not None, line
-            found = asyncio.run(fetch(f"{address[0]}/models"))
-            assert found["data"][0]["id"] == "tiny"
+            refused = asyncio.run(fetch(f"{address[0]}/models", "wrong"))
+            assert refused["error"]["code"] == "invalid_api_key"
+            found = asyncio.run(fetch(f"{address[0]}/models", "a-token-of-some-length"))
+            assert found["data"][0]["id"] == "builtin"
         finally:
             process.terminate()
         assert process.stdout.readline() == "ending: running answers are cut off\n"
     assert process.returncode == 0
 
 
-async def fetch(url: str) -> Any:
-    async with aiohttp.ClientSession() as session, session.get(url) as response:
+async def fetch(url: str, token: str) -> Any:
+    headers = {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
         return await response.json()

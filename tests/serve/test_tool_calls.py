@@ -2,7 +2,17 @@
 
 import json
 
-from penstock.serve.tool_calls import HermesCalls, LlamaCalls, ToolCall, parser_of
+import pytest
+
+from penstock.serve.tool_calls import (
+    GRANITE,
+    MISTRAL,
+    HermesCalls,
+    ListCalls,
+    LlamaCalls,
+    ToolCall,
+    parser_of,
+)
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 3}}\n</tool_call>'
 
@@ -44,7 +54,33 @@ def test_llama_calls_with_an_answer_that_is_json() -> None:
     assert parser.begins("hello") == 5
 
 
+LIST = '[{"name": "add", "arguments": {"x": 3}}, {"name": "now", "arguments": {}}]'
+
+
+@pytest.mark.parametrize("marker", [MISTRAL, GRANITE])
+def test_a_list_of_calls_after_a_marker_or_alone(marker: str) -> None:
+    parser, calls = ListCalls(marker), [ToolCall("add", '{"x": 3}'), ToolCall("now", "{}")]
+    assert parser.parse(f"I add. {marker} {LIST}") == ("I add.", calls)
+    assert parser.parse(f"{marker}{LIST}") == ("", calls)
+    assert parser.parse(LIST) == ("", calls)  # the marker is a special token, and no text
+    assert parser.begins("I add.") == 6
+    assert parser.begins(f"I add.{marker[:4]}") == 6
+    assert parser.begins(f"I add.{marker}[") == 6
+    assert parser.begins('[{"na') == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["hello", "[1, 2]", "[]", f"{MISTRAL}[{{", '[{"name": "add", "arguments": {}}, 3]', "[" * 99_999]
+)
+def test_a_list_of_something_else_stays_text(text: str) -> None:
+    assert ListCalls(MISTRAL).parse(text) == (text, [])
+
+
 def test_a_family_is_known_by_its_template() -> None:
+    for marker in (MISTRAL, GRANITE):
+        found = parser_of(f"… {marker} …")
+        assert isinstance(found, ListCalls)
+        assert found.parse(marker + LIST)[0] == ""
     assert isinstance(parser_of("… <tool_call> …"), HermesCalls)
     assert isinstance(parser_of('… "parameters" … ipython …'), LlamaCalls)
     assert parser_of("nothing of that kind") is None

@@ -15,12 +15,11 @@ from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.serve.agents.agent_routes import AgentRoutes
 from penstock.serve.agents.episode_keys import EpisodeKeys
 from penstock.serve.agents.episode_session import EpisodeSession
+from penstock.serve.body_budget import BodyBudget, body_limit
 from penstock.serve.open_files import allow_many_connections
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import make_app
 
-BYTES_A_TOKEN = 64
-"""Of a body: much more than any tokenizer's longest words on average, JSON around them included."""
 LEAST_BODY_BYTES = 2**20
 CLOSING_S = 1.0
 
@@ -48,8 +47,8 @@ class FrontDoor:
             name=model, engine=engine, tokenizer=tokenizer, max_context=max_context, created=int(time.time())
         )
         routes = AgentRoutes(self.keys, self._model, names or {}, streams=streams).routes()
-        limit = LEAST_BODY_BYTES + BYTES_A_TOKEN * max_context
-        app = make_app(routes, max_body_bytes=limit)
+        bodies = BodyBudget(max_bytes=body_limit(max_context, least=LEAST_BODY_BYTES))
+        app = make_app(routes, bodies=bodies)
         # A client that leaves must be noticed: who asks again is told what was made for it.
         self._runner = web.AppRunner(
             app,
