@@ -1,5 +1,7 @@
 import asyncio
+import os
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,6 +11,7 @@ from penstock.errors import ConfigError, OutOfMemory, StepTooLarge, UserError
 from penstock.observe.event_queue import EventQueue
 from penstock.sync.config import SyncConfig
 from penstock.trainer.checkpoint_state import take_state
+from penstock.trainer.config import TrainerConfig
 from penstock.trainer.host_copies import HostCopier
 from penstock.trainer.state_files import load_state, write_state
 from penstock.trainer.trainer_client import (
@@ -21,6 +24,8 @@ from penstock.trainer.trainer_client import (
 from penstock.types import AdapterSpec, StepPlan, StepResult
 from penstock.worker import trainer_role as worker
 from penstock.worker.trainer_role import TrainerService, bind_broadcasts, tell_parts
+from tests.trainer.builders import tiny_model
+from tests.trainer.parallel.rank_processes import on_ranks
 
 PLAN = StepPlan(step=1, publishes=1, scores=(), micro_batches=(), num_loss_tokens=0, num_sequences=0)
 
@@ -391,3 +396,27 @@ def test_nccl_is_bound_where_weights_are_broadcast_between_gpus(transport, devic
     environ = {}
     bind_broadcasts(SyncConfig(transport=transport, interface="eth0"), device, environ)
     assert environ == expected
+
+
+def join_with(rank: int, folder: Path, seeds: list[int], learning_rates: list[float]) -> str:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    settings = {"parallel": {"data": 2}, "learning_rate": learning_rates[rank]}
+    request = msgspec.structs.replace(
+        START, rank=rank, rendezvous=f"file://{folder}/meet", trainer=START.trainer | settings
+    )
+    config = TrainerConfig.model_validate(request.trainer)
+    try:
+        worker._join(request, config, "cpu", tiny_model("llama", seed=seeds[rank]))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize(
+    ("seeds", "learning_rates", "what"),
+    [([0, 0], [0.1, 0.1], ""), ([0, 1], [0.1, 0.1], "model"), ([0, 0], [0.1, 0.2], "settings")],
+)
+def test_ranks_that_were_started_differently_are_refused(seeds, learning_rates, what) -> None:
+    said = f"all ranks of a trainer must have the same {what}, and they differ; start them alike"
+    assert on_ranks(2, join_with, seeds, learning_rates) == [said if what else ""] * 2
