@@ -144,8 +144,8 @@ class VllmEngine:
             return await self._take(update, interrupt, stage_s)
 
     async def report(self) -> EngineReport:
-        more = ("adapters",) if self._adapters is not None else ()
-        more += ("routing",) if self._layout is not None else ()
+        parts = {"adapters": self._adapters, "routing": self._layout}
+        more = [name for name, part in parts.items() if part is not None]
         busy_s = self._busy_s + (time.perf_counter() - self._busy_since if self._flights else 0.0)
         interrupts = tuple(f"interrupt:{each}" for each in self.interrupts)
         return EngineReport(
