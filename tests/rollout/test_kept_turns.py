@@ -1,9 +1,11 @@
 """A turn that was asked for before a restart is answered from what was kept of it, and goes on from there."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import msgspec
+import numpy as np
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.rollout.kept_turns import KeptTurns
@@ -76,6 +78,33 @@ def test_what_goes_on_is_kept_too() -> None:
     chunks, engine, _ = gone_on(notes, asked())
     assert joined(chunks) == [10, 11, 12, 13, 14, 15]
     assert engine.requests == []
+
+
+class BeginsAnew(ScriptedEngine):
+    """Its second chunk is the first of another try."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        for number, token in enumerate([10, 20, 21]):
+            yield Chunk(
+                token_ids=np.array([token], np.int32),
+                logprobs=np.zeros(1, np.float32),
+                versions=np.zeros(1, np.int32),
+                finish_reason="stop" if number == 2 else None,
+                restarts=number == 1,
+            )
+
+
+def test_of_an_answer_that_began_anew_the_last_try_is_kept() -> None:
+    """What is kept is where the answer begins: nothing comes before it that it could take back."""
+    notes = Notes()
+    asyncio.run(collect(KeptTurns(BeginsAnew(lambda request: (), max_context=64), notes).generate(asked())))
+    assert [(part.start, part.end, part.chunk.restarts) for part in notes.parts] == [
+        (0, 1, False),
+        (0, 1, False),
+        (1, 2, False),
+    ]
+    (kept,) = notes.known()[7].turns.values()
+    assert [int(token) for part in kept for token in part.chunk.token_ids] == [20, 21]
 
 
 def test_a_workflow_that_took_another_way_generates_afresh() -> None:
