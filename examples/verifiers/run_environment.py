@@ -10,19 +10,20 @@ import os
 import sys
 
 import verifiers.v1 as vf
-from verifiers.v1.utils.loaders import environment_class, load_environment
+from verifiers.v1.utils.loaders import env_config_type, load_environment
 
 
 async def main(taskset_id: str) -> None:
     row = json.load(sys.stdin)
     sys.path.insert(0, os.getcwd())
     model = os.environ["PENSTOCK_MODEL"]
-    kind = environment_class(taskset_id)
-    if kind is not vf.SingleAgentEnv:
-        raise SystemExit(f"{taskset_id} has an environment of its own: build its config here")
-    # The chat loop of verifiers, on this machine; other harnesses and runtimes are named here too.
+    # The chat loop of verifiers, on this machine; other harnesses and runtimes are named here too. Every role of an
+    # environment with several is played by the policy.
     agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
-    env = load_environment(vf.SingleAgentEnvConfig(taskset={"id": taskset_id}, agent=agent))
+    kind = env_config_type(taskset_id)
+    fields = kind.model_fields.items()
+    roles = {name: agent for name, field in fields if isinstance(field.default, vf.AgentConfig)}
+    env = load_environment(kind(taskset={"id": taskset_id}, **roles))
     (task,) = env.taskset.include(idx=[str(row["idx"])])
     client = vf.TrainClientConfig(
         base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY", renderer_model_name=model

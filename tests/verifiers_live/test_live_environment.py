@@ -1,6 +1,7 @@
 """An environment of the real `verifiers`, in its own Python environment, through our front door: `make test-verifiers`."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,34 +36,54 @@ def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> P
     return python
 
 
-@pytest.mark.timeout(600)  # uv installs what the chat loop of verifiers needs, once
-def test_it_runs_as_it_is_and_asks_for_the_tokens_that_the_template_writes(
-    python: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> ChatTokenizer:
     make_tool_tokenizer(ToolRecipe()).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    tokenizer = ChatTokenizer(str(tmp_path))
-    answers = iter(["300", "301"])
+    return ChatTokenizer(str(tmp_path))
 
-    async def main() -> list[Episode]:
-        engine = ScriptedEngine(lambda request: [*tokenizer.encode(next(answers)), *tokenizer.stop_token_ids])
-        door = FrontDoor(engine, tokenizer, model=str(tmp_path), max_context=256)
-        await door.open()
-        episodes = []
-        for index in range(2):
-            task = Task(id="sums-0", prompt="+", columns={"idx": 0})
-            sampling = SamplingParams(max_tokens=12, stop_token_ids=tokenizer.stop_token_ids)
-            spec = EpisodeSpec(group=0, index=index, task=task, sampling=sampling, timeout_s=280)
-            rollout = Rollout(spec, engine, tokenizer)
-            endpoint = door.admit(rollout)
-            workflow = CommandWorkflow(f"{python} run_environment.py sums")
-            episodes.append(await run_episode(workflow, rollout))
-            door.dismiss(endpoint)
+
+async def play(python: Path, tokenizer: ChatTokenizer, environment: str, said: Sequence[str]) -> Episode:
+    """One episode of an environment, in which the policy says this."""
+    answers = iter(said)
+    engine = ScriptedEngine(lambda request: [*tokenizer.encode(next(answers)), *tokenizer.stop_token_ids])
+    door = FrontDoor(engine, tokenizer, model=tokenizer.name, max_context=256)
+    await door.open()
+    task = Task(id="sums-0", prompt="+", columns={"idx": 0})
+    sampling = SamplingParams(max_tokens=12, stop_token_ids=tokenizer.stop_token_ids)
+    spec = EpisodeSpec(group=0, index=0, task=task, sampling=sampling, timeout_s=280)
+    rollout = Rollout(spec, engine, tokenizer)
+    endpoint = door.admit(rollout)
+    try:
+        workflow = CommandWorkflow(f"{python} {EXAMPLE / 'run_environment.py'} {environment}")
+        return await run_episode(workflow, rollout)
+    finally:
+        door.dismiss(endpoint)
         await door.close()
-        return episodes
 
-    right, wrong = asyncio.run(main())
+
+@pytest.mark.timeout(600)  # uv installs what the chat loop of verifiers needs, once
+def test_it_runs_as_it_is_and_asks_for_the_tokens_that_the_template_writes(
+    python: Path, tokenizer: ChatTokenizer
+) -> None:
+    right, wrong = (asyncio.run(play(python, tokenizer, "sums", [said])) for said in ("300", "301"))
     assert [(episode.failure, episode.message) for episode in (right, wrong)] == [(None, "")] * 2
     assert [(episode.reward, episode.text) for episode in (right, wrong)] == [(1.0, "300"), (0.0, "301")]
     expected = tokenizer.encode_chat([{"role": "user", "content": "100+200="}])
     assert [turn.prompt_ids.tolist() for turn in (*right.turns, *wrong.turns)] == [expected] * 2
+
+
+@pytest.mark.timeout(600)
+def test_an_environment_with_a_class_of_its_own_is_one_sequence_over_its_turns(
+    python: Path, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two turns with a role of another name: the second goes on after the tokens of the first."""
+    monkeypatch.chdir(Path(__file__).parent)
+    episode = asyncio.run(play(python, tokenizer, "chained_sums", ["300", "405"]))
+    assert (episode.failure, episode.message, episode.reward) == (None, "", 1.0)
+    assert [turn.text for turn in episode.turns] == ["300", "405"]
+    assert episode.turns[1].parent == episode.turns[0].id
+    assert episode.rewrites == {}
+    (sample,) = episode.samples()
+    assert tokenizer.decode(sample.token_ids[sample.loss_mask].tolist()) == "300405"
+    assert tokenizer.decode(sample.token_ids.tolist()) == "100+200=300300+105=405"
