@@ -10,16 +10,27 @@ from penstock.interfaces import Tokenizer
 from penstock.types import Chunk, FinishReason, MaskRef, RoutingRef
 
 
+UNREAD = 64
+"""Chunks that nobody reads are joined by so many: a slow client costs memory for its tokens, not for records."""
+
+
 class Stream:
     """Chunks on their way to the one task that iterates a request."""
 
     def __init__(self) -> None:
         self._chunks: deque[Chunk] = deque()
+        self._num_joinable = 0
+        """Of the last chunks, those that may become one."""
         self._error: BaseException | None = None
         self._ready = asyncio.Event()
 
     def put(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
+        self._num_joinable = self._num_joinable + 1 if _is_plain(chunk) else 0
+        if self._num_joinable == UNREAD:
+            last = [self._chunks.pop() for _ in range(UNREAD)]
+            self._chunks.append(_join(last[::-1]))
+            self._num_joinable = 0
         self._ready.set()
 
     def fail(self, error: BaseException) -> None:
@@ -32,7 +43,27 @@ class Stream:
                 raise self._error
             self._ready.clear()
             await self._ready.wait()
-        return self._chunks.popleft()
+        chunk = self._chunks.popleft()
+        self._num_joinable = min(self._num_joinable, len(self._chunks))
+        return chunk
+
+
+def _is_plain(chunk: Chunk) -> bool:
+    """Whether it has nothing but tokens."""
+    return (chunk.finish_reason, chunk.sampling_mask, chunk.routing, chunk.restarts) == (
+        None,
+        None,
+        None,
+        False,
+    )
+
+
+def _join(chunks: list[Chunk]) -> Chunk:
+    return Chunk(
+        token_ids=np.concatenate([chunk.token_ids for chunk in chunks]),
+        logprobs=np.concatenate([chunk.logprobs for chunk in chunks]),
+        versions=np.concatenate([chunk.versions for chunk in chunks]),
+    )
 
 
 def finish_reason(seq: Sequence, tokenizer: Tokenizer | None) -> FinishReason | None:

@@ -1,9 +1,11 @@
 import asyncio
 
+import msgspec
+import numpy as np
 import pytest
 
-from penstock.engines.embedded.delivery import Stream, cut_chunk, finish_reason
-from penstock.types import Message
+from penstock.engines.embedded.delivery import UNREAD, Stream, cut_chunk, finish_reason
+from penstock.types import Chunk, FinishReason, Message
 from tests.engines.embedded.test_sampler import row
 
 
@@ -85,3 +87,51 @@ def test_a_stream_gives_its_chunks_before_its_error() -> None:
             await stream.next()
 
     asyncio.run(main())
+
+
+def piece(tokens: list[int], reason: FinishReason | None = None) -> Chunk:
+    return Chunk(
+        token_ids=np.array(tokens, dtype=np.int32),
+        logprobs=np.array(tokens, dtype=np.float32) / -10,
+        versions=np.array([token % 3 for token in tokens], dtype=np.int32),
+        finish_reason=reason,
+    )
+
+
+def read_all(stream: Stream, count: int) -> list[Chunk]:
+    async def read() -> list[Chunk]:
+        return [await stream.next() for _ in range(count)]
+
+    return asyncio.run(read())
+
+
+def test_chunks_that_nobody_reads_are_joined() -> None:
+    stream = Stream()
+    for token in range(2 * UNREAD + 3):
+        stream.put(piece([token]))
+    stream.put(piece([7], "length"))
+    chunks = read_all(stream, 6)
+    assert [len(chunk.token_ids) for chunk in chunks] == [UNREAD, UNREAD, 1, 1, 1, 1]
+    assert [token for chunk in chunks for token in chunk.token_ids] == [*range(2 * UNREAD + 3), 7]
+    assert np.array_equal(chunks[1].versions, np.arange(UNREAD, 2 * UNREAD) % 3)
+    assert np.allclose(chunks[1].logprobs, -np.arange(UNREAD, 2 * UNREAD) / 10)
+    assert [chunk.finish_reason for chunk in chunks] == [None] * 5 + ["length"]
+
+
+def test_chunks_that_are_read_in_time_stay_as_they_are() -> None:
+    stream = Stream()
+    sizes = []
+    for token in range(3 * UNREAD):
+        stream.put(piece([token]))
+        sizes += [len(chunk.token_ids) for chunk in read_all(stream, 1)]
+    assert sizes == [1] * (3 * UNREAD)
+
+
+def test_a_chunk_that_begins_again_is_not_joined_with_those_before_it() -> None:
+    stream = Stream()
+    for token in range(UNREAD - 1):
+        stream.put(piece([token]))
+    stream.put(msgspec.structs.replace(piece([500]), restarts=True))
+    stream.put(piece([501]))
+    chunks = read_all(stream, UNREAD + 1)
+    assert [chunk.restarts for chunk in chunks] == [False] * (UNREAD - 1) + [True, False]
