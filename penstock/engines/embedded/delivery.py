@@ -9,7 +9,6 @@ from penstock.engines.embedded.sequence import Sequence
 from penstock.interfaces import Tokenizer
 from penstock.types import Chunk, FinishReason, MaskRef, RoutingRef
 
-
 UNREAD = 64
 """Chunks that nobody reads are joined by so many: a slow client costs memory for its tokens, not for records."""
 
