@@ -202,6 +202,8 @@ class TokenSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     detokenize: Any = None
     skip_special_tokens: Any = None
     output_kind: Any = None
+    routed_experts_prompt_start: Any = None
+    """Where the experts of a prompt would begin in an answer; no answer has any."""
 
 
 class TokenBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

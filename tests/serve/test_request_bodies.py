@@ -137,3 +137,11 @@ def test_requests_in_ids_refuse_several_answers_and_pictures() -> None:
     for fields in ({"sampling_params": {"n": 2}}, {"features": [1]}, {"sampling_params": {"logprobs": -1}}):
         with pytest.raises(ApiError, match="is not supported"):
             msgspec.convert({"token_ids": [1]} | fields, TokenBody).check()
+
+
+def test_where_experts_would_begin_is_taken_since_no_answer_has_any() -> None:
+    fields = {"token_ids": [1], "sampling_params": {"routed_experts_prompt_start": 7}}
+    body = msgspec.convert(fields, TokenBody)
+    body.check()
+    plain = msgspec.convert({"token_ids": [1]}, TokenBody).sampling_params
+    assert body.sampling_params.sampling(end_ids=(), room=9) == plain.sampling(end_ids=(), room=9)

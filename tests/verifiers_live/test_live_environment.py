@@ -16,6 +16,7 @@ from penstock.rollout.episode_runner import run_episode
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.serve.agents.front_door import FrontDoor
 from penstock.types import Episode, SamplingParams, Task
+from tests.verifiers_live.qwen_tokenizer import make_qwen_tokenizer
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "verifiers"
 
@@ -44,13 +45,13 @@ def tokenizer(tmp_path: Path) -> ChatTokenizer:
 
 
 async def play(python: Path, tokenizer: ChatTokenizer, environment: str, said: Sequence[str]) -> Episode:
-    """One episode of an environment, in which the policy says this."""
+    """One episode of an environment (and options of its runner), in which the policy says this."""
     answers = iter(said)
     engine = ScriptedEngine(lambda request: [*tokenizer.encode(next(answers)), *tokenizer.stop_token_ids])
-    door = FrontDoor(engine, tokenizer, model=tokenizer.name, max_context=256)
+    door = FrontDoor(engine, tokenizer, model=tokenizer.name, max_context=2048)
     await door.open()
     task = Task(id="sums-0", prompt="+", columns={"idx": 0})
-    sampling = SamplingParams(max_tokens=12, stop_token_ids=tokenizer.stop_token_ids)
+    sampling = SamplingParams(max_tokens=128, stop_token_ids=tokenizer.stop_token_ids)
     spec = EpisodeSpec(group=0, index=0, task=task, sampling=sampling, timeout_s=280)
     rollout = Rollout(spec, engine, tokenizer)
     endpoint = door.admit(rollout)
@@ -87,3 +88,44 @@ def test_an_environment_with_a_class_of_its_own_is_one_sequence_over_its_turns(
     (sample,) = episode.samples()
     assert tokenizer.decode(sample.token_ids[sample.loss_mask].tolist()) == "300405"
     assert tokenizer.decode(sample.token_ids.tolist()) == "100+200=300300+105=405"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("renderer", "call"),
+    [
+        # The default renderer writes the call again by the template, so the model must write as the template does.
+        ("default tool_parser=qwen3", '{"name": "calculator_add", "arguments": {"a": 100, "b": 200}}'),
+        # A renderer of the model's family goes on after the sampled tokens, whatever their spacing.
+        ("qwen3", '{"name":"calculator_add",  "arguments":{"a":100,"b":200}}'),
+    ],
+    ids=["default", "qwen3"],
+)
+def test_a_tool_is_called_and_what_it_says_is_no_part_of_the_loss(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renderer: str, call: str
+) -> None:
+    tokenizer = make_qwen_tokenizer(tmp_path)
+    monkeypatch.chdir(Path(__file__).parent)
+    said = [f"<tool_call>\n{call}\n</tool_call>", "300"]
+    episode = asyncio.run(play(python, tokenizer, f"added_sums --renderer {renderer}", said))
+    assert (episode.failure, episode.message, episode.reward) == (None, "", 1.0)
+    assert episode.rewrites == {}
+    first, second = episode.turns
+    assert second.parent == first.id
+    (sample,) = episode.samples()
+    prompt = first.prompt_ids.tolist()
+    assert '"calculator_add"' in tokenizer.decode(prompt)
+    call_ids, answer_ids = (tokenizer.encode(f"{text}<|im_end|>") for text in said)
+    told = "\n<|im_start|>user\n<tool_response>\n300\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert sample.token_ids.tolist() == [*prompt, *call_ids, *tokenizer.encode(told), *answer_ids]
+    assert sample.token_ids[sample.loss_mask].tolist() == [*call_ids, *answer_ids]
+
+
+@pytest.mark.timeout(600)
+def test_without_a_renderer_that_reads_calls_an_environment_with_tools_fails_and_says_so(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    episode = asyncio.run(play(python, make_qwen_tokenizer(tmp_path), "added_sums", ["300"]))
+    assert episode.failure == "workflow_error"
+    assert "DefaultRenderer does not support tools" in episode.message
