@@ -20,7 +20,7 @@ from penstock.bench.shapes import hardware, make_shape
 from penstock.bench.train import clean
 from penstock.bench.train_steps import ON_CPU, ON_GPU, SteppedTrainer
 from penstock.models.load import resolve_device
-from penstock.trainer.config import ParallelConfig
+from penstock.trainer.config import Gather, ParallelConfig
 from penstock.trainer.parallel.process_ranks import join_ranks, leave_ranks
 from penstock.trainer.parallel.rank_layout import RankLayout
 
@@ -36,7 +36,12 @@ class SingleShard(RankLayout):
 
 
 def run(
-    json_path: Path | None = None, *, shape: str | None = None, rounds: int = 3, steps: int = 2
+    json_path: Path | None = None,
+    *,
+    shape: str | None = None,
+    rounds: int = 3,
+    steps: int = 2,
+    gather: Gather = "layer",
 ) -> dict[str, Any]:
     """Both trainers make the same steps on the same groups, in turns; compiled on a GPU, which holds both. Every
     round is printed and saved as it ends."""
@@ -45,7 +50,7 @@ def run(
     shape = shape or ("1.5b" if on_gpu else "tiny")
     console, report = Console(), SavedReport(json_path)
     report.put("hardware", value=hardware(device))
-    report.put("setting", value={"shape": shape, "rounds": rounds, "steps": steps})
+    report.put("setting", value={"shape": shape, "rounds": rounds, "steps": steps, "gather": gather})
     clean(device)
     load = ON_GPU if on_gpu else ON_CPU
     model: Any = make_shape(shape, "cpu", torch.float32)
@@ -59,7 +64,9 @@ def run(
         try:
             trainers = {
                 UNSHARDED: SteppedTrainer(model, device, compiled=on_gpu, load=load),
-                SHARDED: SteppedTrainer(copied, device, compiled=on_gpu, load=load, parallel=ranks),
+                SHARDED: SteppedTrainer(
+                    copied, device, compiled=on_gpu, load=load, parallel=ranks, gather=gather
+                ),
             }
             for name, trainer in trainers.items():
                 console.print(f"{name}: compiled in {trainer.warm_up_s:.0f} s")

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.bench.shapes import make_shape
-from penstock.trainer.config import TrainerConfig
+from penstock.trainer.config import Gather, TrainerConfig
 from penstock.trainer.dummy_batch import dummy_turn
 from penstock.trainer.packing import plan_step
 from penstock.trainer.parallel.process_ranks import ProcessRanks
@@ -55,7 +55,14 @@ class SteppedTrainer:
     """A trainer that has compiled and made its first step: what it does from now on can be timed."""
 
     def __init__(
-        self, model: Any, device: str, *, compiled: bool, load: Load, parallel: ProcessRanks | None = None
+        self,
+        model: Any,
+        device: str,
+        *,
+        compiled: bool,
+        load: Load,
+        parallel: ProcessRanks | None = None,
+        gather: Gather = "layer",
     ) -> None:
         """`parallel`: this process as the only rank."""
         self._load, self._device, self._vocabulary = load, device, model.config.vocab_size
@@ -65,6 +72,7 @@ class SteppedTrainer:
             compile="on" if compiled else "off",
             micro_batch_tokens=load.micro_batch_tokens,
             logprob_chunk_tokens=load.chunk_tokens,
+            gather=gather,
         )
         before = _allocated(device)
         self._trainer = PolicyTrainer(

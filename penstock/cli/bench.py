@@ -31,6 +31,11 @@ class LoopPart(StrEnum):
     colocated = "colocated"
 
 
+class GatherChoice(StrEnum):
+    layer = "layer"
+    step = "step"
+
+
 class ClusterPart(StrEnum):
     controller = "controller"
     nodes = "nodes"
@@ -189,6 +194,9 @@ def train(
         bool,
         typer.Option(help="Measure whole steps of a single FSDP2 rank instead, beside the plain trainer."),
     ] = False,
+    gather: Annotated[
+        GatherChoice, typer.Option(help="With --sharded: trainer.gather.")
+    ] = GatherChoice.layer,
 ) -> None:
     """Forward and backward of the trainer: model FLOP/s and peak memory, against plain transformers. With the shape
     of a mixture of experts: with and without replayed routes."""
@@ -198,7 +206,7 @@ def train(
     if sharded:
         if lora_rank is not None or shape in MIXTURES:
             raise ConfigError("--sharded is for all weights of a dense shape, without --lora-rank")
-        train_sharded.run(json, shape=shape)
+        train_sharded.run(json, shape=shape, gather="step" if gather == GatherChoice.step else "layer")
         return
     if shape in MIXTURES:
         if lora_rank is not None:

@@ -94,11 +94,13 @@ def plan_memory(
 
 def rank_bytes(config: PenstockConfig, outline: "Outline", *, longest: int, shards: int) -> int:
     """What a rank takes of its GPU: its part of what is held all the time, and all of what a step needs besides.
-    Split weights come together for the layer that computes and for the next one."""
+    Split weights come together for the layer that computes and for the next one, or all of them
+    (`trainer.gather`)."""
     estimate = estimate_trainer(config, outline, longest=longest)
     if shards == 1:
         return CONTEXT_BYTES + estimate.total
-    layers = 2 * estimate.weights // max(1, outline.num_layers)
+    at_once = outline.num_layers if config.trainer.gather == "step" else 2
+    layers = min(at_once, outline.num_layers) * estimate.weights // max(1, outline.num_layers)
     step = estimate.activations + max(estimate.head, estimate.layer, estimate.update)
     return CONTEXT_BYTES + estimate.resident // shards + layers + step
 

@@ -228,6 +228,8 @@ class PolicyTrainer:
     def undo_step(self) -> bool:
         """After a step that failed: forget what it computed. False when it has changed weights already."""
         self._optimizer.forget()
+        if self._filler is not None:
+            let_go(self._model)
         return not self._is_changed
 
     def weights(self) -> Mapping[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from penstock.errors import UserError
 from penstock.models.outline import Outline
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.memory_plan import estimate_trainer, plan_memory, published_bytes
+from penstock.orchestration.memory_plan import estimate_trainer, plan_memory, published_bytes, rank_bytes
 
 QWEN = Outline(
     num_parameters=1_543_714_304,
@@ -257,3 +257,12 @@ def test_states_that_are_too_large_are_those_of_each_rank() -> None:
         UserError, match=rf"; {states / 1e9:.1f} GB of it are .*shard above 2\), or take a smaller"
     ):
         plan_memory(config, large, BOX, longest=1000)
+
+
+def test_weights_that_are_gathered_for_a_whole_step_are_counted() -> None:
+    """All 28 layers in bfloat16 instead of two of them."""
+    layer, step = (
+        rank_bytes(config_of(trainer={"gather": gather}), QWEN, longest=1024, shards=4)
+        for gather in ("layer", "step")
+    )
+    assert step - layer == pytest.approx(2 * QWEN.num_parameters * 26 / 28, rel=1e-6)

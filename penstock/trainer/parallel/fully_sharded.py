@@ -1,7 +1,8 @@
 """FSDP2: each rank keeps a part of every weight, its gradient and its optimizer states.
 
-A layer's weights are gathered when it runs and given back after. The gradient is a plain sum over ranks: losses are
-over the denominators of the whole step, so nothing is divided.
+A layer's weights are gathered when it runs and given back after, or stay until `let_go` gives them back before the
+update (`trainer.gather`). The gradient is a plain sum over ranks: losses are over the denominators of the whole
+step, so nothing is divided.
 
 Two bugs that raise no error are avoided here. A divide factor acts on one module, not on those inside it, so it is
 set on all of them. And a factor other than 1 is applied twice in a group of one rank (torch 2.13), or makes NCCL's
@@ -25,9 +26,12 @@ from penstock.trainer.forward.gathered_weights import WITHIN, call
 from penstock.trainer.parallel.process_ranks import ProcessRanks
 
 
-def shard_model(model: nn.Module, ranks: ProcessRanks, *, computes_in: torch.dtype) -> None:
+def shard_model(
+    model: nn.Module, ranks: ProcessRanks, *, computes_in: torch.dtype, keeps: bool = False
+) -> None:
     """Split the weights of a model in place, layer by layer. Masters stay in the format that they have (float32);
-    layers compute in `computes_in`, and gradients are summed in float32."""
+    layers compute in `computes_in`, and gradients are summed in float32. `keeps`: what was gathered stays until
+    `let_go`."""
     parallel = ranks.layout.parallel
     mesh = ranks.mesh["data", "shard"] if parallel.data > 1 else ranks.mesh["shard"]
     policy = MixedPrecisionPolicy(
@@ -36,8 +40,11 @@ def shard_model(model: nn.Module, ranks: ProcessRanks, *, computes_in: torch.dty
         cast_forward_inputs=False,
     )
     for layer in layers_of(model):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=not keeps, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+    for module in model.modules():
+        if keeps and isinstance(module, FSDPModule):
+            module.set_reshard_after_backward(False, recurse=False)
     setattr(type(model), WITHIN, _within)
     register_fsdp_forward_method(model, WITHIN)
     sum_gradients_of(model)

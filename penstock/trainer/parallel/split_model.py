@@ -1,5 +1,6 @@
 """A model that was loaded whole into host memory, split onto the devices of all ranks as the layout says."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,10 +23,14 @@ more."""
 def split_model(packed: PackedModel, parallel: "ProcessRanks", config: "TrainerConfig", device: str) -> None:
     """In place, layer by layer: matrices first, then what each rank has left of them."""
     computes_in = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+
+    def shard(model: Any) -> None:
+        shard_model(model, parallel, computes_in=computes_in, keeps=config.gather == "step")
+
     if parallel.layout.parallel.tensor > 1:
-        _split_matrices(packed, parallel, computes_in, device)
+        _split_matrices(packed, parallel, shard, computes_in, device)
     else:
-        packed.split(lambda model: shard_model(model, parallel, computes_in=computes_in), device)
+        packed.split(shard, device)
     if parallel.context is not None:
         from penstock.trainer.parallel.split_sequences import SplitAttention, SplitSequences
 
@@ -34,7 +39,11 @@ def split_model(packed: PackedModel, parallel: "ProcessRanks", config: "TrainerC
 
 
 def _split_matrices(
-    packed: PackedModel, parallel: "ProcessRanks", computes_in: torch.dtype, device: str
+    packed: PackedModel,
+    parallel: "ProcessRanks",
+    shard: Callable[[Any], None],
+    computes_in: torch.dtype,
+    device: str,
 ) -> None:
     """Other people's plans: the split model must say of a few tokens what the whole one says."""
     from penstock.trainer.parallel.split_matrices import split_matrices
@@ -43,7 +52,7 @@ def _split_matrices(
 
     def split(model: Any) -> None:
         split_matrices(model, parallel.mesh["tensor"])
-        shard_model(model, parallel, computes_in=computes_in)
+        shard(model)
 
     packed.split(split, device)
     moved = float((_probe(packed, device) - whole).abs().max() / whole.abs().max().clamp_min(1.0))

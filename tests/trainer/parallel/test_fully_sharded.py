@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.losses import LOSSES
@@ -37,6 +39,7 @@ OTHER_CASES: list[Case] = [
     ({"loss": "clip", "kl_coef": 0.1}, {}),
     ({"loss": "clip"}, {"checkpointing": "full", "logprob_chunk_tokens": 3}),
     ({"loss": "clip"}, {"checkpointing": "selective", "shared_prompts": False}),
+    ({"loss": "clip", "kl_coef": 0.1}, {"gather": "step"}),
 ]
 LAYOUTS: dict[int, list[dict[str, int]]] = {
     2: [{"data": 2}, {"shard": 2}, {"context": 2}],
@@ -132,13 +135,13 @@ def test_recorded_experts_are_replayed_on_every_rank(size: int) -> None:
         assert max(found.values()) <= 1e-5
 
 
-def gathered_after_a_step(rank: int, folder: Path) -> dict[str, bool]:
-    """Whether the embeddings of policy and reference are still whole when the weights are updated."""
+def gathered_after_a_step(rank: int, folder: Path, gather: str) -> dict[str, bool]:
+    """Whether weights of policy and reference are still whole when they are updated."""
     ranks = join(rank, folder, ParallelConfig(shard=2))
     model, reference = tiny_model("llama"), tiny_model("llama", seed=1)
     trainer = PolicyTrainer(
         model,
-        config=TrainerConfig(logprob_gap_warning=1e3),
+        config=TrainerConfig.model_validate({"logprob_gap_warning": 1e3, "gather": gather}),
         algorithm=AlgorithmConfig(kl_coef=0.1),
         total_steps=10,
         reference=reference,
@@ -150,8 +153,7 @@ def gathered_after_a_step(rank: int, folder: Path) -> dict[str, bool]:
     class Watching(SGD):
         def update(self, learning_rate: float, norm: float) -> None:
             for name, each in (("policy", model), ("reference", reference)):
-                heads = (each.get_input_embeddings(), each.get_output_embeddings())
-                found[name] = any(not is_split(head.weight) for head in heads)
+                found[name] = any(not is_split(weight) for weight in each.parameters())
             super().update(learning_rate, norm)
 
     Watching(trainer)
@@ -161,8 +163,54 @@ def gathered_after_a_step(rank: int, folder: Path) -> dict[str, bool]:
     return found
 
 
-def test_nothing_stays_gathered_until_the_update() -> None:
-    assert on_ranks(2, gathered_after_a_step) == [{"policy": False, "reference": False}] * 2
+@pytest.mark.parametrize("gather", ["layer", "step"])
+def test_nothing_stays_gathered_until_the_update(gather: str) -> None:
+    assert on_ranks(2, gathered_after_a_step, gather) == [{"policy": False, "reference": False}] * 2
+
+
+def gathers_of_two_steps(rank: int, folder: Path, gather: str) -> tuple[int, int, list[Any]]:
+    """How often weights came together, how many micro-batches there were, and the weights after two updates."""
+    count = 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return foreach_all_gather(*args, **kwargs)
+
+    ranks = join(rank, folder, ParallelConfig(shard=2))
+    model = tiny_model("llama")
+    trainer = PolicyTrainer(
+        model,
+        config=TrainerConfig.model_validate(
+            {"logprob_gap_warning": 1e3, "learning_rate": 0.01, "gather": gather}
+        ),
+        algorithm=AlgorithmConfig(),
+        total_steps=10,
+        parallel=ranks,
+        device=rank_device(rank),
+    )
+    groups = near_policy(tiny_model("llama"), 3, shape=(3, 4, 2))
+    num_batches = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fsdp_param_group, "foreach_all_gather", counted)
+        for number in (1, 2):
+            plan = plan_step(number, groups, ranks=2, micro_batch_tokens=MICRO_BATCH)[ranks.layout.plan]
+            num_batches += len(plan.micro_batches)
+            trainer.step(plan)
+    weights = [parameter.full_tensor().detach().cpu().numpy() for parameter in model.parameters()]
+    leave_ranks()
+    return count, num_batches, weights
+
+
+def test_weights_that_are_gathered_once_a_step_train_as_those_gathered_for_each_layer() -> None:
+    """The second step must see what the first has changed."""
+    found = {gather: on_ranks(2, gathers_of_two_steps, gather)[0] for gather in ("layer", "step")}
+    (often, num_batches, plain), (seldom, _, kept) = found["layer"], found["step"]
+    num_layers = 2
+    assert num_batches > 2
+    assert (seldom, often) == (2 * (num_layers + 1), num_batches * (2 * num_layers + 1))
+    for one, other in zip(plain, kept, strict=True):
+        assert np.array_equal(one, other)
 
 
 def gradient_sums(rank: int, folder: Path, computes_in: torch.dtype) -> dict[str, Any]:
