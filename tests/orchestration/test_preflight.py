@@ -78,10 +78,10 @@ def test_a_gpu_that_is_too_small_stops_the_run_before_it_has_a_folder(
 
 def test_a_deterministic_run_is_refused_on_a_gpu(tiny_model: Path, tmp_path: Path) -> None:
     gpu = Gpu(name="a GPU", total_bytes=10**10, free_bytes=10**10)
-    settings = {"staleness": {"max_staleness": 0}, "engine": {"embedded": {"prefix_cache": False}}}
+    model = {"name": str(tiny_model), "device": "auto"}  # unsaid, it would be a CPU
     run = {"folder": str(tmp_path / "runs"), "deterministic": True}
     with pytest.raises(UserError, match="needs a CPU: set model.device=cpu"):
-        prepare_on(gpu, tiny_model, tmp_path, [], **settings, run=run)
+        prepare_on(gpu, tiny_model, tmp_path, [], model=model, run=run)
     assert not (tmp_path / "runs").exists()
 
 
