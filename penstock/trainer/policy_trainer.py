@@ -193,12 +193,10 @@ class PolicyTrainer:
             if self._filler is not None and self._frozen_model is not None:
                 let_go(self._frozen_model)  # it runs no backward pass, which would do so
             sample = choose_sample(sequence for batch in plan.micro_batches for sequence in batch)
-        with clock.device("prepare"):
-            without = self._gap_without_replay(sample)
         metrics: dict[str, Metric] = {}
         traces: tuple[TracedTokens, ...] = ()
         for index in range(self._config.passes):
-            record = self._accumulate(rows, clock)
+            record = self._accumulate(rows, clock, sample if index == 0 else None)
             if self._copies is not None:
                 with clock.device(CHECKPOINT):
                     self._copies.hold_update()
@@ -213,8 +211,7 @@ class PolicyTrainer:
                     shared = sum(row.row.num_shared_tokens for row in rows)
                     metrics["prompt_tokens_shared"] = Sum(value=float(shared))
                     traces = trace_tokens(record, rows, plan)
-                    if without is not None:
-                        metrics |= routing_gaps(record, rows, sample, without.cpu())
+                    metrics |= routing_gaps(record, rows, sample)
                 self._gaps.see(metric_values(metrics), plan.step)
                 metrics["logprob_gap_warnings"] = Max(value=float(self._gaps.num_warnings))
             metrics |= update
@@ -287,9 +284,11 @@ class PolicyTrainer:
         self._gaps.num_warnings = state["num_gap_warnings"]
         restore_random_states(self._device, state["random"])
 
-    def _accumulate(self, rows: list[PreparedRow], clock: StepClock) -> StepRecord:
+    def _accumulate(
+        self, rows: list[PreparedRow], clock: StepClock, sample: Sequence[TrainSequence] | None
+    ) -> StepRecord:
         """The host does not wait for the GPU before the last micro-batch is queued, so the GPU never runs out of
-        work in between."""
+        work in between. `sample` is computed once more, without replay."""
         record = StepRecord()
         for row in rows:
             with clock.device("forward"):
@@ -301,6 +300,9 @@ class PolicyTrainer:
             for _ in range(self._prepare.num_fillers):
                 outputs = self._policy(self._filler)
                 (0.0 * everything(outputs)).backward()  # type: ignore[no-untyped-call]
+        if sample is not None:
+            with clock.device("metrics"):
+                record.gap_without_replay = self._gap_without_replay(sample)
         record.fetch()
         self._buffers.check()
         return record

@@ -31,9 +31,12 @@ def choose_sample(sequences: Iterable[TrainSequence]) -> list[TrainSequence]:
 
 
 def routing_gaps(
-    record: StepRecord, rows: Sequence[PreparedRow], sample: Sequence[TrainSequence], without: torch.Tensor
+    record: StepRecord, rows: Sequence[PreparedRow], sample: Sequence[TrainSequence]
 ) -> dict[str, Metric]:
-    """`record` is of the step's first pass over `rows`, `without` of the one in which routers chose anew."""
+    """`record` is of the step's first pass over `rows`. Nothing where no experts were recorded."""
+    without = record.gap_without_replay
+    if without is None:
+        return {}
     chosen = {id(sequence) for sequence in sample}
     parts = []
     for prepared in rows:

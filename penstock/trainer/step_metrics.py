@@ -25,6 +25,8 @@ class StepRecord:
     columns: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     routing: list[torch.Tensor] = field(default_factory=list)
     """Choices of experts that would have flipped, all, and those replayed; of rows with recorded routes."""
+    gap_without_replay: torch.Tensor | None = None
+    """|Δ logprob| of a few of the tokens, computed with the live routers' experts."""
 
     def add(
         self, loss: torch.Tensor, columns: dict[str, torch.Tensor], routing: torch.Tensor | None = None
@@ -40,6 +42,8 @@ class StepRecord:
         self.losses = [loss.cpu() for loss in self.losses]
         self.columns = {name: [torch.cat(parts).cpu()] for name, parts in self.columns.items()}
         self.routing = [counts.cpu() for counts in self.routing]
+        if self.gap_without_replay is not None:
+            self.gap_without_replay = self.gap_without_replay.cpu()
 
     @property
     def loss(self) -> float:

@@ -45,7 +45,7 @@ def enable_checkpointing(model: nn.Module, mode: Checkpointing) -> None:
             layer._penstock_contexts = partial(_contexts, ranks)  # type: ignore[assignment]
 
 
-def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
+def compile_layers(model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
     """Fuse each layer with `torch.compile`: one compilation serves all layers of a kind and rows of any length. Run
     them within `compiler_settings`."""
     for layer in layers_of(model):
@@ -58,13 +58,16 @@ def compiler_settings() -> AbstractContextManager[None]:
 
     Beyond torch's limit of compilations layers run uncompiled, almost silently. The default of eight is too low for
     a model with two kinds of layers, shared prompts or not, and passes with and without gradient. Sizes vary from
-    row to row, but a layer's floats never do. If torch took them for variables at first, it would trace the layer
-    twice. A router that replays enters a mode and leaves it again (`models/routing.py`), which torch takes for a
-    side effect: unless that may be left out of the recomputation, it would not compile checkpointed layers."""
+    row to row, but a layer's own numbers never do. If torch took its floats for variables at first, it would trace
+    the layer twice. In a layer that FSDP2 manages it takes integers for variables too, and a rotary embedding whose
+    head dimension is one takes ten times as long. A router that replays enters a mode and leaves it again
+    (`models/routing.py`), which torch takes for a side effect: unless that may be left out of the recomputation, it
+    would not compile checkpointed layers."""
     settings: Any = torch._dynamo.config
     patched: AbstractContextManager[None] = settings.patch(
         recompile_limit=RECOMPILE_LIMIT,
         specialize_float=True,
+        specialize_int=True,
         skip_fwd_side_effects_in_bwd_under_checkpoint=True,
     )
     return patched

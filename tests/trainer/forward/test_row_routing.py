@@ -269,6 +269,6 @@ def test_on_a_gpu_compiled_layers_replay_and_nothing_waits() -> None:
     assert counters["stats"]["unique_graphs"] == before >= 1
     assert got.routing.tolist()[1:] == want.routing.tolist()[1:] == [got.routing[1]] * 2
     assert abs(int(got.routing[0]) - int(want.routing[0])) < 0.05 * int(want.routing[1])
-    assert float((got.logprobs - want.logprobs).abs().max()) < 0.1
+    assert float((got.logprobs - want.logprobs).detach().abs().max()) < 0.1
     for name, weight in moved.named_parameters():
         assert weight.grad is not None and bool(weight.grad.abs().sum() > 0), name

@@ -17,6 +17,7 @@ from penstock.algorithms.losses import LOSSES
 from penstock.blobs import MemoryBlobs
 from penstock.routing_records import store_routes
 from penstock.trainer.config import ParallelConfig, TrainerConfig
+from penstock.trainer.forward.checkpointing import compile_layers, compiler_settings
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.packing import plan_step
 from penstock.trainer.parallel.fully_sharded import shard_model
@@ -211,6 +212,32 @@ def test_weights_that_are_gathered_once_a_step_train_as_those_gathered_for_each_
     assert (seldom, often) == (2 * (num_layers + 1), num_batches * (2 * num_layers + 1))
     for one, other in zip(plain, kept, strict=True):
         assert np.array_equal(one, other)
+
+
+def variable_integers(rank: int, folder: Path, splits: bool) -> list[int]:
+    """How many integers the compiled code of a layer takes for variables."""
+    found = []
+
+    def watching(graph: Any, inputs: Any) -> Any:
+        found.append(sum(isinstance(each, torch.SymInt) for each in inputs))
+        return graph.forward
+
+    ranks = join(rank, folder, ParallelConfig())
+    model = tiny_model("llama")
+    if splits:
+        shard_model(model, ranks, computes_in=torch.float32)
+    compile_layers(model, backend=watching)
+    with compiler_settings():
+        model(input_ids=torch.arange(9)[None])
+    leave_ranks()
+    return found
+
+
+def test_the_head_dimension_of_a_split_layer_is_compiled_as_a_constant() -> None:
+    """As in a layer that is not split: a rotary embedding of a size that might change takes ten times as long."""
+    (whole,), (split,) = (on_ranks(1, variable_integers, splits) for splits in (False, True))
+    assert whole
+    assert split == whole
 
 
 def gradient_sums(rank: int, folder: Path, computes_in: torch.dtype) -> dict[str, Any]:
