@@ -57,10 +57,10 @@ class Replay:
             raise ValueError(
                 f"a router chose ids of shape {tuple(ids.shape)}, and {tuple(recorded.shape)} are recorded"
             )
-        # No id comes twice in a choice, so two are the same set where each id of one is in the other.
-        is_same = (recorded[:, :, None] == ids[:, None, :]).any(dim=2).all(dim=1)
-        # Written, not added: a layer that is computed again in backward says the same again.
-        self._flipped[layer] = (self._known & ~is_same).sum()
+        if self._flipped[layer] is None:  # a layer that is computed again in backward would say the same again
+            # No id comes twice in a choice, so two are the same set where each id of one is in the other.
+            is_same = (recorded[:, :, None] == ids[:, None, :]).any(dim=2).all(dim=1)
+            self._flipped[layer] = (self._known & ~is_same).sum()
         if self._all_known:
             return recorded.clone() if recorded is self._ids[layer] else recorded
         return torch.where(self._known[:, None], recorded, ids)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from penstock.trainer.parallel.local_shards import is_split, local_values
 
@@ -23,11 +25,14 @@ def live_bytes(parameters: Iterable[torch.Tensor], *others: Any) -> int:
 
 
 def _known() -> Iterator[torch.Tensor]:
-    """DTensors have no storage of their own; the part that they wrap is a tensor too."""
+    """DTensors have no storage of their own; the part that they wrap is a tensor too. Fake tensors, which a compiler
+    leaves behind, have none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some objects warn when they are asked what they are
         for each in gc.get_objects():
-            if issubclass(type(each), torch.Tensor) and not is_split(each) and each.device.type != "meta":
+            if not issubclass(type(each), torch.Tensor) or isinstance(each, FakeTensor | FunctionalTensor):
+                continue
+            if not is_split(each) and each.device.type != "meta":
                 yield each
 
 

@@ -1,9 +1,12 @@
 import torch
+from torch._subclasses import FakeTensorMode
 
 from penstock.bench.scale.live_bytes import live_bytes
 
 
 def test_every_storage_counts_once_and_what_was_given_back_not_at_all() -> None:
+    with FakeTensorMode():
+        fake = torch.zeros(7)
     before = live_bytes(())
     weight = torch.nn.Parameter(torch.zeros(1000))
     view = weight.detach()[10:20]
@@ -14,4 +17,4 @@ def test_every_storage_counts_once_and_what_was_given_back_not_at_all() -> None:
     weight.grad = None
     state["adamw"][0]["exp_avg"].untyped_storage().resize_(0)
     assert live_bytes([weight], state) - before == 4000
-    del view
+    del view, fake
