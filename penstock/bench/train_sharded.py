@@ -41,10 +41,10 @@ def run(
     shape: str | None = None,
     rounds: int = 3,
     steps: int = 2,
-    gather: Gather = "layer",
+    gather: Gather = "step",
 ) -> dict[str, Any]:
     """Both trainers make the same steps on the same groups, in turns; compiled on a GPU, which holds both. Every
-    round is printed and saved as it ends."""
+    round is printed and saved as it ends. `gather` is what a run chooses on GPUs with room for it."""
     device = resolve_device("auto")
     on_gpu = device != "cpu"
     shape = shape or ("1.5b" if on_gpu else "tiny")

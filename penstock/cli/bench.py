@@ -194,9 +194,7 @@ def train(
         bool,
         typer.Option(help="Measure whole steps of a single FSDP2 rank instead, beside the plain trainer."),
     ] = False,
-    gather: Annotated[
-        GatherChoice, typer.Option(help="With --sharded: trainer.gather.")
-    ] = GatherChoice.layer,
+    gather: Annotated[GatherChoice, typer.Option(help="With --sharded: trainer.gather.")] = GatherChoice.step,
 ) -> None:
     """Forward and backward of the trainer: model FLOP/s and peak memory, against plain transformers. With the shape
     of a mixture of experts: with and without replayed routes."""

@@ -57,7 +57,9 @@ class Replay:
             raise ValueError(
                 f"a router chose ids of shape {tuple(ids.shape)}, and {tuple(recorded.shape)} are recorded"
             )
-        if self._flipped[layer] is None:  # a layer that is computed again in backward would say the same again
+        if (
+            self._flipped[layer] is None
+        ):  # a layer that is computed again in backward would say the same again
             # No id comes twice in a choice, so two are the same set where each id of one is in the other.
             is_same = (recorded[:, :, None] == ids[:, None, :]).any(dim=2).all(dim=1)
             self._flipped[layer] = (self._known & ~is_same).sum()
@@ -125,6 +127,33 @@ def _(ids: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(ids)
 
 
+@torch.library.custom_op("penstock::scores_at", mutates_args=())
+def scores_at(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The scores of chosen experts, as a tensor of its own. A compiler would fuse a plain `gather` into what reads
+    its result, the sums over experts, where it is then done once for every number of a hidden state."""
+    return scores.gather(1, ids)
+
+
+@scores_at.register_fake
+def _(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(ids, dtype=scores.dtype)
+
+
+def _keep_ids(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+    scores, ids = inputs
+    ctx.save_for_backward(ids)
+    ctx.num_experts = scores.shape[1]
+
+
+def _score_gradient(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    (ids,) = ctx.saved_tensors
+    zeros = gradient.new_zeros((gradient.shape[0], ctx.num_experts))
+    return zeros.scatter_add(1, ids, gradient), None
+
+
+scores_at.register_autograd(_score_gradient, setup_context=_keep_ids)
+
+
 class _Watched:
     """Mixed into a router's class: its forward, with somebody who sees its choice. Names of parameters stay."""
 
@@ -175,7 +204,9 @@ class _Topk(TorchFunctionMode):
         if scores.dim() != 2 or scores.shape[1] != self._num_experts:
             return result
         ids = self._answer(result[1])
-        return _Chosen(scores.gather(1, ids), ids)
+        # Decode steps have so few tokens that one kernel more costs more than a fused gather.
+        values = scores_at(scores, ids) if scores.requires_grad else scores.gather(1, ids)
+        return _Chosen(values, ids)
 
 
 def unwatch(model: nn.Module) -> None:

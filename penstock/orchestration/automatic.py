@@ -5,7 +5,7 @@
 Nothing after this sees `auto` in these settings. A setting that names its value is left as it is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,9 +109,11 @@ def resolve_auto(
     num_parameters: int = 0,
     num_experts: int = 0,
     trains: bool = True,
+    has_room: Callable[[PenstockConfig], bool] | None = None,
 ) -> Resolved:
     """`gpus` are those of the machine; `num_parameters` matters only where a side is on one of them. A model with
-    `num_experts` has its choices recorded where it `trains`, and nowhere else."""
+    `num_experts` has its choices recorded where it `trains`, and nowhere else. `has_room` says of a config whether
+    its ranks have room for what it asks."""
     sites = sites_of(config, gpus)
     choices = tuple(
         choice
@@ -120,6 +122,9 @@ def resolve_auto(
     )
     for choice in choices:
         config = _with(config, choice.setting.split("."), choice.value)
+    if config.trainer.gather == AUTO:
+        config, how = _resolve_gather(config, has_room)
+        choices += how
     if not trains or config.engine.record_routing == AUTO:
         config = _with(config, ("engine", "record_routing"), "off")  # not told: most models have no experts
     config.check_wire_dtype()
@@ -161,6 +166,18 @@ def _choose(config: PenstockConfig, sites: Sites, num_parameters: int, num_exper
     yield choose_transport(sites, config.sync)
     if num_experts:
         yield Choice("engine.record_routing", "on", f"{num_experts} experts")
+
+
+def _resolve_gather(
+    config: PenstockConfig, has_room: Callable[[PenstockConfig], bool] | None
+) -> tuple[PenstockConfig, tuple[Choice, ...]]:
+    """Last of all: how much room there is depends on what else was chosen. Nothing to tell where no weights are
+    split."""
+    setting, parallel = ("trainer", "gather"), config.trainer.parallel
+    once = _with(config, setting, "step")
+    if parallel.shard * parallel.context == 1 or has_room is None or not has_room(once):
+        return _with(config, setting, "layer"), ()
+    return once, (Choice("trainer.gather", "step", "each GPU has room for all weights"),)
 
 
 def _dtype(setting: str, site: Site, bfloat16: str = "") -> Choice:

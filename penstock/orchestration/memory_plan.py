@@ -105,6 +105,15 @@ def rank_bytes(config: PenstockConfig, outline: "Outline", *, longest: int, shar
     return CONTEXT_BYTES + estimate.resident // shards + layers + step
 
 
+def ranks_have_room(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int) -> bool:
+    """Whether ranks on GPUs of their own can do what the config asks."""
+    trainer = trainer_gpu(config, gpus)
+    if trainer is None or trainer == engine_gpu(config, gpus):
+        return False
+    needed = rank_bytes(config, outline, longest=longest, shards=num_shards(config))
+    return needed + published_bytes(config, outline) // num_shards(config) <= _room(gpus[trainer])
+
+
 def needs_of(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int) -> Needs:
     """What the model needs of GPUs, for `resolve_pools`. What `auto` will mean there depends on no pool."""
     chosen = resolve_auto(config, gpus, num_parameters=outline.num_parameters).config

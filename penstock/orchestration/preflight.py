@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from penstock.orchestration.automatic import check_transport, resolve_auto, site
 from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.memory_plan import MemoryPlan, needs_of, plan_memory
+from penstock.orchestration.memory_plan import MemoryPlan, needs_of, plan_memory, ranks_have_room
 from penstock.orchestration.parallel_check import check_parallel
 from penstock.orchestration.pools import resolve_pools, used_gpus
 from penstock.orchestration.run_facts import read_facts, write_facts
@@ -129,6 +130,7 @@ def prepare(
         gpus,
         num_parameters=outline.num_parameters if outline else 0,
         num_experts=experts_of(config, model),
+        has_room=partial(ranks_have_room, outline=outline, gpus=gpus, longest=longest) if outline else None,
     )
     config = resolved.config
     check_transport(config, resolved.sites)

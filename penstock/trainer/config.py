@@ -8,7 +8,7 @@ from penstock.config import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 OptimizerStates = Literal["float32", "8bit", "cpu"]
-Gather = Literal["layer", "step"]
+Gather = Literal["auto", "layer", "step"]
 
 
 class ParallelConfig(Section):
@@ -79,9 +79,9 @@ class TrainerConfig(Section):
     """Warn when the engine's and the trainer's logprobs of the same weights differ by more on average."""
     parallel: ParallelConfig = ParallelConfig()
     """Ranks that train together; one by default."""
-    gather: Gather = "layer"
+    gather: Gather = "auto"
     """When split weights come together (`shard`, `context`): those of a `layer` whenever it runs, or all of them
-    once for a `step`. `step` is for steps of several micro-batches: it gathers less often, and every rank holds all
-    weights in the format of the forward pass until the update."""
+    once for a `step`, which gathers less often. Every rank then holds all weights in the format of the forward pass
+    until the update. `auto`: `step` on GPUs that have room for it, else `layer`."""
     threads: int = Field(default=0, ge=0)
     """Threads of the trainer process on a CPU; 0 leaves the choice to torch."""

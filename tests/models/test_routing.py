@@ -4,7 +4,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DbrxConfig, LlamaConfig
 
 from penstock.errors import UserError
-from penstock.models.routing import Recording, Replay, Routers, find_routers
+from penstock.models.routing import Recording, Replay, Routers, find_routers, scores_at
 from tests.models.moe import CHOSEN, CONFIGS, EXPERTS, VOCAB, moe_model
 
 DENSE_FIRST = {"deepseek-v3", "glm4-moe"}
@@ -163,3 +163,16 @@ def test_a_layer_with_experts_whose_choice_is_not_seen_is_refused() -> None:
     block.gate = TwiceChosen(block.gate, 0)
     with pytest.raises(UserError, match=r"2 layers with experts must .* got 1 in model.layers.0"):
         find_routers(model, lambda: model(input_ids=TOKENS[:, :1]))
+
+
+def test_scores_of_chosen_experts_are_a_gather_that_no_compiler_fuses() -> None:
+    """With its gradient, also where an id comes twice."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(5, EXPERTS, generator=generator, requires_grad=True)
+    ids = torch.tensor([[0, 1], [1, 0], [3, 3], [EXPERTS - 1, 2], [2, 1]])
+    weights = torch.randn(5, 2, generator=generator)
+    ours, theirs = scores_at(scores, ids), scores.gather(1, ids)
+    assert torch.equal(ours, theirs)
+    found, expected = (torch.autograd.grad((each * weights).sum(), scores)[0] for each in (ours, theirs))
+    assert torch.equal(found, expected)
+    torch.library.opcheck(scores_at, (scores, ids))

@@ -58,6 +58,31 @@ def test_matrices_that_are_split_are_not_compiled() -> None:
     assert split == ("bfloat16", "bfloat16", "on", "off", "cuda_ipc")
 
 
+@pytest.mark.parametrize("parallel", [{"shard": 2}, {"context": 2}], ids=str)
+def test_split_weights_are_gathered_once_a_step_where_there_is_room(parallel: dict[str, int]) -> None:
+    asked = []
+
+    def has_room(config: PenstockConfig) -> bool:
+        asked.append((config.trainer.gather, config.trainer.dtype))
+        return True
+
+    config = build(PenstockConfig, {"trainer": {"parallel": parallel}})
+    roomy, full = (resolve_auto(config, [H200, H200], has_room=room) for room in (has_room, lambda _: False))
+    assert asked == [("step", "bfloat16")]
+    assert (roomy.config.trainer.gather, full.config.trainer.gather) == ("step", "layer")
+    assert str(roomy).endswith("trainer.gather=step (each GPU has room for all weights)")
+    assert "trainer.gather" not in str(full)
+
+
+def test_weights_that_nobody_splits_are_not_gathered() -> None:
+    """By ranks that are not told what room they have neither."""
+    for parallel in ({"data": 2}, {"tensor": 2}):
+        config = build(PenstockConfig, {"trainer": {"parallel": parallel}})
+        assert resolve_auto(config, [H200, H200], has_room=lambda _: True).config.trainer.gather == "layer"
+    split = build(PenstockConfig, {"trainer": {"parallel": {"shard": 2}}})
+    assert resolve_auto(split).config.trainer.gather == "layer"
+
+
 def test_a_gpu_without_bfloat16_computes_in_float32() -> None:
     assert chosen(T4) == ("float32", "float32", "on", "on", "cuda_ipc")
 

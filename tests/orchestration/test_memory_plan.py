@@ -10,7 +10,13 @@ from penstock.errors import UserError
 from penstock.models.outline import Outline
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.memory_plan import estimate_trainer, plan_memory, published_bytes, rank_bytes
+from penstock.orchestration.memory_plan import (
+    estimate_trainer,
+    plan_memory,
+    published_bytes,
+    rank_bytes,
+    ranks_have_room,
+)
 
 QWEN = Outline(
     num_parameters=1_543_714_304,
@@ -266,3 +272,19 @@ def test_weights_that_are_gathered_for_a_whole_step_are_counted() -> None:
         for gather in ("layer", "step")
     )
     assert step - layer == pytest.approx(2 * QWEN.num_parameters * 26 / 28, rel=1e-6)
+
+
+def test_ranks_have_room_up_to_what_can_be_used_of_a_gpu() -> None:
+    """Not on the engines' GPU, which is shared out otherwise."""
+    config = config_of(
+        placement={"trainer": [0, 1], "engines": [2]},
+        trainer={"gather": "step", "parallel": {"shard": 2}},
+        sync={"transport": "shared_memory"},
+    )
+    needed = rank_bytes(config, QWEN, longest=1000, shards=2)
+    for spare, fits in ((0, True), (-1, False)):
+        gpu = Gpu(name="H100", total_bytes=0, free_bytes=needed + spare)
+        assert ranks_have_room(config, QWEN, [gpu] * 3, longest=1000) is fits
+    roomy = Gpu(name="H100", total_bytes=0, free_bytes=2 * needed)
+    together = config.model_copy(update={"placement": config.placement.model_copy(update={"engines": (0,)})})
+    assert not ranks_have_room(together, QWEN, [roomy] * 3, longest=1000)

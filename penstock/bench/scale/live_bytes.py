@@ -25,8 +25,8 @@ def live_bytes(parameters: Iterable[torch.Tensor], *others: Any) -> int:
 
 
 def _known() -> Iterator[torch.Tensor]:
-    """DTensors have no storage of their own; the part that they wrap is a tensor too. Fake tensors, which a compiler
-    leaves behind, have none."""
+    """DTensors have no storage of their own; the part that they wrap is a tensor too. Nor have fake tensors, which
+    a compiler leaves behind."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some objects warn when they are asked what they are
         for each in gc.get_objects():

@@ -252,8 +252,10 @@ def test_on_a_gpu_compiled_layers_replay_and_nothing_waits() -> None:
         recorded.sequences, "cuda", shared_prompts=True, blobs=recorded.blobs, routing=recorded.shape
     )
     assert row is not None
-    eager_model = copy.deepcopy(moved)
-    eager = PackedModel(eager_model, chunk_tokens=64, checkpointing="selective")
+    exact, eager = (
+        PackedModel(copy.deepcopy(moved).to(dtype), chunk_tokens=64, checkpointing="selective")
+        for dtype in (torch.float32, torch.bfloat16)
+    )
     compiled = PackedModel(moved, chunk_tokens=64, checkpointing="selective", compiled=True)
     want = eager(row)
     want.logprobs.mean().backward()
@@ -269,6 +271,9 @@ def test_on_a_gpu_compiled_layers_replay_and_nothing_waits() -> None:
     assert counters["stats"]["unique_graphs"] == before >= 1
     assert got.routing.tolist()[1:] == want.routing.tolist()[1:] == [got.routing[1]] * 2
     assert abs(int(got.routing[0]) - int(want.routing[0])) < 0.05 * int(want.routing[1])
-    assert float((got.logprobs - want.logprobs).detach().abs().max()) < 0.1
+    with torch.no_grad():
+        true = exact(row).logprobs
+        off, expected = (float((each.logprobs - true).abs().mean()) for each in (got, want))
+    assert off < 1.5 * expected  # what bfloat16 costs, and no more
     for name, weight in moved.named_parameters():
         assert weight.grad is not None and bool(weight.grad.abs().sum() > 0), name
