@@ -71,6 +71,8 @@ class Choice:
     setting: str
     value: str
     why: str = ""
+    is_told: bool = True
+    """Whether the user reads of it. All are chosen anew when the run goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,11 @@ class Resolved:
 
     def __str__(self) -> str:
         return f"auto, {self.sites}: {_words(self.choices)}"
+
+    @property
+    def is_told(self) -> bool:
+        """Whether anything was chosen that the user should read of."""
+        return any(choice.is_told for choice in self.choices)
 
     @property
     def of_engine(self) -> str:
@@ -124,7 +131,7 @@ def resolve_auto(
         config = _with(config, choice.setting.split("."), choice.value)
     if config.trainer.gather == AUTO:
         config, how = _resolve_gather(config, has_room)
-        choices += how
+        choices += (how,)
     if not trains or config.engine.record_routing == AUTO:
         config = _with(config, ("engine", "record_routing"), "off")  # not told: most models have no experts
     config.check_wire_dtype()
@@ -170,14 +177,13 @@ def _choose(config: PenstockConfig, sites: Sites, num_parameters: int, num_exper
 
 def _resolve_gather(
     config: PenstockConfig, has_room: Callable[[PenstockConfig], bool] | None
-) -> tuple[PenstockConfig, tuple[Choice, ...]]:
-    """Last of all: how much room there is depends on what else was chosen. Nothing to tell where no weights are
-    split."""
+) -> tuple[PenstockConfig, Choice]:
+    """Last of all: how much room there is depends on what else was chosen."""
     setting, parallel = ("trainer", "gather"), config.trainer.parallel
     once = _with(config, setting, "step")
-    if parallel.shard * parallel.context == 1 or has_room is None or not has_room(once):
-        return _with(config, setting, "layer"), ()
-    return once, (Choice("trainer.gather", "step", "each GPU has room for all weights"),)
+    if parallel.shard * parallel.context > 1 and has_room is not None and has_room(once):
+        return once, Choice("trainer.gather", "step", "each GPU has room for all weights")
+    return _with(config, setting, "layer"), Choice("trainer.gather", "layer", is_told=False)
 
 
 def _dtype(setting: str, site: Site, bfloat16: str = "") -> Choice:
@@ -206,8 +212,8 @@ def _site(device: str, gpus: Sequence[Gpu]) -> Site:
 
 def _words(choices: Sequence[Choice]) -> str:
     """`setting=value (why)`; a reason that several share follows the last of them."""
-    words = []
-    for choice, after in zip(choices, (*choices[1:], None), strict=True):
+    words, told = [], [choice for choice in choices if choice.is_told]
+    for choice, after in zip(told, (*told[1:], None), strict=True):
         why = "" if after is not None and after.why == choice.why else choice.why
         words.append(f"{choice.setting}={choice.value}" + (f" ({why})" if why else ""))
     return ", ".join(words)

@@ -137,7 +137,7 @@ def prepare(
     if config.run.deterministic and (outline is not None or not is_single_turn):
         needed = "answers of one turn" if not is_single_turn else "a CPU: set model.device=cpu"
         raise UserError(f"run.deterministic=true needs {needed}")
-    if resolved.choices:
+    if resolved.is_told:
         log(str(resolved))
     memory = plan_memory(config, outline, gpus, longest=longest) if outline else None
     if memory is not None:

@@ -30,11 +30,12 @@ class Trained:
     one direction: no gradients change more of the weights."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], lr: float = LEARNING_RATE) -> None:
-        generator = torch.Generator().manual_seed(0)
+        device = next(iter(weights.values())).device
+        generator = torch.Generator(device).manual_seed(0)
         self.tensors: dict[str, torch.Tensor] = {}
         for name, weight in weights.items():
             master = weight.detach().float().clone().requires_grad_()
-            master.grad = torch.randn(master.shape, generator=generator).to(master.device)
+            master.grad = torch.randn(master.shape, generator=generator, device=device)
             self.tensors[name] = master
         self._optimizer = torch.optim.AdamW(list(self.tensors.values()), lr=lr, foreach=True)
         self.publishing = Publishing(
