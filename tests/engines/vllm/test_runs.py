@@ -23,9 +23,9 @@ def test_a_killed_server_is_replaced_and_the_run_goes_on(project: Path, tmp_path
     (server,) = servers(process.pid)
     server.kill()
     assert process.stdout is not None
-    assert any(  # whoever needs it first says so: a request, or an update
+    assert any(  # whoever needs it first says so: a request, or an update, which may not know whether it was loaded
         "engine0 is lost, its requests begin again elsewhere or wait for it" in line
-        or "did not reach every engine, trying again in 1 s: engine0 can't reach its vLLM server" in line
+        or ("did not reach every engine, trying again in 1 s: " in line and "can't reach its vLLM" in line)
         for line in process.stdout
     )
     steps = [
