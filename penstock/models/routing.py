@@ -57,9 +57,7 @@ class Replay:
             raise ValueError(
                 f"a router chose ids of shape {tuple(ids.shape)}, and {tuple(recorded.shape)} are recorded"
             )
-        if (
-            self._flipped[layer] is None
-        ):  # a layer that is computed again in backward would say the same again
+        if self._flipped[layer] is None:  # computed again in backward, a layer would say the same
             # No id comes twice in a choice, so two are the same set where each id of one is in the other.
             is_same = (recorded[:, :, None] == ids[:, None, :]).any(dim=2).all(dim=1)
             self._flipped[layer] = (self._known & ~is_same).sum()

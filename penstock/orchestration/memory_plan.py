@@ -81,8 +81,7 @@ def plan_memory(
     engines, trainer = engine_gpu(config, gpus), trainer_gpu(config, gpus)
     needed, published = 0, 0
     if trainer is not None:
-        needed = rank_bytes(config, outline, longest=longest, shards=num_shards(config))
-        published = published_bytes(config, outline) // num_shards(config)
+        needed, published = _of_rank(config, outline, longest)
         _check_trainer(config, outline, gpus[trainer], needed, published, longest)
     if engines is None:
         return None
@@ -110,8 +109,15 @@ def ranks_have_room(config: PenstockConfig, outline: "Outline", gpus: Sequence[G
     trainer = trainer_gpu(config, gpus)
     if trainer is None or trainer == engine_gpu(config, gpus):
         return False
-    needed = rank_bytes(config, outline, longest=longest, shards=num_shards(config))
-    return needed + published_bytes(config, outline) // num_shards(config) <= _room(gpus[trainer])
+    return sum(_of_rank(config, outline, longest)) <= _room(gpus[trainer])
+
+
+def _of_rank(config: PenstockConfig, outline: "Outline", longest: int) -> tuple[int, int]:
+    """What a rank takes, and its part of the published weights."""
+    shards = num_shards(config)
+    return rank_bytes(config, outline, longest=longest, shards=shards), published_bytes(
+        config, outline
+    ) // shards
 
 
 def needs_of(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int) -> Needs:

@@ -223,12 +223,12 @@ def variable_integers(rank: int, folder: Path, splits: bool) -> list[int]:
         return graph.forward
 
     ranks = join(rank, folder, ParallelConfig())
-    model = tiny_model("llama")
+    model = tiny_model("llama").to(rank_device(rank))
     if splits:
         shard_model(model, ranks, computes_in=torch.float32)
     compile_layers(model, backend=watching)
     with compiler_settings():
-        model(input_ids=torch.arange(9)[None])
+        model(input_ids=torch.arange(9, device=rank_device(rank))[None])
     leave_ranks()
     return found
 
