@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from penstock.engines.checkpoint_names import as_checkpoint
 from penstock.engines.vllm.native_senders import Sender
 from penstock.engines.vllm.server_client import ServerClient
 from penstock.engines.vllm.weight_calls import HalfLoaded, Loaded, WeightCalls
 from penstock.errors import PenstockError
 from penstock.interfaces import WeightReceiver
-from penstock.models.checkpoint_names import as_checkpoint
 from penstock.types import WeightUpdate
 
 

@@ -13,9 +13,9 @@ import io
 import numpy as np
 
 from penstock.engines.vllm.flight import Flight
+from penstock.engines.vllm.router_layout import RouterLayout
 from penstock.errors import BlobLost
 from penstock.interfaces import BlobStore
-from penstock.models.router_layout import RouterLayout
 from penstock.routing_records import Routes, id_dtype, store_routes
 from penstock.types import RoutingRef
 

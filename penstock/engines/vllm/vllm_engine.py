@@ -20,12 +20,12 @@ from penstock.engines.vllm.flight import Flight
 from penstock.engines.vllm.pauses import ABORTING, INTERRUPTS, paused
 from penstock.engines.vllm.request_check import check_request
 from penstock.engines.vllm.routed_experts import store_answer
+from penstock.engines.vllm.router_layout import RouterLayout
 from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_client import GENERATE
 from penstock.engines.vllm.weight_calls import HalfLoaded, Loaded
 from penstock.errors import EngineLost, PenstockError
 from penstock.interfaces import BlobStore
-from penstock.models.router_layout import RouterLayout
 from penstock.types import (
     Chunk,
     EngineReport,

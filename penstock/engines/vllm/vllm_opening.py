@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.engines.kinds import EngineParts
 from penstock.engines.vllm.adapter_files import AdapterFiles
+from penstock.engines.vllm.router_layout import read_layout
 from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_check import (
     SAMPLE,
@@ -21,7 +22,6 @@ from penstock.engines.vllm.vllm_engine import VllmEngine
 from penstock.engines.vllm.weight_calls import WeightCalls
 from penstock.errors import UserError
 from penstock.models.load import resolve_device
-from penstock.models.router_layout import read_layout
 from penstock.models.tokenizer import ChatTokenizer, model_context
 
 SIZES = (

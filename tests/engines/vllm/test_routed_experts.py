@@ -10,8 +10,8 @@ from penstock.blobs import MemoryBlobs
 from penstock.engines.vllm.dialect import Event
 from penstock.engines.vllm.flight import Flight
 from penstock.engines.vllm.routed_experts import read_routes, store_answer
+from penstock.engines.vllm.router_layout import RouterLayout
 from penstock.errors import BlobLost
-from penstock.models.router_layout import RouterLayout
 from penstock.routing_records import fetch_routes
 from penstock.types import RoutingShape
 from tests.engines.contract import ask

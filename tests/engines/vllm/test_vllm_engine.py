@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.blobs import MemoryBlobs
+from penstock.engines.vllm.router_layout import RouterLayout
 from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_client import ServerClient
 from penstock.engines.vllm.server_process import ServerProcess, ServerSettings
@@ -19,7 +20,6 @@ from penstock.engines.vllm.vllm_engine import VllmEngine
 from penstock.engines.vllm.weight_calls import HalfLoaded, WeightCalls
 from penstock.errors import BlobLost, DamagedBucket, EngineLost, UserError
 from penstock.interfaces import Engine
-from penstock.models.router_layout import RouterLayout
 from penstock.observe.pulse import Pulse
 from penstock.orchestration.freezing import Silence
 from penstock.routing_records import fetch_routes

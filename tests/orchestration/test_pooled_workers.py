@@ -8,7 +8,7 @@ from penstock.errors import ChannelClosed, WorkerDied
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import RecoveryEvent
 from penstock.observe.readers import MemoryReader
-from penstock.orchestration.pooled import PoolCare, PooledWorker
+from penstock.orchestration.pooled_workers import PoolCare, PooledWorker
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.orchestration.virtual_time import run_in_virtual_time
 

@@ -1,6 +1,6 @@
 import torch
 
-from penstock.models.checkpoint_names import as_checkpoint
+from penstock.engines.checkpoint_names import as_checkpoint
 
 
 def test_joined_experts_become_one_tensor_each() -> None:

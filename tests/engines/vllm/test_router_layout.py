@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from penstock.engines.vllm.router_layout import layout_of, read_layout
 from penstock.errors import UserError
-from penstock.models.router_layout import layout_of, read_layout
 from penstock.models.routing import find_routers
 from tests.models.moe import CONFIGS, moe_model
 from tests.trainer.builders import tiny_model

@@ -14,11 +14,7 @@ from penstock.errors import ConfigError, UserError
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.orchestration.automatic import resolve_auto, sites_of
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpus import Gpu, find_gpus
-from penstock.orchestration.launchers.local import LocalLauncher
-from penstock.orchestration.memory_plan import estimate_trainer, needs_of, plan_memory, rank_bytes
-from penstock.orchestration.placement import shares_a_gpu
-from penstock.orchestration.pools import (
+from penstock.orchestration.gpu_pools import (
     Needs,
     Pools,
     engine_pools,
@@ -27,6 +23,10 @@ from penstock.orchestration.pools import (
     used_gpus,
     visible_gpus,
 )
+from penstock.orchestration.gpus import Gpu, find_gpus
+from penstock.orchestration.launchers.local import LocalLauncher
+from penstock.orchestration.memory_plan import estimate_trainer, needs_of, plan_memory, rank_bytes
+from penstock.orchestration.placement import shares_a_gpu
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.workers import start_workers
 from penstock.types import Task
