@@ -34,6 +34,10 @@ PLAIN: dict[str, Any] = {
 }
 """What peft can do besides, and its value when it is not done."""
 
+STARTS = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
+"""Of `init_lora_weights`, the ways that leave the weights below as they are. The others (PiSSA, OLoRA, CorDA,
+LoftQ, LoRA-GA) take the first matrices out of them, so the trained ones belong on weights that no folder holds."""
+
 NARROWED_BY = ("layers_to_transform", "exclude_modules")
 """Settings that leave out some of the layers that `target_modules` names."""
 
@@ -110,6 +114,14 @@ def _refuse_others(folder: Path, config: dict[str, Any]) -> None:
             raise UserError(
                 f"the adapter in {folder} has {key}={config[key]!r}, and only plain LoRA matrices are supported"
             )
+    start = config.get("init_lora_weights", True)
+    if str(start).lower() not in STARTS:
+        raise UserError(
+            f"the adapter in {folder} has init_lora_weights={start!r}, and an adapter must leave the weights below "
+            "it as they are; make a plain one of it with peft, save_pretrained(FOLDER, "
+            "path_initial_model_for_weight_conversion=FIRST_ADAPTER), or merge it with merge_and_unload() and name "
+            "the merged model"
+        )
 
 
 def _targets(folder: Path, config: dict[str, Any]) -> tuple[str, ...]:

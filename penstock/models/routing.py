@@ -62,7 +62,7 @@ class Replay:
             is_same = (recorded[:, :, None] == ids[:, None, :]).any(dim=2).all(dim=1)
             self._flipped[layer] = (self._known & ~is_same).sum()
         if self._all_known:
-            return recorded.clone() if recorded is self._ids[layer] else recorded
+            return recorded.clone() if recorded.dtype == self._ids.dtype else recorded
         return torch.where(self._known[:, None], recorded, ids)
 
     @property

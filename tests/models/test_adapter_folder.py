@@ -58,12 +58,26 @@ def test_of_a_pattern_the_saved_layers_are_the_targets(tmp_path: Path, config: d
         ({"rank_pattern": {"q_proj": 8}}, "only plain LoRA matrices"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save=\\['lm_head'\\]"),
         ({"bias": "all"}, "bias='all'"),
+        (
+            {"init_lora_weights": "pissa"},
+            "init_lora_weights='pissa', .*path_initial_model_for_weight_conversion",
+        ),
+        ({"init_lora_weights": "pissa_niter_4"}, "must leave the weights below it as they are"),
+        ({"init_lora_weights": "OLoRA"}, "init_lora_weights='OLoRA'"),
+        ({"init_lora_weights": "corda"}, "init_lora_weights='corda'"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights='loftq'"),
+        ({"init_lora_weights": "lora_ga"}, "init_lora_weights='lora_ga'"),
         ({"r": 0}, "can't be read"),
     ],
 )
 def test_more_than_plain_matrices_is_refused(tmp_path: Path, config: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         read_adapter(make(tmp_path, **config))
+
+
+@pytest.mark.parametrize("init", [True, False, None, "gaussian", "eva", "orthogonal", "mica"])
+def test_what_matrices_started_from_does_not_matter(tmp_path: Path, init: bool | str | None) -> None:
+    assert read_adapter(make(tmp_path, init_lora_weights=init)).lora.rank == 4
 
 
 def test_the_model_below_an_adapter_is_the_one_that_it_names(tmp_path: Path) -> None:

@@ -98,6 +98,17 @@ def test_flips_are_counted_as_sets_over_layers_and_known_tokens() -> None:
     assert int(replay.num_flipped) == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+@pytest.mark.parametrize("all_known", [True, False])
+def test_an_answer_is_no_part_of_the_record(dtype: torch.dtype, all_known: bool) -> None:
+    recorded = torch.tensor([[[1, 0], [2, 4]]], dtype=dtype)
+    replay = Replay(recorded, torch.ones(2, dtype=torch.bool), all_known=all_known)
+    answered = replay.choose(0, torch.tensor([[0, 1], [2, 3]]))
+    assert (answered.dtype, answered.tolist()) == (torch.int64, [[1, 0], [2, 4]])
+    answered.zero_()
+    assert recorded.tolist() == [[[1, 0], [2, 4]]]
+
+
 def test_records_of_another_length_are_an_error() -> None:
     model = moe_model("mixtral")
     routers = routers_of(model)

@@ -10,11 +10,15 @@ import torch
 from torch import nn
 
 from penstock.engines.embedded.adapters.adapter_stack import AdapterStack
+from penstock.engines.embedded.adapters.adapter_tensors import Target, targets_of
 from penstock.engines.embedded.joined_projections import JoinedLinear
 from penstock.errors import PenstockError
+from penstock.types import WeightUpdate
 
 Site = dict[str, nn.Linear]
 """The projections of one matmul, by name and in the order of their outputs."""
+Shapes = dict[str, tuple[int, ...]]
+"""Of an adapter's tensors for one layer."""
 
 
 class AdaptedLinear(nn.Linear):
@@ -57,6 +61,28 @@ def _check_head(model: Any, head: Any, name: str, *, merged: bool) -> None:
     else:
         return
     raise PenstockError(f"the adapter is for {name}, which {why}")
+
+
+def find_targets(model: nn.Module, update: WeightUpdate, *, merged: bool = False) -> dict[str, Target]:
+    """The layers that an adapter acts on, all of which can have one and fit its matrices."""
+    targets = targets_of(update)
+    shapes = {spec.name: spec.shape for spec in update.tensors}
+    for name, target in targets.items():
+        num_outputs, num_inputs = find_layer(model, name, merged=merged).weight.shape
+        fitting: Shapes = {"A": (target.rank, num_inputs), "B": (num_outputs, target.rank)}
+        given = {"A": shapes[target.a], "B": shapes[target.b]}
+        if target.magnitude:
+            fitting["magnitude"], given["magnitude"] = (num_outputs,), shapes[target.magnitude]
+        if given != fitting:
+            raise PenstockError(
+                f"the adapter's matrices for {name} of this {type(model).__name__} must be {_list(fitting)}, got "
+                f"{_list(given)}; it must be trained on this model"
+            )
+    return targets
+
+
+def _list(shapes: Shapes) -> str:
+    return ", ".join(f"{part} {shape}" for part, shape in shapes.items())
 
 
 def find_sites(model: nn.Module, names: Iterable[str]) -> list[Site]:

@@ -7,7 +7,7 @@ update starts from them.
 import torch
 from torch import nn
 
-from penstock.engines.embedded.adapters.adapted_linear import find_layer
+from penstock.engines.embedded.adapters.adapted_linear import find_layer, find_targets
 from penstock.engines.embedded.adapters.adapter_serving import Place
 from penstock.engines.embedded.adapters.adapter_tensors import Target, targets_of
 from penstock.errors import PenstockError
@@ -32,8 +32,7 @@ class MergedAdapter:
         return () if self._policy is None else (self._policy,)
 
     def check(self, update: WeightUpdate) -> None:
-        for layer, target in targets_of(update).items():
-            find_layer(self._model, layer, merged=True)
+        for layer, target in find_targets(self._model, update, merged=True).items():
             if update.adapter is not None and update.adapter.dora != bool(target.magnitude):
                 raise PenstockError(
                     f"DoRA needs lora_magnitude_vector for {layer}, and LoRA has none; got {target}"

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from penstock.engines.embedded.adapters.adapted_linear import attach_stack, find_layer, find_sites
+from penstock.engines.embedded.adapters.adapted_linear import attach_stack, find_sites, find_targets
 from penstock.engines.embedded.adapters.adapter_serving import Place
 from penstock.engines.embedded.adapters.adapter_stack import AdapterStack
-from penstock.engines.embedded.adapters.adapter_tensors import Target, largest_rank, targets_of
+from penstock.engines.embedded.adapters.adapter_tensors import Target, largest_rank
 from penstock.engines.embedded.adapters.row_slots import NO_ADAPTER, RowSlots
 from penstock.engines.embedded.config import SPARE_SLOTS
 from penstock.errors import PenstockError
@@ -121,12 +121,8 @@ class UnmergedAdapters:
         return self._places[self._slot_of[policy]][1].tensors
 
     def _targets(self, update: WeightUpdate) -> dict[str, Target]:
-        """The layers of an update, all of which can have an adapter."""
         if self._read[0] != update.tensors:
-            targets = targets_of(update)
-            for layer in targets:
-                find_layer(self._model, layer)
-            self._read = update.tensors, targets
+            self._read = update.tensors, find_targets(self._model, update)
         return self._read[1]
 
     def _release(self, policy: str) -> None:

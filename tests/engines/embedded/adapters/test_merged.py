@@ -64,3 +64,21 @@ def test_dora_without_magnitudes_is_refused() -> None:
     made.tensors = {name: tensor for name, tensor in made.tensors.items() if "magnitude" not in name}
     with pytest.raises(PenstockError, match="DoRA needs lora_magnitude_vector for model.layers.0"):
         MergedAdapter(base).check(world.adapter(made, 1))
+
+
+@pytest.mark.parametrize(
+    ("part", "shape", "message"),
+    [
+        ("lora_A.weight", (4, 31), r"must be A \(4, 32\), B \(32, 4\), magnitude \(32,\), got A \(4, 31\)"),
+        ("lora_B.weight", (33, 4), r"got A \(4, 32\), B \(33, 4\), magnitude \(32,\)"),
+        ("lora_magnitude_vector", (1, 32), r"got A \(4, 32\), B \(32, 4\), magnitude \(1, 32\)"),
+    ],
+)
+def test_matrices_that_do_not_fit_their_layer_are_refused(
+    part: str, shape: tuple[int, ...], message: str
+) -> None:
+    base, world = make_model("llama"), World()
+    made = make_adapter(base, 1, use_dora=True)
+    made.tensors[f"model.layers.0.self_attn.q_proj.{part}"] = torch.zeros(shape)
+    with pytest.raises(PenstockError, match=message):
+        MergedAdapter(base).check(world.adapter(made, 1))

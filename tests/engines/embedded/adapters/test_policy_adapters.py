@@ -391,6 +391,28 @@ def test_an_adapter_of_another_model_is_refused_by_name() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("how", ["unmerged", "merged"])
+def test_matrices_that_do_not_fit_leave_the_policy_on_the_adapter_before(how: str) -> None:
+    base = make_model("llama")
+    good, bad = (make_adapter(base, seed) for seed in (1, 2))
+    narrow = "model.layers.1.self_attn.o_proj.lora_A.weight"
+    bad.tensors[narrow] = bad.tensors[narrow][:, :-4].contiguous()
+
+    async def main() -> None:
+        world, driver = open_world(base, adapters=how)
+        await driver.engine.update(world.adapter(good, 1))
+        with pytest.raises(
+            PenstockError, match=r"model.layers.1.self_attn.o_proj .* got A \(4, 28\), B \(32, 4\)"
+        ):
+            await driver.engine.update(world.adapter(bad, 2))
+        await driver.start(ask("a", PROMPT, max_tokens=8, temperature=0.0))
+        await driver.drain()
+        check_answer(driver, "a", good.model)
+        assert driver.versions("a") == [1] * 8
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     "transport", ["shared_memory", "filesystem", "http", "in_process", "in_process_staged"]
 )
