@@ -16,6 +16,11 @@ def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def host_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory of the host, not written yet, from which a copy to the device need not be waited for."""
+    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
 def download(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the host, there once the device has come to a mark that is set after this."""
     if tensor.device.type == "cpu":

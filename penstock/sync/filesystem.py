@@ -99,4 +99,8 @@ class FilesystemReceiver(StagingReceiver):
             raise DamagedBucket(
                 f"version {update.version}: bucket {number} was cut: {path}: {error}"
             ) from error
+        except OSError as error:  # it was withdrawn, or the disk has failed: another transfer may do better
+            raise PenstockError(
+                f"version {update.version}: bucket {number} can't be read: {path}: {error}"
+            ) from error
         return data

@@ -104,8 +104,10 @@ class SlotPublisher:
             raise
 
     def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
-        """The update that engines are sent, with the fingerprint of the snapshot."""
+        """The update that engines are sent, with the fingerprint of the snapshot. What an earlier call laid out
+        goes: its transfer has failed, and an engine that still reads it fails too and takes this one."""
         slot = self._ring.ask_for(version)
+        self._take_back(version)
         base = self._bases.of(version, full=full)
         is_delta = self._publishing.selection == "delta"
         fingerprint = self._fingerprint(slot)  # on a GPU, the snapshot is there when this is
@@ -138,17 +140,15 @@ class SlotPublisher:
         if self._ring.forget_replaced(version):
             return
         self._ring.slot_of(version)
-        for name in self._offers.pop(version, []):
-            self._withdraw(name)
+        self._take_back(version)
         for done in self._bases.released(version, delivered=delivered):
             self._ring.release(done)
 
     def close(self) -> None:
         """Wake who waits for a slot, and give the buckets back. Idempotent."""
         if self._ring.close():
-            for offers in self._offers.values():
-                for name in offers:
-                    self._withdraw(name)
+            for version in list(self._offers):
+                self._take_back(version)
             self._views.clear()
             self._buckets.clear()
             self._free()
@@ -165,8 +165,12 @@ class SlotPublisher:
         raise NotImplementedError
 
     def _withdraw(self, name: str) -> None:
-        """Every engine has read it."""
+        """No engine will read it any more."""
         raise NotImplementedError
+
+    def _take_back(self, version: int) -> None:
+        for name in self._offers.pop(version, []):
+            self._withdraw(name)
 
     def _pack(self, version: int, slot: int, base: int | None) -> tuple[tuple[str, ...], tuple[Payload, ...]]:
         """Names and payloads of the buckets of a slot. The next one is packed while one is offered."""

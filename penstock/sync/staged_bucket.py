@@ -94,8 +94,14 @@ def _piece(spec: TensorSpec, change: Change, device: torch.device) -> Piece | No
         bits = change.bits[first:end]
     else:
         start, stop = np.searchsorted(change.places, [first, end])
-        places = torch.from_numpy(change.places[start:stop] - first).to(device)
-        bits = change.bits[start:stop]
+        where, bits = change.places[start:stop] - first, change.bits[start:stop]
+        # Beyond a fifth or so of the values, all of a tensor takes less memory than the places that changed.
+        if len(where) * (where.itemsize + width) > spec.num_bytes:
+            every = np.zeros(end - first, dtype=bits.dtype)
+            every[where] = bits
+            bits = every
+        else:
+            places = torch.from_numpy(where).to(device)
     if not len(bits):
         return None
     return Piece(spec, places, torch.from_numpy(bits.view(f"i{width}" if width > 1 else "u1")).to(device))

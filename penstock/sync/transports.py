@@ -51,8 +51,9 @@ class Transport:
     staged_copies: int = 0
     """Copies of the weights that an engine's device holds while it stages an update."""
 
-    def staged_bytes(self, model_bytes: int) -> int:
-        return self.staged_copies * model_bytes
+    def staged_bytes(self, model_bytes: int, selection: str = "full") -> int:
+        """At most; a delta is unpacked by every transport, to at most a copy."""
+        return max(self.staged_copies, int(selection == "delta")) * model_bytes
 
     def publish(
         self, tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous

@@ -431,6 +431,21 @@ class TransportContract:
         self.load(receiver, publisher.describe(2, full=True), live)()
         assert torch.equal(live["embed"], source["embed"])
 
+    def test_what_was_laid_out_for_a_transfer_that_failed_goes_when_it_is_tried_again(self) -> None:
+        source, live = self.tensors(0), self.tensors(1)
+        publisher, receiver = self.publisher(source, selection="delta"), self.receiver()
+        self.load(receiver, publish(publisher, 1, source), live)()
+        publisher.release(1)
+        source["norm"] += 1
+        publisher.snapshot(2, source)
+        found = []
+        for full in (False, False, True, False):
+            update = publisher.describe(2, full=full)
+            found.append(len(list(self.at.folder.rglob("*"))) + len(self.at.exchange))
+        assert found[0] == found[1] == found[3]
+        self.load(receiver, update, live)()
+        assert torch.equal(live["norm"], source["norm"])
+
     def test_a_version_that_did_not_arrive_is_no_base(self) -> None:
         source, live = self.tensors(0), self.tensors(1)
         publisher, receiver = self.publisher(source, selection="delta"), self.receiver()

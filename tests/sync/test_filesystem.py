@@ -54,6 +54,43 @@ def test_files_go_when_every_engine_has_their_version(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("selection", ["full", "delta"])
+def test_a_version_that_is_described_again_takes_no_more_room(tmp_path: Path, selection: Any) -> None:
+    source, live = make_tensors(0), make_tensors(1)
+    publishing = Publishing(selection=selection, bucket_bytes=600)
+    publisher = FilesystemPublisher(source, publishing, folder=tmp_path)
+    receiver = FilesystemReceiver()
+    load(receiver, publish(publisher, 1, source), live)()
+    publisher.release(1)
+    source["norm"] += 1
+    publisher.snapshot(2, source)
+    for full in (False, False, True, False):
+        update = publisher.describe(2, full=full)
+        assert sorted(map(str, tmp_path.rglob("*.*"))) == sorted(update.buckets)
+    load(receiver, update, live)()
+    assert torch.equal(live["norm"], source["norm"])
+    publisher.release(2)
+    assert list(tmp_path.rglob("*.*")) == []
+    publisher.close()
+
+
+def test_a_file_that_goes_while_it_is_opened_fails_the_transfer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_tensors(0)
+    publisher, receiver = FilesystemPublisher(source, folder=tmp_path), FilesystemReceiver()
+    update = publish(publisher, 1, source)
+
+    def open_late(path: Path, **options: Any) -> Any:
+        publisher.describe(1)
+        return safe_open(path, **options)
+
+    monkeypatch.setattr(filesystem, "safe_open", open_late)
+    with pytest.raises(PenstockError, match="version 1: bucket 0 can't be read"):
+        receiver.stage(update)
+    publisher.close()
+
+
 def test_a_file_says_what_lies_where(tmp_path: Path) -> None:
     source = make_tensors(0)
     publisher = FilesystemPublisher(source, folder=tmp_path)

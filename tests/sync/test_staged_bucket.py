@@ -57,6 +57,25 @@ def test_changes_reach_tensors_of_any_kind(share: float) -> None:
     assert torch.equal(wider["half"], after["half"].float())
 
 
+@pytest.mark.parametrize(("changed", "is_sparse"), [(200, True), (201, False)])
+def test_changes_never_take_more_than_a_copy(changed: int, is_sparse: bool) -> None:
+    """A place and a value are ten bytes: a fifth of two-byte values is as large as all of them."""
+    specs, sizes = lay_out({"a": torch.zeros(1000, dtype=torch.int16)}, bucket_bytes=1 << 20)
+    buckets = [torch.zeros(sizes[0], dtype=torch.uint8) for _ in range(2)]
+    view(buckets[1], specs[0])[:changed] = 7
+    encoding, packed = encode(buckets[1], buckets[0], width=2)
+    assert (encoding, packed is None) == ("sparse", False)
+    payload = Payload(encoding=encoding, num_bytes=len(packed))
+    changes = open_payload(payload, torch.from_numpy(np.array(packed)), specs, CPU)
+    assert isinstance(changes, Changes)
+    (piece,) = changes.pieces
+    assert (piece.places is not None) == is_sparse
+    assert piece.bits.nbytes + (0 if piece.places is None else piece.places.nbytes) <= 2000
+    live = {"a": torch.zeros(1000, dtype=torch.int16)}
+    changes.load(live, lambda name, target, values: target.copy_(values))
+    assert live["a"].tolist() == [7] * changed + [0] * (1000 - changed)
+
+
 def test_a_bucket_as_it_is_has_values() -> None:
     specs, sizes = lay_out({"a": torch.zeros(3)}, bucket_bytes=100)
     bucket = torch.zeros(sizes[0], dtype=torch.uint8)

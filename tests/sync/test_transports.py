@@ -40,6 +40,7 @@ def test_a_transport_says_what_it_holds() -> None:
         "in_process": (True, 0),
         "in_process_staged": (True, 7),
     }
+    assert {each.staged_bytes(7, "delta") for each in TRANSPORTS.values()} == {7}
 
 
 def test_a_run_refuses_what_stays_in_one_process() -> None:

@@ -34,7 +34,7 @@ def gpu_arms(shape: str) -> list[UpdateArm]:
         UpdateArm(transport="cuda_ipc", batch=512, how=SLICED),
         UpdateArm(transport="cuda_ipc", batch=512, busy=True, how=SLICED),
         UpdateArm(transport="cuda_ipc", batch=64, how=MPS),
-        UpdateArm(transport="cuda_ipc", selection="delta", batch=64, how=MPS, at_most=10),
+        UpdateArm(transport="cuda_ipc", selection="delta", batch=64, how=MPS, at_most=4),
         UpdateArm(transport="cuda_ipc", batch=512, how=MPS),
         UpdateArm(transport="cuda_ipc", batch=512, busy=True, how=MPS),
         UpdateArm(transport="cuda_ipc", selection="adapter", batch=512, how=MPS),

@@ -27,7 +27,7 @@ class Poked:
 
 class Trained:
     """Float32 weights under AdamW, sent as bfloat16. Every step has the same gradient, so that all of them move in
-    one direction: no gradients change more of the weights."""
+    one direction: hardly any gradients change more of the weights."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], lr: float = LEARNING_RATE) -> None:
         device = next(iter(weights.values())).device
