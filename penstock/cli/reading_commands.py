@@ -1,0 +1,114 @@
+"""Commands that read runs, while they go on and after their end."""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.shared_arguments import Debug, Run
+
+
+def watch(
+    run: Run,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing; end when the run ends.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines, also in a terminal.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Attach to a run with the view of `penstock train`, also after its end. Ctrl-C leaves the run alone."""
+    from penstock.cli.run_views import watch_run
+
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        watch_run(run, quiet=quiet, plain=plain)
+
+
+def view(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Run folders, or their names in runs/.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="0 takes a free one; so does 8421 where it is taken.")
+    ] = 8421,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token that the page needs; without it, a new one.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another name under which the page may be asked for: a proxy's.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Look at runs in a browser: samples, tokens, time, staleness, drops, a timeline. Also while they run."""
+    from penstock.cli.view import ViewSettings, view_runs
+
+    settings = ViewSettings(host=host, port=port, token_file=token_file, allow_hosts=tuple(allow_host or ()))
+    view_runs(runs, settings)
+
+
+def samples(
+    run: Run,
+    best: Annotated[int, typer.Option(min=0, help="How many of the highest rewards.")] = 0,
+    worst: Annotated[int, typer.Option(min=0, help="How many of the lowest rewards.")] = 0,
+    latest: Annotated[int, typer.Option(min=0, help="How many of the newest, dropped ones too.")] = 0,
+    step: Annotated[int | None, typer.Option(help="Only what this step trained on.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Show all of a text that the run has kept.")] = False,
+    export: Annotated[
+        bool, typer.Option("--export", help="Write all that is kept to RUN/samples.jsonl instead.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Read what the model answered: prompt, answer, rewards, versions. Also while the run goes on."""
+    from penstock.cli.samples import Choice, export_to_file, print_samples
+
+    if export:
+        print(export_to_file(run))
+        return
+
+    choice = Choice(best=best, worst=worst, latest=latest, step=step)
+    with contextlib.suppress(BrokenPipeError):  # `penstock samples run | head`
+        print_samples(run, choice, full=full)
+
+
+def report(
+    run: Run,
+    to: Annotated[Path | None, typer.Option(help="Where to; without it, RUN/report.html.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write what a run amounts to as one HTML file to send to somebody, and its main plots as PNGs."""
+    from penstock.cli.run_views import report_run
+
+    for line in report_run(run, to):
+        print(line)
+
+
+def trace(
+    run: Run,
+    to: Annotated[Path | None, typer.Option(help="Where to; without it, RUN/trace.pftrace.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a timeline for Perfetto: slots, stages, counters, arrows from rollouts to steps. Also while it runs."""
+    from penstock.cli.run_views import trace_run
+
+    print(trace_run(run, to))
+
+
+def inspect(
+    run: Run,
+    group: Annotated[int | None, typer.Option(min=0, help="Show the whole life of this group.")] = None,
+    debug: Debug = False,
+) -> None:
+    """What became of a run's groups: how many are in each state, and why some were dropped. Also while it runs."""
+    from penstock.cli.inspect import print_run
+
+    with contextlib.suppress(BrokenPipeError):
+        print_run(run, group=group)
+
+
+def doctor(
+    run: Run,
+    debug: Debug = False,
+) -> None:
+    """How a run is, while it goes on or after its end: its processes and their stacks, groups, and usual causes."""
+    from penstock.cli.doctor import diagnose
+
+    with contextlib.suppress(BrokenPipeError):
+        for line in diagnose(run):
+            print(line)

@@ -1,0 +1,173 @@
+"""Commands that start runs, plan them, and change those that go on."""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock import __version__
+from penstock.cli.early_signals import ending_at_once
+from penstock.cli.shared_arguments import Debug, Overrides, Run, file_and_words
+from penstock.errors import PenstockError, UserError
+
+NO_MODEL = "stopped; no model was saved"
+NOT_THE_DEMO = ("model.name", "tasks.source")
+"""Whoever names one of these has a run of their own, and the demo's settings are not for it."""
+
+
+def train(
+    config: Annotated[
+        str | None,
+        typer.Argument(help="A YAML config; without one, and without a model or tasks, the demo runs."),
+    ] = None,
+    overrides: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """Train a model. Without arguments: a tiny built-in model on a built-in task, offline."""
+    with ending_at_once(NO_MODEL):
+        _say_that_it_starts()
+        from penstock.api import DEMO, run
+        from penstock.cli.report import print_summary
+        from penstock.config.loader import load_config
+        from penstock.observe.views import make_view
+        from penstock.orchestration.config import PenstockConfig
+
+        file, words = file_and_words(config, overrides)
+        own = any(_is_of_another_run(word) for word in words)
+        root = load_config(PenstockConfig, file or (None if own else DEMO), words)
+        summary = run(root, make_view(root.observe))
+    # `penstock train | head`: whoever read has left, which is no failure of the run. rich exits then.
+    with contextlib.suppress(BrokenPipeError, SystemExit):
+        print_summary(summary)
+
+
+def resume(
+    name: Run,
+    overrides: Overrides = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            help="Go back to the checkpoint of this step, or `best`. Later ones move to RUN/undone."
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Go on with a run from its last checkpoint and its journal, in its folder; run.steps=N makes it longer."""
+    with ending_at_once(NO_MODEL):
+        _say_that_it_starts()
+        from penstock.api import run
+        from penstock.cli.export import read_step
+        from penstock.cli.report import print_summary
+        from penstock.cli.samples import run_folder
+        from penstock.observe.views import make_view
+        from penstock.orchestration.run_folder import load_saved_run
+
+        chosen = None if step is None else read_step(step)
+        root, saved = load_saved_run(run_folder(name), list(overrides or []), chosen)
+        summary = run(root, make_view(root.observe), saved=saved)
+    with contextlib.suppress(BrokenPipeError, SystemExit):
+        print_summary(summary)
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("penstock.yaml"),
+    debug: Debug = False,
+) -> None:
+    """Write a commented starter config."""
+    from penstock.cli.config_reference import starter_config
+
+    if path.exists():
+        raise UserError(f"{path} exists already; name another file or remove it")
+    path.write_text(starter_config())
+    print(f"wrote {path}; edit model, tasks and reward, then: penstock train {path}")
+
+
+def list_entries(
+    what: Annotated[str, typer.Argument(help="What to list: algorithms.")] = "algorithms",
+    debug: Debug = False,
+) -> None:
+    """List what the config can name."""
+    from penstock.cli.algorithm_list import print_algorithms
+
+    if what != "algorithms":
+        raise UserError(f"penstock list knows algorithms, got {what!r}")
+    print_algorithms()
+
+
+def simulate(
+    config: Annotated[
+        str | None,
+        typer.Argument(help="A run's config, with a section `simulation`; without one, the demo's."),
+    ] = None,
+    overrides: Overrides = None,
+    json: Annotated[Path | None, typer.Option(help="Write the outcome to this file.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Utilisation and staleness of a run: the real controller in virtual time, with simulated engines and ranks."""
+    from dataclasses import asdict
+    from json import dumps
+
+    from penstock.api import DEMO
+    from penstock.cli.simulate import lines_of
+    from penstock.config.loader import load_config
+    from penstock.planner.config import SimulatedConfig
+    from penstock.planner.simulated_run import simulate as simulate_run
+
+    file, words = file_and_words(config, overrides)
+    outcome = simulate_run(load_config(SimulatedConfig, file or DEMO, words))
+    print("\n".join(lines_of(outcome)))
+    if json is not None:
+        json.write_text(dumps(asdict(outcome), indent=2) + "\n")
+
+
+def scale(
+    name: Run,
+    wish: Annotated[str, typer.Argument(metavar="engines=N", help="How many; engines=auto lets it decide.")],
+    debug: Debug = False,
+) -> None:
+    """Give a run that goes on another number of engines. They join and leave while it trains."""
+    from penstock.cli.scale import scale_run
+
+    print(scale_run(name, wish))
+
+
+def worker(
+    connect: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where a run listens (launcher.listen).")],
+    token_file: Annotated[Path | None, typer.Option(help="A file with the run's token.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Join a run on another machine: this one computes for it as an engine, until the run ends."""
+    from penstock.cli.join import join_run
+
+    raise typer.Exit(join_run(connect, token_file))
+
+
+def chaos(
+    kills: Annotated[int, typer.Option(min=1, help="How many processes are killed or frozen.")] = 10,
+    json: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the run, and of what happens to it.")] = 0,
+    steps: Annotated[int, typer.Option(min=10, help="Of the run; more when they do not suffice.")] = 60,
+    folder: Annotated[Path | None, typer.Option(help="Where the run goes; a temporary folder.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Train the demo while its processes are killed and frozen at random moments; then audit what came out."""
+    from penstock.bench.chaos.chaos_report import run
+
+    report = run(json, kills=kills, seed=seed, steps=steps, folder=folder)
+    if report["complaints"]:
+        raise PenstockError(f"{len(report['complaints'])} violations: {'; '.join(report['complaints'])}")
+
+
+def _say_that_it_starts() -> None:
+    """Before the imports, the config and the tasks, which together take a second and more."""
+    with contextlib.suppress(OSError, ValueError):  # a closed stdout ends no run
+        print(f"penstock {__version__}: starting", flush=True)
+
+
+def _is_of_another_run(word: str) -> bool:
+    """Whether an override names something else than the demo trains."""
+    from penstock.demo.model import RECIPES
+
+    setting, _, value = word.partition("=")
+    return setting in NOT_THE_DEMO and not (setting == "model.name" and value in RECIPES)
