@@ -2,6 +2,12 @@
 
 import logging
 
+import numpy as np
+
+from penstock.interfaces import Ranks
+from penstock.types import Metric
+from penstock.types.metrics import Max, Mean
+
 log = logging.getLogger(__name__)
 
 
@@ -12,12 +18,17 @@ class GapWatch:
         self._limit = limit
         self.num_warnings = 0
 
-    def see(self, metrics: dict[str, float], step: int) -> None:
-        """Says so the first and every 100th time."""
-        gap = metrics.get("logprob_gap_mean", 0.0)
+    def see(self, metrics: dict[str, Metric], step: int, ranks: Ranks) -> None:
+        """Says so the first and every 100th time. `metrics` are those of this rank; all ranks see the same gap."""
+        mean, largest = metrics.get("logprob_gap_mean"), metrics.get("logprob_gap_max")
+        own = np.zeros(3)
+        if isinstance(mean, Mean) and isinstance(largest, Max):
+            own[:] = mean.total, mean.weight, largest.value
+        total, weight, most = np.array(ranks.gather(own)).T
+        gap = total.sum() / weight.sum() if weight.sum() else 0.0
         if gap <= self._limit:
             return
-        if self.num_warnings % 100 == 0:
+        if self.num_warnings % 100 == 0 and ranks.rank == 0:
             log.warning(
                 "step %d: the engine's and the trainer's logprobs of the same weights differ by %.3g on "
                 "average (at most %.3g; the limit is %.3g). Look at: the dtypes of engine and trainer, "
@@ -25,7 +36,7 @@ class GapWatch:
                 "sampling, and whether the weights' fingerprints are verified",
                 step,
                 gap,
-                metrics["logprob_gap_max"],
+                most.max(),
                 self._limit,
             )
         self.num_warnings += 1

@@ -30,23 +30,22 @@ from penstock.trainer.dummy_batch import dummy_batch, filler
 from penstock.trainer.fixed_buffers import FixedBuffers
 from penstock.trainer.forward.gathered_weights import let_go
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
-from penstock.trainer.forward.reference_policy import AdapterOff, Reference
+from penstock.trainer.forward.reference_policy import AdapterOff
 from penstock.trainer.forward.value_head import ValueHead
 from penstock.trainer.gap_watch import GapWatch
 from penstock.trainer.host_copies import Copies, HostCopier
 from penstock.trainer.objective import Objective
 from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
-from penstock.trainer.parallel.rank_layout import RankLayout
 from penstock.trainer.parallel.ranked_state import load_ranked, write_ranked
 from penstock.trainer.random_states import random_states, restore_random_states
-from penstock.trainer.ranks import SingleRank
+from penstock.trainer.rank_roles import RankRoles
 from penstock.trainer.routing_sample import choose_sample, routing_gaps
 from penstock.trainer.state_files import write_state
 from penstock.trainer.step_metrics import StepRecord, summarise
 from penstock.trainer.step_preparation import Preparation, PreparedRow
 from penstock.trainer.token_traces import trace_tokens
 from penstock.trainer.trained_weights import TrainedWeights
-from penstock.types import Metric, StepPlan, StepResult, TracedTokens, TrainSequence, metric_values
+from penstock.types import Metric, StepPlan, StepResult, TracedTokens, TrainSequence
 from penstock.types.metrics import Max, Shared, Sum
 
 if TYPE_CHECKING:
@@ -86,23 +85,20 @@ class PolicyTrainer:
         if config.dtype == "bfloat16":
             guard_bfloat16(device)
         self._config, self._total_steps = config, total_steps
-        self._ranks: Ranks = ranks or SingleRank()
-        self._gradient_ranks: Ranks = self._ranks
-        self._all_ranks: Ranks = self._ranks
-        self._parallel = parallel
-        self._layout: RankLayout | None = None
-        if parallel is not None:
-            self._ranks, self._gradient_ranks = parallel.data, parallel.gradients
-            self._all_ranks, self._layout = parallel.world, parallel.layout
-        is_split = self._layout is not None and self._layout.is_sharded
+        self._ranks = RankRoles.of(ranks, parallel)
         self._device = device
+        is_split = self._ranks.is_split
         self._model: Any = model if is_split else model.to(device)
         self.trained = TrainedWeights(
-            self._model, adapter, saved_dtype=saved_dtype, layout=self._layout, ranks=self.checkpoint_ranks
+            self._model,
+            adapter,
+            saved_dtype=saved_dtype,
+            layout=self._ranks.layout,
+            ranks=self._ranks.checkpoints,
         )
         self._value_head = _value_head(self._model).to(device) if algorithm.needs_values else None
         extra = [] if self._value_head is None else list(self._value_head.parameters())
-        if not is_split:
+        if not is_split:  # rounds the weights to `trainer.dtype`, which the packed model must find so
             self._optimizer = MasterAdamW(model, config, extra)
         policy = self._policy = PackedModel(
             model,
@@ -111,37 +107,20 @@ class PolicyTrainer:
             compiled=config.compile == "on",
             value_head=self._value_head,
         )
+        self._ranks.split(policy, config, device)
         if is_split:
-            from penstock.trainer.parallel.split_model import split_model
-
-            assert parallel is not None
-            split_model(policy, parallel, config, device)
-            self._optimizer = MasterAdamW(model, config, extra, layout=self._layout)
+            self._optimizer = MasterAdamW(model, config, extra, layout=self._ranks.layout)
         self._buffers = FixedBuffers(model)
-        self._frozen_model = reference
-        frozen: Reference | None = None
-        self._without_adapter: AdapterOff | None = None
-        if reference is not None:
-            reference.to(device="cpu" if is_split else device).requires_grad_(False)
-            frozen = PackedModel(
-                reference, chunk_tokens=config.logprob_chunk_tokens, replays_routing=config.replay_reference
-            )
-            if is_split:
-                assert parallel is not None
-                split_model(frozen, parallel, config, device)
-        elif adapter is not None and algorithm.needs_reference:
-            frozen = self._without_adapter = AdapterOff(
-                policy, adapter, replays_routing=config.replay_reference
-            )
+        self._reference = self._open_reference(reference, adapter if algorithm.needs_reference else None)
         self._filler = filler(self._model, self._device) if is_split else None
         self._prepare = Preparation(
             policy,
-            frozen,
+            self._reference,
             algorithm,
             config=config,
             device=device,
             blobs=blobs,
-            ranks=self._ranks,
+            ranks=self._ranks.data,
             filler=self._filler,
         )
         self._objective = Objective(policy, algorithm)
@@ -156,6 +135,22 @@ class PolicyTrainer:
         self._num_skipped = 0
         self._num_skipped_in_a_row = 0
         self._gaps = GapWatch(config.logprob_gap_warning)
+
+    def _open_reference(
+        self, model: nn.Module | None, adapter: TrainedAdapter | None
+    ) -> PackedModel | AdapterOff | None:
+        """What a KL penalty compares with: a second model, or the first without its adapter."""
+        config = self._config
+        if model is not None:
+            model.to(device="cpu" if self._ranks.is_split else self._device).requires_grad_(False)
+            frozen = PackedModel(
+                model, chunk_tokens=config.logprob_chunk_tokens, replays_routing=config.replay_reference
+            )
+            self._ranks.split(frozen, config, self._device)
+            return frozen
+        if adapter is not None:
+            return AdapterOff(self._policy, adapter, replays_routing=config.replay_reference)
+        return None
 
     def warm_up(self) -> None:
         """Compile with a dummy batch what the usual row will run, if compilation is on. Weights do not change. Rows
@@ -173,8 +168,8 @@ class PolicyTrainer:
         with torch.no_grad():
             if self._prepare.needs_start:
                 self._policy(row)
-            if self._without_adapter is not None:
-                self._without_adapter(row)
+            if isinstance(self._reference, AdapterOff):
+                self._reference(row)
         self._policy(row).logprobs.sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.forget()
 
@@ -190,8 +185,8 @@ class PolicyTrainer:
         clock = StepClock(self._device)
         with clock.host("prepare"):
             rows = self._prepare(plan)
-            if self._filler is not None and self._frozen_model is not None:
-                let_go(self._frozen_model)  # it runs no backward pass, which would do so
+            if self._filler is not None and isinstance(self._reference, PackedModel):
+                let_go(self._reference.model)  # it runs no backward pass, which would do so
             sample = choose_sample(sequence for batch in plan.micro_batches for sequence in batch)
         metrics: dict[str, Metric] = {}
         traces: tuple[TracedTokens, ...] = ()
@@ -212,7 +207,7 @@ class PolicyTrainer:
                     metrics["prompt_tokens_shared"] = Sum(value=float(shared))
                     traces = trace_tokens(record, rows, plan)
                     metrics |= routing_gaps(record, rows, sample)
-                self._gaps.see(metric_values(metrics), plan.step)
+                self._gaps.see(metrics, plan.step, self._ranks.data)
                 metrics["logprob_gap_warnings"] = Max(value=float(self._gaps.num_warnings))
             metrics |= update
         seconds = clock.seconds()
@@ -240,7 +235,7 @@ class PolicyTrainer:
     @property
     def checkpoint_ranks(self) -> "GroupRanks | None":
         """Those that write checkpoints with this one."""
-        return None if self._parallel is None else self._parallel.checkpoints
+        return self._ranks.checkpoints
 
     def checkpoint_state(self) -> CheckpointState:
         """All that a checkpoint holds, as it is now. Its copies are made while the next step computes, and only the
@@ -264,16 +259,17 @@ class PolicyTrainer:
 
     def write_state(self, folder: Path, state: CheckpointState) -> None:
         """The trainer's part of a checkpoint; of several ranks each writes its own."""
-        if self._layout is None:
+        layout = self._ranks.layout
+        if layout is None:
             write_state(folder, state.plain, state.tensors)
         else:
-            shards = self._optimizer.shards(self._layout)
-            write_ranked(folder, self._layout, state.plain, state.tensors, shards)
+            write_ranked(folder, layout, state.plain, state.tensors, self._optimizer.shards(layout))
 
     def load_state(self, folder: Path) -> None:
         """Go on from what any number of ranks wrote."""
-        shards, order = self._optimizer.shards(self._layout), self._optimizer.update_order()
-        self.load_state_dict(load_ranked(folder, self._layout, shards, order))
+        layout = self._ranks.layout
+        shards, order = self._optimizer.shards(layout), self._optimizer.update_order()
+        self.load_state_dict(load_ranked(folder, layout, shards, order))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
@@ -312,7 +308,7 @@ class PolicyTrainer:
         """|Δ logprob| between engine and trainer of a few sequences, with the live routers' experts."""
         row = self._prepare.row_of(sample)
         if self._filler is not None:  # all run a model that is split, or none
-            told = self._ranks.gather(np.array([row is not None]))
+            told = self._ranks.data.gather(np.array([row is not None]))
             if row is None and any(bool(part.any()) for part in told):
                 self._policy(self._filler)
         if row is None:
@@ -322,9 +318,9 @@ class PolicyTrainer:
 
     def _update(self, step: int, loss: float) -> dict[str, Metric]:
         """Update the weights, unless the loss or the gradient is not finite on any rank."""
-        loss = float(sum(part.sum() for part in self._ranks.gather(np.array([loss]))))
-        self._optimizer.sum_gradients(self._gradient_ranks)
-        norm = self._optimizer.gradient_norm(self._all_ranks)
+        loss = float(sum(part.sum() for part in self._ranks.data.gather(np.array([loss]))))
+        self._optimizer.sum_gradients(self._ranks.gradients)
+        norm = self._optimizer.gradient_norm(self._ranks.world)
         learning_rate = learning_rate_at(step, self._total_steps, self._config)
         if math.isfinite(loss) and math.isfinite(norm):
             self._is_changed = True

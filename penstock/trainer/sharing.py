@@ -6,10 +6,15 @@ Pure, without torch: the controller counts with it, the trainer lays rows with i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.types import IntArray, Sample, TrainSequence
+
+Marks = npt.NDArray[np.integer[Any]]
+"""A row for each token of a sequence, or its tokens themselves."""
 
 
 def loss_positions(sample: Sample) -> IntArray:
@@ -49,7 +54,7 @@ class Family:
 
 
 def find_families(
-    sequences: Sequence[TrainSequence], *, shared: bool, marks: Sequence[IntArray] | None = None
+    sequences: Sequence[TrainSequence], *, shared: bool, marks: Sequence[Marks] | None = None
 ) -> list[Family]:
     """Sequences of one group share what all of them begin with: their prompt, and
     also sampled tokens where all are the same. Nothing is shared across groups. `marks` has a row for each token of
@@ -94,7 +99,7 @@ class RowLayout:
 
     @classmethod
     def of(
-        cls, sequences: Sequence[TrainSequence], *, shared: bool, marks: Sequence[IntArray] | None = None
+        cls, sequences: Sequence[TrainSequence], *, shared: bool, marks: Sequence[Marks] | None = None
     ) -> "RowLayout":
         families = find_families(sequences, shared=shared, marks=marks)
         split = [family for family in families if family.prefix and any(family.rests)]
@@ -138,7 +143,7 @@ def _prompt_length(sample: Sample) -> int:
     return int(positions[0]) if positions.size else 0
 
 
-def _common(rows: Sequence[IntArray]) -> int:
+def _common(rows: Sequence[Marks]) -> int:
     """How many tokens, or rows of marks, all of them begin with."""
     length = min(len(row) for row in rows)
     first = rows[0][:length]

@@ -8,37 +8,44 @@ import torch
 
 from penstock.interfaces import BlobStore
 from penstock.models.routing import Replay
-from penstock.routing_records import Routes, check_routing, fetch_routes, no_routes
+from penstock.routing_records import Routes, check_routing, fetch_routes, id_dtype, no_routes
 from penstock.trainer.sharing import Segment
-from penstock.transfer import upload
-from penstock.types import BoolArray, IntArray, RoutingShape, Sample
+from penstock.transfer import host_buffer
+from penstock.types import BoolArray, RoutingShape, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRoutes:
     """The experts of a sample's tokens, as they were recorded."""
 
-    ids: Routes
-    """(tokens, layers, k)."""
-    known: BoolArray
-    """(tokens,): whether there is a record."""
+    num_tokens: int
+    shape: RoutingShape
+    pieces: tuple[tuple[int, Routes], ...]
+    """The first token of each record, and its (tokens, layers, k). Tokens between records have none."""
 
     @classmethod
     def of(cls, sample: Sample, shape: RoutingShape, blobs: BlobStore) -> "SampleRoutes":
         """`BlobLost` where a record is missing, or not one of a model of this shape."""
-        ids, known = no_routes(shape, len(sample.token_ids)), np.zeros(len(sample.token_ids), dtype=np.bool_)
         for ref in sample.routing:
             check_routing(ref, shape)
-            ids[ref.start : ref.end] = fetch_routes(blobs, ref)
-            known[ref.start : ref.end] = True
-        return cls(ids=ids, known=known)
+        pieces = tuple((ref.start, fetch_routes(blobs, ref)) for ref in sample.routing)
+        return cls(num_tokens=len(sample.token_ids), shape=shape, pieces=pieces)
+
+    def lay(self, start: int, stop: int, ids: Routes, known: BoolArray) -> None:
+        """Write the experts of tokens `start` to `stop` to `ids`, and whether there is a record to `known`."""
+        ids[:], known[:] = 0, False
+        for first, rows in self.pieces:
+            begin, end = max(start, first), min(stop, first + len(rows))
+            if begin < end:
+                ids[begin - start : end - start] = rows[begin - first : end - first]
+                known[begin - start : end - start] = True
 
     @property
-    def marks(self) -> IntArray:
+    def marks(self) -> Routes:
         """A row for each token: two tokens may run as one where their rows are the same."""
-        flat: IntArray = self.ids.reshape(len(self.ids), -1).astype(np.int32)
-        flat[~self.known] = -1
-        return flat
+        ids, known = no_routes(self.shape, self.num_tokens), np.empty(self.num_tokens, dtype=np.bool_)
+        self.lay(0, self.num_tokens, ids, known)
+        return np.concatenate([known[:, None].astype(ids.dtype), ids.reshape(len(ids), -1)], axis=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +76,23 @@ class RowRouting:
         cls, records: Sequence[SampleRoutes], segments: Sequence[Segment], *, device: torch.device | str
     ) -> "RowRouting":
         """`records` are those of the row's sequences. What is laid once has one record in all that share it."""
-        parts = [(records[part.sequence], slice(part.start, part.stop)) for part in segments]
-        ids = np.concatenate([record.ids[part] for record, part in parts])
-        of_tokens = np.concatenate([record.known[part] for record, part in parts])
-        if ids.dtype.itemsize > 1:
-            ids = ids.view(np.int16)  # torch has few operations for unsigned numbers of two bytes
+        place, shape = torch.device(device), records[0].shape
+        num_tokens = sum(part.stop - part.start for part in segments)
+        # torch has few operations for unsigned numbers of two bytes
+        ids = host_buffer(
+            (num_tokens, shape.num_layers, shape.top_k),
+            torch.uint8 if shape.id_bytes == 1 else torch.int16,
+            place,
+        )
+        known = host_buffer((num_tokens,), torch.bool, place)
+        all_ids, all_known = ids.numpy().view(id_dtype(shape)), known.numpy()
+        begin = 0
+        for part in segments:
+            end = begin + part.stop - part.start
+            records[part.sequence].lay(part.start, part.stop, all_ids[begin:end], all_known[begin:end])
+            begin = end
         return cls(
-            ids=upload(ids, torch.device(device)).transpose(0, 1).contiguous(),
-            known=upload(of_tokens, torch.device(device)),
-            num_known=int(of_tokens.sum()),
+            ids=ids.to(place, non_blocking=True).transpose(0, 1).contiguous(),
+            known=known.to(place, non_blocking=True),
+            num_known=int(all_known.sum()),
         )

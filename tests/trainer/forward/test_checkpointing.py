@@ -77,7 +77,7 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_selective_computes_only_the_cheap_and_every_second_wide_product_again():
+def test_selective_computes_only_the_cheap_and_every_second_wide_matmul_again():
     model = make()
     enable_checkpointing(model, "selective")
     states = model.model(input_ids=IDS, position_ids=POSITIONS, use_cache=False).last_hidden_state
@@ -85,7 +85,7 @@ def test_selective_computes_only_the_cheap_and_every_second_wide_product_again()
         torch.autograd.grad(states.square().sum(), list(model.model.parameters()))
     assert counting.counts["aten::_scaled_dot_product_flash_attention_for_cpu"] == 0
     assert counting.counts["aten::silu"] == CONFIG.num_hidden_layers
-    # The backward of each of a layer's seven products is two products, and one wide product runs again.
+    # The backward of each of a layer's seven matmuls is two matmuls, and one wide matmul runs again.
     assert counting.counts["aten::mm"] == CONFIG.num_hidden_layers * (7 * 2 + 1)
 
 

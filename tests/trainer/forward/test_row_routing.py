@@ -163,6 +163,39 @@ def test_a_reference_chooses_anew() -> None:
     torch.testing.assert_close(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("num_experts", "dtype"), [(256, torch.uint8), (300, torch.int16)])
+def test_records_with_gaps_are_laid_where_their_tokens_are(num_experts: int, dtype: torch.dtype) -> None:
+    """Two sequences that share a prompt of three tokens; of the first, tokens 2 and 5 have no record."""
+    shape = RoutingShape(family="any", num_layers=2, num_experts=num_experts, top_k=2)
+    blobs = MemoryBlobs()
+    ids = np.arange(7 * 2 * 2).reshape(7, 2, 2) * 9 + num_experts - 256  # up to the last expert of each
+    sequences = []
+    for episode, pieces in enumerate([[(0, 2), (3, 5), (6, 7)], [(0, 2), (3, 7)]]):
+        refs = tuple(
+            store_routes(blobs, f"s/{episode}.{start}", ids[start:end], shape, start=start)
+            for start, end in pieces
+        )
+        sample = Sample(
+            token_ids=np.array([1, 2, 3, 4 + episode, 5, 6, 7, 8], dtype=np.int32),
+            loss_mask=np.arange(8) >= 3,
+            logprobs=np.zeros(8, dtype=np.float32),
+            versions=np.zeros(8, dtype=np.int32),
+            sampling=SamplingParams(),
+            routing=refs,
+        )
+        sequences.append(TrainSequence(sample=sample, group=0, episode=episode))
+    row = PackedRow.of(sequences, shared_prompts=True, blobs=blobs, routing=shape)
+    assert row is not None
+    assert row.routing is not None
+    tokens = [0, 1, 2, 3, 4, 5, 6, 3, 4, 5, 6]  # the prompt once, then the rest of each
+    known = [True, True, False, True, True, False, True, True, True, True, True]
+    assert (row.lengths, row.num_shared_tokens) == ((3, 4, 4), 3)
+    assert (row.routing.known.tolist(), row.routing.num_known) == (known, 9)
+    assert row.routing.ids.dtype == dtype
+    expected = np.where(np.array(known)[:, None, None], ids[tokens], 0).transpose(1, 0, 2)
+    assert row.routing.ids.tolist() == expected.tolist()
+
+
 def test_routes_of_another_model_cost_their_group() -> None:
     recorded = Recorded(moe_model("qwen3-moe"))
     other = RoutingShape(family="MixtralForCausalLM", num_layers=3, num_experts=EXPERTS, top_k=2)
