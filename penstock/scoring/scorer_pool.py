@@ -5,15 +5,16 @@ more; a call whose worker died is tried once more. Only a worker that dies time 
 ends the run, since nothing would be scored any more.
 
 Calls that wait while every worker is busy go out several in a message, as many as a worker answers in a moment: a
-reward of microseconds is not held up by a round trip for each episode, and a slow one has its calls alone.
+reward of microseconds is not held up by a round trip for each episode, and a slow one has its calls alone. The
+bytes of a message are bounded too; a call that is too large for any message fails by itself.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.errors import ChannelClosed, RemoteError, ScoringFailed, WorkerDied
+from penstock.errors import ChannelClosed, RemoteError, RequestRefused, ScoringFailed, WorkerDied
 from penstock.scoring.reward_calls import SCORE_ERROR
 from penstock.scoring.scoring_client import ScoringRequest, Verdict
 from penstock.scoring.thread_scorer import refuse_if_group_is_needed, timed_out
@@ -21,6 +22,8 @@ from penstock.types import Episode, Group, Score, Task
 
 WORKER_DIED = "score_worker_died"
 """The worker's process ended while it was scoring."""
+TOO_LARGE = "score_too_large"
+"""A call, or its answer, has more bytes than a message may have."""
 MAX_DEATHS_IN_A_ROW = 5
 TRIES_AFTER_DEATH = 1
 """Of a call whose worker died while it had no other."""
@@ -28,6 +31,10 @@ MESSAGE_S = 0.02
 """What the calls of one message may take together in the worker. The way there and back does not count: on a busy
 machine it is longer than this, and messages of single calls would make it busier."""
 MAX_CALLS_IN_A_MESSAGE = 64
+MESSAGE_BYTES = 8 << 20
+"""About what a message of several calls holds. A single call is never cut."""
+RECORD_BYTES = 256
+"""About what a record takes beside its arrays and text."""
 
 Scores = tuple[Score, ...]
 
@@ -51,9 +58,7 @@ class ScoringWorker(Protocol):
 
 
 class ScorerPool:
-    """`penstock.interfaces.Scorer` over workers that are already started, with a time limit per call.
-
-    `counters` counts calls by how they ended: `scored`, or the reason of their failure."""
+    """`penstock.interfaces.Scorer` over workers that are already started, with a time limit per call."""
 
     def __init__(
         self,
@@ -77,7 +82,6 @@ class ScorerPool:
         self._messages: dict[asyncio.Task[None], list[_Call]] = {}
         self._ended: Exception | None = None
         self.needs_group = any(worker.needs_group for worker in workers)
-        self.counters: Counter[str] = Counter()
 
     async def score(self, group: Group) -> Scores:
         return await self._call(group.task, group.episodes)
@@ -125,16 +129,20 @@ class ScorerPool:
             message.add_done_callback(self._messages.pop)
 
     def _next_message(self, place: "_Place") -> list["_Call"]:
-        """The next calls, no more than a worker's share of those that wait."""
+        """The next calls, no more than a worker's share of those that wait and than a message should hold."""
         size = min(place.message_size, -(-len(self._waiting) // len(self._free)))
         calls: list[_Call] = []
+        num_bytes = 0
         while self._waiting and len(calls) < size:
-            if calls and self._waiting[0].alone:
-                break
-            call = self._waiting.popleft()
+            call = self._waiting[0]
             if call.answer.done():
+                self._waiting.popleft()
                 continue
-            calls.append(call)
+            if size > 1:
+                num_bytes += _num_bytes(call.request)
+            if calls and (call.alone or num_bytes > MESSAGE_BYTES):
+                break
+            calls.append(self._waiting.popleft())
             if call.alone:
                 break
         return calls
@@ -142,16 +150,11 @@ class ScorerPool:
     async def _answer(self, place: "_Place", calls: list["_Call"]) -> None:
         try:
             for call, verdict in zip(calls, await self._score_on(place, calls), strict=True):
-                self.counters[verdict.reason or "scored"] += 1
                 call.settle(verdict)
         except _TryAlone:
             for call in reversed(calls):
                 call.alone = True
                 self._waiting.appendleft(call)
-        except ScoringFailed as error:
-            self.counters[error.reason] += len(calls)
-            for call in calls:
-                call.fail(error)
         except Exception as error:
             for call in calls:
                 call.fail(error)
@@ -172,6 +175,10 @@ class ScorerPool:
                 if len(calls) > 1:
                     raise _TryAlone from None
                 raise timed_out(requests[0].task, self._timeout_s) from None
+            except RequestRefused as error:
+                if len(calls) > 1:
+                    raise _TryAlone from None
+                raise _too_large(requests[0], error) from error
             except (ScoringFailed, WorkerDied, ChannelClosed, RemoteError) as error:
                 failure = _as_failure(error)
                 if failure.reason != WORKER_DIED:
@@ -230,7 +237,7 @@ class ScorerPool:
 
 
 class _TryAlone(Exception):
-    """One of several calls in a message hung or ended the process: each is sent again, by itself."""
+    """One of several calls in a message hung, ended the process or was too large: each is sent again, by itself."""
 
 
 class _Call:
@@ -289,3 +296,23 @@ def _as_failure(error: Exception) -> ScoringFailed:
         return error
     reason = SCORE_ERROR if isinstance(error, RemoteError) else WORKER_DIED
     return ScoringFailed(str(error), reason, getattr(error, "detail", ""))
+
+
+def _too_large(request: ScoringRequest, error: RequestRefused) -> ScoringFailed:
+    return ScoringFailed(
+        f"scoring task {request.task.id!r} takes too large a message ({error}); make episodes shorter, or score "
+        "each by itself where the reward takes a group",
+        TOO_LARGE,
+    )
+
+
+def _num_bytes(request: ScoringRequest) -> int:
+    """About what a request takes in a message. Columns of the task are not counted, since that would cost more than
+    sending a message in vain."""
+    total = RECORD_BYTES
+    for episode in request.episodes:
+        for turn in episode.turns:
+            # Ids, logprobs and versions of its output tokens are three arrays of 4 bytes each.
+            total += turn.prompt_ids.nbytes + 3 * turn.output_ids.nbytes + len(turn.text) + RECORD_BYTES
+            total += RECORD_BYTES * (len(turn.sampling_masks) + len(turn.routing))
+    return total
