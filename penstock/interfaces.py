@@ -80,8 +80,8 @@ class Trainer(Protocol):
     (which hashes and describes that snapshot) may run beside the next step. With `full` it is an update that any
     engine can take, whatever it serves. `send` is awaited together with the engines' `update` where
     `WeightUpdate.sends` says that both sides must act; cancelling it tells them. `release` gives a snapshot back,
-    and `delivered` says that every engine serves it. The snapshot of the starting weights, version 0, is there from
-    the start."""
+    and `delivered` says that every engine serves it. The starting weights have a snapshot from the start, under
+    the version that the trainer was started with; an adapter's is the next, since the weights below it go first."""
 
     async def step(self, plan: StepPlan) -> StepResult:
         """Make one optimizer step."""

@@ -5,7 +5,7 @@ episodes out of the loss; it never splits the group: scores of masked episodes s
 and without torch, for the controller.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
@@ -103,13 +103,6 @@ def asymmetric(scored: ScoredGroup, *, negative_fraction: Fraction = 0.25, seed:
     chosen = set(rng.permutation(negatives)[:num_kept].tolist())
     keep = tuple(bool(positive[index]) or index in chosen for index in range(values.size))
     return Selected(scored=scored, keep=keep)
-
-
-def version_spread(samples: Iterable[Sample]) -> int:
-    """Newest minus oldest version among the loss tokens of a batch."""
-    versions = [sample.versions[sample.loss_mask] for sample in samples]
-    every = np.concatenate(versions) if versions else np.zeros(0, dtype=np.int32)
-    return int(every.max() - every.min()) if every.size else 0
 
 
 def _is_truncated(episode: Episode) -> bool:

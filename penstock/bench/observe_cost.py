@@ -27,9 +27,10 @@ from penstock.bench.made_run import write_made_run
 from penstock.bench.page_chart import first_chart_s
 from penstock.bench.saved_report import SavedReport
 from penstock.config.loader import load_config
+from penstock.observe.event_queue import MonotonicClock
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, StepEvent
-from penstock.observe.readers import MonotonicClock, show
+from penstock.observe.readers import show
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.run_state import RunState
 from penstock.observe.store.event_store import EventStore, budgets

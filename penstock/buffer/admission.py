@@ -195,9 +195,11 @@ class StalenessGate:
 
     def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
         """The group is generated and scored: it waits for its step. `samples` are those of its episodes,
-        where selection has kept some out of the loss. False when none has a token in the loss: it is dropped."""
+        where selection has kept some out of the loss; those of other policies have ages of their own, and are not
+        trained here. False when none has a token in the loss: it is dropped."""
         if samples is None:
             samples = tuple(scored.samples(index) for index in range(len(scored.scores)))
+        samples = of_policy(self.history.policy, samples)
         oldest = oldest_step(samples, self.history)
         if oldest is None:
             self.drop_running(ticket)
@@ -332,6 +334,13 @@ class StalenessGate:
             if self.step + first_step_after_now > deadline:
                 return False
         return True
+
+
+def of_policy(policy: str, samples: Samples) -> Samples:
+    """Without what other policies sampled."""
+    if all(sample.policy == policy for row in samples for sample in row):
+        return samples
+    return tuple(tuple(sample for sample in row if sample.policy == policy) for row in samples)
 
 
 def oldest_step(samples: Samples, history: VersionHistory) -> int | None:

@@ -16,6 +16,9 @@ class CleaningLog:
         self._log = log
         self._blobs = blobs
 
+    def issued(self, version: int, step: int) -> None:
+        self._log.issued(version, step)
+
     async def admitted(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
         await self._log.admitted(ticket, task, num_taken)
 

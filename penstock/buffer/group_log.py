@@ -21,6 +21,9 @@ State = Literal["running", "scored", "trained", "dropped"]
 class GroupLog(Protocol):
     """Every group ends exactly once: trained or dropped. A call that raises ends the run."""
 
+    def issued(self, version: int, step: int) -> None:
+        """A version has its number, and stands for the weights of `step`. No group is sampled with it before."""
+
     async def admitted(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
         """`num_taken` counts the new tasks taken so far, this one included. Told again after a restart for a group
         that was running."""
@@ -47,6 +50,9 @@ class GroupLog(Protocol):
 
 class NoGroupLog:
     """Keeps nothing: for runs that need not survive a crash."""
+
+    def issued(self, version: int, step: int) -> None:
+        pass
 
     async def admitted(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
         pass
@@ -89,6 +95,11 @@ class MemoryGroupLog:
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
+        self.versions: dict[int, int] = {}
+        """The step of each version."""
+
+    def issued(self, version: int, step: int) -> None:
+        self.versions[version] = step
 
     async def admitted(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
         known = self.entries.get(ticket.number)

@@ -52,6 +52,11 @@ class VersionHistory:
         self.on_issue(self.newest, step)
         return self.newest
 
+    def withdraw(self, version: int) -> None:
+        """No weights were made for it, the newest: its step is still to come. The number stays used."""
+        assert 0 < version == self.newest
+        self._steps[version] = self._steps[version - 1]
+
     def step_of(self, version: int) -> int:
         if not 0 <= version <= self.newest:
             raise ValueError(

@@ -2,10 +2,10 @@
 subscribed before it, and so has seen every event that it sees."""
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from penstock.observe.event_queue import MonotonicClock
 from penstock.observe.event_stream import EventStream, Reader
 from penstock.observe.events import (
     AnyEvent,
@@ -48,13 +48,6 @@ class ShownRun:
         if store is not None:
             self.stream.subscribe("events", store)
         self.stream.subscribe("learning signal", LearningSignal(self.events), only=(SampleEvent, StepEvent))
-
-
-class MonotonicClock:
-    """The clock of a real event loop, where none runs yet."""
-
-    def time(self) -> float:
-        return time.monotonic()
 
 
 def show(view: View) -> ShownRun:

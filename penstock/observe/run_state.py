@@ -130,8 +130,8 @@ class RunState:
         return max(0.0, (self.steps_planned - self.step) * step_s - (self.now - self._pace[-1]))
 
     def loss_counts(self) -> dict[str, float]:
-        """`dropped_REASON` of groups and `failed_REASON` of episodes, as rows of metrics have them: since the run
-        began."""
+        """`dropped_REASON` of groups and `failed_REASON` of episodes, as rows of metrics have them: since this
+        session of the run began."""
         return {
             **{f"dropped_{reason}": float(count) for reason, count in sorted(self.drops.items())},
             **{f"failed_{reason}": float(count) for reason, count in sorted(self.failures.items())},
@@ -203,9 +203,9 @@ class RunState:
             return None
         return ExpertStatus(
             replayed=self.row["routing_replayed"],
-            flipped=self.row.get("routing_flipped", 0.0),
-            gap=self.row.get("routing_gap", 0.0),
-            gap_without=self.row.get("routing_gap_without", 0.0),
+            flipped=self.row.get("routing_flipped"),
+            gap=self.row.get("routing_gap"),
+            gap_without=self.row.get("routing_gap_without"),
         )
 
     def _last_sample(self) -> SampleStatus | None:

@@ -135,9 +135,14 @@ def _staleness_facts(status: RunStatus) -> list[Text | str]:
 
 def _expert_facts(experts: ExpertStatus) -> list[Text | str]:
     return [
-        f"{experts.replayed:.0%} replayed, {experts.flipped:.1%} flipped",
-        f"logprob gap {experts.gap:.4f}, without replay {experts.gap_without:.4f}",
+        f"{experts.replayed:.0%} replayed, {_or_dash(experts.flipped, '.1%')} flipped",
+        f"logprob gap {_or_dash(experts.gap, '.4f')}, without replay {_or_dash(experts.gap_without, '.4f')}",
     ]
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    """A figure, or a dash where there is none."""
+    return "–" if value is None else format(value, form)
 
 
 def _age(age: AgeStatus) -> str:

@@ -35,14 +35,15 @@ class AnswerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertStatus:
-    """Experts of the last step's tokens, where they were recorded: shares of (layer, token) choices."""
+    """Experts of the last step's tokens, where they were recorded: shares of (layer, token) choices. What is None
+    can't be known, since nothing was replayed or no sequence was sampled."""
 
     replayed: float
-    flipped: float
+    flipped: float | None
     """Of the replayed ones, those that the trainer's routers would have made otherwise."""
-    gap: float
+    gap: float | None
     """Mean difference between the engine's and the trainer's logprobs on a sample of tokens."""
-    gap_without: float
+    gap_without: float | None
     """The same without replay."""
 
 

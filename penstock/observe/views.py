@@ -89,9 +89,13 @@ def progress_line(status: RunStatus) -> str:
         f"{process.name} {process.busy:.0%} ({process.doing})" for process in status.processes
     )
     limit = "" if status.bottleneck is None else f"  limit: {status.bottleneck.who}"
-    experts = "" if status.experts is None else f"  experts {status.experts.flipped:.1%} flipped"
+    experts = "" if status.experts is None else f"  experts {_share(status.experts.flipped)} flipped"
     left = "" if status.left_s is None else f"  about {duration(status.left_s)} to go"
     return (
         f"step {status.step}/{status.steps}{left}  reward {reward}  {status.tokens_per_s:,.0f} tok/s  "
         f"staleness {status.staleness_mean:.2f} (max {status.staleness_max:.0f}){experts}{limit}  {processes}"
     )
+
+
+def _share(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"

@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from penstock.blobs import MemoryBlobs
-from penstock.buffer.admission import ReadyGroup, StalenessGate
+from penstock.buffer.admission import StalenessGate
 from penstock.buffer.blob_cleanup import CleaningLog
-from penstock.buffer.durable_log import DurableGroupLog
 from penstock.buffer.group_log import GroupLog, NoGroupLog
 from penstock.buffer.history import VersionHistory
 from penstock.buffer.rollout_buffer import RolloutBuffer
@@ -34,7 +33,7 @@ from penstock.orchestration.evaluation import Evaluator
 from penstock.orchestration.failure_streak import FailureStreak, limit_of
 from penstock.orchestration.group_production import GroupProduction, TaskSource
 from penstock.orchestration.intake import Intake
-from penstock.orchestration.resume import Resume
+from penstock.orchestration.resume import BroughtBack, Resume
 from penstock.orchestration.step_planner import StepPlanner
 from penstock.orchestration.step_runner import StepRunner
 from penstock.orchestration.trainer_group import group_of
@@ -61,7 +60,7 @@ class Parts:
     """The store that engines and trainers share; None: they refer to nothing."""
     checkpoints: Checkpoints | None = None
     """Where a run's state goes between steps; None: nowhere."""
-    undone: Callable[[int], Awaitable[Sequence[ReadyGroup]]] | None = None
+    undone: Callable[[int], Awaitable[BroughtBack]] | None = None
     """Gives the groups of steps that are undone; None: nobody keeps them."""
 
 
@@ -84,10 +83,10 @@ def build_controller(
     )
     if resume is not None:
         gate.restore(resume.gate)
-    if isinstance(parts.log, DurableGroupLog):
-        gate.history.on_issue = parts.log.issued
     blobs: BlobStore = parts.blobs if parts.blobs is not None else MemoryBlobs()
-    buffer = RolloutBuffer(gate, log=CleaningLog(parts.log or NoGroupLog(), blobs))
+    log = CleaningLog(parts.log or NoGroupLog(), blobs)
+    gate.history.on_issue = log.issued
+    buffer = RolloutBuffer(gate, log=log)
     loop = ClosedLoop.of(staleness, buffer)
     told = ControllerEvents(
         events or EventStream(asyncio.get_running_loop()),
@@ -95,6 +94,8 @@ def build_controller(
         advantages=partial(episode_advantages, config.algorithm),
         decode=parts.tokenizer.decode,
     )
+    if resume is not None:
+        told.lost(resume.lost)
     activity, group = Activity(), group_of(parts.trainers)
     return Controller(
         production=GroupProduction(

@@ -21,7 +21,7 @@ from penstock.orchestration.activity import Activity
 from penstock.orchestration.checkpoints import Checkpoints
 from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.group_production import GroupProduction
-from penstock.orchestration.resume import Resume
+from penstock.orchestration.resume import BroughtBack, Resume
 from penstock.orchestration.step_planner import TrainedStep
 from penstock.orchestration.step_runner import StepRunner
 from penstock.orchestration.weight_sync import Offer, WeightSync
@@ -46,7 +46,7 @@ class Controller:
         starting_updates: int = 1,
         publish_every: int = 1,
         checkpoints: Checkpoints | None = None,
-        undone: Callable[[int], Awaitable[Sequence[ReadyGroup]]] | None = None,
+        undone: Callable[[int], Awaitable[BroughtBack]] | None = None,
     ) -> None:
         """`starting_updates` is how many updates bring an engine to the weights of the start: an adapter comes
         after the weights below it. `undone` gives the groups of steps after the one that another trainer goes on
@@ -169,9 +169,10 @@ class Controller:
         if self._undone is None:
             self._production.try_again(tasks)
             return ()
-        returned = await self._undone(step)
-        self._production.returned(returned)
-        return returned
+        back = await self._undone(step)
+        self._events.lost(back.lost)
+        self._production.returned(back.ready)
+        return back.ready
 
     async def run(self) -> None:
         """The whole training. Returns when engines serve the last version."""
@@ -257,14 +258,15 @@ class Controller:
         self, number: int, taken: StepGroups, waited_s: float, waits: dict[str, float]
     ) -> Offer | None:
         """Train on the groups: what is offered to the engines, if it is its turn."""
-        self._is_published = number % self._publish_every == 0 or number == self._steps
-        version = self.sync.issue(number) if self._is_published else None
+        publishes = number % self._publish_every == 0 or number == self._steps
+        version = self.sync.issue(number) if publishes else None
         start = self._now()
         taken, results = await self._runner.run(taken, version)
         if not taken.groups:
             if version is not None:
                 self.sync.withdraw(version)
             return None
+        self._is_published = publishes
         self.activity.trainer = f"step {number}: its groups reach the disk"
         await self.buffer.trained(taken)
         if self._undone is None:

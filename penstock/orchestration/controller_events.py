@@ -13,9 +13,10 @@ from penstock.observe.plain_text import without_middle
 from penstock.observe.slots import Slots
 from penstock.orchestration.answer_metrics import step_metrics
 from penstock.orchestration.group_lives import GroupLives
+from penstock.orchestration.resume import LostGroup
 from penstock.orchestration.step_planner import TrainedStep
 from penstock.orchestration.traced_answers import TokenVocabulary, staleness_of, traced_tokens
-from penstock.types import NOT_SAMPLED, Episode, Group, Score, ScoredGroup, UpdateReceipt
+from penstock.types import DEFAULT_POLICY, NOT_SAMPLED, Episode, Group, Score, ScoredGroup, UpdateReceipt
 
 PROCESS = "controller"
 KEPT_TEXT, KEPT_TRACED_TEXT = 4000, 400_000
@@ -131,6 +132,11 @@ class ControllerEvents:
             )
         )
 
+    def lost(self, groups: Sequence[LostGroup]) -> None:
+        """Groups that the journal has dropped, since they could not be brought back."""
+        for each in groups:
+            self.dropped(each.group, each.reason, each.message, each.scores)
+
     def updated(self, delivered: "Delivered") -> None:
         receipt = delivered.receipt
         self.recorder.emit(
@@ -199,13 +205,14 @@ class ControllerEvents:
                     time=now,
                     step=step,
                     drop=drop,
+                    policy=self._gate.history.policy,
                     age_of=lambda version: trained - step_of(version),
                     traced=traced is not None and (group.number, episode.index) in traced,
                 )
             )
 
     def _age(self, episodes: Sequence[Episode], trained: int) -> int | None:
-        versions = sampled_versions(episodes)
+        versions = sampled_versions(episodes, self._gate.history.policy)
         return trained - self._gate.history.step_of(min(versions)) if versions else None
 
 
@@ -218,10 +225,12 @@ def sample_event(
     step: int | None,
     drop: str | None,
     advantage: float | None = None,
+    policy: str = DEFAULT_POLICY,
     age_of: Callable[[int], int] | None = None,
     traced: bool = False,
 ) -> SampleEvent:
-    versions = sampled_versions((episode,))
+    """`policy` is the one whose versions and ages are told."""
+    versions = sampled_versions((episode,), policy)
     oldest = min(versions, default=None)
     kept = KEPT_TRACED_TEXT if traced else KEPT_TEXT
     prompt = group.task.prompt
@@ -253,8 +262,8 @@ def sample_event(
     )
 
 
-def sampled_versions(episodes: Sequence[Episode]) -> tuple[int, ...]:
-    """The oldest and the newest version of every turn of these episodes. Within a turn they only grow."""
-    arrays = [turn.versions for episode in episodes for turn in episode.turns]
+def sampled_versions(episodes: Sequence[Episode], policy: str) -> tuple[int, ...]:
+    """The oldest and the newest version of every turn of this policy. Within a turn they only grow."""
+    arrays = [turn.versions for episode in episodes for turn in episode.turns if turn.policy == policy]
     ends = [int(versions[end]) for versions in arrays if versions.size for end in (0, -1)]
     return tuple(version for version in ends if version != NOT_SAMPLED)

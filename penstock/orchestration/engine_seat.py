@@ -44,9 +44,9 @@ class EngineSeat:
         death, start = self._engine.place.last_death, self._engine.start
         if start is None or death is None or not death.out_of_memory:
             return
-        turned = fewer_sequences(start)
-        if turned is not None:
-            begin, word = turned
+        lowered = fewer_sequences(start)
+        if lowered is not None:
+            begin, word = lowered
             self._engine.start = begin
             self._engine.place.begin_with(lambda client: client.start(begin))
             self._say(word)

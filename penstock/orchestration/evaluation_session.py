@@ -2,25 +2,28 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from penstock.cores import usable_cores
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import UserError
+from penstock.interfaces import Engine
 from penstock.models.adapter_folder import read_adapter
 from penstock.models.tokenizer import check_prompts
 from penstock.orchestration.assembly import Parts, build_evaluator
 from penstock.orchestration.automatic import resolve_auto
+from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.evaluation import Rewards
+from penstock.orchestration.gpu_pools import engine_pools, engines_alone, visible_gpus
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.kept_work import KeptWork
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
+from penstock.orchestration.placed_config import outline_on_gpu
 from penstock.orchestration.placement import place_threads
-from penstock.orchestration.pools import engine_pools, engines_alone, visible_gpus
-from penstock.orchestration.preflight import Prepared, open_model, outline_on_gpu, resolve_prompts
+from penstock.orchestration.preflight import Prepared, open_model, resolve_prompts
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.supervision import supervised, unwrapped
 from penstock.orchestration.workers import LaunchedEngine, engine_place, engine_start, start_scorers
@@ -72,7 +75,7 @@ async def evaluate(prepared: Prepared) -> list[Rewards]:
     """The rewards of every held-out task's answers."""
     async with LocalLauncher(prepared.folder / "logs") as launcher:
         engines = await unwrapped(_start_engines(launcher, prepared))
-        work = _evaluate(launcher, prepared, engines)
+        work = evaluate_on(launcher, prepared, {one.name: one for one in engines})
         return await supervised(work, [engine.place for engine in engines])
 
 
@@ -92,9 +95,11 @@ async def _start_engines(launcher: Launcher, prepared: Prepared) -> list[Launche
     return [LaunchedEngine(place) for place in places]
 
 
-async def _evaluate(launcher: Launcher, prepared: Prepared, engines: list[LaunchedEngine]) -> list[Rewards]:
+async def evaluate_on(launcher: Launcher, prepared: Prepared, engines: Mapping[str, Engine]) -> list[Rewards]:
+    """The same on engines that have started. `launcher` starts the others."""
+    engine = EnginePool(engines)
+    check_capabilities(prepared.config, await engine.reports(), trains=False)
     scorer = await start_scorers(launcher, prepared)
-    engine = EnginePool({one.name: one for one in engines})
     episodes = await start_episodes(launcher, prepared, KeptWork(engine=engine))
     parts = Parts(
         engine=engine,

@@ -13,6 +13,7 @@ LOOK_AT = {
     "score_error": "look at the reward function, or at what its tasks' columns hold",
     "score_unavailable": "look at what the reward function connects to, and at reward.retries",
     "score_timeout": "raise reward.timeout_s, or make the reward quicker",
+    "score_too_large": "make episodes shorter (rollout.max_new_tokens), or score each by itself",
     "score_nan": "look at the reward function: it must return finite numbers",
     "score_shape": "look at the reward function: it must return a number for each completion",
     "refused": "look at engine.max_context, and whether tokenizer and model belong together",

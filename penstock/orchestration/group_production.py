@@ -125,7 +125,8 @@ class GroupProduction:
     def _kept_versions(self, number: int) -> IntArray:
         """Of tokens that a group has from before a restart."""
         ended = self._episodes.get(number, {}).values()
-        versions = [turn.versions for episode in ended for turn in episode.turns]
+        policy = self._buffer.gate.history.policy
+        versions = [turn.versions for episode in ended for turn in episode.turns if turn.policy == policy]
         versions += self._partial.get(number, PartialGroup()).versions()
         return np.concatenate(versions) if versions else NO_VERSIONS
 

@@ -14,10 +14,10 @@ from penstock.engines.embedded.config import SPARE_SLOTS, EmbeddedConfig
 from penstock.errors import UserError
 from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpu_pools import Needs
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.placement import engine_gpu, trainer_gpu
 from penstock.orchestration.pool_layout import num_ranks, num_shards
-from penstock.orchestration.pools import Needs
 from penstock.sync.transports import transport_of
 
 if TYPE_CHECKING:
@@ -197,7 +197,9 @@ def _share_out(
     item = BYTES[config.engine.dtype]
     per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item) // split
     weights = (outline.num_parameters + _adapters(section, outline)) * item // split
-    staged = transport_of(config.sync.transport).staged_bytes(outline.num_parameters * item)
+    staged = transport_of(config.sync.transport).staged_bytes(
+        outline.num_parameters * item, config.sync.selection
+    )
     fixed = weights + staged + workspace_bytes(section.max_batch, outline.vocabulary)
     if section.kv_tokens:
         least, cache_words = (

@@ -6,10 +6,9 @@ What is wrong here is a `UserError` in one sentence; no process has been started
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import yaml
@@ -18,20 +17,19 @@ from penstock.algorithms.selection import SELECTIONS
 from penstock.config.secrets import hidden
 from penstock.demo.model import open_builtin
 from penstock.errors import UserError
-from penstock.models.expert_count import count_experts
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
 from penstock.observe.events import ConfigEvent
 from penstock.observe.run_state import RunState
 from penstock.observe.store.event_store import EventStore, budgets
 from penstock.observe.writers import MetricsWriter, Tracker, check_writers, make_writers
 from penstock.orchestration.adapter_settings import resolve_adapter
-from penstock.orchestration.automatic import check_transport, resolve_auto, sites_of
+from penstock.orchestration.automatic import sites_of
 from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpu_pools import used_gpus
 from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.memory_plan import MemoryPlan, needs_of, plan_memory, ranks_have_room
-from penstock.orchestration.parallel_check import check_parallel
-from penstock.orchestration.pools import resolve_pools, used_gpus
+from penstock.orchestration.memory_plan import MemoryPlan
+from penstock.orchestration.placed_config import outline_on_gpu, place
 from penstock.orchestration.run_facts import read_facts, write_facts
 from penstock.orchestration.run_folder import SavedRun
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
@@ -43,10 +41,7 @@ from penstock.tasks.curriculum import load_curriculum
 from penstock.tasks.sources import load_tasks
 from penstock.tasks.task_rows import Row, tasks_from_rows
 from penstock.types import Task
-
-if TYPE_CHECKING:
-    from penstock.models.adapter_check import CheckedAdapter
-    from penstock.models.outline import Outline
+from penstock.usercode import is_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +96,8 @@ def prepare(
     load_curriculum(config.tasks.curriculum, train_tasks)
     if workflow is None and config.rollout.workflow is not None:
         workflow = load_workflow(config.rollout.workflow, config.rollout.http)
+    if given["workflow"]:
+        _refuse_commands([*train_tasks, *heldout_tasks])
     is_single_turn = not Workflows().check([*train_tasks, *heldout_tasks]) and workflow is None
     warn_of_idle_penalty(config, log)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
@@ -119,34 +116,17 @@ def prepare(
     longest += new_tokens
     if not is_single_turn and config.engine.max_context:
         longest = max_context  # what a workflow appends between turns is not known before it runs
-    outline = outline_on_gpu(config, model, gpus, adapter)
-    needs = needs_of(config, outline, gpus, longest=longest) if outline else None
-    config, pools = resolve_pools(config, gpus, needs)
-    check_parallel(config, model)
-    if pools is not None:
-        log(str(pools))
-    resolved = resolve_auto(
-        config,
-        gpus,
-        num_parameters=outline.num_parameters if outline else 0,
-        num_experts=experts_of(config, model),
-        has_room=partial(ranks_have_room, outline=outline, gpus=gpus, longest=longest) if outline else None,
+    placed = place(
+        config, model, outline_on_gpu(config, model, gpus, adapter), gpus, longest=longest, log=log
     )
-    config = resolved.config
-    check_transport(config, resolved.sites)
-    if config.run.deterministic and (outline is not None or not is_single_turn):
+    config = placed.config
+    if config.run.deterministic and (placed.is_on_gpu or not is_single_turn):
         needed = "answers of one turn" if not is_single_turn else "a CPU: set model.device=cpu"
         raise UserError(f"run.deterministic=true needs {needed}")
-    if resolved.is_told:
-        log(str(resolved))
-    memory = plan_memory(config, outline, gpus, longest=longest) if outline else None
-    if memory is not None:
-        log(str(memory))
     folder = new_run_folder(config) if saved is None else saved.folder
     if config.launcher.reaches_other_machines:
         folder = folder.resolve()  # workers elsewhere have another working directory
-    chosen = tuple(choice.setting for choice in resolved.choices)
-    write_facts(folder, msgspec.structs.replace(read_facts(folder), auto=chosen))
+    write_facts(folder, msgspec.structs.replace(read_facts(folder), auto=placed.chosen))
     return Prepared(
         config=config,
         model=model,
@@ -157,22 +137,11 @@ def prepare(
         max_context=max_context,
         gpus=gpus,
         workflow=workflow,
-        memory=memory,
+        memory=placed.memory,
         saved=saved,
         only_in_python=tuple(part for part, is_given in given.items() if is_given),
-        chosen=chosen,
+        chosen=placed.chosen,
     )
-
-
-def experts_of(config: PenstockConfig, model: str) -> int:
-    """Experts of the model; one that has none can't have their choices recorded."""
-    num_experts = count_experts(model, trust_remote_code=config.model.trust_remote_code)
-    if config.engine.record_routing == "on" and not num_experts:
-        raise UserError(
-            f"engine.record_routing=on needs a model with experts, and {config.model.name} has none; "
-            "use auto or off"
-        )
-    return num_experts
 
 
 def open_model(
@@ -238,22 +207,6 @@ def warn_of_idle_penalty(config: PenstockConfig, log: Callable[[str], None]) -> 
         )
 
 
-def outline_on_gpu(
-    config: PenstockConfig, model: str, gpus: Sequence[Gpu], adapter: "CheckedAdapter | None" = None
-) -> "Outline | None":
-    """The model's sizes; None where the run is on a CPU, and they do not matter: they need torch, which takes
-    seconds to import."""
-    sites = sites_of(config, gpus)
-    if not (sites.trainer.is_gpu or sites.engine.is_gpu):
-        return None
-    from penstock.models.outline import outline_of
-
-    outline = outline_of(model, trust_remote_code=config.model.trust_remote_code)
-    if adapter is None:
-        return outline
-    return replace(outline, num_adapter_parameters=adapter.num_parameters, is_head_trained=adapter.is_on_head)
-
-
 def new_run_folder(config: PenstockConfig) -> Path:
     """`runs/NAME`, or `runs/NAME-2` and so on: a run never writes into another one's folder."""
     number = 1
@@ -301,6 +254,17 @@ def to_yaml(config: PenstockConfig) -> str:
     """With secrets hidden: a run folder is what people show each other."""
     plain: dict[str, Any] = hidden(config.model_dump(mode="json"))
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+def _refuse_commands(tasks: Sequence[Task]) -> None:
+    """Beside a workflow that only this process has there are no rollout workers, which agents speak to."""
+    for task in tasks:
+        if task.workflow is not None and is_command(task.workflow):
+            raise UserError(
+                f"the workflow of task {task.id!r} is a command, which needs rollout workers, and none can load "
+                "the run's workflow, since it exists only in this process; put that into a module and name it by "
+                "path (rollout.workflow=file.py:function)"
+            )
 
 
 def _refuse_shared(train: Sequence[Task], heldout: Sequence[Task]) -> None:

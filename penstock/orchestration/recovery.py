@@ -7,13 +7,13 @@ Groups that were running are generated on under their old numbers, and their fin
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from penstock.blobs.verification import refs_of_episode
-from penstock.buffer.admission import EMPTY, ReadyGroup, masked_before, oldest_step
+from penstock.buffer.admission import EMPTY, ReadyGroup, masked_before, of_policy, oldest_step
 from penstock.buffer.durable_log import DurableGroupLog, read_lives
 from penstock.buffer.history import HistoryState, VersionHistory
 from penstock.buffer.journal.journal_files import DiskFiles
@@ -23,7 +23,7 @@ from penstock.errors import BlobLost
 from penstock.orchestration.checkpoints import Progress
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.group_production import LOST_BLOB
-from penstock.orchestration.resume import Resume
+from penstock.orchestration.resume import BroughtBack, LostGroup, Resume
 from penstock.tasks.stream import TaskStream
 from penstock.types import Episode, PartialGroup, blobs_of
 
@@ -54,31 +54,23 @@ async def recover(
     standing, lives = log.lives.standing, log.lives.by_number.values()
     tasks.move_to(standing.num_taken, standing.returned)
     history = VersionHistory(progress.history.policy, standing.version_steps)
-    ready = []
-    for life in [life for life in lives if life.state == "scored"]:
-        group = _ready(life, history, config, tasks)
-        if group is None:  # the crash came before its drop was written
-            await log.dropped(life.ticket.number, EMPTY)
-            continue
-        try:
-            log.bring_back_blobs(group.scored.group)
-            ready.append(group)
-        except BlobLost:
-            await log.dropped(life.ticket.number, LOST_BLOB)
+    finished = [life for life in lives if life.state == "scored"]
+    back = await _bring_back(finished, log, history, config, tasks)
     running = [life for life in lives if life.state in UNDER_WAY]
-    outstanding = [*running, *(log.lives.by_number[group.ticket.number] for group in ready)]
+    outstanding = [*running, *(log.lives.by_number[group.ticket.number] for group in back.ready)]
     episodes = {life.ticket.number: _episodes(life, log) for life in running}
     resume = Resume(
         gate=msgspec.structs.replace(
             plain.gate,
             num_admitted=standing.num_admitted,
-            ready=tuple(ready),
+            ready=tuple(back.ready),
             running=tuple(life.ticket for life in running),
         ),
         history=HistoryState(policy=history.policy, steps=standing.version_steps),
         running={life.ticket.number: tasks.task(life.task_id) for life in outstanding},
         episodes=episodes,
         partial={life.ticket.number: _partial(life, episodes[life.ticket.number], log) for life in running},
+        lost=back.lost,
     )
     log.lives.let_go()
     return resume
@@ -86,7 +78,7 @@ async def recover(
 
 async def undone_groups(
     log: DurableGroupLog, folder: Path, step: int, config: PenstockConfig, tasks: TaskStream
-) -> list[ReadyGroup]:
+) -> BroughtBack:
     """The groups that steps after `step` have trained on, while the run goes on: a trainer has gone back to `step`.
     What they consist of is read from the journal in `folder`, which is told first."""
     await log.durable()
@@ -94,17 +86,39 @@ async def undone_groups(
     await log.resumed(step)
     steps = [min(one, step) for one in lives.standing.version_steps]
     history = VersionHistory(steps=steps)
-    returned = []
-    for life in lives.by_number.values():
-        if life.state == "trained" and life.step is not None and life.step > step:
-            group = _ready(life, history, config, tasks)
-            assert group is not None, "a group without loss is never trained"
-            try:
+    undone = [
+        life
+        for life in lives.by_number.values()
+        if life.state == "trained" and life.step is not None and life.step > step
+    ]
+    return await _bring_back(undone, log, history, config, tasks)
+
+
+async def _bring_back(
+    lives: Iterable[Life],
+    log: DurableGroupLog,
+    history: VersionHistory,
+    config: PenstockConfig,
+    tasks: TaskStream,
+) -> BroughtBack:
+    """Finished groups, with their blobs. One without a token to train on was about to be dropped when the run
+    ended; one whose blobs are gone is lost."""
+    ready, lost = list[ReadyGroup](), list[LostGroup]()
+    for life in lives:
+        group = _ready(life, history, config, tasks)
+        try:
+            if group is not None:
                 log.bring_back_blobs(group.scored.group)
-                returned.append(group)
-            except BlobLost:
-                await log.dropped(life.ticket.number, LOST_BLOB)
-    return returned
+                ready.append(group)
+                continue
+            reason, message = EMPTY, "it has no token to train on"
+        except BlobLost as error:
+            reason, message = LOST_BLOB, str(error)
+        assert life.scored is not None
+        scored = life.scored.with_task(tasks.task(life.task_id))
+        lost.append(LostGroup(group=scored.group, scores=scored.scores, reason=reason, message=message))
+        await log.dropped(life.ticket.number, reason)
+    return BroughtBack(ready=ready, lost=lost)
 
 
 def _ready(
@@ -113,7 +127,7 @@ def _ready(
     """As the buffer had it; None without a token to train on."""
     assert life.scored is not None, "a group that may be trained keeps what it consists of"
     scored = life.scored.with_task(tasks.task(life.task_id))
-    samples = samples_of(life.scored, scored)
+    samples = of_policy(history.policy, samples_of(life.scored, scored))
     oldest = oldest_step(samples, history)
     if oldest is None:
         return None

@@ -1,23 +1,43 @@
 """Where a controller stands, as data: enough for another one to go on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.buffer.admission import GateState, Ticket
+from penstock.buffer.admission import GateState, ReadyGroup, Ticket
 from penstock.buffer.history import HistoryState
-from penstock.types import Episode, PartialGroup, Task
+from penstock.types import Episode, Group, PartialGroup, Score, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostGroup:
+    """A finished group that could not be brought back, and is dropped."""
+
+    group: Group
+    scores: Sequence[Score]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroughtBack:
+    """Finished groups that wait for a step again, and those that can't."""
+
+    ready: Sequence[ReadyGroup] = ()
+    lost: Sequence[LostGroup] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
     """Where an earlier controller stopped. `running` are the tasks of the groups that were under way, by number;
-    `episodes` those of their episodes that had ended, by number and index; `partial` what the others had done."""
+    `episodes` those of their episodes that had ended, by number and index; `partial` what the others had done;
+    `lost` are groups that the journal has dropped since."""
 
     gate: GateState
     history: HistoryState
     running: Mapping[int, Task]
     episodes: Mapping[int, Mapping[int, Episode]] = field(default_factory=dict)
     partial: Mapping[int, PartialGroup] = field(default_factory=dict)
+    lost: Sequence[LostGroup] = ()
 
     @property
     def groups(self) -> tuple[tuple[Ticket, Task], ...]:

@@ -11,7 +11,7 @@ from penstock.errors import ChannelClosed
 from penstock.orchestration.kept_work import KeptWork
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.memory_limit import memory_environment
-from penstock.orchestration.pooled import PoolCare, PooledWorker
+from penstock.orchestration.pooled_workers import PoolCare, PooledWorker
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.rollout.episode_pool import EpisodePool
@@ -50,7 +50,7 @@ async def _start(
             care.events.log(
                 "workflows run in the controller (rollout.workers=0), where no limit of CPU time or memory holds"
             )
-        return LocalEpisodes(work.engine, prepared.tokenizer, prepared.workflow, work.keep_call)
+        return LocalEpisodes(work.engine, prepared.tokenizer, prepared.workflow, work.keep_call, rollout.http)
     places = [rollout_place(launcher, f"rollout{index}", prepared, work) for index in range(num_workers)]
     await asyncio.gather(*(place.start() for place in places))
     workers = [LaunchedRollouts(place, None if care is None else care.events) for place in places]

@@ -28,10 +28,11 @@ class TrainedStep:
         return metric_values(merge_metrics([result.metrics for result in self.results]))
 
     def seconds(self) -> dict[str, float]:
-        """Where the time of a rank went, on average."""
-        kinds = self.results[0].seconds
+        """Where the time of a rank went, on average. A rank without rows has spent none on some kinds of work."""
+        kinds = dict.fromkeys(kind for result in self.results for kind in result.seconds)
         return {
-            kind: sum(result.seconds[kind] for result in self.results) / len(self.results) for kind in kinds
+            kind: sum(result.seconds.get(kind, 0.0) for result in self.results) / len(self.results)
+            for kind in kinds
         }
 
 

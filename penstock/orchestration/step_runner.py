@@ -47,12 +47,12 @@ class StepRunner:
                 self._num_lost_in_a_row = 0
                 return taken, results
             except StepTooLarge as error:
-                self._turn_smaller(error, "the step is tried again")
+                self._shrink_or_raise(error, "the step is tried again")
             except (
                 TrainerLost
             ) as error:  # ranks of which one had no room: all of them come back with smaller plans
                 if isinstance(error.__cause__, StepTooLarge):
-                    self._turn_smaller(error.__cause__, "its ranks begin again from the last checkpoint")
+                    self._shrink_or_raise(error.__cause__, "its ranks begin again from the last checkpoint")
                 raise
             except BlobLost as error:  # the trainer reads all blobs of a step before it trains on any
                 taken = await self._without_lost(taken, error)
@@ -68,7 +68,7 @@ class StepRunner:
         self._planner = dataclasses.replace(self._planner, micro_batch_tokens=before // 2)
         return f"trainer.micro_batch_tokens is {before // 2} from now on, instead of {before}"
 
-    def _turn_smaller(self, error: StepTooLarge, then: str) -> None:
+    def _shrink_or_raise(self, error: StepTooLarge, then: str) -> None:
         word = self.shrink()
         if word is None:
             raise error

@@ -6,9 +6,8 @@ scorers, rollout workers start ─► version 0 verified ─► evaluate ─► 
 import asyncio
 import functools
 import gc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
-from penstock.buffer.admission import ReadyGroup
 from penstock.buffer.durable_log import FOLDER as JOURNAL
 from penstock.engines.engine_pool import EnginePool
 from penstock.interfaces import Scorer
@@ -28,10 +27,11 @@ from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.remote import RemoteLauncher
 from penstock.orchestration.launchers.volunteers import Volunteers
 from penstock.orchestration.monitor import RunMonitor
-from penstock.orchestration.pooled import PoolCare
+from penstock.orchestration.pooled_workers import PoolCare
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.recovery import undone_groups
 from penstock.orchestration.restart_policy import RestartPolicy
+from penstock.orchestration.resume import BroughtBack
 from penstock.orchestration.revival import Revivable, Revival
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.standing_file import write_standing
@@ -224,7 +224,7 @@ class TrainingPhase:
             keep=lambda lines: write_standing(folder, lines),
         )
 
-    def _undone(self) -> Callable[[int], Awaitable[Sequence[ReadyGroup]]] | None:
+    def _undone(self) -> Callable[[int], Awaitable[BroughtBack]] | None:
         beginning, folder, config = self._beginning, self._prepared.folder / JOURNAL, self._config
         log = beginning.log
         if log is None:

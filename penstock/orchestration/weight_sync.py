@@ -112,6 +112,7 @@ class WeightSync:
 
     def withdraw(self, version: int) -> None:
         """No weights were made for it."""
+        self._buffer.gate.history.withdraw(version)
         self._unreleased.discard(version)
 
     async def offer(self, offer: Offer) -> None:

@@ -19,6 +19,7 @@ from penstock.errors import ChannelClosed, ScoringFailed, TrainerLost
 from penstock.interfaces import BlobStore
 from penstock.observe.pulse import LONG_S
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpu_pools import engine_pools, visible_gpus
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.memory_limit import memory_environment
 from penstock.orchestration.placement import (
@@ -28,8 +29,7 @@ from penstock.orchestration.placement import (
     scorer_environment,
     sync_environment,
 )
-from penstock.orchestration.pooled import PoolCare, PooledWorker
-from penstock.orchestration.pools import engine_pools, visible_gpus
+from penstock.orchestration.pooled_workers import PoolCare, PooledWorker
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.rank_places import RankPlaces
 from penstock.orchestration.replaceable import ReplaceableWorker

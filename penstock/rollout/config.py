@@ -1,10 +1,10 @@
 """The `rollout` section: how many attempts at a task, how they are sampled, and what an attempt is."""
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock.config import Section
 from penstock.http_calls import HttpConfig
-from penstock.types import SamplingParams
+from penstock.types import DEFAULT_POLICY, SamplingParams
 
 
 class AgentsConfig(Section):
@@ -15,7 +15,18 @@ class AgentsConfig(Section):
     agents may reach it; there is no TLS."""
     models: dict[str, str] = Field(default_factory=dict)
     """The policy that answers for each model name that agents ask for, beside `policy` and the run's own model;
-    `"*"` stands for every other name."""
+    `"*"` stands for every other name. A run serves one policy so far, `policy`."""
+
+    @field_validator("models")
+    @classmethod
+    def _are_served(cls, models: dict[str, str]) -> dict[str, str]:
+        for name, policy in models.items():
+            if policy != DEFAULT_POLICY:
+                raise ValueError(
+                    f"rollout.agents.models must name the policy that the run's engines serve, {DEFAULT_POLICY!r}, "
+                    f"got {policy!r} for {name!r}; let agents ask for other models where those are served"
+                )
+        return models
 
 
 class RolloutConfig(Section):

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.errors import RequestRefused
+from penstock.http_calls import HttpConfig
 from penstock.interfaces import Tokenizer
 from penstock.passing_errors import may_pass
 from penstock.rollout.episode_rollout import Rollout, TokenSource
@@ -45,11 +46,13 @@ class LocalEpisodes:
         tokenizer: Tokenizer,
         workflow: Workflow | None = None,
         keep_call: KeepCall = keep_nothing,
+        http: HttpConfig | None = None,
     ) -> None:
-        """`keep_call` is told what calls through rollouts gave."""
+        """`keep_call` is told what calls through rollouts gave; services that tasks name are asked as `http`
+        says."""
         self._engine = engine
         self._tokenizer = tokenizer
-        self._workflows = Workflows(workflow)
+        self._workflows = Workflows(workflow, http)
         self._keep_call = keep_call
 
     async def run(self, spec: EpisodeSpec) -> Episode:

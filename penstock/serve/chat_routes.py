@@ -13,7 +13,7 @@ from penstock.serve.engine_answers import Piece
 from penstock.serve.json_body import answer, read_body
 from penstock.serve.request_bodies import ChatBody
 from penstock.serve.served_model import ServedModel
-from penstock.serve.server_events import EventStream
+from penstock.serve.server_events import SentEvents
 from penstock.serve.text_answers import Asked, answer_all, ask, stream_all, token_fields, usage
 from penstock.serve.tool_calls import ToolCall, ToolParser, parser_of
 
@@ -75,7 +75,7 @@ class ChatRoutes:
         return choice | token_fields(piece, body.return_token_ids)
 
     async def _stream(self, request: web.Request, body: ChatBody, asked: Asked) -> web.StreamResponse:
-        events, made = EventStream(request), 0
+        events, made = SentEvents(request), 0
         texts = [self.shown_text(body) for _ in asked.requests]
         unopened = set(range(len(texts)))
         try:

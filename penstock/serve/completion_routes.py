@@ -11,7 +11,7 @@ from penstock.serve.engine_answers import Piece
 from penstock.serve.json_body import answer, read_body
 from penstock.serve.request_bodies import CompletionBody
 from penstock.serve.served_model import ServedModel
-from penstock.serve.server_events import EventStream
+from penstock.serve.server_events import SentEvents
 from penstock.serve.text_answers import Asked, answer_all, ask, stream_all, token_fields, usage
 
 
@@ -40,7 +40,7 @@ class CompletionRoutes:
         return answer(self._frame(asked, choices) | {"usage": usage(asked, made)})
 
     async def _stream(self, request: web.Request, body: CompletionBody, asked: Asked) -> web.StreamResponse:
-        events, made = EventStream(request), 0
+        events, made = SentEvents(request), 0
         offsets = [0] * len(asked.requests)
         try:
             async with aclosing(stream_all(self._model, asked)) as pieces:  # type: ignore[type-var]

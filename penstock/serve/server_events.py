@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
-class EventStream:
+class SentEvents:
     """Begins with its first event, so that what fails before it is still an ordinary error. `send` waits for a slow
     client; when one has left, the request's task is cancelled."""
 

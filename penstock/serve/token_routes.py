@@ -12,7 +12,7 @@ from penstock.serve.engine_answers import Piece, stream_answer, whole_answer
 from penstock.serve.json_body import answer, read_body
 from penstock.serve.request_bodies import TokenBody
 from penstock.serve.served_model import ServedModel
-from penstock.serve.server_events import EventStream
+from penstock.serve.server_events import SentEvents
 from penstock.types import GenerateRequest, IntArray
 
 
@@ -65,7 +65,7 @@ class TokenRoutes:
     async def _stream(
         self, request: web.Request, asked: GenerateRequest, shown_id: str
     ) -> web.StreamResponse:
-        events, whole = EventStream(request), Piece()
+        events, whole = SentEvents(request), Piece()
         try:
             async for piece in stream_answer(self._model.engine, asked):
                 whole.versions += piece.versions

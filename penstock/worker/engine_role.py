@@ -12,7 +12,7 @@ from penstock.channel import Channel
 from penstock.config.unresolved import refuse_auto
 from penstock.engines.config import EngineConfig
 from penstock.engines.engine_client import GENERATE, REPORT, STAGE, UPDATE, EngineStart, UpdateRequest
-from penstock.engines.kinds import EngineParts, open_engine
+from penstock.engines.kinds import EngineParts, ServedEngine, open_engine
 from penstock.errors import OutOfMemory
 from penstock.models.config import LoraConfig
 from penstock.models.load import resolve_device
@@ -36,8 +36,21 @@ async def start(
     torch.set_num_threads(request.threads)
     config = EngineConfig.model_validate(request.config)
     refuse_auto({"engine.dtype": config.dtype, "engine.embedded.compile": config.embedded.compile})
+    with naming_settings(request.name, ENGINE):
+        engine = await open_engine(config.kind, parts_of(request, config))
+    service = EngineService(engine, fail, events)
+    channel.serve_stream(GENERATE, service.generate)
+    channel.serve(STAGE, service.stage)
+    channel.serve(UPDATE, service.update)
+    channel.serve(REPORT, lambda _: engine.report())
+    service.run()
+    return await engine.report()
+
+
+def parts_of(request: EngineStart, config: EngineConfig) -> EngineParts:
+    """What an engine of any kind is made of, opened in this process."""
     device = resolve_device(request.device if config.device == "auto" else config.device)
-    parts = EngineParts(
+    return EngineParts(
         name=request.name,
         model=request.model,
         device=request.device,
@@ -55,47 +68,47 @@ async def start(
         interface=request.interface,
         sync_token=request.sync_token,
     )
-    with naming_settings(request.name, ENGINE):
-        engine = await open_engine(config.kind, parts)
 
-    is_over = False
 
-    @contextlib.contextmanager
-    def needing_memory() -> Iterator[None]:
-        """Out of memory the process ends, so that another one takes its place with less to hold."""
-        nonlocal is_over
+class EngineService:
+    """An engine whose work leaves spans, and whose failure is the process's."""
+
+    def __init__(self, engine: ServedEngine, fail: Callable[[BaseException], None], events: Recorder) -> None:
+        self._engine, self._fail, self._events = engine, fail, events
+        self._slots = Slots()
+        self._is_over = False
+        self._running: asyncio.Task[None] | None = None
+
+    def run(self) -> None:
+        """Let the engine generate, watched, until the process ends."""
+        progress = getattr(self._engine, "progress", None)  # some have nothing that could be stuck by itself
+        if progress is not None:
+            limit_s = getattr(self._engine, "progress_limit_s", STEP_LIMIT_S)
+            self._events.pulse.watch("generating", progress, limit_s)
+        self._running = asyncio.get_running_loop().create_task(self._engine.run())
+        self._running.add_done_callback(self._ended)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        slot, start, num_tokens = self._slots.take(), self._events.now(), 0
         try:
-            with naming_settings(engine.name, ENGINE):
-                yield
-        except OutOfMemory as error:
-            if not is_over:
-                is_over = True
-                fail(error)
-            raise
-
-    slots = Slots()
-
-    async def generate(request: GenerateRequest) -> AsyncIterator[Chunk]:
-        slot, start, num_tokens = slots.take(), events.now(), 0
-        try:
-            with needing_memory():
-                async with aclosing(engine.generate(request)) as chunks:  # type: ignore[type-var]
+            with self._needing_memory():
+                async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
                     async for chunk in chunks:
                         num_tokens += len(chunk.token_ids)
                         yield chunk
         finally:
-            slots.give_back(slot)
-            events.span(f"slot {slot}", "generate", start, request=request.id, tokens=num_tokens)
+            self._slots.give_back(slot)
+            self._events.span(f"slot {slot}", "generate", start, request=request.id, tokens=num_tokens)
 
-    async def stage(update: WeightUpdate) -> None:
-        with needing_memory(), events.measure("update", "stage", version=update.version):
-            await engine.stage(update)
+    async def stage(self, update: WeightUpdate) -> None:
+        with self._needing_memory(), self._events.measure("update", "stage", version=update.version):
+            await self._engine.stage(update)
 
-    async def update(request: UpdateRequest) -> UpdateReceipt:
-        with needing_memory():
-            start = events.now()
-            receipt = await engine.update(request.update, request.interrupt)
-        events.span(
+    async def update(self, request: UpdateRequest) -> UpdateReceipt:
+        with self._needing_memory():
+            start = self._events.now()
+            receipt = await self._engine.update(request.update, request.interrupt)
+        self._events.span(
             "update",
             "update",
             start,
@@ -106,22 +119,22 @@ async def start(
         )
         return receipt
 
-    channel.serve_stream(GENERATE, generate)
-    channel.serve(STAGE, stage)
-    channel.serve(UPDATE, update)
-    channel.serve(REPORT, lambda _: engine.report())
+    @contextlib.contextmanager
+    def _needing_memory(self) -> Iterator[None]:
+        """Out of memory the process ends, so that another one takes its place with less to hold."""
+        try:
+            with naming_settings(self._engine.name, ENGINE):
+                yield
+        except OutOfMemory as error:
+            if not self._is_over:
+                self._is_over = True
+                self._fail(error)
+            raise
 
-    def finished(task: "asyncio.Task[None]") -> None:
+    def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and not is_out_of_memory(error):
-            fail(error)
+            self._fail(error)
         elif error is not None:
-            with contextlib.suppress(OutOfMemory), needing_memory():
+            with contextlib.suppress(OutOfMemory), self._needing_memory():
                 raise error
-
-    progress = getattr(engine, "progress", None)  # some have nothing that could be stuck by itself
-    if progress is not None:
-        events.pulse.watch("generating", progress, getattr(engine, "progress_limit_s", STEP_LIMIT_S))
-    running = asyncio.get_running_loop().create_task(engine.run())
-    running.add_done_callback(finished)
-    return await engine.report()

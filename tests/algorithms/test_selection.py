@@ -1,4 +1,3 @@
-import msgspec
 import numpy as np
 import pytest
 
@@ -8,7 +7,6 @@ from penstock.algorithms.selection import (
     overlong_filter,
     overlong_penalty,
     select,
-    version_spread,
     zero_variance,
 )
 from penstock.types import Episode, Group, SamplingParams, Score, ScoredGroup, Task, Turn
@@ -88,15 +86,6 @@ def test_a_group_that_loses_every_episode_is_dropped():
         == "overlong_filter"
     )
     assert select(scored([1, 0]), {}).keep == (True, True)
-
-
-def test_version_spread_is_over_loss_tokens():
-    group = scored([1, 0, 0], version=3)
-    samples = [sample for episode in group.group.episodes for sample in episode.samples()]
-    assert version_spread(samples) == 2
-    hidden = msgspec.structs.replace(samples[2], loss_mask=np.zeros_like(samples[2].loss_mask))
-    assert version_spread([*samples[:2], hidden]) == 1
-    assert version_spread([]) == 0
 
 
 def test_the_catalogue_is_whole():

@@ -2,9 +2,9 @@ import time
 from pathlib import Path
 
 from penstock.bench.observe_cost import Recorded, SeeingTime, replay, trace_speed
+from penstock.observe.event_queue import MonotonicClock
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent
-from penstock.observe.readers import MonotonicClock
 from penstock.observe.reading.run_reading import RunReading
 from tests.observe.examples import ONE_OF_EACH
 

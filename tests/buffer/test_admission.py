@@ -42,6 +42,29 @@ def train_one(gate: StalenessGate, ticket: Ticket, versions: list[int]) -> None:
     gate.trained(selection)
 
 
+def test_what_another_policy_sampled_has_no_age_here() -> None:
+    """A judge's turn behind the policy's: of an old version, and of one that the policy has never had."""
+    for version in (0, 99):
+        one = gate("drop")
+        one.step = one.served_step = 5
+        ticket = one.admit()
+        group = scored(ticket.number, [5, 5])
+        (episode,) = group.group.episodes
+        judge = msgspec.structs.replace(
+            episode.turns[0], policy="judge", versions=np.full(2, version, np.int32)
+        )
+        episodes = (msgspec.structs.replace(episode, turns=(*episode.turns, judge)),)
+        both = msgspec.structs.replace(group, group=msgspec.structs.replace(group.group, episodes=episodes))
+        assert one.finish(ticket, both)
+        selection, dropped = one.select()
+        assert selection is not None
+        assert dropped == []
+        ((samples,),) = (ready.samples for ready in selection.groups)
+        assert [(sample.policy, sample.versions.tolist()) for sample in samples] == [
+            ("policy", [-1, -1, 5, 5])
+        ]
+
+
 def test_admission_counts_everything_outstanding_and_shrinks_with_lag() -> None:
     one = gate(per_step=2, max_staleness=1)
     tickets = [one.admit() for _ in range(4)]

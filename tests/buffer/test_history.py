@@ -21,6 +21,13 @@ def test_a_rollback_uses_no_version_again() -> None:
     assert history.newest == 5
 
 
+def test_a_version_without_weights_leaves_its_step_to_the_next() -> None:
+    history = VersionHistory(steps=[0, 1])
+    history.withdraw(history.issue(2))
+    assert [history.step_of(version) for version in range(3)] == [0, 1, 1]
+    assert (history.issue(1), history.issue(2)) == (3, 4)
+
+
 def test_what_was_never_issued_has_no_step() -> None:
     history = VersionHistory("coder", steps=[0])
     for version in (-1, 1):

@@ -175,6 +175,8 @@ def test_the_status_has_flow_answers_and_the_newest_sample() -> None:
     }
     state.on(msgspec.structs.replace(first, metrics={**first.metrics, **experts}))
     assert state.status().experts == ExpertStatus(replayed=1.0, flipped=0.25, gap=0.5, gap_without=0.75)
+    state.on(msgspec.structs.replace(first, metrics={**first.metrics, "routing_replayed": 0.0}))
+    assert state.status().experts == ExpertStatus(replayed=0.0, flipped=None, gap=None, gap_without=None)
 
 
 def test_ages_of_the_last_step_are_in_order() -> None:

@@ -37,6 +37,12 @@ def test_experts_have_a_line_where_they_are_recorded() -> None:
     assert shown[4] == ("experts    100% replayed, 2.1% flipped   logprob gap 0.0301, without replay 0.0312")
 
 
+def test_experts_of_which_none_was_replayed_are_not_said_to_agree() -> None:
+    experts = ExpertStatus(replayed=0.0, flipped=None, gap=None, gap_without=None)
+    shown = drawn(dataclasses.replace(STATUS, experts=experts), 90)
+    assert shown[4] == "experts    0% replayed, – flipped   logprob gap –, without replay –"
+
+
 BIG = dataclasses.replace(
     STATUS,
     name="a-long-name-" * 9,

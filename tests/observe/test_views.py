@@ -25,6 +25,8 @@ def test_a_progress_line_tells_of_experts_that_flipped() -> None:
     assert "(max 3)  experts 2.1% flipped  limit: engines" in progress_line(
         dataclasses.replace(STATUS, experts=experts)
     )
+    unknown = ExpertStatus(replayed=0.0, flipped=None, gap=None, gap_without=None)
+    assert "  experts – flipped  " in progress_line(dataclasses.replace(STATUS, experts=unknown))
 
 
 def test_brackets_are_shown_and_not_taken_for_styles() -> None:

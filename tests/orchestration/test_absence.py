@@ -8,7 +8,7 @@ from penstock.observe.pulse import PulseReport
 from penstock.orchestration.absence import Absence
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from tests.orchestration.test_pooled import Processes
+from tests.orchestration.test_pooled_workers import Processes
 
 
 class Silent:

@@ -23,6 +23,26 @@ def test_what_a_plain_run_needs() -> None:
     assert set(needed_capabilities(config())) == {"logprobs", "versions", "seed", "interrupt:inflight"}
 
 
+def test_an_evaluation_needs_what_its_answers_are_drawn_with_and_nothing_of_training() -> None:
+    trained = config(
+        rollout={"top_p": 0.9, "stop": ["."]},
+        eval={"temperature": 0, "tasks": {}},
+        model={"lora": {}},
+        sync={"interrupt": "inflight_recompute"},
+        engine={"record_routing": "on"},
+    )
+    needed = needed_capabilities(trained, trains=False)
+    assert needed == {
+        "seed": "run.seed=0",
+        "truncation": "rollout.top_p=0.9",
+        "stop_strings": "rollout.stop=['.']",
+        "greedy": "eval.temperature=0",
+    }
+    check_capabilities(trained, [report(*needed)], trains=False)
+    with pytest.raises(UserError, match=r"^engine engine0 lacks greedy \(for eval.temperature=0\); "):
+        check_capabilities(trained, [report("seed", "truncation", "stop_strings")], trains=False)
+
+
 @pytest.mark.parametrize(
     ("sections", "capability", "why"),
     [

@@ -22,6 +22,17 @@ def test_reinforce_pp_needs_two_episodes_a_step():
     config(algorithm={"advantage": "reinforce_pp"}, rollout={"group_size": 1, "groups_per_step": 2})
 
 
+def test_agents_are_answered_by_the_one_policy_of_a_run():
+    models = {"gpt-4o": "policy", "*": "policy"}
+    assert config(rollout={"agents": {"models": models}}).rollout.agents.models == models
+    with pytest.raises(ValidationError) as raised:
+        config(rollout={"agents": {"models": {**models, "judge": "teacher"}}})
+    assert (
+        "rollout.agents.models must name the policy that the run's engines serve, 'policy', got 'teacher' for "
+        "'judge'; let agents ask for other models where those are served"
+    ) in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("section", "field"),
     [

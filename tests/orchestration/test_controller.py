@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.buffer.admission import GateState, ReadyGroup, StepGroups, Ticket
+from penstock.buffer.admission import GateState, StepGroups, Ticket
 from penstock.buffer.group_log import MemoryGroupLog
 from penstock.buffer.history import HistoryState
 from penstock.buffer.spans import with_numbers
@@ -25,7 +25,7 @@ from penstock.observe.run_state import RunState
 from penstock.orchestration.assembly import Parts, build_controller
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.controller import Controller
-from penstock.orchestration.resume import Resume
+from penstock.orchestration.resume import BroughtBack, LostGroup, Resume
 from penstock.orchestration.simulation import (
     SimulatedEngine,
     SimulatedScorer,
@@ -36,7 +36,7 @@ from penstock.orchestration.virtual_time import Deadlock, run_in_virtual_time
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_runner import LocalEpisodes
 from penstock.rollout.workflow import as_workflow
-from penstock.types import Episode, Interrupt, Score, Task, UpdateReceipt, WeightUpdate
+from penstock.types import Episode, Group, Interrupt, Score, Task, UpdateReceipt, WeightUpdate
 
 
 class Tasks:
@@ -370,8 +370,18 @@ def test_a_resumed_run_goes_on_with_its_numbers_steps_and_versions() -> None:
             gate=gate,
             history=HistoryState(policy="policy", steps=(0, 1, 2, 3, 3, 4)),
             running={number: Task(id=f"old{number}", prompt="p") for number in (8, 9)},
+            lost=(
+                LostGroup(
+                    group=Group(number=7, task=Task(id="old7", prompt="p"), episodes=()),
+                    scores=(),
+                    reason="lost_blob",
+                    message="blob group-7/x can't be read",
+                ),
+            ),
         ),
     )
+    drops = [event for event in world.events if isinstance(event, Drop)]
+    assert [(drop.group, drop.task_id, drop.reason) for drop in drops] == [(7, "old7", "lost_blob")]
     assert [(plan.step, plan.publishes) for plan in world.trainer.plans] == [(5, 7), (6, 8)]
     assert {number: entry.task.id for number, entry in world.log.entries.items() if number < 12} == {
         8: "old8",
@@ -379,6 +389,7 @@ def test_a_resumed_run_goes_on_with_its_numbers_steps_and_versions() -> None:
     }
     assert min(number for number in world.log.entries if number > 9) == 12
     assert world.log.counts() == Counter(trained=4)
+    assert world.log.versions == {6: 4, 7: 5, 8: 6}
 
 
 def test_every_stage_tells_what_it_does() -> None:
@@ -470,16 +481,18 @@ def test_steps_that_are_undone_while_the_next_waits_for_groups_are_trained_again
     done: list[StepGroups] = []
     log = MemoryGroupLog()
 
-    async def undone(step: int) -> list[ReadyGroup]:
+    async def undone(step: int) -> BroughtBack:
         steps = [taken for taken in done if taken.step >= step]
         del done[step:]
         for number in (number for taken in steps for number in taken.numbers):
             log.entries[number].state = "scored"
-        return [
-            msgspec.structs.replace(group, selected_at=taken.step)
-            for taken in steps
-            for group in taken.groups
-        ]
+        return BroughtBack(
+            ready=[
+                msgspec.structs.replace(group, selected_at=taken.step)
+                for taken in steps
+                for group in taken.groups
+            ]
+        )
 
     async def lose_the_trainer(controller: Controller) -> None:
         trained = controller.buffer.trained

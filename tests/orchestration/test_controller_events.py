@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 
 from penstock.orchestration.controller_events import sample_event
@@ -29,6 +30,14 @@ def test_a_sample_tells_its_versions_lengths_and_texts() -> None:
     assert (told.oldest_version, told.newest_version) == (4, 6)
     assert (told.num_turns, told.num_prompt_tokens, told.num_output_tokens) == (2, 3, 4)
     assert (told.prompt, told.answer, told.finish_reason) == ("user: 12 × 7", "84", "stop")
+
+
+def test_versions_are_those_of_the_policy_that_is_trained() -> None:
+    judge = msgspec.structs.replace(turn([900], "fine"), policy="judge")
+    episode = Episode(task_id="t", turns=(turn([4, 5], "84"), judge))
+    group = Group(number=3, task=Task(id="t", prompt="p"), episodes=(episode,))
+    told = sample_event(group, episode, None, time=2.0, step=8, drop=None, age_of=lambda version: 7 - version)
+    assert (told.oldest_version, told.newest_version, told.age) == (4, 5, 3)
 
 
 def test_an_episode_without_a_turn_or_a_score_is_told_too() -> None:

@@ -17,6 +17,7 @@ from penstock.observe.events import Drop
 from penstock.observe.readers import MemoryReader
 from penstock.orchestration.assembly import Parts, build_controller
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.controller import Controller
 from penstock.orchestration.simulation import (
     SimulatedEngine,
     SimulatedScorer,
@@ -267,6 +268,79 @@ def test_a_step_that_loses_all_of_its_groups_is_made_with_others(tmp_path: Path,
     published = [plan.publishes for plan in run.trainer.plans]
     assert published == sorted(set(published))
     assert not run.left() & run.ended()
+
+
+def controlled(folder: Path, trainer: ReadingTrainer, *, every: int) -> Controller:
+    blobs = FolderBlobs(folder)
+    parts = Parts(
+        engine=RecordingEngine(blobs, None),
+        trainers=[trainer],
+        scorer=SimulatedScorer(score_s=lambda: 0.01, value=lambda task, episode: float(episode.index)),
+        tokenizer=SimulatedTokenizer(),
+        tasks=Tasks(),
+        blobs=blobs,
+    )
+    config = {"rollout": {"group_size": 3, "groups_per_step": 1, "top_p": 0.9}, "sync": {"every": every}}
+    return build_controller(PenstockConfig.model_validate({**config, "run": {"steps": 8}}), parts)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_run_that_stops_behind_a_lost_step_serves_its_last_weights(tmp_path: Path, every: int) -> None:
+    """Step 4 loses its groups and is not tried again: engines end with the weights of step 3, published or not."""
+    controllers = list[Controller]()
+
+    def damage(plan: StepPlan) -> None:
+        if plan.step == 4:
+            lose_all(tmp_path, plan)
+            controllers[0].stop()
+
+    async def run() -> None:
+        trainer = ReadingTrainer(FolderBlobs(tmp_path), damage)
+        controllers.append(controlled(tmp_path, trainer, every=every))
+        await controllers[0].start()
+        await controllers[0].run()
+
+    run_in_virtual_time(run())
+    gate = controllers[0].buffer.gate
+    assert (gate.step, gate.served_step) == (3, 3)
+
+
+class SlowTrainer(ReadingTrainer):
+    """Says when step 2 has begun, and takes its time."""
+
+    def __init__(self, blobs: FolderBlobs, damage: Callable[[StepPlan], None]) -> None:
+        super().__init__(blobs, damage)
+        self.began = asyncio.Event()
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        if plan.step == 2:
+            self.began.set()
+        await asyncio.sleep(0.2)
+        return await super().step(plan)
+
+
+def test_weights_can_be_published_again_behind_a_lost_step(tmp_path: Path) -> None:
+    """An engine joins between a step that lost its groups and the next try at it."""
+    tried = list[int]()
+
+    def damage(plan: StepPlan) -> None:
+        tried.append(plan.step)
+        if tried == [1, 2]:
+            lose_all(tmp_path, plan)
+
+    async def run() -> None:
+        trainer = SlowTrainer(FolderBlobs(tmp_path), damage)
+        controller = controlled(tmp_path, trainer, every=1)
+        await controller.start()
+        running = asyncio.ensure_future(controller.run())
+        await trainer.began.wait()
+        await controller.republish()
+        steps = controller.buffer.gate.history.state().steps
+        assert (tried[:2], steps[:4]) == ([1, 2], (0, 1, 1, 1))
+        await running
+        assert controller.buffer.gate.step == 8
+
+    run_in_virtual_time(run())
 
 
 def test_a_store_that_has_lost_everything_ends_the_run(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.preflight import new_run_folder, open_writers, prepare
 from penstock.orchestration.run_facts import read_facts
-from penstock.types import Task
+from penstock.rollout.episode_rollout import Rollout
+from penstock.rollout.workflow import as_workflow
+from penstock.types import Task, Turn
 
 
 def prepare_on(gpu: Gpu, tiny_model: Path, folder: Path, log: list[str], **sections: Any) -> Any:
@@ -106,6 +108,40 @@ def test_a_chat_model_is_prompted_through_its_template_with_a_word(tiny_model: P
         "(tasks.as_chat=false leaves them as they are)"
     ]
     assert "as_chat: true" in (prepared.folder / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("is_heldout", [False, True])
+def test_a_command_beside_a_workflow_that_no_worker_can_load_is_refused(
+    tiny_model: Path, tmp_path: Path, is_heldout: bool
+) -> None:
+    async def closure(task: Task, rollout: Rollout) -> Turn:
+        return await rollout.generate(task.prompt)
+
+    plain, agent = Task(id="b", prompt="1+2="), Task(id="a", prompt="1+3=", workflow="python agent.py")
+    config = build(
+        PenstockConfig,
+        {
+            "model": {"name": str(tiny_model)},
+            "reward": {"functions": ["penstock.bench.workload:reward"]},
+            "eval": {"tasks": {}},
+            "run": {"folder": str(tmp_path / "runs")},
+        },
+    )
+    with pytest.raises(UserError) as raised:
+        prepare(
+            config,
+            tasks=[plain if is_heldout else agent],
+            heldout=[agent if is_heldout else plain],
+            log=print,
+            cache=tmp_path,
+            workflow=as_workflow(closure),
+        )
+    assert str(raised.value) == (
+        "the workflow of task 'a' is a command, which needs rollout workers, and none can load the run's workflow, "
+        "since it exists only in this process; put that into a module and name it by path "
+        "(rollout.workflow=file.py:function)"
+    )
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_folder_is_private_and_shows_no_secret(tmp_path: Path) -> None:

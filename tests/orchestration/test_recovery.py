@@ -153,6 +153,7 @@ def test_a_group_whose_drop_a_crash_lost_is_dropped_again(tmp_path: Path) -> Non
             resume = await recover(log, beginning(stream), PenstockConfig.model_validate({}), stream)
             assert resume.gate.ready == ()
             assert dict(log.lives.drops()) == {"empty": 1}
+            assert [(one.group.number, one.reason) for one in resume.lost] == [(0, "empty")]
 
     asyncio.run(scene())
 
@@ -201,6 +202,9 @@ def test_a_finished_group_comes_back_with_its_blobs_or_is_dropped_with_a_reason(
             assert [one.ticket.number for one in resume.gate.ready] == ([] if is_lost else [3])
             assert after.scopes == ({} if is_lost else {"group-3": {"g3.0.0": b"mask"}})
             assert dict(log.lives.drops()) == ({"lost_blob": 1} if is_lost else {})
+            told = [(one.group.number, one.group.task.id, one.reason) for one in resume.lost]
+            assert told == ([(3, "t3", "lost_blob")] if is_lost else [])
+            assert all("group-3" in one.message for one in resume.lost)
 
     asyncio.run(scene())
 

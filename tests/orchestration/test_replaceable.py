@@ -9,7 +9,7 @@ from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.orchestration.workers import LaunchedEngine
 from tests.orchestration.scripted_worker import place, serve_scripted
-from tests.orchestration.test_pooled import Processes
+from tests.orchestration.test_pooled_workers import Processes
 
 
 def test_a_worker_that_ends_at_its_start_says_so() -> None:

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from penstock.config.loader import build
 from penstock.engines.scripted import ScriptedEngine
@@ -20,6 +22,7 @@ from penstock.rollout.kept_calls import KeepCall, keep_nothing
 from penstock.rollout.workflow import load_workflow
 from penstock.types import CallAnswer, Episode, Task
 from tests.rollout.contract import sevens, spec_of
+from tests.services import service
 
 
 @asynccontextmanager
@@ -162,6 +165,38 @@ def test_an_agent_that_could_not_reach_something_is_started_again_and_its_answer
     episode = asyncio.run(main())
     assert (episode.failure, [turn.text for turn in episode.turns]) == (None, ["7"])
     assert [request.id for request in engine.requests] == ["g12.0.0"]
+
+
+def test_without_workers_the_service_of_a_task_is_asked_as_the_config_says(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    http = {"retries": 2, "retry_s": 0.001}
+    config = build(PenstockConfig, {"rollout": {"workers": 0, "retries": 0, "http": http}})
+
+    async def unwell(path: str, body: Any) -> web.Response:
+        asked.append(path)
+        return web.Response(status=503)
+
+    async def main() -> Episode:
+        async with LocalLauncher(tmp_path) as launcher, service(unwell) as url:
+            task = Task(id="t", prompt="2+2=", workflow=url)
+            prepared = Prepared(
+                config=config,
+                model=str(tiny_model),
+                tokenizer=ChatTokenizer(str(tiny_model)),
+                tasks=[task],
+                heldout=[],
+                folder=tmp_path,
+                max_context=64,
+            )
+            episodes = await start_episodes(
+                launcher, prepared, KeptWork(engine=sevens(), keep_call=keep_nothing)
+            )
+            return await episodes.run(msgspec.structs.replace(spec_of(), task=task))
+
+    assert asyncio.run(main()).failure == "workflow_error"
+    assert asked == ["/reset"] * 3
 
 
 def test_episodes_that_are_run_again_are_told_of_ever_more_seldom() -> None:

@@ -10,10 +10,10 @@ from transformers import LlamaConfig
 
 from penstock.config.loader import load_config
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpu_pools import Needs, resolve_pools
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import CONTEXT_BYTES
 from penstock.orchestration.parallel_check import check_ranks
-from penstock.orchestration.pools import Needs, resolve_pools
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "several_gpus.sh"
 GPU = Gpu(name="H100", total_bytes=80 * 10**9, free_bytes=79 * 10**9)

@@ -22,7 +22,7 @@ from penstock.serve.agents.episode_session import Call, EpisodeSession, Made
 from penstock.serve.chat_routes import ChatRoutes, opening
 from penstock.serve.engine_answers import Piece
 from penstock.serve.request_bodies import ChatBody, TextFields
-from penstock.serve.server_events import EventStream
+from penstock.serve.server_events import SentEvents
 from penstock.serve.stop_texts import StopTexts
 from penstock.serve.token_routes import token_choice
 from penstock.types import Chunk, Turn
@@ -123,7 +123,7 @@ async def send_stream(
     request: web.Request, session: EpisodeSession, call: Call, shape: AnswerEvents
 ) -> web.StreamResponse:
     """What fails before the first event is an ordinary error."""
-    events, tokenizer = EventStream(request), session.rollout.tokenizer
+    events, tokenizer = SentEvents(request), session.rollout.tokenizer
     choices = [_Choice(tokenizer, shape, number) for number in range(shape.num_choices)]
     try:
         async with aclosing(call.live.follow()) as chunks:  # type: ignore[type-var]

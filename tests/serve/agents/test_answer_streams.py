@@ -11,7 +11,7 @@ import pytest
 from openai import BadRequestError
 
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.serve.server_events import EventStream
+from penstock.serve.server_events import SentEvents
 from penstock.types import Chunk, GenerateRequest, Turn
 from tests.serve.agents.doors import END, Visit, a_spec, opened, saying
 
@@ -288,17 +288,17 @@ def test_a_turn_is_the_episodes_before_its_last_event_leaves(
 ) -> None:
     """An agent may end as soon as it has it, and its episode with it."""
     num_turns: list[int] = []
-    send = EventStream.send
+    send = SentEvents.send
 
     async def main() -> None:
         async with opened(saying(byte_tokenizer, "1234"), byte_tokenizer) as visit:
             one = visit(a_spec(chunk_tokens=2))
 
-            async def noting(stream: EventStream, event: dict[str, Any]) -> None:
+            async def noting(stream: SentEvents, event: dict[str, Any]) -> None:
                 num_turns.append(len(one.rollout.turns))
                 await send(stream, event)
 
-            monkeypatch.setattr(EventStream, "send", noting)
+            monkeypatch.setattr(SentEvents, "send", noting)
             async with chat(one) as response:
                 assert said(await all_events(response)) == "1234"
 

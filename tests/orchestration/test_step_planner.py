@@ -1,0 +1,19 @@
+from penstock.buffer.admission import StepGroups
+from penstock.orchestration.step_planner import TrainedStep
+from penstock.types import StepResult
+
+
+def test_seconds_are_means_over_ranks_also_of_those_without_rows() -> None:
+    results = [
+        StepResult(step=1, metrics={}, seconds={"prepare": 1.0}),
+        StepResult(step=1, metrics={}, seconds={"prepare": 2.0, "forward": 4.0}),
+    ]
+    step = TrainedStep(
+        number=1,
+        taken=StepGroups(step=0, groups=()),
+        results=results,
+        waited_s=0.0,
+        took_s=0.0,
+        time_s=0.0,
+    )
+    assert step.seconds() == {"prepare": 1.5, "forward": 2.0}
