@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.orchestration.kept_checkpoints import checkpoints_of
+from penstock.orchestration.run_processes import wait_for_orphans
 
 STEPS = 12
 """Enough that the kill comes before the last."""
@@ -55,6 +56,7 @@ def kill_after(folder: Path, run: Path, step: int, *words: str) -> None:
                 process.communicate(timeout=0.01)
         process.kill()
         process.communicate(timeout=60)
+    wait_for_orphans(run)
 
 
 def weights_of(run: Path) -> bytes:

@@ -24,6 +24,7 @@ from penstock.cli.main import main
 from penstock.observe.reading.run_reading import RunReading
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.kept_checkpoints import checkpoints_of
+from penstock.orchestration.run_processes import wait_for_orphans
 from penstock.trainer.state_files import load_state
 
 REWARDS = """
@@ -562,6 +563,7 @@ def test_a_run_that_was_killed_goes_on(project: Path, capsys: pytest.CaptureFixt
     finally:
         process.kill()
         process.communicate(timeout=60)
+    wait_for_orphans(run)  # the trainer may still name the checkpoint that it was writing
     last = max(checkpoints_of(run))
     with pytest.raises(SystemExit) as ended:
         main(["resume", "runs/run", f"run.steps={last + 2}"])

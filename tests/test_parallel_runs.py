@@ -1,5 +1,6 @@
 """Real processes: a trainer of several ranks, from its first weights to the saved model."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from penstock.orchestration.checkpoints import read_progress
+from penstock.orchestration.kept_checkpoints import checkpoints_of
 from penstock.orchestration.workers import LaunchedTrainer
 from penstock.types import StepPlan, StepResult
 from tests.test_end_to_end import project, train  # noqa: F401  (a fixture)
@@ -50,17 +52,19 @@ def test_a_rank_that_dies_takes_its_group_down_and_back_up(
 ) -> None:
     """Killed in its fifth step, two ranks go on from the last checkpoint that was whole; then the run goes on with one."""
     step_rank, deaths = LaunchedTrainer.step, []
+    run = project / "runs" / "run"
 
     async def step(self: LaunchedTrainer, plan: StepPlan) -> StepResult:
         if plan.step == 5 and self.place.name == "trainer1" and not deaths:
             deaths.append(plan.step)
+            while not checkpoints_of(run):  # noqa: ASYNC110  (the trainer writes them beside its steps)
+                await asyncio.sleep(0.01)
             await self.place.give_up("")
         return await step_rank(self, plan)
 
     monkeypatch.setattr(LaunchedTrainer, "step", step)
     settings = ("run.checkpoint_every=2", "rollout.groups_per_step=2", "staleness.max_staleness=1")
     train("run.steps=6", "trainer.parallel.shard=2", *settings)
-    run = project / "runs" / "run"
     assert deaths == [5]
     said = capsys.readouterr().out
     assert "the trainer goes on from step 2" in said or "the trainer goes on from step 4" in said

@@ -14,6 +14,7 @@ from penstock.orchestration.checkpoints import BEGINNING, Progress, read_progres
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.kept_checkpoints import PROGRESS, best_of, checkpoints_of, rewards_of
 from penstock.orchestration.run_facts import read_facts
+from penstock.orchestration.run_processes import wait_for_orphans
 from penstock.safe_files import open_private, write_private
 
 LOCK = ".lock"
@@ -75,13 +76,16 @@ def is_held(folder: Path) -> bool:
 def load_saved_run(
     folder: Path, overrides: list[str], step: int | Literal["best"] | None = None
 ) -> tuple[PenstockConfig, SavedRun]:
-    """The config of a run that is to go on, and the checkpoint from which: of `step`, or the last."""
+    """The config of a run that is to go on, and the checkpoint from which: of `step`, or the last. Workers that a
+    killed controller left have ended when it is chosen."""
     for override in overrides:
         key = override.partition("=")[0]
         if key in FIXED or key.startswith("model.lora."):
             raise UserError(f"{key} can't be changed when a run is resumed; start another run for that")
     chosen_again = [f"{setting}=auto" for setting in read_facts(folder).auto]
     config = load_config(PenstockConfig, folder / "config.yaml", [*chosen_again, *overrides])
+    if not is_held(folder):  # `held` refuses one that is
+        wait_for_orphans(folder)
     checkpoint = _checkpoint(folder, step)
     if checkpoint is None and not (folder / BEGINNING / PROGRESS).is_file():
         raise UserError(

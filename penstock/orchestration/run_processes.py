@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.errors import UserError
+from penstock.orchestration.launchers.keeper import GRACE_S
 from penstock.orchestration.launchers.signals import STACKS
 
 PROC = Path("/proc")
@@ -18,6 +20,8 @@ STATES = {
 STACKS_S = 1.0
 """How long a process may take to write its stacks."""
 LOOK_AGAIN_S = 0.05
+ORPHANS_S = GRACE_S + 5.0
+"""How long workers of a killed controller may take to end. Its keeper kills them after `GRACE_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,9 @@ class RunProcess:
 
 
 def processes_of_run(folder: Path) -> list[RunProcess]:
-    """Workers whose output goes into the logs of this run."""
+    """Workers whose output goes into the logs of this run. None where the system has no `/proc`."""
+    if not PROC.is_dir():
+        return []
     logs = {str(path.resolve()): path for path in (folder / "logs").glob("*.log")}
     found = []
     for entry in PROC.iterdir():
@@ -41,6 +47,16 @@ def processes_of_run(folder: Path) -> list[RunProcess]:
             except OSError:  # it has ended, or is somebody else's
                 continue
     return sorted(found, key=lambda process: process.name)
+
+
+def wait_for_orphans(folder: Path, timeout_s: float = ORPHANS_S) -> None:
+    """Until the workers of a killed controller have ended: its trainer may still name a checkpoint."""
+    deadline = time.monotonic() + timeout_s
+    while orphans := processes_of_run(folder):
+        if time.monotonic() > deadline:
+            named = ", ".join(f"{process.name} (pid {process.pid}, {process.state})" for process in orphans)
+            raise UserError(f"workers of the killed run in {folder} are still there: {named}; end them first")
+        time.sleep(LOOK_AGAIN_S)
 
 
 def stacks_of(process: RunProcess) -> str:

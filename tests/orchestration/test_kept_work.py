@@ -19,6 +19,7 @@ from penstock.cli.main import main
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.kept_checkpoints import checkpoints_of
+from penstock.orchestration.run_processes import wait_for_orphans
 from penstock.types import TurnPart
 
 WORKFLOW = '''
@@ -127,6 +128,7 @@ def kill_midway(folder: Path, run: Path) -> dict[str, list[TurnPart]]:
     finally:
         process.kill()
         process.communicate(timeout=60)
+    wait_for_orphans(run)
     return known_turns(run)
 
 

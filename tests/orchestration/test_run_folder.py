@@ -8,6 +8,7 @@ import pytest
 from penstock.buffer.history import HistoryState
 from penstock.config.loader import build
 from penstock.errors import ConfigError, UserError
+from penstock.orchestration import run_folder
 from penstock.orchestration.checkpoints import Progress, write_beginning
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.kept_checkpoints import keep_reward
@@ -47,6 +48,18 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     config, saved = load_saved_run(run, ["run.steps=8", AGAIN])
     assert (config.run.steps, saved.progress.step, saved.checkpoint.name) == (8, 4, "step-4")
     assert config.tasks.arguments == {"token": "again"}
+
+
+def test_the_checkpoint_that_an_orphan_still_names_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer of a killed controller may end a moment later, and name the checkpoint that it was writing."""
+    run = make_run(tmp_path, checkpoints=(2, 4))
+    unnamed = (run / "checkpoints" / "step-4").rename(run / "checkpoints" / ".step-4.x")
+    monkeypatch.setattr(
+        run_folder, "wait_for_orphans", lambda folder: unnamed.rename(folder / "checkpoints" / "step-4")
+    )
+    assert load_saved_run(run, [AGAIN])[1].progress.step == 4
 
 
 def test_a_run_goes_back_to_the_checkpoint_that_is_named(tmp_path: Path) -> None:

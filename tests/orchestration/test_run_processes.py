@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.orchestration.run_processes import processes_of_run, stacks_of
+from penstock.errors import UserError
+from penstock.orchestration.run_processes import processes_of_run, stacks_of, wait_for_orphans
 
 CODE = """
 import faulthandler, signal, sys
@@ -51,3 +52,14 @@ def test_a_stopped_worker_is_told_and_nobody_waits_for_its_stacks(
     while processes_of_run(tmp_path)[0].state != "is stopped (SIGSTOP)":
         pass
     assert stacks_of(processes_of_run(tmp_path)[0]) == ""
+
+
+def test_orphans_are_waited_for_and_named_when_they_stay(
+    tmp_path: Path, worker: "subprocess.Popen[bytes]"
+) -> None:
+    with pytest.raises(UserError, match=rf"are still there: engine7 \(pid {worker.pid}, waits\); end them"):
+        wait_for_orphans(tmp_path, 0.0)
+    assert worker.stdin is not None
+    worker.stdin.close()
+    wait_for_orphans(tmp_path)
+    assert processes_of_run(tmp_path) == []
