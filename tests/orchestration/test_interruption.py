@@ -34,6 +34,15 @@ class Session:
         self.asked.append("hurry")
 
 
+async def send(number: signal.Signals, lines: list[str]) -> None:
+    """Send this process a signal, and wait for the line that it is answered with."""
+    before = len(lines)
+    os.kill(os.getpid(), number)
+    async with asyncio.timeout(60):
+        while len(lines) == before:  # noqa: ASYNC110  (the kernel chooses when a signal comes)
+            await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_stops_the_second_hurries_and_the_third_ends(number: signal.Signals) -> None:
     session, lines = Session(), []
@@ -41,8 +50,7 @@ def test_the_first_stops_the_second_hurries_and_the_third_ends(number: signal.Si
     async def main() -> None:
         with asking(session, lines.append, end=lambda: session.asked.append("end")):
             for _ in range(3):
-                os.kill(os.getpid(), number)
-                await asyncio.sleep(0.01)
+                await send(number, lines)
 
     before = signal.getsignal(number)
     asyncio.run(main())
@@ -61,8 +69,7 @@ def test_before_there_is_a_model_none_is_promised() -> None:
     async def main() -> None:
         with asking(session, lines.append, end=lambda: None):
             for _ in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
-                await asyncio.sleep(0.01)
+                await send(signal.SIGINT, lines)
 
     asyncio.run(main())
     assert lines == [
@@ -72,16 +79,17 @@ def test_before_there_is_a_model_none_is_promised() -> None:
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
-    session = Session()
+    session, lines = Session(), []
 
     async def main() -> None:
-        with asking(session, lambda line: None, end=lambda: None):
+        with asking(session, lines.append, end=lambda: None):
             os.kill(os.getpid(), signal.SIGHUP)
-            await asyncio.sleep(0.01)
+            await send(signal.SIGTERM, lines)
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         asyncio.run(main())
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert session.asked == []
+    assert session.asked == ["stop"]
+    assert [line.split(":")[0] for line in lines] == ["SIGTERM"]
