@@ -29,6 +29,7 @@ ACROSS_MODULES = {
     "orchestration/test_full_disk_run.py": "the controller and a disk without room",
     "orchestration/test_lost_blobs.py": "the controller and its blob store",
     "orchestration/test_shared_gpu.py": "the controller on a GPU that both sides share",
+    "tools/test_several_gpus.py": "a script of the shell",
     "sync/test_processes.py": "engines in processes of their own over each transport",
     "sync/test_runs.py": "whole runs over each transport",
     "engines/vllm/test_runs.py": "whole runs on servers that die",
