@@ -16,6 +16,7 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.reward_arguments import GivenReward, Rewards, read_rewards
 from penstock.tasks.task_rows import Row
 from penstock.types import Task
+from penstock.usercode import describe_callable
 
 Config = str | Path | Mapping[str, Any] | PenstockConfig
 Tasks = str | Mapping[str, Any] | Iterable[Row]
@@ -67,6 +68,8 @@ def read_arguments(
         own["eval"] = {**own.get("eval", {}), "tasks": eval_tasks}
     if steps is not None:
         own["run"] = {**own.get("run", {}), "steps": steps}
+    if "algorithm" in own:
+        own["algorithm"] = _by_path(own["algorithm"], "algorithm")
     merged = _merged(PenstockConfig, data, _sections(own))
     train_rows, heldout_rows = _take_rows(merged)
     is_local = any(one.path is None for one in rewards)
@@ -153,6 +156,21 @@ def _merged(model: type[BaseModel], below: Mapping[str, Any], above: Mapping[str
             value = _merged(section, merged.get(key) or {}, value)
         merged[key] = value
     return merged
+
+
+def _by_path(given: Any, where: str) -> Any:
+    """Functions in the section (a loss, a correction) as the paths by which worker processes load them."""
+    if isinstance(given, Mapping):
+        return {_by_path(key, where): _by_path(value, f"{where}.{key}") for key, value in given.items()}
+    if not callable(given):
+        return given
+    path = describe_callable(given)
+    if path is None:
+        raise UserError(
+            f"{where}: {given!r} can't be imported by a worker process, which trains with it; define it at the top "
+            "level of a file or a module (not in a notebook cell, and not as a lambda)"
+        )
+    return path
 
 
 def _take_rows(data: dict[str, Any]) -> tuple[Iterable[Row] | None, Iterable[Row] | None]:

@@ -11,8 +11,10 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -43,6 +45,16 @@ def stop_if_loading_user_code() -> None:
     """To be called first by whatever a script must not start again while it is only being loaded."""
     if _loading.get():
         raise StopLoading
+
+
+def search_path() -> tuple[str, ...]:
+    """Where another process finds what this one can import: the current folder, then what Python looks through."""
+    return (str(Path.cwd()), *(entry for entry in sys.path if entry))
+
+
+def extend_search_path(folders: Sequence[str]) -> None:
+    """Let this process import what the one can that gave `folders`."""
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
 
 def is_function_path(text: str) -> bool:
@@ -143,6 +155,7 @@ def _load_file(file_name: str, what: str) -> ModuleType:
     return module
 
 
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 _FILE_PREFIX = "penstock_user_"
 
 
@@ -182,6 +195,17 @@ def _top_level_names(file: Path) -> frozenset[str]:
         else:
             pending.extend(ast.iter_child_nodes(node))
     return frozenset(names)
+
+
+def where_raised(error: BaseException) -> str:
+    """The error in a line, with the place in a user's code that it came from."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_PACKAGE, "<")) and "site-packages" not in frame.filename
+    ]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{_describe(error)}{place}"
 
 
 def _describe(error: BaseException) -> str:

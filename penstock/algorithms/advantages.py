@@ -6,6 +6,7 @@ pure numpy, so that the controller can use them too. Advantages of single tokens
 
 from collections.abc import Callable, Sequence
 from math import comb
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,7 +34,17 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
         return cls(values=values, num_tokens=lengths or tuple(np.ones_like(group) for group in values))
 
 
-ADVANTAGES: Registry[EpisodeAdvantage] = Registry("advantage")
+def _checked(advantages: Any, facts: StepFacts) -> list[Values]:
+    """What a user's function returned: an array for each group, with a value for each episode."""
+    sizes = [group.size for group in facts.values]
+    arrays = [np.asarray(group, dtype=np.float64) for group in advantages]
+    if [array.shape for array in arrays] != [(size,) for size in sizes]:
+        got = [array.shape for array in arrays]
+        raise ValueError(f"one array a group, one value an episode, of sizes {sizes}; got shapes {got}")
+    return arrays
+
+
+ADVANTAGES: Registry[EpisodeAdvantage] = Registry("advantage", takes=("facts",), check=_checked)
 
 
 @ADVANTAGES.register("grpo")

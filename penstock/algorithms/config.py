@@ -1,6 +1,7 @@
 """The `algorithm` section: which advantage, loss and corrections, and their parameters."""
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -8,13 +9,16 @@ from penstock.algorithms.advantages import ADVANTAGES, StepFacts
 from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.kl import KL_ESTIMATORS
 from penstock.algorithms.losses import LOSSES
-from penstock.algorithms.returns import TOKEN_ADVANTAGES
+from penstock.algorithms.registry import Registry
+from penstock.algorithms.returns import TOKEN_ADVANTAGES, is_of_tokens
 from penstock.algorithms.selection import SELECTIONS
 from penstock.config import Section
 from penstock.errors import ConfigError
 from penstock.types import Score
+from penstock.usercode import is_function_path
 
-Arguments = dict[str, float]
+Arguments = dict[str, bool | float | str]
+"""Settings of a function: its keyword parameters."""
 
 
 def default_corrections() -> dict[str, Arguments]:
@@ -23,8 +27,9 @@ def default_corrections() -> dict[str, Arguments]:
 
 
 class AlgorithmConfig(Section):
-    """What a step optimises. Names are those of `penstock list algorithms`; `…_args` set an entry's
-    parameters, and what is not set has the default of its source."""
+    """What a step optimises. Names are those of `penstock list algorithms`, or paths to functions of your own
+    (`file.py:function`, `module:function`); `…_args` set a function's parameters, and what is not set has the
+    default of its source."""
 
     advantage: str = "grpo"
     """How scores become advantages."""
@@ -68,7 +73,7 @@ class AlgorithmConfig(Section):
     def needs_group(self) -> bool:
         """Whether groups of one would never teach anything: two with different scores both get zero. Token
         advantages may learn from one episode, by its steps or its values."""
-        if self.advantage in TOKEN_ADVANTAGES.names():
+        if is_function_path(self.advantage) or self.advantage in TOKEN_ADVANTAGES.names():
             return False
         lone = StepFacts.of([[Score(value=0.0)], [Score(value=1.0)]])
         return not any(group.any() for group in ADVANTAGES.bind(self.advantage, self.advantage_args)(lone))
@@ -85,24 +90,34 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _names_exist(self) -> "AlgorithmConfig":
-        if self.advantage in TOKEN_ADVANTAGES.names():
-            TOKEN_ADVANTAGES.bind(self.advantage, self.advantage_args)
-        elif self.advantage in ADVANTAGES.names():
-            ADVANTAGES.bind(self.advantage, self.advantage_args)
-        else:
-            known = ", ".join(sorted((*ADVANTAGES.names(), *TOKEN_ADVANTAGES.names())))
-            raise ConfigError(f"unknown advantage {self.advantage!r}; known: {known}")
-        LOSSES.bind(self.loss, self.loss_args)
-        KL_ESTIMATORS.get(self.kl_estimator)
+        named = {*ADVANTAGES.names(), *TOKEN_ADVANTAGES.names()}
+        if self.advantage not in named and not is_function_path(self.advantage):
+            raise ConfigError(f"unknown advantage {self.advantage!r}; known: {', '.join(sorted(named))}")
+        for registry, name, arguments in self._functions():
+            registry.check_name(name, arguments)
         if self.kl_estimator == "k1" and self.kl_coef > 0:
             raise ConfigError(
                 "kl_estimator must be k2 or k3 where kl_coef > 0, got k1: its expected gradient as a loss is zero"
             )
-        for registry, stack in (
-            (CORRECTIONS, self.corrections),
-            (CORRECTIONS, self.engine_corrections),
-            (SELECTIONS, self.selection),
-        ):
-            for name, arguments in stack.items():
-                registry.bind(name, arguments)
         return self
+
+    def load(self) -> None:
+        """Load the functions that are named by path, and refuse what is wrong with one in a sentence."""
+        for registry, name, arguments in self._functions():
+            if is_function_path(name):
+                if registry is ADVANTAGES and is_of_tokens(name):
+                    registry = TOKEN_ADVANTAGES
+                registry.bind(name, arguments)
+
+    def paths(self) -> tuple[str, ...]:
+        """Those of users' functions."""
+        return tuple(name for _, name, _ in self._functions() if is_function_path(name))
+
+    def _functions(self) -> Iterator[tuple[Registry[Any], str, Arguments]]:
+        of_tokens = self.advantage in TOKEN_ADVANTAGES.names()
+        yield TOKEN_ADVANTAGES if of_tokens else ADVANTAGES, self.advantage, self.advantage_args
+        yield LOSSES, self.loss, self.loss_args
+        yield KL_ESTIMATORS, self.kl_estimator, {}
+        yield from ((CORRECTIONS, *item) for item in self.corrections.items())
+        yield from ((CORRECTIONS, *item) for item in self.engine_corrections.items())
+        yield from ((SELECTIONS, *item) for item in self.selection.items())

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 
 from penstock.algorithms.ranges import NotNegative, Positive
 from penstock.algorithms.registry import Registry
-from penstock.algorithms.tokens import LossTokens, bounded, segment_mean, segment_sum
+from penstock.algorithms.tokens import LossTokens, bounded, per_token, segment_mean, segment_sum
 
 if TYPE_CHECKING:
     import torch
 
 Correction = Callable[..., "torch.Tensor"]
-CORRECTIONS: Registry[Correction] = Registry("correction")
+CORRECTIONS: Registry[Correction] = Registry(
+    "correction", takes=("tokens",), check=lambda weights, tokens: per_token(weights, tokens.logprobs)
+)
 
 
 @CORRECTIONS.register("truncated_token")

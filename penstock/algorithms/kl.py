@@ -6,13 +6,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.algorithms.registry import Registry
-from penstock.algorithms.tokens import LOG_RATIO_BOUND, difference
+from penstock.algorithms.tokens import LOG_RATIO_BOUND, difference, per_token
 
 if TYPE_CHECKING:
     import torch
 
 KlEstimator = Callable[..., "torch.Tensor"]
-KL_ESTIMATORS: Registry[KlEstimator] = Registry("kl_estimator")
+KL_ESTIMATORS: Registry[KlEstimator] = Registry(
+    "kl_estimator",
+    takes=("logprobs", "reference"),
+    check=lambda values, logprobs, reference: per_token(values, logprobs),
+)
 
 
 @KL_ESTIMATORS.register("k1")

@@ -1,20 +1,21 @@
 """Registries: a name, a function, and its keyword parameters with the defaults of its source.
 
-A new algorithm is a new function and a `register` line. The config names functions and may set their
-keyword parameters; a wrong name or parameter is refused here, before anything heavy starts, which is why
-no module of this package needs torch to be imported.
+A new algorithm is a new function and a `register` line, or a user's function that the config names by path. The
+config may set keyword parameters; a wrong name or parameter is refused here, before anything heavy starts, which is
+why no module of this package needs torch to be imported.
 """
 
 import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Generic, TypeVar, cast, get_args
 
 import msgspec
 
 from penstock.algorithms.ranges import ANY, Range
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError, UserError
+from penstock.usercode import is_function_path, load_function, where_raised
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,10 +30,21 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registry(Generic[Function]):
-    """Functions of one kind by name."""
+    """Functions of one kind by name, and those of users by path."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        takes: tuple[str, ...],
+        check: Callable[..., Any] = lambda result, *inputs: result,
+    ) -> None:
+        """`takes` names what every function is called with. `check(result, *inputs)` is applied to what a user's
+        function returns: it gives the result as the caller expects it, or raises a `ValueError` that says what it
+        must be."""
         self.kind = kind
+        self._takes = takes
+        self._check = check
         self._functions: dict[str, Function] = {}
         self._ordered: dict[str, tuple[str, str]] = {}
 
@@ -55,36 +67,86 @@ class Registry(Generic[Function]):
         return tuple(self._functions)
 
     def get(self, name: str) -> Function:
+        """The function of this name, or the user's function that a path leads to."""
+        if is_function_path(name):
+            return cast(Function, load_function(name, what=self.kind))
         if name not in self._functions:
-            raise ConfigError(f"unknown {self.kind} {name!r}; {_hint(name, self.names())}")
+            raise ConfigError(
+                f"unknown {self.kind} {name!r}; {_hint(name, self.names())} (one of your own is named by path: "
+                "module:function or file.py:function)"
+            )
         return self._functions[name]
 
     def parameters(self, name: str) -> dict[str, Any]:
         """Keyword parameters of an entry with their defaults."""
-        signature = inspect.signature(self.get(name))
+        parameters = list(inspect.signature(self.get(name)).parameters.values())
         return {
-            key: parameter.default
-            for key, parameter in signature.parameters.items()
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+            parameter.name: parameter.default
+            for parameter in parameters[len(self._takes) :]
+            if parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         }
 
     def bind(self, name: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
         """The function with these keyword parameters set."""
-        function, known = self.get(name), self.parameters(name)
+        function = self.get(name)
+        is_own = is_function_path(name)
+        if is_own:
+            self._check_signature(name, function)
+        known = self.parameters(name)
         for key in arguments:
             if key not in known:
                 hint = _hint(key, tuple(known)) if known else "it takes none"
                 raise ConfigError(f"unknown parameter {key!r} of {self.kind} {name!r}; {hint}")
+        missing = [
+            key for key, value in known.items() if value is inspect.Parameter.empty and key not in arguments
+        ]
+        if missing:
+            raise ConfigError(f"{self.kind} {name!r} needs a value for {', '.join(missing)}; none was given")
         self._check_ranges(name, arguments)
-        return functools.partial(function, **arguments)
+        bound = functools.partial(function, **arguments)
+        return functools.partial(self._call_own, name, bound) if is_own else bound
+
+    def check_name(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Refuse an unknown name or parameter. A path is looked at when the run is prepared: to read a config must
+        not execute a user's file."""
+        if not is_function_path(name):
+            self.bind(name, arguments)
+
+    def _check_signature(self, name: str, function: Callable[..., Any]) -> None:
+        parameters = list(inspect.signature(function).parameters.values())
+        given = parameters[: len(self._takes)]
+        if len(given) < len(self._takes) or any(
+            one.kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for one in given
+        ):
+            raise ConfigError(
+                f"the {self.kind} {name!r} must be a function of ({', '.join(self._takes)}) and its settings, got "
+                f"one of ({', '.join(map(str, parameters))})"
+            )
+
+    def _call_own(self, name: str, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Call a user's function: what it raises, or returns amiss, is one sentence that names it."""
+        try:
+            result = function(*inputs)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise UserError(f"the {self.kind} {name!r} failed: {where_raised(error)}") from error
+        try:
+            return self._check(result, *inputs)
+        except ValueError as error:
+            raise UserError(f"the {self.kind} {name!r} must return {error}") from None
 
     def _check_ranges(self, name: str, arguments: Mapping[str, Any]) -> None:
         parameters = inspect.signature(self.get(name)).parameters
         for key, value in arguments.items():
+            default = parameters[key].default
+            if _is_number(default) and not _is_number(value):
+                raise ConfigError(f"{key} of {self.kind} {name!r} must be a number, got {value!r}")
             within = next(
                 (one for one in get_args(parameters[key].annotation) if isinstance(one, Range)), ANY
             )
-            if isinstance(value, int | float) and not within.holds(value):
+            if _is_number(value) and not within.holds(value):
                 raise ConfigError(f"{key} of {self.kind} {name!r} must be {within.rule}, got {value:g}")
         if name in self._ordered:
             low, high = self._ordered[name]
@@ -105,6 +167,10 @@ class Registry(Generic[Function]):
             )
             for name, function in self._functions.items()
         )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _hint(name: str, known: tuple[str, ...]) -> str:

@@ -4,8 +4,10 @@ A token's place is its turn and its offset in that turn's output, which is how `
 of an episode. An episode without step scores has one step that ends with it, worth its whole score.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +18,7 @@ from penstock.algorithms.ranges import Fraction, NotNegative
 from penstock.algorithms.registry import Registry
 from penstock.types import Score
 from penstock.types.metrics import Deviation
+from penstock.usercode import is_function_path
 
 
 class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,17 @@ class TokenFacts(msgspec.Struct, frozen=True, kw_only=True):
     gather: Callable[[Values], list[Values]] = lambda values: [values]
 
 
+def is_of_tokens(name: str) -> bool:
+    """Whether this advantage is one of `TOKEN_ADVANTAGES`. A user's function is when it says that it takes
+    `TokenFacts`."""
+    if not is_function_path(name):
+        return name in TOKEN_ADVANTAGES.names()
+    first = next(iter(inspect.signature(TOKEN_ADVANTAGES.get(name)).parameters.values()), None)
+    return (
+        first is not None and getattr(first.annotation, "__name__", first.annotation) == TokenFacts.__name__
+    )
+
+
 class TokenAdvantages(msgspec.Struct, frozen=True, kw_only=True):
     """Per sequence: an advantage for each token and, for a value head, what it should have said."""
 
@@ -44,7 +58,20 @@ class TokenAdvantages(msgspec.Struct, frozen=True, kw_only=True):
     returns: list[Values] | None = None
 
 
-TOKEN_ADVANTAGES: Registry[Callable[..., TokenAdvantages]] = Registry("advantage")
+def _checked(given: Any, facts: TokenFacts) -> TokenAdvantages:
+    """What a user's function returned: `TokenAdvantages`, or an array for each sequence."""
+    result = given if isinstance(given, TokenAdvantages) else TokenAdvantages(advantages=list(given))
+    result = msgspec.structs.replace(result, advantages=[np.asarray(one, float) for one in result.advantages])
+    shapes = [sequence.turns.shape for sequence in facts.sequences]
+    got = [array.shape for array in result.advantages]
+    if got != shapes:
+        raise ValueError(f"one array a sequence, one value a token, of shapes {shapes}; got {got}")
+    return result
+
+
+TOKEN_ADVANTAGES: Registry[Callable[..., TokenAdvantages]] = Registry(
+    "advantage", takes=("facts",), check=_checked
+)
 
 
 @TOKEN_ADVANTAGES.register("step_returns")

@@ -5,7 +5,8 @@ episodes out of the loss; it never splits the group: scores of masked episodes s
 and without torch, for the controller.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,10 +30,24 @@ class Selected(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return samples if self.keep[episode] else tuple(_masked(sample) for sample in samples)
 
 
-SELECTIONS: Registry[Callable[..., Selected]] = Registry("selection")
+def _checked(selected: Any, scored: ScoredGroup) -> Selected:
+    """What a user's selection returned: `Selected`, or whether each episode is in the loss."""
+    size = len(scored.scores)
+    if isinstance(selected, Sequence | np.ndarray) and not isinstance(selected, str):
+        selected = Selected(scored=scored, keep=tuple(map(bool, selected)))
+    if not isinstance(selected, Selected):
+        raise ValueError(
+            f"Selected, or a bool for each of its {size} episodes; got {type(selected).__name__}"
+        )
+    if len(selected.keep) != size or len(selected.scored.scores) != size:
+        raise ValueError(f"as many values as the group has episodes, {size}; got {len(selected.keep)}")
+    return selected
 
 
-def select(scored: ScoredGroup, selections: Mapping[str, Mapping[str, float]]) -> Selected:
+SELECTIONS: Registry[Callable[..., Selected]] = Registry("selection", takes=("scored",), check=_checked)
+
+
+def select(scored: ScoredGroup, selections: Mapping[str, Mapping[str, Any]]) -> Selected:
     """Apply selections in order: the first that drops ends it, and episodes must be kept by all."""
     keep = (True,) * len(scored.scores)
     for name, arguments in selections.items():

@@ -77,6 +77,16 @@ class LossValues:
     facts: dict[str, "torch.Tensor"] = field(default_factory=dict)
 
 
+def per_token(values: "torch.Tensor", logprobs: "torch.Tensor") -> "torch.Tensor":
+    """What a user's function returned, if it is one value for each token."""
+    if getattr(values, "shape", None) != logprobs.shape:
+        got = tuple(values.shape) if hasattr(values, "shape") else type(values).__name__
+        raise ValueError(
+            f"a tensor with one value for each token, of shape {tuple(logprobs.shape)}; got {got}"
+        )
+    return values
+
+
 def bounded(log_ratio: "torch.Tensor") -> "torch.Tensor":
     """Within ±20. NaN stays NaN: what is not known must not look like a policy that has not moved. The trainer
     takes such tokens out before a loss sees them."""

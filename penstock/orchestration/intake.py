@@ -1,6 +1,7 @@
 """From a scored group to the buffer: selection has its say in between."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from penstock.algorithms.selection import select
 from penstock.buffer.admission import EMPTY, Ticket
@@ -15,7 +16,7 @@ class Intake:
     def __init__(
         self,
         buffer: RolloutBuffer,
-        selection: Mapping[str, Mapping[str, float]],
+        selection: Mapping[str, Mapping[str, Any]],
         *,
         max_filtered_in_a_row: int = 512,
     ) -> None:

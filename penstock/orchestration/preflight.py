@@ -93,6 +93,7 @@ def prepare(
     train_tasks = _tasks(config.tasks, tasks)
     heldout_tasks = [] if config.eval.tasks is None else _tasks(config.eval.tasks, heldout)
     load_functions(config.reward)
+    config.algorithm.load()
     load_curriculum(config.tasks.curriculum, train_tasks)
     if workflow is None and config.rollout.workflow is not None:
         workflow = load_workflow(config.rollout.workflow, config.rollout.http)

@@ -1,9 +1,7 @@
 """Where workflows run: in the controller, or in worker processes that can be replaced."""
 
 import asyncio
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 from penstock.channel import Channel
 from penstock.engines.engine_client import GENERATE
@@ -20,7 +18,7 @@ from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.retrying_episodes import CallsSoFar, RetryingEpisodes
 from penstock.rollout.rollout_client import KEEP_CALL, EngineGone, Outcome, RolloutClient, RolloutStart
 from penstock.types import DEFAULT_POLICY, Episode
-from penstock.usercode import is_command
+from penstock.usercode import is_command, search_path
 
 
 async def start_episodes(
@@ -123,7 +121,7 @@ def rollout_place(
             prepared.config.model.name: DEFAULT_POLICY,
             **prepared.config.rollout.agents.models,
         },
-        search_path=(str(Path.cwd()), *(entry for entry in sys.path if entry)),
+        search_path=search_path(),
     )
 
     def connect(channel: Channel) -> RolloutClient:

@@ -1,5 +1,5 @@
 """Which files of this machine a run's workers on other machines need: the working directory, the folders of
-rewards and workflows that lie elsewhere, and a model that is a folder."""
+rewards, workflows and algorithms that lie elsewhere, and a model that is a folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ def files_of_run(prepared: Prepared, home: Path) -> UserFiles:
 def _folders(prepared: Prepared) -> Iterator[Path]:
     config = prepared.config
     paths = [function.path for function in config.reward.functions]
-    paths += [config.rollout.workflow or ""]
+    paths += [config.rollout.workflow or "", *config.algorithm.paths()]
     paths += [task.workflow or "" for task in (*prepared.tasks, *prepared.heldout)]
     for path in dict.fromkeys(paths):
         file = path.rpartition(":")[0]

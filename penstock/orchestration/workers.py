@@ -6,10 +6,8 @@ Each place can be filled anew (`ReplaceableWorker`): the engine, trainer or scor
 import asyncio
 import os
 import secrets
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from penstock.blobs import open_blobs
@@ -49,6 +47,7 @@ from penstock.types import (
     UpdateReceipt,
     WeightUpdate,
 )
+from penstock.usercode import search_path
 
 T = TypeVar("T")
 
@@ -332,6 +331,7 @@ def trainer_of(
         checkpoint="" if saved is None or saved.checkpoint is None else str(saved.checkpoint),
         trainer=config.trainer.model_dump(mode="json"),
         algorithm=config.algorithm.model_dump(mode="json"),
+        search_path=search_path(),
     )
     parallel = config.trainer.parallel
     environment = {**environment, **rank_environment(parallel.num_ranks, config.sync)}
@@ -360,7 +360,7 @@ def scorer_place(
 ) -> ReplaceableWorker[ScoringClient]:
     start = ScoringStart(
         reward=config.reward.model_dump(mode="json"),
-        search_path=(str(Path.cwd()), *(entry for entry in sys.path if entry)),
+        search_path=search_path(),
     )
     return ReplaceableWorker(
         launcher,

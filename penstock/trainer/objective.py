@@ -35,7 +35,7 @@ class Objective:
     def __init__(self, policy: PackedModel, algorithm: AlgorithmConfig) -> None:
         self._policy, self._algorithm = policy, algorithm
         self._loss = LOSSES.bind(algorithm.loss, algorithm.loss_args)
-        self._kl = KL_ESTIMATORS.get(algorithm.kl_estimator)
+        self._kl = KL_ESTIMATORS.bind(algorithm.kl_estimator, {})
         self._corrections = [CORRECTIONS.bind(*item) for item in algorithm.corrections.items()]
         self._engine_corrections = [CORRECTIONS.bind(*item) for item in algorithm.engine_corrections.items()]
 

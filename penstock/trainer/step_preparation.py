@@ -12,8 +12,14 @@ import torch
 
 from penstock.algorithms.advantages import ADVANTAGES, StepFacts
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.algorithms.losses import STATISTICS
-from penstock.algorithms.returns import TOKEN_ADVANTAGES, SequenceTokens, TokenAdvantages, TokenFacts
+from penstock.algorithms.losses import statistic_of
+from penstock.algorithms.returns import (
+    TOKEN_ADVANTAGES,
+    SequenceTokens,
+    TokenAdvantages,
+    TokenFacts,
+    is_of_tokens,
+)
 from penstock.algorithms.tokens import LossTokens, TokenColumns
 from penstock.errors import BlobLost
 from penstock.interfaces import BlobStore, Ranks
@@ -99,7 +105,7 @@ class Preparation:
         """Whether rows hold a group's prompt once."""
         self.needs_start = (
             algorithm.needs_values
-            or algorithm.loss in STATISTICS
+            or statistic_of(algorithm.loss) is not None
             or (config.passes > 1 and algorithm.effective_proximal == "start")
         )
         """Whether a forward pass without gradient comes first."""
@@ -210,7 +216,7 @@ class Preparation:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
         """One advantage per token of each row, and the value head's targets where there is one."""
         name, arguments = self._algorithm.advantage, self._algorithm.advantage_args
-        if name in ADVANTAGES.names():
+        if not is_of_tokens(name):
             of_group = ADVANTAGES.bind(name, arguments)(StepFacts.of(plan.scores, plan.num_tokens))
             per_row = [
                 np.array([of_group[sequence.group][sequence.episode] for sequence in row.sequences])
@@ -246,7 +252,7 @@ class Preparation:
 
     def _statistic(self, rows: list[PreparedRow]) -> float:
         """What the loss needs to know of the whole step: the same on every rank."""
-        statistic = STATISTICS.get(self._algorithm.loss)
+        statistic = statistic_of(self._algorithm.loss)
         if statistic is None:
             return float("inf")
         proximal = self._algorithm.effective_proximal

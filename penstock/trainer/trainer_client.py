@@ -54,6 +54,8 @@ class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of the checkpoint that it goes on from; "" starts with the model as it is."""
     trainer: dict[str, Any]
     algorithm: dict[str, Any]
+    search_path: tuple[str, ...] = ()
+    """Where the algorithm's functions of a user are imported from."""
     rank: int = 0
     """Which of the ranks that `trainer.parallel` counts it is."""
     rendezvous: str = ""

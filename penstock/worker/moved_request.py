@@ -29,7 +29,7 @@ def _walk(value: Any, places: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         return _path(value, places)
     if isinstance(value, dict):
-        return {key: _walk(each, places) for key, each in value.items()}
+        return {_walk(key, places): _walk(each, places) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_walk(each, places) for each in value)
     return value

@@ -2,7 +2,6 @@
 channel."""
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -22,6 +21,7 @@ from penstock.rollout.rollout_client import KEEP_CALL, RUN_EPISODE, Outcome, Rol
 from penstock.rollout.workflow import Workflows, load_workflow
 from penstock.serve.agents.front_door import FrontDoor
 from penstock.types import CallAnswer, Episode
+from penstock.usercode import extend_search_path
 from penstock.worker.call_limits import CallLimits
 
 GRACE_S = 5.0
@@ -31,7 +31,7 @@ GRACE_S = 5.0
 async def start(
     channel: Channel, request: RolloutStart, fail: Callable[[BaseException], None], events: Recorder
 ) -> None:
-    sys.path[:0] = [folder for folder in request.search_path if folder not in sys.path]
+    extend_search_path(request.search_path)
     tokenizer = await asyncio.to_thread(
         ChatTokenizer,
         request.model,

@@ -1,7 +1,6 @@
 """A scoring process: user code in a thread, so that a hanging reward never hides that the run is over."""
 
 import asyncio
-import sys
 from collections.abc import Callable
 
 from penstock.channel import Channel
@@ -11,13 +10,14 @@ from penstock.scoring.config import RewardConfig
 from penstock.scoring.functions import calls_at_once, load_functions, needs_group
 from penstock.scoring.reward_thread import RewardThread
 from penstock.scoring.scoring_client import SCORE, ScoringMessage, ScoringReady, ScoringStart, Verdicts
+from penstock.usercode import extend_search_path
 from penstock.worker.call_limits import CallLimits
 
 
 async def start(
     channel: Channel, request: ScoringStart, fail: Callable[[BaseException], None], events: Recorder
 ) -> ScoringReady:
-    sys.path[:0] = [folder for folder in request.search_path if folder not in sys.path]
+    extend_search_path(request.search_path)
     config = RewardConfig.model_validate(request.reward)
     # The environment shows the process its own GPU alone, which is then the first.
     device = "cpu" if config.device == "cpu" else "cuda:0"

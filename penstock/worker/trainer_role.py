@@ -58,6 +58,7 @@ from penstock.trainer.trainer_client import (
     TrainerStart,
 )
 from penstock.types import DEFAULT_POLICY, CheckpointWritten, StepPlan, StepResult, WeightUpdate
+from penstock.usercode import extend_search_path
 from penstock.worker.out_of_memory import TRAINER, is_out_of_memory, naming_settings
 from penstock.worker.quiet import quieten
 
@@ -263,7 +264,9 @@ def _build(request: TrainerStart, events: Recorder) -> TrainerService:
         }
     )
     bind_broadcasts(SyncConfig.model_validate(request.sync), device, os.environ)
+    extend_search_path(request.search_path)
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
+    algorithm.load()
     # Masters are made from float32 weights. Weights that stay need none, and are only ever read as they compute.
     dtype = "float32" if request.lora is None else config.dtype
     # A model that is split is whole on the host, and only its parts are on the devices.

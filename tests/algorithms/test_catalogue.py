@@ -6,7 +6,7 @@ from penstock.algorithms.catalogue import describe
 
 def test_every_entry_has_a_line_a_formula_and_a_source():
     entries = describe()
-    assert len(entries) == 9 + 13 + 6 + 3 + 4
+    assert len(entries) == 9 + 14 + 6 + 3 + 4
     assert {entry.kind for entry in entries} == {
         "advantage",
         "loss",

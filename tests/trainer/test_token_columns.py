@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.algorithms.losses import LOSSES
-from penstock.algorithms.losses.loss_registry import result
+from penstock.algorithms.losses import result
 from penstock.errors import UserError
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.packing import plan_step
@@ -18,14 +17,9 @@ from tests.trainer.builders import make_groups, tiny_model
 from tests.trainer.test_policy_trainer import assert_same, gradients_of
 
 
-@pytest.fixture(autouse=True)
-def distillation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registered loss that pulls the policy to a teacher: log π weighted by log π − log π_teacher."""
-
-    def distil(tokens):
-        return result(tokens, (tokens.logprobs.detach() - tokens.columns["teacher"]) * tokens.logprobs)
-
-    monkeypatch.setitem(LOSSES._functions, "distil", distil)
+def distil(tokens):
+    """A loss that pulls the policy to a teacher: log π weighted by log π − log π_teacher."""
+    return result(tokens, (tokens.logprobs.detach() - tokens.columns["teacher"]) * tokens.logprobs)
 
 
 def taught(groups: list[ScoredGroup], *, skip: int | None = None) -> list[ScoredGroup]:
@@ -44,7 +38,7 @@ def taught(groups: list[ScoredGroup], *, skip: int | None = None) -> list[Scored
 
 
 def config() -> AlgorithmConfig:
-    return AlgorithmConfig(loss="distil", corrections={})
+    return AlgorithmConfig(loss=f"{__name__}:distil", corrections={})
 
 
 def test_a_loss_reads_the_teachers_logprobs_whatever_the_split():

@@ -7,6 +7,22 @@ fact `clip_fraction`: the tokens whose policy gradient it cut to zero or bounded
 """
 
 from penstock.algorithms.losses import clipped, sequence_level, trust, weighted
-from penstock.algorithms.losses.loss_registry import COVERS_BEHAVIOUR, LOSSES, STATISTICS
+from penstock.algorithms.losses.loss_registry import (
+    COVERS_BEHAVIOUR,
+    LOSSES,
+    result,
+    statistic_of,
+    step_statistic,
+)
 
-__all__ = ["COVERS_BEHAVIOUR", "LOSSES", "STATISTICS", "clipped", "sequence_level", "trust", "weighted"]
+__all__ = [
+    "COVERS_BEHAVIOUR",
+    "LOSSES",
+    "clipped",
+    "result",
+    "sequence_level",
+    "statistic_of",
+    "step_statistic",
+    "trust",
+    "weighted",
+]

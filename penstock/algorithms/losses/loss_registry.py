@@ -2,16 +2,30 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.algorithms.registry import Registry
-from penstock.algorithms.tokens import LossTokens, LossValues
+from penstock.algorithms.tokens import LossTokens, LossValues, per_token
 
 if TYPE_CHECKING:
     import torch
 
 PolicyLoss = Callable[..., LossValues]
-LOSSES: Registry[PolicyLoss] = Registry("loss")
+
+
+def _checked(given: Any, tokens: LossTokens) -> LossValues:
+    """What a user's loss returned: `result(…)`, or the loss of each token, which the corrections then weigh."""
+    values = given if isinstance(given, LossValues) else result(tokens, per_token(given, tokens.logprobs))
+    for column in (values.loss, *values.facts.values()):
+        per_token(column, tokens.logprobs)
+    if tokens.logprobs.requires_grad and not values.loss.requires_grad:
+        raise ValueError(
+            "a loss with a gradient: it must depend on tokens.logprobs, and not on a detached copy"
+        )
+    return values
+
+
+LOSSES: Registry[PolicyLoss] = Registry("loss", takes=("tokens",), check=_checked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +38,30 @@ class StepStatistic:
     """The number, from all of it and the loss's own parameters."""
 
 
-STATISTICS: dict[str, StepStatistic] = {}
-"""By the name of the loss. Computed before the first update with the weights at its start; the loss then finds it
-in `LossTokens.statistic`, the same on every rank."""
-
 COVERS_BEHAVIOUR = frozenset({"decoupled"})
 """Losses that weight by π_old/π_behaviour themselves: a correction must not do it again."""
 
-OfStep = TypeVar("OfStep", bound=Callable[..., float])
+_STATISTIC = "penstock_step_statistic"
+Loss = TypeVar("Loss", bound=PolicyLoss)
 
 
 def step_statistic(
-    name: str, of_tokens: Callable[[LossTokens], "torch.Tensor"]
-) -> Callable[[OfStep], OfStep]:
-    """Say that loss `name` needs this number of the whole step."""
+    of_tokens: Callable[[LossTokens], "torch.Tensor"], of_step: Callable[..., float]
+) -> Callable[[Loss], Loss]:
+    """Say that a loss needs a number of the whole step. It is computed before the first update, with the weights at
+    its start; the loss finds it in `LossTokens.statistic`, the same on every rank."""
 
-    def add(of_step: OfStep) -> OfStep:
-        STATISTICS[name] = StepStatistic(of_tokens, of_step)
-        return of_step
+    def add(loss: Loss) -> Loss:
+        vars(loss)[_STATISTIC] = StepStatistic(of_tokens, of_step)
+        return loss
 
     return add
+
+
+def statistic_of(name: str) -> StepStatistic | None:
+    """What this loss needs to know of the whole step, if anything."""
+    found: StepStatistic | None = vars(LOSSES.get(name)).get(_STATISTIC)
+    return found
 
 
 def result(tokens: LossTokens, loss: "torch.Tensor", **facts: "torch.Tensor") -> LossValues:

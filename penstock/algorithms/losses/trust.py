@@ -44,7 +44,23 @@ def sapo(tokens: LossTokens, *, tau_positive: Positive = 1.0, tau_negative: Posi
     )
 
 
+def outward_moments(tokens: LossTokens) -> "torch.Tensor":
+    """(log r)² of the tokens that the update moves further out."""
+    return (tokens.log_ratio().detach() ** 2)[_outward(tokens)]
+
+
+def second_moment_limit(moments: npt.NDArray[np.float32], *, budget: Positive = 0.04) -> float:
+    """The largest (log r)² that may stay: M2PO's threshold for this step."""
+    if not moments.size:
+        return float("inf")
+    ascending = np.sort(moments)
+    means = np.cumsum(ascending, dtype=np.float64) / np.arange(1, len(ascending) + 1)
+    num_kept = int((means <= budget).sum())
+    return float(ascending[num_kept - 1]) if num_kept else -1.0
+
+
 @LOSSES.register("m2po")
+@step_statistic(outward_moments, second_moment_limit)
 def m2po(tokens: LossTokens, *, budget: Positive = 0.04) -> LossValues:
     """M2PO: masks the fewest outliers that bring the second moment of the log-ratio under a budget.
 
@@ -55,22 +71,6 @@ def m2po(tokens: LossTokens, *, budget: Positive = 0.04) -> LossValues:
     log_ratio = tokens.log_ratio()
     cut = _outward(tokens) & (log_ratio.detach() ** 2 > tokens.statistic * (1 + CLIP_TOLERANCE))
     return result(tokens, -log_ratio.exp() * tokens.advantages * ~cut, clip_fraction=cut)
-
-
-def outward_moments(tokens: LossTokens) -> "torch.Tensor":
-    """(log r)² of the tokens that the update moves further out."""
-    return (tokens.log_ratio().detach() ** 2)[_outward(tokens)]
-
-
-@step_statistic("m2po", outward_moments)
-def second_moment_limit(moments: npt.NDArray[np.float32], *, budget: Positive = 0.04) -> float:
-    """The largest (log r)² that may stay: M2PO's threshold for this step."""
-    if not moments.size:
-        return float("inf")
-    ascending = np.sort(moments)
-    means = np.cumsum(ascending, dtype=np.float64) / np.arange(1, len(ascending) + 1)
-    num_kept = int((means <= budget).sum())
-    return float(ascending[num_kept - 1]) if num_kept else -1.0
 
 
 def _outward(tokens: LossTokens) -> "torch.Tensor":

@@ -29,6 +29,16 @@ def cispo(tokens: LossTokens, *, ratio_floor: NotNegative = 0.0, ratio_cap: Posi
     )
 
 
+@LOSSES.register("vanilla")
+def vanilla(tokens: LossTokens) -> LossValues:
+    """The policy gradient without any correction: it takes old tokens for the policy's own.
+
+    w = 1. Source: Williams 1992, REINFORCE; ROLL has it under this name. On stale data its gradient is biased, which
+    is what the other losses mend."""
+    loss = -tokens.advantages * finite(tokens.logprobs)
+    return result(tokens, loss, clip_fraction=tokens.advantages * 0)
+
+
 @LOSSES.register("tis_reinforce")
 def tis_reinforce(tokens: LossTokens, *, cap: Positive = 2.0) -> LossValues:
     """REINFORCE with truncated importance sampling per token.

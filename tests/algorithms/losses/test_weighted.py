@@ -3,7 +3,7 @@ import math
 import pytest
 
 from penstock.algorithms.losses import LOSSES
-from penstock.algorithms.losses.weighted import cispo, tis_reinforce, topr
+from penstock.algorithms.losses.weighted import cispo, tis_reinforce, topr, vanilla
 from tests.algorithms.tokens import gradient, make_tokens
 
 LN = math.log
@@ -48,13 +48,21 @@ def test_topr_tapers_bad_sequences_by_their_whole_ratio():
     assert values.facts["topr_weight"].tolist() == pytest.approx([1, 1, 0.25, 0.25, 1, 1])
 
 
-@pytest.mark.parametrize("loss", [cispo, tis_reinforce, topr])
+def test_vanilla_takes_old_tokens_for_its_own():
+    tokens = make_tokens([8.0, 0.1], [1.0, -2.0], probability=0.1)
+    values = vanilla(tokens)
+    assert values.loss.tolist() == pytest.approx([-LN(0.8), 2 * LN(0.01)])
+    assert gradient(values.loss, tokens) == pytest.approx([-1.0, 2.0])
+    assert values.facts["clip_fraction"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("loss", [cispo, tis_reinforce, topr, vanilla])
 def test_zero_advantage_gives_zero_gradient(loss):
     tokens = make_tokens([3.0, 0.3], [0.0, 0.0])
     assert gradient(loss(tokens).loss, tokens) == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("loss", [cispo, tis_reinforce, topr])
+@pytest.mark.parametrize("loss", [cispo, tis_reinforce, topr, vanilla])
 def test_on_policy_it_is_reinforce(loss):
     tokens = make_tokens([1.0, 1.0], [1.5, -0.5])
     assert gradient(loss(tokens).loss, tokens) == pytest.approx([-1.5, 0.5])

@@ -1,0 +1,111 @@
+"""Runs with parts of a user's own, as the docs show them."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import penstock
+from penstock.cli.main import main
+from penstock.errors import UserError
+
+DOCS = Path(__file__).parent.parent / "docs"
+TASKS = "".join(f'{{"prompt": "{a}+5=", "answer": "{a + 5}"}}\n' for a in range(40))
+SMALL = {"max_new_tokens": 4, "groups_per_step": 2, "group_size": 4}
+
+
+def blocks(page: str, section: str, language: str) -> list[str]:
+    text = (DOCS / page).read_text().split(f"## {section}\n")[1].split("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A folder with the files of docs/algorithms.md, and a config that names them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text(TASKS)
+    (code,), (config,) = (
+        blocks("algorithms.md", "Your own", "python"),
+        blocks("algorithms.md", "Your own", "yaml"),
+    )
+    (tmp_path / "mine.py").write_text(code)
+    return {
+        **yaml.safe_load(config),
+        "model": {"name": str(tiny_model)},
+        "tasks": {"source": "tasks.jsonl"},
+        "reward": {"functions": "exact_match"},
+        "rollout": SMALL,
+        "run": {"steps": 3},
+    }
+
+
+def metrics() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
+
+
+def test_algorithms_of_ones_own_train_as_the_docs_show_them(project: dict[str, Any]) -> None:
+    Path("config.yaml").write_text(yaml.safe_dump(project))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "config.yaml", "trainer.parallel.data=2", "run.checkpoint_every=1"])
+    assert ended.value.code == 0
+    weights = [row["my_weight"] for row in metrics() if "my_weight" in row]
+    assert len(weights) == 3
+    assert all(0 < weight <= 1 for weight in weights)
+    with pytest.raises(SystemExit) as ended:
+        main(["resume", "run", "run.steps=4"])
+    assert ended.value.code == 0
+    assert [row["step"] for row in metrics() if "my_weight" in row] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        (
+            "algorithm.loss_args={strenght: 1}",
+            "unknown parameter 'strenght' of loss 'mine.py:my_loss'; did you mean",
+        ),
+        (
+            "algorithm.loss_args={strength: -1}",
+            "strength of loss 'mine.py:my_loss' must be > 0, got -1",
+        ),
+        ("algorithm.loss=mine.py:absent", "the loss 'mine.py:absent': mine.py has no function 'absent'"),
+        ("algorithm.loss=absent.py:loss", "the loss file absent.py does not exist in the current folder"),
+        ("algorithm.advantage=mine.py:my_correction", None),
+    ],
+)
+def test_what_is_wrong_with_them_is_a_sentence(
+    project: dict[str, Any], word: str, sentence: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything starts where the signature shows it, from the trainer where only a step does."""
+    Path("config.yaml").write_text(yaml.safe_dump(project))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "config.yaml", word])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    if sentence is None:
+        assert "the advantage 'mine.py:my_correction' failed: AttributeError: " in error
+        assert "(mine.py, line " in error
+    else:
+        assert sentence in error
+        assert not Path("runs").exists()
+    assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def top_level_loss(tokens: Any) -> Any:
+    return -tokens.log_ratio().exp() * tokens.advantages
+
+
+def test_a_function_of_a_module_is_named_by_its_path(project: dict[str, Any]) -> None:
+    summary = penstock.train({**project, "algorithm": {}}, algorithm={"loss": top_level_loss}, steps=1)
+    assert summary.steps == 1
+    assert "tests.test_own_parts:top_level_loss" in Path("runs/run/config.yaml").read_text()
+
+
+def test_a_lambda_has_no_path(project: dict[str, Any]) -> None:
+    with pytest.raises(
+        UserError, match="algorithm.loss: <function .*> can't be imported by a worker process"
+    ):
+        penstock.train({**project, "algorithm": {}}, algorithm={"loss": lambda tokens: -tokens.logprobs})
