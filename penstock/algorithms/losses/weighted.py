@@ -33,8 +33,8 @@ def cispo(tokens: LossTokens, *, ratio_floor: NotNegative = 0.0, ratio_cap: Posi
 def vanilla(tokens: LossTokens) -> LossValues:
     """The policy gradient without any correction: it takes old tokens for the policy's own.
 
-    w = 1. Source: Williams 1992, REINFORCE; ROLL has it under this name. On stale data its gradient is biased, which
-    is what the other losses mend."""
+    w = 1. Source: Williams 1992, REINFORCE; ROLL has it under this name. Its gradient is biased on stale data, and
+    the other losses mend that."""
     loss = -tokens.advantages * finite(tokens.logprobs)
     return result(tokens, loss, clip_fraction=tokens.advantages * 0)
 
