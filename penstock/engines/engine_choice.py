@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from penstock.engines.least_loaded import LeastLoaded
 from penstock.engines.rolling_update import Member
 from penstock.types import GenerateRequest
 
@@ -31,15 +30,15 @@ class EngineChoice:
     def __init__(self, takes_requests: Callable[[Member], bool]) -> None:
         """`takes_requests` says whether a member is one now."""
         self._takes_requests = takes_requests
-        self._by_load = LeastLoaded(takes_requests)
+        self._members: tuple[Member, ...] = ()
         self._homes: OrderedDict[str | bytes, Member] = OrderedDict()
         """By prompt, and by request."""
         self._at_work: dict[bytes, AtWork] = {}
         """By prompt."""
 
     def renew(self, members: Iterable[Member]) -> None:
-        """Members have come or gone, or take requests again."""
-        self._by_load.renew(members)
+        """Members have come or gone."""
+        self._members = tuple(members)
 
     def forget(self, member: Member) -> None:
         """It has left."""
@@ -48,9 +47,10 @@ class EngineChoice:
 
     def find(self, request: GenerateRequest) -> Member | None:
         """None while nobody takes requests."""
-        least = self._by_load.find()
-        if least is None:
+        taking = [member for member in self._members if self._takes_requests(member)]
+        if not taking:
             return None
+        least = min(taking, key=_order)
         prompt = prompt_of(request)
         home = self._homes.get(request.parent.id) if request.parent is not None else None
         if home is None and prompt in self._at_work:
@@ -79,10 +79,13 @@ class EngineChoice:
     def end(self, request: GenerateRequest, at_work: AtWork) -> None:
         at_work.count -= 1
         at_work.member.load -= 1
-        self._by_load.note(at_work.member)
         prompt = prompt_of(request)
         if not at_work.count and self._at_work.get(prompt) is at_work:
             del self._at_work[prompt]
+
+
+def _order(member: Member) -> tuple[bool, bool, int]:
+    return member.is_leaving, member.is_draining, member.load
 
 
 def prompt_of(request: GenerateRequest) -> bytes:
