@@ -1,8 +1,6 @@
 """The `engine.vllm` section: what only vLLM's servers have."""
 
-from typing import Literal
-
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from penstock.config import Section
 
@@ -16,10 +14,6 @@ class VllmConfig(Section):
     urls: tuple[str, ...] = ()
     """Servers that run already (`http://host:8000`), one engine each, instead of `engine.count` that are started.
     Behind `vllm serve` they need what docs/engines.md says."""
-    transfer: Literal["penstock", "ipc", "nccl"] = "penstock"
-    """How weights get into a server: through penstock's plugin, with `sync.transport`, verified in the server; or
-    through vLLM's own transfer engine for servers on the engine's GPU (`ipc`) or on others (`nccl`, with `urls`),
-    verified on arrival. The last two have not been run on a GPU yet."""
     max_batch: int = Field(default=64, ge=1)
     """Sequences in one forward pass at most."""
     cache_gb: float = Field(default=0.0, ge=0)
@@ -46,16 +40,3 @@ class VllmConfig(Section):
             if not str(url).startswith(("http://", "https://", "unix:")):
                 raise ValueError(f"urls must begin with http://, https:// or unix:, got {url!r}")
         return given
-
-    @model_validator(mode="after")
-    def _can_transfer(self) -> "VllmConfig":
-        if self.transfer == "nccl" and not self.urls:
-            raise ValueError(
-                "transfer=nccl is for servers on other GPUs, which urls names; NCCL takes no GPU twice, so set "
-                "transfer=penstock for servers that the run starts"
-            )
-        if self.transfer == "ipc" and self.tensor_parallel > 1:
-            raise ValueError(
-                f"transfer=ipc reaches one GPU, got tensor_parallel={self.tensor_parallel}; set transfer=penstock"
-            )
-        return self

@@ -39,8 +39,8 @@ async def check_routes(client: ServerClient) -> None:
         await _check_has(client, route)
 
 
-async def describe(client: ServerClient, transfer: str = "penstock") -> dict[str, Any]:
-    """What its workers say of the model that they serve. They must take weights by `transfer`."""
+async def describe(client: ServerClient) -> dict[str, Any]:
+    """Ask its workers about the model that they serve. Weights must come through our plugin."""
     try:
         (first, *_) = await client.ask_workers("penstock_describe")
     except (PenstockError, ValueError) as error:
@@ -48,10 +48,10 @@ async def describe(client: ServerClient, transfer: str = "penstock") -> dict[str
             f"the vLLM at {client.url} does not know penstock: install penstock beside it, and start it with "
             "--worker-extension-cls penstock.vllm_plugin.worker_extension.PenstockWorker"
         ) from error
-    if first.get("transfer") != transfer:
+    if first.get("transfer") != "penstock":
         raise UserError(
-            f"the vLLM at {client.url} can't take weights by engine.vllm.transfer={transfer}: start it with "
-            f'--weight-transfer-config \'{{"backend": "{transfer}"}}\''
+            f"the vLLM at {client.url} does not take weights through penstock's plugin: start it with "
+            '--weight-transfer-config \'{"backend": "penstock"}\''
         )
     return first
 

@@ -36,8 +36,6 @@ class ServerSettings:
     cache_gb: float = 0.0
     memory_share: float = 0.9
     tensor_parallel: int = 1
-    transfer: str = "penstock"
-    """Which of vLLM's transfer engines takes weights: our plugin, or its own."""
     trust_remote_code: bool = False
     adapter_rank: int = 0
     """Of the adapters that it serves; 0: none."""
@@ -86,7 +84,7 @@ class ServerSettings:
             *("--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"),
             *(
                 "--weight-transfer-config",
-                f'{{"backend": "{self.transfer}"}}',
+                '{"backend": "penstock"}',
                 "--worker-extension-cls",
                 EXTENSION,
             ),
@@ -104,10 +102,6 @@ class ServerSettings:
         }
         if Path(self.model).is_dir():
             own["HF_HUB_OFFLINE"] = "1"
-        if (
-            self.transfer == "ipc"
-        ):  # vLLM unpickles what opens the buffer; only this engine reaches its socket
-            own["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if self.is_cpu:
             own["VLLM_CPU_KVCACHE_SPACE"] = f"{max(1, round(self.cache_gb))}"
             own["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"

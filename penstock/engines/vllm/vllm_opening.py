@@ -70,7 +70,6 @@ def server_settings(parts: EngineParts) -> ServerSettings:
         cache_gb=section.cache_gb,
         memory_share=section.memory_share,
         tensor_parallel=section.tensor_parallel,
-        transfer=section.transfer,
         trust_remote_code=parts.trust_remote_code,
         adapter_rank=0 if parts.lora is None else parts.lora.rank,
         returns_experts=config.record_routing == "on",
@@ -81,7 +80,7 @@ def server_settings(parts: EngineParts) -> ServerSettings:
 
 async def _open(parts: EngineParts, client: ServerClient, process: ServerProcess | None) -> VllmEngine:
     await check_routes(client)
-    described = await describe(client, parts.config.vllm.transfer)
+    described = await describe(client)
     mine = await asyncio.to_thread(_sizes, parts)
     check_sizes(client.url, described["sizes"], mine, model=parts.model)
     if described["dtype"] != parts.config.dtype:
@@ -99,7 +98,7 @@ async def _open(parts: EngineParts, client: ServerClient, process: ServerProcess
     version = next(iter(parts.versions.values()))
     server = Server(
         client,
-        lambda client: weight_calls(parts, client),
+        lambda client: WeightCalls(client, interface=parts.interface, token=parts.sync_token),
         process=process,
         restarts=parts.config.vllm.restarts,
     )
@@ -122,18 +121,6 @@ async def _open(parts: EngineParts, client: ServerClient, process: ServerProcess
         blobs=parts.blobs,
         layout=layout,
     )
-
-
-def weight_calls(parts: EngineParts, client: ServerClient) -> WeightCalls:
-    """How weights get into this server."""
-    transfer = parts.config.vllm.transfer
-    if transfer == "penstock":
-        return WeightCalls(client, interface=parts.interface, token=parts.sync_token)
-    from penstock.engines.vllm.native_senders import make_sender
-    from penstock.engines.vllm.native_transfer import NativeCalls
-
-    device = server_settings(parts).device
-    return NativeCalls(client, make_sender(transfer, device), parts.receiver, device=device)
 
 
 def _sizes(parts: EngineParts) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def test_a_server_without_the_backend_is_one_sentence(tmp_path: Path) -> None:
     fake.transfer = "nccl"
     with pytest.raises(
         UserError,
-        match='by engine.vllm.transfer=penstock: .* --weight-transfer-config \'{"backend": "penstock"}',
+        match='through penstock.s plugin: .* --weight-transfer-config \'{"backend": "penstock"}',
     ):
         ask_fake(fake, tmp_path, describe)
 
