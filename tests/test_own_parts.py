@@ -109,3 +109,57 @@ def test_a_lambda_has_no_path(project: dict[str, Any]) -> None:
         UserError, match="algorithm.loss: <function .*> can't be imported by a worker process"
     ):
         penstock.train({**project, "algorithm": {}}, algorithm={"loss": lambda tokens: -tokens.logprobs})
+
+
+TRANSPORT = """
+from penstock.sync.filesystem import FilesystemPublisher, FilesystemReceiver
+from penstock.sync.transports import Transport
+
+PIGEON = Transport(needs="a loft", publisher=FilesystemPublisher, publisher_takes=("folder",),
+                   receiver=FilesystemReceiver, staged_copies=1)
+"""
+
+
+def own_engine() -> str:
+    """Write the engine of docs/api.md, and give the config that names it."""
+    code, config = (blocks("api.md", "Parts of your own", language)[0] for language in ("python", "yaml"))
+    Path("mine.py").write_text(code)
+    return config
+
+
+def test_an_engine_and_a_transport_of_ones_own_serve_a_run(project: dict[str, Any]) -> None:
+    config = own_engine()
+    Path("pigeons.py").write_text(TRANSPORT)
+    own = {**project, **yaml.safe_load(config), "algorithm": {}, "sync": {"transport": "pigeons.py:PIGEON"}}
+    Path("config.yaml").write_text(yaml.safe_dump(own))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "config.yaml", "rollout.max_new_tokens=8"])
+    assert ended.value.code == 0
+    rows = [row for row in metrics() if "answer_tokens_max" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert max(row["answer_tokens_max"] for row in rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("engine.settings={mine.py:SHORT: {longer: 3}}", "unknown key 'longer' in Settings; did you mean"),
+        (
+            "engine.kind=mine.py:Settings",
+            "the engine kind 'mine.py:Settings' must be a penstock.engines.kinds.",
+        ),
+        ("engine.kind=mime.py:SHORT", "the engine kind file mime.py does not exist in the current folder"),
+        ("sync.transport=mine.py:SHORT", "the transport 'mine.py:SHORT' must be a penstock.sync.transports."),
+    ],
+)
+def test_a_wrong_part_is_refused_before_anything_starts(
+    project: dict[str, Any], word: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = own_engine()
+    Path("config.yaml").write_text(yaml.safe_dump({**project, **yaml.safe_load(config), "algorithm": {}}))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "config.yaml", word])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.startswith("error: ") and error.count("\n") == 1
+    assert not Path("runs").exists()

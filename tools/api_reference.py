@@ -37,7 +37,58 @@ nothing, which stands for all turns that were made.
 """
 
 PARTS = """\
-To replace a part, write a class with these methods; nothing is inherited. Each interface has an implementation in
+An engine or a transport of your own is a small record that the config names by path, `file.py:NAME` or
+`module:NAME`. The record says how the part is made, and what a run must know before anything starts. The part
+itself is a class with the methods below. This one is the embedded engine with a limit on the length of
+every answer:
+
+```python
+import msgspec
+
+from penstock.config import Section
+from penstock.engines.kinds import EngineKind, EngineParts
+from penstock.engines.embedded.embedded_kind import EMBEDDED
+
+
+class Settings(Section):
+    longest: int = 16
+
+
+class ShortAnswers:
+    def __init__(self, engine, longest):
+        self.inner, self.longest = engine, longest
+
+    def __getattr__(self, name):  # everything else is the inner engine's
+        return getattr(self.inner, name)
+
+    def generate(self, request):
+        sampling = request.sampling
+        most = min(sampling.max_tokens, self.longest)
+        sampling = msgspec.structs.replace(sampling, max_tokens=most)
+        return self.inner.generate(msgspec.structs.replace(request, sampling=sampling))
+
+
+async def open_engine(parts: EngineParts):
+    from penstock.engines.embedded.opening import open_embedded  # here, since the controller needs no torch
+
+    return ShortAnswers(await open_embedded(parts), parts.settings.longest)
+
+
+SHORT = EngineKind(opener=open_engine, settings=Settings, can=EMBEDDED.can)
+```
+
+```yaml
+engine:
+  kind: mine.py:SHORT
+  settings:
+    mine.py:SHORT: {longest: 3}
+```
+
+`plugins/sglang` is a larger example: servers that another program runs. `sync.transport` takes the path of a
+`penstock.sync.transports.Transport`: a publisher for the trainer's side, a receiver for the engines', and what both
+hold in memory.
+
+Nothing is inherited. Each interface has an implementation in
 memory that your tests can use: `penstock.engines.scripted.ScriptedEngine`,
 `penstock.scoring.thread_scorer.MemoryScorer`, `penstock.blobs.MemoryBlobs`, and
 `penstock.orchestration.simulation` for the rest, which runs a whole controller without a model.

@@ -1,15 +1,13 @@
 """The `engine` section: which engines, how many, and what holds for every kind of them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.config import Section
 from penstock.engines.embedded.config import EmbeddedConfig, RecordRouting
-from penstock.engines.sglang.config import SglangConfig
+from penstock.engines.kinds import check_kind, settings_of
 from penstock.engines.vllm.config import VllmConfig
-
-Kind = Literal["embedded", "vllm", "sglang"]
 
 
 class RangeConfig(Section):
@@ -30,12 +28,13 @@ class RangeConfig(Section):
 class EngineConfig(Section):
     """Inference engines: their kind, how many there are, and a section of settings for each kind."""
 
-    kind: Kind = "embedded"
-    """Which engine generates. Settings that only one kind has are in the section of its name."""
+    kind: str = "embedded"
+    """Which engine generates: `embedded`, `vllm`, or a kind of your own by path (`file.py:NAME`, `module:NAME`).
+    Settings that only one kind has are in the section of its name."""
     count: Annotated[int, Field(ge=1)] | RangeConfig = 1
     """Number of engine processes. `{min: 1, max: 4}`: one starts, others join while the trainer waits for
     groups and leave while they are idle. Where `urls` of its kind name servers, there are as many as these."""
-    beside: dict[Kind, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    beside: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """Engines of other kinds in the same pool, and how many of each: `{vllm: 1}`."""
     threads: int = Field(default=0, ge=0)
     """Torch threads of each engine process; 0 lets the launcher share out the cores."""
@@ -53,8 +52,14 @@ class EngineConfig(Section):
     """Of `kind: embedded`."""
     vllm: VllmConfig = VllmConfig()
     """Of `kind: vllm`."""
-    sglang: SglangConfig = SglangConfig()
-    """Of `kind: sglang`."""
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Of kinds of your own: `{file.py:NAME: {…}}`."""
+
+    @field_validator("kind")
+    @classmethod
+    def _is_a_kind(cls, name: str) -> str:
+        check_kind(name)
+        return name
 
     @model_validator(mode="after")
     def _names_each_kind_once(self) -> "EngineConfig":
@@ -62,9 +67,10 @@ class EngineConfig(Section):
             raise ValueError(
                 f"beside must name other kinds than {self.kind}, got {self.beside[self.kind]} of it; raise count"
             )
-        urls: tuple[str, ...] = getattr(getattr(self, self.kind), "urls", ())
-        if isinstance(self.count, RangeConfig) and urls:
-            raise ValueError(f"count must be a number where {self.kind}.urls name servers, got a range")
+        for name in self.beside:
+            check_kind(name)
+        if isinstance(self.count, RangeConfig) and self.kind == "vllm" and self.vllm.urls:
+            raise ValueError("count must be a number where vllm.urls name servers, got a range")
         return self
 
     @property
@@ -78,7 +84,7 @@ class EngineConfig(Section):
         return self.count.max if isinstance(self.count, RangeConfig) else self.count
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[str, ...]:
         """Of all engines."""
         return (self.kind, *self.beside)
 
@@ -94,10 +100,17 @@ class EngineConfig(Section):
         members = self.members
         return members[index] if index < len(members) else self._of(self.kind, 1)[0]
 
-    def _of(self, kind: Kind, count: int) -> tuple["EngineConfig", ...]:
+    def _of(self, kind: str, count: int) -> tuple["EngineConfig", ...]:
         alone = self.model_copy(update={"kind": kind, "count": 1, "beside": {}})
-        own = getattr(self, kind)
-        urls = getattr(own, "urls", ())
+        urls = getattr(settings_of(alone), "urls", ())
         if not urls:
             return (alone,) * count
-        return tuple(alone.model_copy(update={kind: own.model_copy(update={"urls": (url,)})}) for url in urls)
+        return tuple(with_settings(alone, urls=(url,)) for url in urls)
+
+
+def with_settings(section: EngineConfig, **values: Any) -> EngineConfig:
+    """The section with other values of its own kind's settings."""
+    kind, own = section.kind, settings_of(section).model_copy(update=values)
+    if kind in EngineConfig.model_fields:
+        return section.model_copy(update={kind: own})
+    return section.model_copy(update={"settings": {**section.settings, kind: own.model_dump(mode="json")}})

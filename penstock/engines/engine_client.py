@@ -28,6 +28,8 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     trust_remote_code: bool = False
     lora: dict[str, Any] | None = None
     """`model.lora`, where an adapter is trained."""
+    search_path: tuple[str, ...] = ()
+    """Where a user's kind of engine is imported from."""
     adapter: str = ""
     """The folder of an adapter that is merged into the model for good; "" takes the model as it is."""
 

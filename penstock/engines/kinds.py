@@ -1,18 +1,23 @@
-"""Which engines there are: `engine.kind`, and how a worker opens one of that kind.
+"""Which engines there are: `engine.kind` names a record that says how one is opened, and what it can do.
 
-A kind is a line in `KINDS` and a file of its own with an opener in it, which is imported when it is asked for. So
-the controller knows all kinds and loads none, and what one kind depends on is never needed for another.
+A kind is an `EngineKind` in a file of its own: one of `KINDS`, or a user's by path (`file.py:NAME`, `module:NAME`).
+The record imports nothing heavy, so the controller knows what every kind can do before a process starts. The opener
+is imported in the engine's process.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.engines.config import EngineConfig
-from penstock.errors import UserError
+from penstock.config import Section
+from penstock.errors import ConfigError, UserError
 from penstock.interfaces import BlobStore, Engine, WeightReceiver
 from penstock.models.config import LoraConfig
+from penstock.usercode import is_function_path, load_object
+
+if TYPE_CHECKING:
+    from penstock.engines.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +29,7 @@ class EngineParts:
     """Folder or name of the model."""
     device: str
     """What `engine.device: auto` means."""
-    config: EngineConfig
+    config: "EngineConfig"
     receiver: WeightReceiver
     blobs: BlobStore
     versions: Mapping[str, int]
@@ -44,6 +49,11 @@ class EngineParts:
     sync_token: str = ""
     """What the trainer asks for before it serves weights."""
 
+    @property
+    def settings(self) -> Any:
+        """The section of the engine's own kind."""
+        return settings_of(self.config)
+
 
 class ServedEngine(Engine, Protocol):
     """An engine that works while `run` does."""
@@ -55,18 +65,77 @@ class ServedEngine(Engine, Protocol):
 
 
 Opener = Callable[[EngineParts], Awaitable[ServedEngine]]
+
+
+class NoSettings(Section):
+    """A kind that has nothing to set."""
+
+
+def _one_gpu(settings: Any) -> int:
+    return 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind:
+    """What a run knows of a kind of engine before one is started."""
+
+    opener: str | Opener
+    """A coroutine function of `EngineParts`, or its `module:function` where importing it takes long."""
+    can: Callable[["EngineConfig", LoraConfig | None], Collection[str]]
+    """The capabilities that engines of this section report, with the adapter that is trained if one is."""
+    settings: type[Section] = NoSettings
+    """The settings of this kind alone. In a field `urls` they name servers, each of which is one engine; a field
+    `memory_share` is set to an engine's share of the GPU's memory."""
+    num_gpus: Callable[[Any], int] = _one_gpu
+    """How many GPUs an engine with these settings takes; 0 where it runs elsewhere."""
+    lowered: str = ""
+    """The setting for how many sequences an engine computes at a time: it is halved after a process ran out of
+    memory. "" where there is none."""
+
+
 KINDS: Mapping[str, str] = {
-    "embedded": "penstock.engines.embedded.opening:open_embedded",
-    "vllm": "penstock.engines.vllm.vllm_opening:open_vllm",
-    "sglang": "penstock.engines.sglang.sglang_opening:open_sglang",
+    "embedded": "penstock.engines.embedded.embedded_kind:EMBEDDED",
+    "vllm": "penstock.engines.vllm.vllm_kind:VLLM",
 }
-"""`module:function` of each kind's opener."""
+"""Where the record of each of our kinds is."""
 
 
-async def open_engine(kind: str, parts: EngineParts, kinds: Mapping[str, str] = KINDS) -> ServedEngine:
-    """An engine that is ready to run."""
-    if kind not in kinds:
-        raise UserError(f"engine.kind must be one of {', '.join(sorted(kinds))}, got {kind!r}")
-    module, _, function = kinds[kind].partition(":")
-    opener: Opener = getattr(import_module(module), function)
-    return await opener(parts)
+def kind_of(name: str) -> EngineKind:
+    """The record of one of our kinds, or of a user's by path."""
+    check_kind(name)
+    if name in KINDS:
+        module, _, record = KINDS[name].partition(":")
+        kind = getattr(import_module(module), record)
+    else:
+        kind = load_object(name, what="engine kind")
+    if not isinstance(kind, EngineKind):
+        raise UserError(f"the engine kind {name!r} must be a penstock.engines.kinds.EngineKind, got {kind!r}")
+    return kind
+
+
+def check_kind(name: str) -> None:
+    """Refuse a name that can't be a kind's. A path is loaded when it is needed."""
+    if name not in KINDS and not is_function_path(name):
+        raise ConfigError(
+            f"engine.kind must be {', '.join(sorted(KINDS))} or the path of a kind of your own (file.py:NAME or "
+            f"module:NAME), got {name!r}"
+        )
+
+
+def settings_of(section: "EngineConfig") -> Section:
+    """The section of its kind: `engine.NAME`, or for a kind by path its entry in `engine.settings`, checked."""
+    if section.kind in KINDS:
+        own: Section = getattr(section, section.kind)
+        return own
+    return kind_of(section.kind).settings.model_validate(section.settings.get(section.kind, {}))
+
+
+async def open_engine(parts: EngineParts) -> ServedEngine:
+    """An engine of `parts.config.kind` that is ready to run."""
+    opener = kind_of(parts.config.kind).opener
+    if isinstance(opener, str):
+        module, _, function = opener.partition(":")
+        opener = getattr(import_module(module), function)
+    assert callable(opener)
+    engine: ServedEngine = await opener(parts)
+    return engine

@@ -20,6 +20,13 @@ from penstock.types import (
 
 INTERRUPTS: tuple[Interrupt, ...] = ("inflight", "inflight_recompute")
 """There is no KV to compute again, so both are one."""
+CAPABILITIES = (
+    "logprobs",
+    "versions",
+    "delta",
+    "exact_resume",
+    *(f"interrupt:{each}" for each in INTERRUPTS),
+)
 Script = Callable[[GenerateRequest], Sequence[int]]
 
 
@@ -87,13 +94,7 @@ class ScriptedEngine:
         return EngineReport(
             name=self.name,
             versions={self.policy: self.version},
-            capabilities=(
-                "logprobs",
-                "versions",
-                "delta",
-                "exact_resume",
-                *(f"interrupt:{each}" for each in INTERRUPTS),
-            ),
+            capabilities=CAPABILITIES,
             num_running=len(self._running),
             num_waiting=0,
             max_context=self._max_context,

@@ -1,16 +1,19 @@
-"""What a config needs of its engines, against what they say they can do: refused at the start, not at step 50."""
+"""What a config needs of its engines, against what their kinds can do: refused before anything starts."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 
+from penstock.engines.kinds import kind_of, settings_of
 from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
-from penstock.types import EngineReport
+
+INTERRUPT = "interrupt:"
 
 
 def needed_capabilities(config: PenstockConfig, *, trains: bool = True) -> dict[str, str]:
     """Each capability, and the setting that asks for it. Without `trains`, those of an evaluation."""
     rollout = config.rollout
-    needed = {"seed": f"run.seed={config.run.seed}"} | (_of_training(config) if trains else {})
+    needed = {"seed": f"run.seed={config.run.seed}"}
+    needed |= _of_training(config) if trains else _of_evaluation(config)
     if config.run.deterministic:
         needed["waves"] = "run.deterministic=true"
     cuts = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -24,30 +27,51 @@ def needed_capabilities(config: PenstockConfig, *, trains: bool = True) -> dict[
     return needed
 
 
-def check_capabilities(
-    config: PenstockConfig, reports: Sequence[EngineReport], *, trains: bool = True
-) -> None:
+def check_capabilities(config: PenstockConfig, *, trains: bool = True) -> None:
+    """Refuse a config that needs what engines of one of its kinds can't do."""
     needed = needed_capabilities(config, trains=trains)
-    for report in reports:
-        lacking = [name for name in needed if name not in report.capabilities]
-        if lacking:
-            wants = ", ".join(f"{name} (for {needed[name]})" for name in lacking)
-            raise UserError(
-                f"engine {report.name} lacks {wants}; change the setting, or choose another engine.kind"
-            )
+    lora = config.model.lora if trains and config.model.trains_adapter else None
+    for member in {member.kind: member for member in config.engine.members}.values():
+        settings_of(member)  # of a kind by path they are checked here
+        can = kind_of(member.kind).can(member, lora)
+        _check_kind(member.kind, needed, can, with_lora=lora is not None)
+
+
+def _check_kind(kind: str, needed: Mapping[str, str], can: Collection[str], *, with_lora: bool) -> None:
+    interrupts = [each.removeprefix(INTERRUPT) for each in can if each.startswith(INTERRUPT)]
+    lacking = [name for name in needed if name not in can]
+    if lacking and lacking[0].startswith(INTERRUPT) and interrupts:
+        adapter = " and model.lora" if with_lora else ""
+        raise UserError(
+            f"sync.interrupt must be {' or '.join(interrupts)} with engine.kind={kind}{adapter}, got "
+            f"{lacking[0].removeprefix(INTERRUPT)}"
+        )
+    if lacking:
+        wants = ", ".join(f"{name} (for {needed[name]})" for name in lacking)
+        raise UserError(
+            f"engine.kind={kind} lacks {wants}; change the setting, or choose another engine.kind"
+        )
 
 
 def _of_training(config: PenstockConfig) -> dict[str, str]:
-    interrupt = config.sync.interrupt
+    interrupt, num_ranks = config.sync.interrupt, config.trainer.parallel.num_ranks
     needed = {
         "logprobs": "training",
         "versions": "training",
-        f"interrupt:{interrupt}": f"sync.interrupt={interrupt}",
+        f"{INTERRUPT}{interrupt}": f"sync.interrupt={interrupt}",
     }
     if config.sync.selection == "delta":
         needed["delta"] = "sync.selection=delta"
     if config.model.trains_adapter:
         needed["adapters"] = "model.lora"
+    if config.model.lora is not None and config.model.lora.dora:
+        needed["dora"] = "model.lora.dora=true"
     if config.engine.record_routing == "on":
         needed["routing"] = "engine.record_routing=on"
+    if num_ranks > 1:
+        needed["shards"] = f"trainer.parallel, of {num_ranks} ranks"
     return needed
+
+
+def _of_evaluation(config: PenstockConfig) -> dict[str, str]:
+    return {"merged_adapters": f"model.adapter={config.model.adapter}"} if config.model.adapter else {}

@@ -71,8 +71,9 @@ class RunConfig(Section):
 
     freeze_s: float = Field(default=120.0, ge=0)
     """An engine or trainer that is silent for this long is frozen: it is ended, and another one takes its place. It
-    may be silent longer where it has declared so, as for loading or compiling. An engine whose server (vLLM,
-    SGLang) brings no token for so long while answers are under way is frozen too. 0: nobody is taken for frozen."""
+    may be silent longer where it has declared so, as for loading or compiling. An engine whose
+    server (vLLM's) brings no token for so long while answers are under way is frozen too. 0: nobody is taken for
+    frozen."""
 
     start_s: float = Field(default=1800.0, gt=0)
     """How long an engine or trainer may take to start, with loading and compiling. Then it is ended and started
@@ -174,26 +175,12 @@ class PenstockConfig(Section):
             )
         if self.engine.dtype != AUTO:
             self.check_wire_dtype()
-        if self.model.trains_adapter and "vllm" in self.engine.kinds:
-            self._check_adapters_on_vllm()
         if self.run.deterministic and (needed := conflicts(self)):
             raise ValueError(f"run.deterministic=true needs {', '.join(needed)}")
         heldout = self.eval.tasks
         if heldout is not None and heldout.template_args not in ({}, self.tasks.template_args):
             raise ValueError("eval.tasks.template_args must be unset or equal tasks.template_args")
         return self
-
-    def _check_adapters_on_vllm(self) -> None:
-        """An answer keeps the adapter that it began with."""
-        if self.sync.interrupt != "drain":
-            raise ValueError(
-                "sync.interrupt must be drain with model.lora on engine.kind=vllm, where an answer keeps its "
-                f"adapter to its end, got {self.sync.interrupt}"
-            )
-        if self.model.lora is not None and self.model.lora.dora:
-            raise ValueError(
-                "model.lora.dora must be false with engine.kind=vllm, which serves no DoRA, got true"
-            )
 
     def check_wire_dtype(self) -> None:
         """Of a config whose `engine.dtype` is known."""

@@ -43,6 +43,7 @@ def prepare_evaluation(
         )
     if config.model.adapter is not None:
         read_adapter(Path(config.model.adapter))
+    check_capabilities(config, trains=False)
     heldout = load_tasks(config.eval.tasks)
     load_functions(config.reward)
     named = config.rollout.workflow
@@ -98,7 +99,6 @@ async def _start_engines(launcher: Launcher, prepared: Prepared) -> list[Launche
 async def evaluate_on(launcher: Launcher, prepared: Prepared, engines: Mapping[str, Engine]) -> list[Rewards]:
     """The same on engines that have started. `launcher` starts the others."""
     engine = EnginePool(engines)
-    check_capabilities(prepared.config, await engine.reports(), trains=False)
     scorer = await start_scorers(launcher, prepared)
     episodes = await start_episodes(launcher, prepared, KeptWork(engine=engine))
     parts = Parts(

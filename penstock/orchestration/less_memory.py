@@ -5,18 +5,18 @@ is `StepRunner.shrink`."""
 
 import msgspec
 
+from penstock.engines.config import EngineConfig, with_settings
 from penstock.engines.engine_client import EngineStart
-
-LOWERED = "embedded"
-"""The kind of engine whose settings these are. vLLM's servers find their own."""
+from penstock.engines.kinds import kind_of, settings_of
 
 
 def fewer_sequences(start: EngineStart) -> tuple[EngineStart, str] | None:
     """How the next process of an engine is started, and a word on that; None where there is nothing to halve."""
-    section = start.config.get(LOWERED, {})
-    before = section.get("max_batch", 0)
-    if start.config.get("kind", LOWERED) != LOWERED or before < 2:
+    section = EngineConfig.model_validate(start.config)
+    setting = kind_of(section.kind).lowered
+    before = getattr(settings_of(section), setting) if setting else 0
+    if before < 2:
         return None
-    config = {**start.config, LOWERED: {**section, "max_batch": before // 2}}
+    config = with_settings(section, **{setting: before // 2}).model_dump(mode="json")
     word = f"{start.name} computes {before // 2} sequences at a time from now on, instead of {before}"
-    return msgspec.structs.replace(start, config=config), f"{word} (engine.embedded.max_batch)"
+    return msgspec.structs.replace(start, config=config), f"{word} (engine.{section.kind}.{setting})"

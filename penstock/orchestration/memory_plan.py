@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.engines.embedded.config import SPARE_SLOTS, EmbeddedConfig
+from penstock.engines.kinds import kind_of, settings_of
 from penstock.errors import UserError
 from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
@@ -193,7 +194,7 @@ def _share_out(
 
     section = config.engine.embedded
     count = 1 if config.placement.engines and not trainer else config.engine.num_most
-    split = config.engine.vllm.tensor_parallel if config.engine.kind == "vllm" else 1
+    split = max(1, kind_of(config.engine.kind).num_gpus(settings_of(config.engine)))
     item = BYTES[config.engine.dtype]
     per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item) // split
     weights = (outline.num_parameters + _adapters(section, outline)) * item // split

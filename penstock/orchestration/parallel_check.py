@@ -41,8 +41,6 @@ def check_ranks(config: PenstockConfig, model: Any) -> None:
     layout = ", ".join(f"{name}={size}" for name, size in parallel.model_dump().items() if size > 1)
     refusals = {
         f"run.deterministic must be false with several ranks ({layout})": config.run.deterministic,
-        f"engine.kind must be embedded or vllm with several ranks ({layout})": "sglang"
-        in config.engine.kinds,
         f"a mixture of experts can be trained with trainer.parallel.data and shard, got {layout}": (
             parallel.context * parallel.tensor > 1 and num_experts_of(model) > 0
         ),

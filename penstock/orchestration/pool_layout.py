@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.engines.config import EngineConfig
+from penstock.engines.kinds import kind_of, settings_of
 from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
@@ -96,9 +97,10 @@ def engine_sizes(section: EngineConfig) -> tuple[int, ...]:
 
 
 def _size(member: EngineConfig) -> int:
-    if getattr(getattr(member, member.kind), "urls", ()) or member.kind == "sglang" or member.device == "cpu":
+    settings = settings_of(member)
+    if getattr(settings, "urls", ()) or member.device == "cpu":
         return 0
-    return member.vllm.tensor_parallel if member.kind == "vllm" else 1
+    return kind_of(member.kind).num_gpus(settings)
 
 
 def is_counted(section: EngineConfig) -> bool:

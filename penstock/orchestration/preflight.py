@@ -15,6 +15,7 @@ import yaml
 
 from penstock.algorithms.selection import SELECTIONS
 from penstock.config.secrets import hidden
+from penstock.config.unresolved import AUTO
 from penstock.demo.model import open_builtin
 from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
@@ -24,6 +25,7 @@ from penstock.observe.store.event_store import EventStore, budgets
 from penstock.observe.writers import MetricsWriter, Tracker, check_writers, make_writers
 from penstock.orchestration.adapter_settings import resolve_adapter
 from penstock.orchestration.automatic import sites_of
+from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpu_pools import used_gpus
@@ -35,6 +37,7 @@ from penstock.orchestration.run_folder import SavedRun
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
 from penstock.safe_files import write_private
 from penstock.scoring.functions import load_functions
+from penstock.sync.transports import transport_of
 from penstock.tasks.chat_prompts import resolve_chat
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.curriculum import load_curriculum
@@ -94,6 +97,9 @@ def prepare(
     heldout_tasks = [] if config.eval.tasks is None else _tasks(config.eval.tasks, heldout)
     load_functions(config.reward)
     config.algorithm.load()
+    check_capabilities(config)
+    if config.sync.transport != AUTO:
+        transport_of(config.sync.transport)  # one by path is loaded before anything starts
     load_curriculum(config.tasks.curriculum, train_tasks)
     if workflow is None and config.rollout.workflow is not None:
         workflow = load_workflow(config.rollout.workflow, config.rollout.http)
@@ -121,6 +127,7 @@ def prepare(
         config, model, outline_on_gpu(config, model, gpus, adapter), gpus, longest=longest, log=log
     )
     config = placed.config
+    check_capabilities(config)  # also of what was `auto`
     if config.run.deterministic and (placed.is_on_gpu or not is_single_turn):
         needed = "answers of one turn" if not is_single_turn else "a CPU: set model.device=cpu"
         raise UserError(f"run.deterministic=true needs {needed}")

@@ -47,7 +47,6 @@ def conflicts(config: "PenstockConfig") -> list[str]:
         f"staleness.max_staleness=0 (got {staleness.max_staleness})": staleness.max_staleness == 0,
         "staleness.adaptive=false": not staleness.adaptive,
         "engine.embedded.prefix_cache=false": not engine.embedded.prefix_cache,
-        f"engine.kind=embedded (got {engine.kind})": engine.kind == "embedded",
         "one engine (engine.count=1, no engine.beside)": len(engine.members) == engine.num_most == 1,
         "answers of one turn (no rollout.workflow)": config.rollout.workflow is None,
         "a CPU (model.device=cpu)": not config.model.device.startswith("cuda"),

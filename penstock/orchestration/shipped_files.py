@@ -19,6 +19,7 @@ def _folders(prepared: Prepared) -> Iterator[Path]:
     config = prepared.config
     paths = [function.path for function in config.reward.functions]
     paths += [config.rollout.workflow or "", *config.algorithm.paths()]
+    paths += [*config.engine.kinds, config.sync.transport]
     paths += [task.workflow or "" for task in (*prepared.tasks, *prepared.heldout)]
     for path in dict.fromkeys(paths):
         file = path.rpartition(":")[0]

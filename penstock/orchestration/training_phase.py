@@ -15,7 +15,6 @@ from penstock.observe.event_stream import EventStream
 from penstock.observe.run_state import RunState
 from penstock.orchestration.assembly import Parts, build_controller, build_evaluator
 from penstock.orchestration.beginning import Beginning
-from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.checkpoints import Checkpoints, Part
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.ending import Ending
@@ -148,7 +147,6 @@ class TrainingPhase:
     async def _work(
         self, fleet: EngineFleet, engine: EnginePool, scorer: Scorer, episodes: EpisodeRunner
     ) -> None:
-        check_capabilities(self._config, await engine.reports())
         config, prepared = self._config, self._prepared
         beginning, workers, events = self._beginning, self._workers, self._events
         checkpoints = self._checkpoints()

@@ -12,7 +12,9 @@ from typing import Protocol, TypeVar
 
 from penstock.blobs import open_blobs
 from penstock.cores import usable_cores
+from penstock.engines.config import with_settings
 from penstock.engines.engine_client import EngineClient, EngineStart
+from penstock.engines.kinds import settings_of
 from penstock.errors import ChannelClosed, ScoringFailed, TrainerLost
 from penstock.interfaces import BlobStore
 from penstock.observe.pulse import LONG_S
@@ -264,16 +266,15 @@ def engine_start(
 ) -> EngineStart:
     """The first message of an engine by its number (`config.engine.member`)."""
     name, section = f"engine{index}", prepared.config.engine.member(index)
-    if prepared.memory is not None:
-        share = {"memory_share": prepared.memory.memory_share}
-        both = {kind: getattr(section, kind).model_copy(update=share) for kind in ("embedded", "vllm")}
-        section = section.model_copy(update=both)
+    if prepared.memory is not None and hasattr(settings_of(section), "memory_share"):
+        section = with_settings(section, memory_share=prepared.memory.memory_share)
     return EngineStart(
         name=name,
         model=prepared.model,
         device=prepared.config.model.device,
         trust_remote_code=prepared.config.model.trust_remote_code,
         adapter=prepared.merged_adapter,
+        search_path=search_path(),
         lora=None
         if prepared.config.model.lora is None
         else prepared.config.model.lora.model_dump(mode="json"),

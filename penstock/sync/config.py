@@ -15,7 +15,8 @@ class SyncConfig(Section):
     transport: str = "auto"
     """How buckets travel from trainer to engines: `shared_memory` on one machine, `cuda_ipc` on one GPU,
     `collective` by broadcast to all engines at once (gloo, or NCCL where each has a GPU of its own), `filesystem`
-    through files of `sync.folder`, `http` from a server of the trainer. `auto`: the fastest of the first two that
+    through files of `sync.folder`, `http` from a server of the trainer, or a transport of your own by path
+    (`file.py:NAME`, `module:NAME`). `auto`: the fastest of the first two that
     the run's devices allow. Over several machines (`launcher`) the workers find out who reaches whom: `http` where
     every engine can connect to the trainer's machine, otherwise `filesystem` where all of them see the run folder;
     `filesystem` first where `folder` is named, `collective` first where `interface` is."""

@@ -1,4 +1,4 @@
-"""Transports by name: the trainer's side is chosen in the config, the engine's by what an update says.
+"""Transports by name or path: the trainer's side is chosen in the config, the engine's by what an update says.
 
 This imports without torch: the controller checks names and counts memory with it.
 """
@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UserError
 from penstock.interfaces import Staged, Verification, WeightPublisher, WeightReceiver
 from penstock.types import WeightUpdate
+from penstock.usercode import is_function_path, load_object
 
 if TYPE_CHECKING:
     from penstock.sync.slot_publisher import Publishing
@@ -33,15 +34,22 @@ class Rendezvous:
     """What a receiver must know to be served."""
 
 
+class NamedPublisher(WeightPublisher, Protocol):
+    """A publisher whose updates carry the name or path that engines find the receiver by."""
+
+    transport: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
     """One way for weights to travel: what it needs, what it holds, and where its two sides are."""
 
     needs: str
-    publisher: str
-    """`module:class`; it is made of tensors, their `Publishing`, and what it `takes`."""
-    receiver: str
-    """`module:class`; it is made of a device, and what it `takes`."""
+    publisher: str | Callable[..., NamedPublisher]
+    """A class, or its `module:name` where importing it takes long. It is made of tensors, their `Publishing`, and
+    what it `takes`."""
+    receiver: str | Callable[..., WeightReceiver]
+    """The same for the engine's side. It is made of a device, and what it `takes`."""
     publisher_takes: tuple[str, ...] = ()
     """Which fields of a `Rendezvous` it gets, as keyword arguments."""
     receiver_takes: tuple[str, ...] = ()
@@ -55,10 +63,8 @@ class Transport:
         """At most; a delta is unpacked by every transport, to at most a copy."""
         return max(self.staged_copies, int(selection == "delta")) * model_bytes
 
-    def publish(
-        self, tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
-    ) -> WeightPublisher:
-        made: WeightPublisher = _load(self.publisher)(tensors, publishing, **_taken(at, self.publisher_takes))
+    def publish(self, tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous) -> NamedPublisher:
+        made: NamedPublisher = _load(self.publisher)(tensors, publishing, **_taken(at, self.publisher_takes))
         return made
 
     def receive(self, at: Rendezvous) -> WeightReceiver:
@@ -66,7 +72,9 @@ class Transport:
         return made
 
 
-def _load(path: str) -> Callable[..., Any]:
+def _load(path: str | Callable[..., Any]) -> Callable[..., Any]:
+    if not isinstance(path, str):
+        return path
     module, _, name = path.partition(":")
     made: Callable[..., Any] = getattr(import_module(module), name)
     return made
@@ -138,23 +146,37 @@ TRANSPORTS: dict[str, Transport] = {
 
 
 def transport_of(name: str) -> Transport:
+    """The transport of this name, or the user's that a path leads to."""
+    if is_function_path(name):
+        own = load_object(name, what="transport")
+        if not isinstance(own, Transport):
+            raise UserError(
+                f"the transport {name!r} must be a penstock.sync.transports.Transport, got {own!r}"
+            )
+        return own
     if name not in TRANSPORTS:
         raise ConfigError(f"a transport must be one of {', '.join(TRANSPORTS)}, got {name!r}")
     return TRANSPORTS[name]
 
 
 def check_for_run(name: str) -> None:
-    """Whether a run, whose trainer and engines are processes of their own, can use this transport."""
+    """Whether a run, whose trainer and engines are processes of their own, can use this transport. One by path is
+    loaded when it is needed."""
     usable = [each for each, transport in TRANSPORTS.items() if transport.between_processes]
-    if name not in usable:
+    if name not in usable and not is_function_path(name):
         why = f", which needs {TRANSPORTS[name].needs}" if name in TRANSPORTS else ""
-        raise ConfigError(f"sync.transport must be auto or one of {', '.join(usable)}, got {name!r}{why}")
+        raise ConfigError(
+            f"sync.transport must be auto, one of {', '.join(usable)}, or the path of your own (file.py:NAME or "
+            f"module:NAME), got {name!r}{why}"
+        )
 
 
 def make_publisher(
     transport: str, tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous
 ) -> WeightPublisher:
-    return transport_of(transport).publish(tensors, publishing, at)
+    publisher = transport_of(transport).publish(tensors, publishing, at)
+    publisher.transport = transport
+    return publisher
 
 
 class AnyReceiver:

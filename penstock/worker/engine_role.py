@@ -20,6 +20,7 @@ from penstock.observe.recorder import Recorder
 from penstock.observe.slots import Slots
 from penstock.sync.transports import AnyReceiver, Rendezvous
 from penstock.types import DEFAULT_POLICY, Chunk, EngineReport, GenerateRequest, UpdateReceipt, WeightUpdate
+from penstock.usercode import extend_search_path
 from penstock.worker.out_of_memory import ENGINE, is_out_of_memory, naming_settings
 from penstock.worker.quiet import quieten
 
@@ -34,10 +35,11 @@ async def start(
 ) -> EngineReport:
     quieten()
     torch.set_num_threads(request.threads)
+    extend_search_path(request.search_path)
     config = EngineConfig.model_validate(request.config)
     refuse_auto({"engine.dtype": config.dtype, "engine.embedded.compile": config.embedded.compile})
     with naming_settings(request.name, ENGINE):
-        engine = await open_engine(config.kind, parts_of(request, config))
+        engine = await open_engine(parts_of(request, config))
     service = EngineService(engine, fail, events)
     channel.serve_stream(GENERATE, service.generate)
     channel.serve(STAGE, service.stage)

@@ -1,17 +1,24 @@
-"""The scripted engine as a kind: what `open_engine` finds when a test gives it these kinds."""
+"""The scripted engine as a kind by path."""
 
-from penstock.engines.kinds import EngineParts
-from penstock.engines.scripted import ScriptedEngine
+from penstock.config import Section
+from penstock.engines.kinds import EngineKind, EngineParts
+from penstock.engines.scripted import CAPABILITIES, ScriptedEngine
 
-KINDS = {"scripted": "tests.engines.scripted_kind:open_scripted"}
+
+class ScriptedSettings(Section):
+    num_tokens: int = 100
+    urls: tuple[str, ...] = ()
 
 
 async def open_scripted(parts: EngineParts) -> ScriptedEngine:
     ((policy, version),) = parts.versions.items()
     return ScriptedEngine(
-        lambda request: range(100),
+        lambda request: range(parts.settings.num_tokens),
         name=parts.name,
         policy=policy,
         version=version,
         max_context=parts.config.max_context,
     )
+
+
+SCRIPTED = EngineKind(opener=open_scripted, settings=ScriptedSettings, can=lambda section, lora: CAPABILITIES)

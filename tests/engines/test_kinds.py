@@ -6,28 +6,32 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import pytest
 
 from penstock.blobs import MemoryBlobs
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
-from penstock.engines.kinds import KINDS, EngineParts, ServedEngine, open_engine
-from penstock.errors import UserError
+from penstock.engines.kinds import KINDS, EngineParts, ServedEngine, kind_of, open_engine, settings_of
+from penstock.errors import ConfigError, UserError
 from penstock.interfaces import Engine
+from penstock.models.config import LoraConfig
 from penstock.types import DEFAULT_POLICY
-from tests.engines import scripted_kind
 from tests.engines.contract import EngineContract
 from tests.engines.embedded.tiny import NoWeights
 
+SCRIPTED = "tests.engines.scripted_kind:SCRIPTED"
 
-def parts_for(model: str) -> EngineParts:
+
+def parts_for(model: str, **section: Any) -> EngineParts:
     return EngineParts(
         name="engine7",
         model=model,
         device="cpu",
-        config=EngineConfig(dtype="float32", max_context=64, embedded=EmbeddedConfig(kv_tokens=1024)),
+        config=EngineConfig(
+            dtype="float32", max_context=64, embedded=EmbeddedConfig(kv_tokens=1024), **section
+        ),
         receiver=NoWeights(),
         blobs=MemoryBlobs(),
         versions={DEFAULT_POLICY: 0},
@@ -51,21 +55,21 @@ class TestEmbedded(EngineContract):
 
     @asynccontextmanager
     async def open_engine(self) -> AsyncIterator[Engine]:
-        async with serving(await open_engine("embedded", parts_for(self.model))) as engine:
+        async with serving(await open_engine(parts_for(self.model))) as engine:
             yield engine
 
 
 class TestScripted(EngineContract):
     @asynccontextmanager
     async def open_engine(self) -> AsyncIterator[Engine]:
-        opened = await open_engine("scripted", parts_for(""), scripted_kind.KINDS)
+        opened = await open_engine(parts_for("", kind=SCRIPTED))
         async with serving(opened) as engine:
             yield engine
 
 
 def test_an_engine_has_the_name_and_the_versions_that_it_was_given() -> None:
     async def main() -> None:
-        engine = await open_engine("scripted", parts_for(""), scripted_kind.KINDS)
+        engine = await open_engine(parts_for("", kind=SCRIPTED))
         report = await engine.report()
         assert (report.name, report.versions) == ("engine7", {DEFAULT_POLICY: 0})
 
@@ -73,15 +77,45 @@ def test_an_engine_has_the_name_and_the_versions_that_it_was_given() -> None:
 
 
 def test_a_kind_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UserError, match="engine.kind must be one of embedded, sglang, vllm, got 'vlm'"):
-        asyncio.run(open_engine("vlm", parts_for("")))
+    with pytest.raises(
+        ConfigError,
+        match="engine.kind must be embedded, vllm or the path of a kind of your own .*, got 'vlm'",
+    ):
+        EngineConfig(kind="vlm")
+    with pytest.raises(ConfigError, match="got 'vlm'"):
+        EngineConfig(beside={"vlm": 1})
 
 
-def test_the_config_knows_every_kind_and_has_a_section_for_each() -> None:
-    assert set(get_args(EngineConfig.model_fields["kind"].annotation)) == set(KINDS)
+def test_a_path_must_lead_to_a_kind() -> None:
+    with pytest.raises(
+        UserError, match="the engine kind 'tests.engines.test_kinds:SCRIPTED' must be a .*EngineKind"
+    ):
+        kind_of("tests.engines.test_kinds:SCRIPTED")
+
+
+def test_settings_of_a_kind_by_path_are_checked_like_ours() -> None:
+    assert parts_for("", kind=SCRIPTED, settings={SCRIPTED: {"num_tokens": 3}}).settings.num_tokens == 3
+    wrong = parts_for("", kind=SCRIPTED, settings={SCRIPTED: {"num_token": 3}})
+    with pytest.raises(ConfigError, match="unknown key 'num_token' in ScriptedSettings"):
+        _ = wrong.settings
+
+
+def test_a_kind_by_path_joins_a_server_for_each_url() -> None:
+    section = EngineConfig(kind=SCRIPTED, settings={SCRIPTED: {"urls": ["http://a", "http://b"]}})
+    assert [settings_of(each).urls for each in section.members] == [("http://a",), ("http://b",)]
+
+
+def test_every_kind_has_a_section() -> None:
     assert set(KINDS) <= set(EngineConfig.model_fields)
 
 
+@pytest.mark.parametrize("name", [*KINDS, SCRIPTED])
+def test_what_a_kind_can_do_is_known_before_it_starts(name: str) -> None:
+    section, lora = EngineConfig(kind=name), LoraConfig()
+    assert {"logprobs", "versions"} <= set(kind_of(name).can(section, None))
+    assert ("interrupt:inflight" in kind_of(name).can(section, lora)) == (name != "vllm")
+
+
 def test_kinds_are_known_without_what_they_need() -> None:
-    code = "import sys, penstock.engines.kinds; assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys; from penstock.engines.kinds import KINDS, kind_of; [kind_of(name) for name in KINDS]; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

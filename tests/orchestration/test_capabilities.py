@@ -2,45 +2,53 @@ from typing import Any
 
 import pytest
 
-from penstock.engines.embedded.engine import CAPABILITIES
+from penstock.engines.kinds import EngineKind
 from penstock.errors import UserError
 from penstock.orchestration.capabilities import check_capabilities, needed_capabilities
 from penstock.orchestration.config import PenstockConfig
-from penstock.types import EngineReport
 
 
 def config(**sections: Any) -> PenstockConfig:
     return PenstockConfig.model_validate(sections)
 
 
-def report(*capabilities: str) -> EngineReport:
-    return EngineReport(
-        name="engine0", versions={}, capabilities=capabilities, num_running=0, num_waiting=0, max_context=8
-    )
+def able(*capabilities: str) -> EngineKind:
+    return EngineKind(opener="nowhere:none", can=lambda section, lora: capabilities)
+
+
+def on_kind(monkeypatch: pytest.MonkeyPatch, *capabilities: str) -> dict[str, Any]:
+    """The section of a kind by path with these capabilities."""
+    monkeypatch.setattr(f"{__name__}.KIND", able(*capabilities))
+    return {"kind": f"{__name__}:KIND"}
+
+
+KIND = able()
 
 
 def test_what_a_plain_run_needs() -> None:
     assert set(needed_capabilities(config())) == {"logprobs", "versions", "seed", "interrupt:inflight"}
 
 
-def test_an_evaluation_needs_what_its_answers_are_drawn_with_and_nothing_of_training() -> None:
-    trained = config(
-        rollout={"top_p": 0.9, "stop": ["."]},
-        eval={"temperature": 0, "tasks": {}},
-        model={"lora": {}},
-        sync={"interrupt": "inflight_recompute"},
-        engine={"record_routing": "on"},
-    )
-    needed = needed_capabilities(trained, trains=False)
+def test_an_evaluation_needs_what_its_answers_are_drawn_with_and_nothing_of_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sections = {
+        "rollout": {"top_p": 0.9, "stop": ["."]},
+        "eval": {"temperature": 0, "tasks": {}},
+        "model": {"lora": {}},
+        "sync": {"interrupt": "inflight_recompute"},
+    }
+    needed = needed_capabilities(config(**sections, engine={"record_routing": "on"}), trains=False)
     assert needed == {
         "seed": "run.seed=0",
         "truncation": "rollout.top_p=0.9",
         "stop_strings": "rollout.stop=['.']",
         "greedy": "eval.temperature=0",
     }
-    check_capabilities(trained, [report(*needed)], trains=False)
-    with pytest.raises(UserError, match=r"^engine engine0 lacks greedy \(for eval.temperature=0\); "):
-        check_capabilities(trained, [report("seed", "truncation", "stop_strings")], trains=False)
+    check_capabilities(config(**sections, engine=on_kind(monkeypatch, *needed)), trains=False)
+    lacking = config(**sections, engine=on_kind(monkeypatch, "seed", "truncation", "stop_strings"))
+    with pytest.raises(UserError, match=r"^engine.kind=.*:KIND lacks greedy \(for eval.temperature=0\); "):
+        check_capabilities(lacking, trains=False)
 
 
 @pytest.mark.parametrize(
@@ -49,34 +57,73 @@ def test_an_evaluation_needs_what_its_answers_are_drawn_with_and_nothing_of_trai
         ({"rollout": {"top_p": 0.9}}, "sampling_mask", "rollout.top_p=0.9"),
         ({"rollout": {"top_k": 4}}, "sampling_mask", "rollout.top_k=4"),
         ({"model": {"lora": {}}}, "adapters", "model.lora"),
-        ({"engine": {"record_routing": "on"}}, "routing", "engine.record_routing=on"),
+        ({"model": {"lora": {"dora": True}}}, "dora", "model.lora.dora=true"),
+        ({"sync": {"selection": "delta"}}, "delta", "sync.selection=delta"),
+        ({"trainer": {"parallel": {"shard": 2}}}, "shards", "trainer.parallel, of 2 ranks"),
         ({"rollout": {"stop": ["\n"]}}, "stop_strings", "rollout.stop=['\\n']"),
         ({"eval": {"temperature": 0, "tasks": {}}}, "greedy", "eval.temperature=0"),
-        (
-            {"sync": {"interrupt": "inflight_recompute"}},
-            "interrupt:inflight_recompute",
-            "sync.interrupt=inflight_recompute",
-        ),
     ],
 )
-def test_what_an_engine_lacks_is_refused_with_the_setting(
-    sections: dict[str, Any], capability: str, why: str
+def test_what_a_kind_lacks_is_refused_with_the_setting(
+    sections: dict[str, Any], capability: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = needed_capabilities(config(**sections))
     assert needed[capability] == why
-    without = report(*(name for name in needed if name != capability))
-    check_capabilities(config(**sections), [report(*needed)])
+    check_capabilities(config(**sections, engine=on_kind(monkeypatch, *needed)))
+    rest = [name for name in needed if name != capability]
     with pytest.raises(UserError) as caught:
-        check_capabilities(config(**sections), [report(*needed), without])
+        check_capabilities(config(**sections, engine=on_kind(monkeypatch, *rest)))
     assert str(caught.value) == (
-        f"engine engine0 lacks {capability} (for {why}); change the setting, or choose another engine.kind"
+        f"engine.kind={__name__}:KIND lacks {capability} (for {why}); change the setting, or choose another "
+        "engine.kind"
     )
+
+
+def test_an_interrupt_that_a_kind_lacks_is_refused_with_those_it_has() -> None:
+    with pytest.raises(UserError) as caught:
+        check_capabilities(config(engine={"kind": "vllm"}, model={"lora": {}}))
+    assert str(caught.value) == (
+        "sync.interrupt must be drain with engine.kind=vllm and model.lora, got inflight"
+    )
+    check_capabilities(config(engine={"kind": "vllm"}, model={"lora": {}}, sync={"interrupt": "drain"}))
+    check_capabilities(config(engine={"kind": "vllm"}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"rollout": {"top_p": 0.9}}, "engine.kind=vllm lacks sampling_mask (for rollout.top_p=0.9)"),
+        ({"sync": {"selection": "delta"}}, "engine.kind=vllm lacks delta (for sync.selection=delta)"),
+        ({"run": {"deterministic": True}}, "engine.kind=vllm lacks waves (for run.deterministic=true)"),
+        (
+            {"model": {"lora": {"dora": True}}, "sync": {"interrupt": "drain"}},
+            "engine.kind=vllm lacks dora (for model.lora.dora=true)",
+        ),
+    ],
+)
+def test_what_vllm_lacks_is_known_before_a_server_starts(sections: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_capabilities(config(**sections, engine={"kind": "vllm"}))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_engines_beside_others_must_be_able_too() -> None:
+    with pytest.raises(UserError, match=r"^engine.kind=vllm lacks sampling_mask"):
+        check_capabilities(config(rollout={"top_p": 0.9}, engine={"beside": {"vllm": 1}}))
+
+
+def test_vllm_serves_no_merged_adapter() -> None:
+    with pytest.raises(UserError, match=r"lacks merged_adapters \(for model.adapter=a\)"):
+        check_capabilities(config(engine={"kind": "vllm"}, model={"adapter": "a"}), trains=False)
 
 
 def test_the_embedded_engine_has_all_that_a_config_can_ask_for() -> None:
     everything = config(
         rollout={"top_p": 0.9, "stop": ["."]},
         eval={"temperature": 0, "tasks": {}},
-        sync={"interrupt": "inflight_recompute"},
+        sync={"interrupt": "inflight_recompute", "selection": "delta"},
+        model={"lora": {"dora": True}},
+        trainer={"parallel": {"shard": 2}},
+        engine={"record_routing": "on"},
     )
-    check_capabilities(everything, [report(*CAPABILITIES, "stop_strings")])
+    check_capabilities(everything)

@@ -130,16 +130,3 @@ def test_weights_are_published_often_enough_for_the_bound():
         config(sync={"every": 6})
     with pytest.raises(ValidationError, match="sync.every must be at most 2, got 3"):
         config(sync={"every": 3}, staleness={"adaptive": True})
-
-
-def test_adapters_on_vllm_are_drained_and_plain():
-    sections = {"engine": {"kind": "vllm"}, "model": {"lora": {}}}
-    assert config(**sections, sync={"interrupt": "drain"}).sync.interrupt == "drain"
-    with pytest.raises(
-        ValidationError, match="sync.interrupt must be drain with model.lora on engine.kind=vllm"
-    ):
-        config(**sections)
-    with pytest.raises(ValidationError, match="sync.interrupt must be drain"):
-        config(model={"lora": {}}, engine={"beside": {"vllm": 1}})
-    with pytest.raises(ValidationError, match="model.lora.dora must be false with engine.kind=vllm"):
-        config(engine={"kind": "vllm"}, model={"lora": {"dora": True}}, sync={"interrupt": "drain"})

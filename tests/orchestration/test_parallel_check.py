@@ -20,19 +20,7 @@ def config(parallel: dict[str, int], **sections: Any) -> PenstockConfig:
     return PenstockConfig.model_validate(whole)
 
 
-@pytest.mark.parametrize(
-    ("sections", "sentence"),
-    [
-        (
-            {"engine": {"kind": "sglang"}},
-            "engine.kind must be embedded or vllm with several ranks (shard=2)",
-        ),
-    ],
-)
-def test_what_ranks_lack_is_refused(sections: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        check_ranks(config({"shard": 2}, **sections), DENSE)
-    assert str(refusal.value) == sentence
+def test_sharded_ranks_over_a_collective_are_fine() -> None:
     check_ranks(config({"shard": 2, "data": 2}, sync={"transport": "collective"}), DENSE)
 
 

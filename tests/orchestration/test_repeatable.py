@@ -35,7 +35,6 @@ def test_all_conflicts_are_named_at_once() -> None:
     ("section", "change", "needed"),
     [
         ("engine", {"count": 2}, "one engine"),
-        ("engine", {"kind": "vllm"}, "engine.kind=embedded (got vllm)"),
         ("rollout", {"workflow": "some.py:flow"}, "answers of one turn"),
         ("model", {"device": "cuda"}, "a CPU (model.device=cpu)"),
         ("engine", {"device": "cuda:1"}, "a CPU (engine.device=cpu)"),

@@ -1,12 +1,24 @@
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
 import torch
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UserError
+from penstock.interfaces import Staged
+from penstock.sync.filesystem import FilesystemPublisher, FilesystemReceiver
 from penstock.sync.slot_publisher import Publishing
-from penstock.sync.transports import TRANSPORTS, AnyReceiver, Rendezvous, check_for_run, make_publisher
+from penstock.sync.transports import (
+    TRANSPORTS,
+    AnyReceiver,
+    Rendezvous,
+    Transport,
+    check_for_run,
+    make_publisher,
+    transport_of,
+)
+from penstock.types import WeightUpdate
 from tests.sync.contract import load, publish
 
 
@@ -47,8 +59,48 @@ def test_a_run_refuses_what_stays_in_one_process() -> None:
     check_for_run("shared_memory")
     check_for_run("cuda_ipc")
     with pytest.raises(
-        ConfigError, match="one of shared_memory, cuda_ipc, collective, filesystem, http, got 'pigeon'$"
+        ConfigError,
+        match="one of shared_memory, cuda_ipc, collective, filesystem, http, or the path of your own .*'pigeon'$",
     ):
         check_for_run("pigeon")
     with pytest.raises(ConfigError, match="got 'in_process', which needs trainer and engines in one process"):
         check_for_run("in_process")
+
+
+class Pigeon(FilesystemPublisher):
+    transport = "pigeon"
+
+
+class PigeonLoft(FilesystemReceiver):
+    """Counts what it has received."""
+
+    num_staged: ClassVar[int] = 0
+
+    def stage(self, update: WeightUpdate) -> Staged:
+        PigeonLoft.num_staged += 1
+        return super().stage(update)
+
+
+PIGEON = Transport(
+    needs="a loft", publisher=Pigeon, publisher_takes=("folder",), receiver=PigeonLoft, staged_copies=1
+)
+
+
+def test_a_transport_of_ones_own_is_found_by_its_path_on_both_sides(tmp_path: Path) -> None:
+    path = f"{__name__}:PIGEON"
+    source, live = {"a": torch.arange(5.0)}, {"a": torch.zeros(5)}
+    publisher = make_publisher(path, source, Publishing(slots=1), Rendezvous(tmp_path))
+    receiver = AnyReceiver(Rendezvous(tmp_path))
+    update = publish(publisher, 1, source)
+    assert update.transport == path
+    load(receiver, update, live)
+    assert torch.equal(live["a"], source["a"])
+    assert PigeonLoft.num_staged == 1
+    receiver.close()
+    publisher.close()
+
+
+def test_a_path_must_lead_to_a_transport() -> None:
+    check_for_run(f"{__name__}:Pigeon")  # nothing is loaded yet
+    with pytest.raises(UserError, match="the transport '.*:Pigeon' must be a .*Transport"):
+        transport_of(f"{__name__}:Pigeon")

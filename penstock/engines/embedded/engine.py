@@ -24,7 +24,8 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.adapters.policy_adapters import PolicyAdapters
 from penstock.engines.embedded.blocks import BlockPool
 from penstock.engines.embedded.delivery import Stream
-from penstock.engines.embedded.interrupts import INTERRUPTS, Interrupts
+from penstock.engines.embedded.embedded_kind import CAPABILITIES
+from penstock.engines.embedded.interrupts import Interrupts
 from penstock.engines.embedded.model_runner import ModelRunner
 from penstock.engines.embedded.outbox import Outbox
 from penstock.engines.embedded.prefix_cache import PrefixCache
@@ -50,27 +51,6 @@ from penstock.types import (
 
 if TYPE_CHECKING:
     from penstock.engines.embedded.cuda.device import Device
-
-CAPABILITIES = (
-    "logprobs",
-    "versions",
-    "greedy",
-    "seed",
-    "truncation",
-    "penalties",
-    "logit_bias",
-    "min_tokens",
-    "priority",
-    "forks",
-    "prefix_cache",
-    "sampling_mask",
-    "adapters",
-    "delta",
-    "exact_resume",
-    "waves",
-    *(f"interrupt:{each}" for each in INTERRUPTS),
-)
-
 
 SERVES_DEFAULT: Mapping[str, int] = MappingProxyType({DEFAULT_POLICY: 0})
 """What an engine serves that nobody has told otherwise."""

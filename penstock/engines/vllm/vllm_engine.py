@@ -17,12 +17,13 @@ from penstock.engines.vllm.adapter_files import AdapterFiles
 from penstock.engines.vllm.call import SILENCE_S, Call
 from penstock.engines.vllm.dialect import Ask, Event, parse_event
 from penstock.engines.vllm.flight import Flight
-from penstock.engines.vllm.pauses import ABORTING, INTERRUPTS, paused
+from penstock.engines.vllm.pauses import ABORTING, paused
 from penstock.engines.vllm.request_check import check_request
 from penstock.engines.vllm.routed_experts import store_answer
 from penstock.engines.vllm.router_layout import RouterLayout
 from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_client import GENERATE
+from penstock.engines.vllm.vllm_kind import CAPABILITIES, interrupts
 from penstock.engines.vllm.weight_calls import HalfLoaded, Loaded
 from penstock.errors import EngineLost, PenstockError
 from penstock.interfaces import BlobStore
@@ -35,19 +36,6 @@ from penstock.types import (
     WeightUpdate,
 )
 
-CAPABILITIES = (
-    "logprobs",
-    "versions",
-    "greedy",
-    "seed",
-    "truncation",
-    "penalties",
-    "logit_bias",
-    "min_tokens",
-    "priority",
-    "prefix_cache",
-    "stop_strings",
-)
 NO_VERSION = -1
 
 
@@ -95,7 +83,7 @@ class VllmEngine:
 
     @property
     def interrupts(self) -> tuple[Interrupt, ...]:
-        return INTERRUPTS if self._adapters is None else ("drain",)
+        return interrupts(with_adapter=self._adapters is not None)
 
     @property
     def server_pid(self) -> int | None:
@@ -147,11 +135,10 @@ class VllmEngine:
         parts = {"adapters": self._adapters, "routing": self._layout}
         more = [name for name, part in parts.items() if part is not None]
         busy_s = self._busy_s + (time.perf_counter() - self._busy_since if self._flights else 0.0)
-        interrupts = tuple(f"interrupt:{each}" for each in self.interrupts)
         return EngineReport(
             name=self.name,
             versions=dict(self.versions),
-            capabilities=(*CAPABILITIES, *more, *interrupts),
+            capabilities=(*CAPABILITIES, *more, *(f"interrupt:{each}" for each in self.interrupts)),
             num_running=len(self._flights),
             num_waiting=0,
             max_context=self._max_context,

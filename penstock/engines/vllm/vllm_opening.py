@@ -32,12 +32,6 @@ SIZES = (
 
 async def open_vllm(parts: EngineParts) -> VllmEngine:
     """A server of our own, or the one that `engine.vllm.urls` names for this engine."""
-    if parts.adapter:
-        raise UserError(
-            "engine.kind=vllm serves no merged adapter; export the merged model (penstock export)"
-        )
-    if parts.lora is not None and parts.lora.dora:
-        raise UserError("engine.kind=vllm serves no DoRA adapters; set model.lora.dora=false")
     section = parts.config.vllm
     process = None
     if not section.urls:

@@ -8,8 +8,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 
-from penstock.engines.sglang.sglang_dialect import GENERATE, CumulativeStream, body_of
-from penstock.engines.sglang.weight_folders import WeightFolders
+from sglang_dialect import GENERATE, CumulativeStream, body_of
+from weight_folders import WeightFolders
+
 from penstock.engines.update_check import check_update
 from penstock.engines.vllm.call import SILENCE_S, Call
 from penstock.engines.vllm.flight import Flight

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from sglang_engine import SglangEngine
+from weight_folders import WeightFolders
 
-from penstock.engines.sglang.sglang_engine import SglangEngine
-from penstock.engines.sglang.weight_folders import WeightFolders
 from penstock.engines.vllm.server_client import ServerClient
 from penstock.errors import PenstockError, RequestRefused
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from tests.engines.contract import ask, collect, joined, update_to
-from tests.engines.sglang.fake_server import VOCAB, FakeSglang
 from tests.engines.vllm.test_vllm_engine import play
+from tests.plugins.sglang.fake_server import VOCAB, FakeSglang
 
 
 @asynccontextmanager

@@ -1,0 +1,47 @@
+"""The embedded engine as a kind. The controller reads this without torch."""
+
+from typing import TYPE_CHECKING, get_args
+
+from penstock.engines.embedded.config import EmbeddedConfig
+from penstock.engines.kinds import EngineKind
+from penstock.models.config import LoraConfig
+from penstock.types import Interrupt
+
+if TYPE_CHECKING:
+    from penstock.engines.config import EngineConfig
+
+CAPABILITIES = (
+    "logprobs",
+    "versions",
+    "greedy",
+    "seed",
+    "truncation",
+    "penalties",
+    "logit_bias",
+    "min_tokens",
+    "priority",
+    "forks",
+    "prefix_cache",
+    "sampling_mask",
+    "adapters",
+    "dora",
+    "merged_adapters",
+    "delta",
+    "shards",
+    "exact_resume",
+    "waves",
+    *(f"interrupt:{each}" for each in get_args(Interrupt)),
+)
+"""Of every embedded engine. One with a tokenizer also stops at strings, one that records experts has `routing`."""
+
+
+def _can(section: "EngineConfig", lora: LoraConfig | None) -> tuple[str, ...]:
+    return (*CAPABILITIES, "stop_strings", "routing")
+
+
+EMBEDDED = EngineKind(
+    opener="penstock.engines.embedded.opening:open_embedded",
+    settings=EmbeddedConfig,
+    can=_can,
+    lowered="max_batch",
+)
