@@ -8,15 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.api import train, train_async
-    from penstock.types import Score, StepScore, Task, TokenColumn
+    from penstock.library import open_engine, open_trainer
+    from penstock.types import Score, ScoredGroup, StepScore, Task, TokenColumn
 
 __version__ = "0.1.0"
-__all__ = ["train", "train_async", "Score", "StepScore", "Task", "TokenColumn", "__version__"]
+__all__ = [
+    "train",
+    "train_async",
+    "open_engine",
+    "open_trainer",
+    "Score",
+    "ScoredGroup",
+    "StepScore",
+    "Task",
+    "TokenColumn",
+    "__version__",
+]
 
 _HOMES = {
     "train": "penstock.api",
     "train_async": "penstock.api",
+    "open_engine": "penstock.library",
+    "open_trainer": "penstock.library",
     "Score": "penstock.types",
+    "ScoredGroup": "penstock.types",
     "StepScore": "penstock.types",
     "Task": "penstock.types",
     "TokenColumn": "penstock.types",

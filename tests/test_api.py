@@ -30,7 +30,10 @@ def test_public_names_are_these() -> None:
     assert penstock.__all__ == [
         "train",
         "train_async",
+        "open_engine",
+        "open_trainer",
         "Score",
+        "ScoredGroup",
         "StepScore",
         "Task",
         "TokenColumn",

@@ -41,6 +41,7 @@ LAYERS = {
     "serve": 4,
     "planner": 5,
     "api": 5,
+    "library": 5,
     "arguments": 5,
     "reward_arguments": 5,
     "cli": 5,

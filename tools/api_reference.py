@@ -36,6 +36,28 @@ a method `run`. It returns an `Episode`; a `Turn`, which stands for itself and t
 nothing, which stands for all turns that were made.
 """
 
+ALONE = """\
+An engine, a trainer, the staleness gate and weight sync work without a run: no run folder, no controller, no other
+processes. [examples/library](../examples/library) has a program of some 40 lines for each.
+
+```python
+import asyncio
+import penstock
+
+
+async def main():
+    async with penstock.open_engine("builtin") as engine, penstock.open_trainer("builtin") as trainer:
+        answers = await asyncio.gather(*(engine.answer("214+387=", max_tokens=5) for _ in range(8)))
+        rewards = [float(answer.text == "601") for answer in answers]
+        print(await trainer.step([penstock.ScoredGroup.of(answers, rewards)]))
+        async with trainer.published() as update:
+            await engine.update(update)
+
+
+asyncio.run(main())
+```
+"""
+
 PARTS = """\
 An engine or a transport of your own is a small record that the config names by path, `file.py:NAME` or
 `module:NAME`. The record says how the part is made, and what a run must know before anything starts. The part
@@ -132,6 +154,16 @@ BOOK = (
         title="Training",
         entries=("penstock:train", "penstock:train_async", "penstock.orchestration.summary:Summary"),
         without=frozenset({"rows", "write"}),
+    ),
+    Part(
+        title="A part alone",
+        text=ALONE,
+        entries=(
+            "penstock:open_engine",
+            "penstock.library:OpenEngine",
+            "penstock:open_trainer",
+            "penstock.library:OpenTrainer",
+        ),
     ),
     Part(title="Tasks", entries=_types("Task", "Message")),
     Part(

@@ -12,15 +12,12 @@ from typing import Any
 from aiohttp import web
 
 from penstock.blobs.memory import MemoryBlobs
-from penstock.config.unresolved import AUTO
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.engines.embedded.opening import open_embedded
+from penstock.engines.embedded.opening import open_embedded, without_auto
 from penstock.engines.kinds import EngineParts
 from penstock.errors import UserError
-from penstock.models.compilation import is_worth_compiling
 from penstock.models.load import resolve_device, resolve_dtype
-from penstock.models.outline import outline_of
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.refused_requests import request_logger
 from penstock.serve.body_budget import ALL_BODIES_BYTES, BodyBudget, body_limit
@@ -110,7 +107,9 @@ async def open_engine(settings: ServeSettings, config: EngineConfig) -> Opened:
             name="engine0",
             model=settings.model,
             device=device,
-            config=await asyncio.to_thread(without_auto, settings, config),
+            config=await asyncio.to_thread(
+                without_auto, settings.model, config, trust_remote_code=settings.trust_remote_code
+            ),
             receiver=receiver,
             blobs=MemoryBlobs(),
             versions={DEFAULT_POLICY: 0},
@@ -119,20 +118,6 @@ async def open_engine(settings: ServeSettings, config: EngineConfig) -> Opened:
     )
     described = await asyncio.to_thread(describe, settings, device, dtype)
     return Opened(engine, receiver, device != "cpu", described)
-
-
-def without_auto(settings: ServeSettings, config: EngineConfig) -> EngineConfig:
-    """The settings that a run resolves before its engines start, resolved in the same way."""
-    embedded = config.embedded
-    if embedded.compile == AUTO:
-        count = 0
-        if config.device != "cpu":
-            count = outline_of(settings.model, trust_remote_code=settings.trust_remote_code).num_parameters
-        chosen = "on" if is_worth_compiling(config.device, count) else "off"
-        embedded = embedded.model_copy(update={"compile": chosen})
-    # Routes are recorded for a trainer; no request over HTTP asks for them.
-    routing = "off" if config.record_routing == AUTO else config.record_routing
-    return config.model_copy(update={"embedded": embedded, "record_routing": routing})
 
 
 def describe(settings: ServeSettings, device: str, dtype: str) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """What episodes are worth."""
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
 from penstock.types.base import FloatArray, Record, check_aligned
-from penstock.types.episodes import Episode, Group, Sample
+from penstock.types.episodes import Episode, Group, Sample, Task, Turn
 
 
 class StepScore(Record, frozen=True, kw_only=True):
@@ -84,6 +86,18 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
         if not columns:
             return samples
         return tuple(_with_columns(sample, columns) for sample in samples)
+
+    @classmethod
+    def of(
+        cls, answers: Sequence[Turn], rewards: Sequence[float | Score], *, number: int = 0
+    ) -> "ScoredGroup":
+        """Answers to one prompt, and what each is worth: for loops of one's own, without a task."""
+        task = Task(id=f"task{number}", prompt="")
+        episodes = [
+            Episode(task_id=task.id, turns=(turn,), index=index) for index, turn in enumerate(answers)
+        ]
+        scores = tuple(one if isinstance(one, Score) else Score(value=float(one)) for one in rewards)
+        return cls(group=Group.of(number, task, episodes), scores=scores)
 
     @property
     def values(self) -> FloatArray:

@@ -230,7 +230,7 @@ async def start(
     torch.manual_seed(request.seed)
     torch.use_deterministic_algorithms(request.deterministic)
     with naming_settings("the trainer", TRAINER):
-        service = await asyncio.to_thread(_build, request, events)
+        service = await asyncio.to_thread(build_service, request, events)
     serve_steps(channel, service.step)
     channel.serve(SNAPSHOT, service.snapshot)
     channel.serve(PUBLISH, service.publish)
@@ -251,7 +251,8 @@ async def start(
     return TrainerReady(num_parameters=service.num_parameters)
 
 
-def _build(request: TrainerStart, events: Recorder) -> TrainerService:
+def build_service(request: TrainerStart, events: Recorder) -> TrainerService:
+    """A rank of the trainer, with its weights published in this process."""
     torch.set_num_threads(request.threads)
     config = TrainerConfig.model_validate(request.trainer)
     device = _own_device(resolve_device(request.device), request.rank, config)

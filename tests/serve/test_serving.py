@@ -20,9 +20,10 @@ from aiohttp import web
 
 from penstock.bench.shapes import SHAPES, save_shape
 from penstock.engines.config import EngineConfig
+from penstock.engines.embedded.opening import without_auto
 from penstock.errors import UserError
 from penstock.interfaces import Engine
-from penstock.serve.serving import ServeSettings, is_loopback, open_engine, served, without_auto
+from penstock.serve.serving import ServeSettings, is_loopback, open_engine, served
 from tests.engines.contract import EngineContract
 from tests.serve.live_server import Live, serving
 from tests.vllm_live.live import parts_of, running
@@ -289,11 +290,10 @@ def test_auto_is_resolved_as_in_a_run(shape: str, chosen: str, tmp_path: Path) -
     from transformers import Qwen2Config
 
     Qwen2Config(**SHAPES[shape]).save_pretrained(tmp_path)
-    settings = ServeSettings(model=str(tmp_path))
 
     def resolved(device: str, compiling: str) -> tuple[str, str]:
         config = EngineConfig(device=device, embedded={"compile": compiling})
-        found = without_auto(settings, config)
+        found = without_auto(str(tmp_path), config)
         return found.embedded.compile, found.record_routing
 
     assert resolved("cuda", "auto") == (chosen, "off")

@@ -114,9 +114,7 @@ def test_two_servers_in_a_pool_of_which_one_dies(vllm: str, server: str, model: 
     async def scene() -> None:
         live = changed(load(model), 8)
         publisher = SharedMemoryPublisher(published_tensors(live), folder=tmp_path)
-        own = await open_engine(
-            "vllm", parts_of(model, command=vllm, context=CONTEXT, max_batch=1, restarts=1)
-        )
+        own = await open_engine(parts_of(model, command=vllm, context=CONTEXT, max_batch=1, restarts=1))
         assert isinstance(own, VllmEngine)
         watching = asyncio.create_task(own.run())
         try:

@@ -100,7 +100,7 @@ def start(monkeypatch):
         failures = []
         events = EventQueue().of("trainer")
         service = TrainerService(trainer, Publisher(), None, events)
-        monkeypatch.setattr(worker, "_build", lambda request, events: service)
+        monkeypatch.setattr(worker, "build_service", lambda request, events: service)
         await worker.start(Channel(), START, failures.append, events)
         await asyncio.wait([asyncio.wrap_future(service.warmed_up)])
         await asyncio.sleep(0)
@@ -287,7 +287,7 @@ def test_a_checkpoint_of_16_bits_is_saved_in_16_bits(tiny_model, tmp_path):
     AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "half")
     start = msgspec.structs.replace(START, model=str(tmp_path / "half"), folder=str(tmp_path))
-    service = worker._build(start, EventQueue().of("trainer"))
+    service = worker.build_service(start, EventQueue().of("trainer"))
     try:
         assert {weight.dtype for weight in service._trainer.weights().values()} == {torch.float32}
         asyncio.run(service.save(SaveRequest(folder=str(tmp_path / "saved"))))
@@ -309,7 +309,7 @@ def adapted(tiny_model, tmp_path):
         start = msgspec.structs.replace(
             START, model=str(tiny_model), folder=str(tmp_path), version=4, lora=LORA, **changes
         )
-        opened.append(worker._build(start, EventQueue().of("trainer")))
+        opened.append(worker.build_service(start, EventQueue().of("trainer")))
         return opened[-1]
 
     yield build
@@ -381,7 +381,7 @@ def test_a_penalty_on_an_adapter_loads_no_second_model(adapted, monkeypatch):
 def test_a_model_that_can_not_replay_experts_is_refused_at_the_start(tiny_model, tmp_path):
     asked = msgspec.structs.replace(START, model=str(tiny_model), folder=str(tmp_path), replays_routing=True)
     with pytest.raises(UserError, match="routes were recorded, and the trained model has no experts"):
-        worker._build(asked, EventQueue().of("trainer"))
+        worker.build_service(asked, EventQueue().of("trainer"))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@
 import asyncio
 from pathlib import Path
 
+from penstock.config.unresolved import AUTO
+from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.paged_attention_check import check_paged_attention
 from penstock.engines.kinds import EngineParts
 from penstock.models.adapter_merge import merge_adapter
+from penstock.models.compilation import is_worth_compiling
 from penstock.models.load import load_model, resolve_device
 from penstock.models.lora_targets import target_layers
+from penstock.models.outline import outline_of
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 
 
@@ -40,3 +44,17 @@ async def open_embedded(parts: EngineParts) -> EmbeddedEngine:
         engine.expect_adapter(target_layers(model, parts.lora), parts.lora.rank)
     await asyncio.to_thread(engine.warm_up)
     return engine
+
+
+def without_auto(model: str, config: EngineConfig, *, trust_remote_code: bool = False) -> EngineConfig:
+    """Resolve the settings of an engine that no run resolves: one alone, or behind `penstock serve`."""
+    embedded = config.embedded
+    if embedded.compile == AUTO:
+        count = 0
+        if config.device != "cpu":
+            count = outline_of(model, trust_remote_code=trust_remote_code).num_parameters
+        chosen = "on" if is_worth_compiling(config.device, count) else "off"
+        embedded = embedded.model_copy(update={"compile": chosen})
+    # Routes are recorded for a trainer; no request over HTTP asks for them.
+    routing = "off" if config.record_routing == AUTO else config.record_routing
+    return config.model_copy(update={"embedded": embedded, "record_routing": routing})
