@@ -109,6 +109,7 @@ class OpenEngine:
     engine: ServedEngine
     """What a run sees of it: `generate` streams tokens, `report` says what it serves."""
     tokenizer: ChatTokenizer
+    """Of the model: text to token ids, and back."""
     _numbers: Any = field(default_factory=itertools.count)
 
     async def answer(self, prompt: Prompt, **sampling: Any) -> Turn:
