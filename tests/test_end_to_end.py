@@ -203,6 +203,37 @@ def test_rewards_that_raise_hang_or_give_nan_cost_their_groups(project: Path) ->
     assert summary["drops"]["score_timeout"] >= 1
 
 
+POISONOUS = """
+import asyncio, os
+
+async def solve(task, rollout):
+    await rollout.generate(task.prompt)
+    if task.columns.get("poison"):
+        await asyncio.sleep(0.2)
+        os._exit(1)
+    await asyncio.sleep(0.8)
+
+def worth(task, completion):
+    return completion.count("7") / 8
+"""
+
+
+def test_a_task_that_ends_its_process_costs_itself_and_is_named(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "poisonous.py").write_text(POISONOUS)
+    rows = [{"prompt": f"{n}+1=", "id": f"t{n}", "poison": n == 16} for n in range(10, 60)]
+    (project / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = train(
+        "rollout.workflow=poisonous.py:solve", "reward.functions=poisonous.py:worth", "rollout.group_size=2",
+        "tasks.shuffle=false", "run.steps=6",
+    )  # fmt: skip
+    assert (summary["steps"], summary["samples"]) == (6, 6 * 4 * 2)
+    assert (summary["drops"], summary["failures"]) == ({"failed_episodes": 1}, {"worker_died": 2})
+    named = re.findall(r"task '(\w+)' ended its process", "".join(capfd.readouterr()))
+    assert set(named) == {"t16"}
+
+
 def test_synchronous_training_with_a_trl_reward_and_a_reference_is_on_policy(project: Path) -> None:
     """With top-p: the masks reach the trainer through the run's blob store."""
     summary = train(

@@ -108,7 +108,9 @@ def build_controller(
                 config.algorithm.selection,
                 max_filtered_in_a_row=staleness.max_filtered_in_a_row,
             ),
-            failures=FailureStreak(limit_of(config.run.max_failed_in_a_row, rollout.groups_per_step)),
+            failures=FailureStreak(
+                limit_of(config.run.max_failed_in_a_row, rollout.groups_per_step, staleness.max_staleness)
+            ),
             blobs=blobs,
             activity=activity,
             events=told,
@@ -196,7 +198,6 @@ def build_evaluator(config: PenstockConfig, parts: Parts, heldout: Sequence[Task
         min_good=1,
         timeout_s=config.rollout.timeout_s,
         label=EVALUATION,
-        max_failed_in_a_row=None,
         in_waves=config.run.deterministic,
         max_turns=config.rollout.max_turns,
         max_episode_tokens=config.rollout.max_episode_tokens,

@@ -67,7 +67,8 @@ class RunConfig(Section):
 
     restarts: int = Field(default=4, ge=0)
     """How often in a row a worker that dies is started again; then the run ends. An engine or trainer that worked
-    for a minute begins a new row, and a scoring or rollout worker that has done a call."""
+    for a minute begins a new row, and a scoring or rollout worker that has done a call. A task that ends its
+    process counts once."""
 
     freeze_s: float = Field(default=120.0, ge=0)
     """An engine or trainer that is silent for this long is frozen: it is ended, and another one takes its place. It
@@ -81,7 +82,7 @@ class RunConfig(Section):
 
     max_failed_in_a_row: int = Field(default=0, ge=0)
     """End the run with an error when this many groups in a row failed (a reward that raises, requests that the
-    engine refuses); 0 is four steps' worth, at least 16."""
+    engine refuses); 0 is four steps' worth, at least 16, and more than can be under way at once."""
 
 
 class PlacementConfig(Section):

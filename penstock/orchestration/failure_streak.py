@@ -6,7 +6,8 @@ from collections import Counter, deque
 from penstock.errors import UserError
 
 STEPS, AT_LEAST = 4, 16
-"""Without a setting: this many steps' worth of groups, but not fewer than this many groups."""
+"""Without a setting: this many steps' worth of groups, but not fewer than this many groups, and more than can be
+under way at once, so that one cause never costs as many."""
 WATCHED, TOO_MANY = 64, 0.25
 """Of so many groups, this share of failures is worth a word."""
 LOOK_AT = {
@@ -65,6 +66,6 @@ class FailureStreak:
         return UserError(f"the last {total} groups all failed ({why}), the last one with: {message}; {look}")
 
 
-def limit_of(setting: int, groups_per_step: int) -> int:
+def limit_of(setting: int, groups_per_step: int, max_staleness: int) -> int:
     """How many failures in a row end a run; a setting of 0 leaves it to us."""
-    return setting or max(AT_LEAST, STEPS * groups_per_step)
+    return setting or max(AT_LEAST, STEPS * groups_per_step, (max_staleness + 1) * groups_per_step + 1)

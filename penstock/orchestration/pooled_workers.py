@@ -15,13 +15,13 @@ from penstock.observe.events import RecoveryEvent
 from penstock.observe.recorder import Recorder
 from penstock.orchestration.absence import Absence
 from penstock.orchestration.replaceable import ReplaceableWorker
-from penstock.orchestration.restart_policy import Deaths, RestartPolicy
+from penstock.orchestration.restart_policy import RestartPolicy
 from penstock.orchestration.supervision import Mortal
 from penstock.orchestration.worker_events import EventCollector
 
 Client = TypeVar("Client")
-FOR_EVER = RestartPolicy(max_deaths=1 << 30)
-"""Whether to give up is the pool's to say: it knows what its workers have done between their deaths."""
+WAITS = RestartPolicy()
+"""How long; whether to give up is the pool's to say: it knows what its workers have done between their deaths."""
 
 
 class PooledWorker(Generic[Client]):
@@ -30,22 +30,17 @@ class PooledWorker(Generic[Client]):
     def __init__(self, place: ReplaceableWorker[Client], events: Recorder | None = None) -> None:
         self.place = place
         self._events = events
-        self._deaths = Deaths(FOR_EVER)
         self._cause = ""
 
     def lost(self, death: WorkerDied) -> None:
         """Why the process that is there now must be replaced."""
         self._cause = str(death)
 
-    def worked(self) -> None:
-        """It did what it is there for: the next death is the first of a new row."""
-        self._deaths.count = 0
-
-    async def restart(self) -> None:
+    async def restart(self, num_deaths: int) -> None:
         """End the process if it still runs and start another, after a while where it is not the first in a row."""
         loop = asyncio.get_running_loop()
         since = loop.time()
-        wait_s = self._deaths.note(since) or 0.0
+        wait_s = WAITS.wait_s(num_deaths)
         cause, self._cause = self._cause or f"the pool gave up worker {self.place.name}", ""
         if self._events is not None:
             when = f" in {wait_s:g} s" if wait_s else ""

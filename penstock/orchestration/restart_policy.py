@@ -16,6 +16,10 @@ class RestartPolicy:
     healthy_s: float = 60.0
     """A worker that has lived this long since it came back begins a new row."""
 
+    def wait_s(self, num_deaths: int) -> float:
+        """How long to wait before the start that follows so many deaths in a row."""
+        return 0.0 if num_deaths < 2 else min(self.longest_s, self.first_s * 2.0 ** (num_deaths - 2))
+
 
 @dataclass(slots=True)
 class Deaths:
@@ -35,9 +39,7 @@ class Deaths:
         self.count += 1
         if self.count >= self.policy.max_deaths:
             return None
-        if self.count == 1:
-            return 0.0
-        return min(self.policy.longest_s, self.policy.first_s * 2.0 ** (self.count - 2))
+        return self.policy.wait_s(self.count)
 
     def back(self, now: float) -> None:
         """It works again."""

@@ -53,7 +53,8 @@ async def _start(
     await asyncio.gather(*(place.start() for place in places))
     workers = [LaunchedRollouts(place, None if care is None else care.events) for place in places]
     max_deaths = prepared.config.run.restarts + 1
-    pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=max_deaths)
+    told = (lambda words: None) if care is None else care.events.log
+    pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=max_deaths, told=told)
     for number, worker in enumerate(workers):
         if care is not None:
             care.over(worker, pool, number)
@@ -89,15 +90,13 @@ class LaunchedRollouts(PooledWorker[RolloutClient]):
 
     async def run(self, spec: EpisodeSpec) -> Outcome:
         try:
-            outcome = await self.place.client.run(spec)
+            return await self.place.client.run(spec)
         except EngineGone:
             raise
         except ChannelClosed:
             death = await self.place.gone()
             self.lost(death)
             raise death from None
-        self.worked()
-        return outcome
 
     async def end(self) -> None:
         await self.place.end()

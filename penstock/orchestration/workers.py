@@ -165,13 +165,11 @@ class LaunchedScorer(PooledWorker[ScoringClient]):
 
     async def score(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
         try:
-            verdicts = await self.place.client.score(requests)
+            return await self.place.client.score(requests)
         except ChannelClosed:
             death = await self.place.gone()
             self.lost(death)
             raise ScoringFailed(str(death), "score_worker_died", death.detail) from None
-        self.worked()
-        return verdicts
 
 
 class EngineMaker(Protocol):
@@ -254,7 +252,8 @@ async def start_scorers(launcher: Launcher, prepared: Prepared, care: PoolCare |
     await asyncio.gather(*(place.start() for place in places))
     workers = [LaunchedScorer(place, None if care is None else care.events) for place in places]
     max_deaths = prepared.config.run.restarts + 1
-    pool = ScorerPool(workers, timeout_s=reward.timeout_s, max_deaths=max_deaths)
+    told = (lambda words: None) if care is None else care.events.log
+    pool = ScorerPool(workers, timeout_s=reward.timeout_s, max_deaths=max_deaths, told=told)
     for number, worker in enumerate(workers):
         if care is not None:
             care.over(worker, pool, number)

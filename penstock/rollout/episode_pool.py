@@ -1,23 +1,23 @@
 """Episodes on worker processes: the least loaded takes the next one; who hangs or dies is replaced.
 
-Episodes whose worker died begin again on another, once; when that one dies too, they have failed. One that hangs in
-a call costs that episode, takes no new ones, and is replaced when its others have ended. Only a worker that dies
-time after time without ever finishing an episode ends the run.
+A bad episode costs itself, never its neighbours: what was in a process that died runs again apart, half by half,
+until it is found who ends processes (`penstock.rollout.suspects`). One that hangs in a call costs itself too; its
+process takes no new ones, and is replaced when the others have ended. A worker that dies time after time with
+nothing in it ends the run, and so do tasks that end their process one after the other while no episode is finished.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.errors import ChannelClosed, RemoteError, WorkerDied
 from penstock.rollout.episode_runner import TIMEOUT, WORKER_DIED, failed_episode
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.rollout_client import EngineGone, Outcome
+from penstock.rollout.suspects import Attempt, Half, Suspects
 from penstock.types import Episode
 
 MAX_DEATHS_IN_A_ROW = 5
-TRIES_AFTER_DEATH = 1
-"""Of an episode whose worker died: it need not have been the cause."""
 SILENCE_S = 30.0
 """A worker answers at the latest this long after an episode's time limit, or it hangs as a whole."""
 
@@ -26,18 +26,19 @@ class EpisodeWorker(Protocol):
     """One process that runs several episodes at once.
 
     `run` raises `WorkerDied` when the process ends under it. `end` ends the process at once. `restart` ends it if
-    it still runs and returns when a new one is ready; it raises `WorkerDied`, `ChannelClosed` or `RemoteError` when
-    there is none."""
+    it still runs and returns when a new one is ready, a little later after each of `num_deaths` in a row with
+    nothing in it; it raises `WorkerDied`, `ChannelClosed` or `RemoteError` when there is none."""
 
     async def run(self, spec: EpisodeSpec) -> Outcome: ...
 
     async def end(self) -> None: ...
 
-    async def restart(self) -> None: ...
+    async def restart(self, num_deaths: int) -> None: ...
 
 
 class EpisodePool:
-    """`penstock.rollout.episode_runner.EpisodeRunner` over workers that are already started."""
+    """`penstock.rollout.episode_runner.EpisodeRunner` over workers that are already started. `told` is told of each
+    task that is found to end its process."""
 
     def __init__(
         self,
@@ -46,8 +47,8 @@ class EpisodePool:
         capacity: int,
         start_timeout_s: float = 120.0,
         silence_s: float = SILENCE_S,
-        tries_after_death: int = TRIES_AFTER_DEATH,
         max_deaths: int = MAX_DEATHS_IN_A_ROW,
+        told: Callable[[str], None] = lambda words: None,
     ) -> None:
         if not workers:
             raise ValueError("an episode pool needs at least one worker, got none")
@@ -55,25 +56,30 @@ class EpisodePool:
         self._capacity = capacity
         self._start_timeout_s = start_timeout_s
         self._silence_s = silence_s
-        self._tries_after_death = tries_after_death
         self._max_deaths = max_deaths
+        self._told = told
+        self._suspects = Suspects()
+        self._tasks_in_a_row = 0
+        """Tasks that ended their process since an episode was last finished."""
         self._changed = asyncio.Event()
         self._ended: Exception | None = None
 
     async def run(self, spec: EpisodeSpec) -> Episode:
-        episode = await self._run_once(spec)
-        for _ in range(self._tries_after_death):
-            if episode.failure == WORKER_DIED:
-                episode = await self._run_once(spec)
-        return episode
-
-    async def _run_once(self, spec: EpisodeSpec) -> Episode:
-        place = await self._take()
+        attempt = Attempt(spec)
         try:
-            return await self._run_on(place, spec)
+            while (place := await self._take(attempt)) is not None:
+                try:
+                    episode = await self._run_on(place, attempt)
+                finally:
+                    place.leave(attempt)
+                    self._wake()
+                if episode is not None:
+                    return episode
         finally:
-            place.num_running -= 1
+            self._suspects.clear(attempt)
             self._wake()
+        assert attempt.failure
+        return failed_episode(spec, WORKER_DIED, attempt.failure)
 
     async def close(self) -> None:
         """Wake who waits for a worker, with `ChannelClosed`. The processes belong to the launcher."""
@@ -89,65 +95,91 @@ class EpisodePool:
         while place.broken:
             if self._ended is not None:
                 raise self._ended
-            if place.num_running:
-                await self._changed.wait()
-            else:
+            if place.is_idle:
                 await self._restart(place)
+            else:
+                await self._changed.wait()
 
-    async def _take(self) -> "_Place":
-        """A place that is ready, one episode more on it. With none free, a broken one is replaced."""
+    async def _take(self, attempt: Attempt) -> "_Place | None":
+        """A place that the attempt now runs on, None when it has failed. Without a free one, a broken one is
+        replaced."""
         while True:
             if self._ended is not None:
                 raise self._ended
-            ready = [
-                place for place in self._places if not place.broken and place.num_running < self._capacity
-            ]
-            if ready:
-                chosen = min(ready, key=lambda place: place.num_running)
-                chosen.num_running += 1
-                return chosen
-            idle = [place for place in self._places if place.broken and not place.num_running]
+            self._suspects.judge(attempt)
+            if attempt.failure:
+                return None
+            if (place := self._place_for(attempt)) is not None:
+                place.enter(attempt)
+                if place.half is not None:
+                    self._wake()  # the other empty places are free for all again
+                return place
+            idle = [place for place in self._places if place.broken and place.is_idle]
             if idle:
                 await self._restart(idle[0])
             else:
                 await self._changed.wait()
 
-    async def _run_on(self, place: "_Place", spec: EpisodeSpec) -> Episode:
-        life = place.life
+    def _place_for(self, attempt: Attempt) -> "_Place | None":
+        """Suspects keep an empty place to themselves, and nobody else takes it before them."""
+        ready = [
+            p for p in self._places if not (p.broken or p.restarting) and len(p.running) < self._capacity
+        ]
+        half, following = attempt.half, self._next_half()
+        if half is None:
+            ready = [p for p in ready if p.half is None and (p.running or following is None)]
+        elif half.is_running:
+            ready = [p for p in ready if p.half is half]
+        else:
+            ready = [p for p in ready if half is following and not p.running]
+        return min(ready, key=lambda place: len(place.running), default=None)
+
+    def _next_half(self) -> Half | None:
+        """The suspects that the next empty place is for. Of several workers, one always stays for all others."""
+        num_apart = sum(place.half is not None for place in self._places)
+        if num_apart >= max(1, len(self._places) - 1):
+            return None
+        return next((half for half in self._suspects.halves if not half.is_running), None)
+
+    async def _run_on(self, place: "_Place", attempt: Attempt) -> Episode | None:
+        """None when its process was lost."""
+        spec = attempt.spec
         try:
             async with asyncio.timeout(spec.timeout_s + self._silence_s):
                 outcome = await place.worker.run(spec)
         except TimeoutError:
-            if place.life == life:
+            silence = "the process that ran the episode answered no more"
+            if place.died:
+                return None
+            is_alone = place.running == [attempt]
+            if is_alone:
                 place.broken = True
-                await place.worker.end()
-            return failed_episode(spec, TIMEOUT, "the process that ran the episode answered no more")
+            else:
+                self._note_death(place, WorkerDied(silence))
+            await place.worker.end()
+            return failed_episode(spec, TIMEOUT, silence) if is_alone else None
         except EngineGone:
             raise
         except (WorkerDied, ChannelClosed) as error:
-            if place.life == life:
-                self._note_death(place, error)
-            return failed_episode(spec, WORKER_DIED, str(error))
-        place.num_deaths = 0
+            self._note_death(place, error)
+            return None
+        place.num_deaths = self._tasks_in_a_row = 0
         place.broken = place.broken or outcome.stuck
         return outcome.episode
 
     async def _restart(self, place: "_Place") -> None:
-        """Replace its process. While that goes on it counts as busy, so that nobody else tries."""
-        place.num_running += 1
-        place.died = False
+        place.restarting, place.died = True, False
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                await place.worker.restart()
+                await place.worker.restart(place.num_deaths)
         except TimeoutError:
             self._note_death(place, WorkerDied(f"it was not ready within {self._start_timeout_s:g} s"))
         except (WorkerDied, ChannelClosed, RemoteError) as error:
             self._note_death(place, error)
         else:
             place.broken = False
-            place.life += 1
         finally:
-            place.num_running -= 1
+            place.restarting = False
             self._wake()
 
     def _note_death(self, place: "_Place", error: Exception) -> None:
@@ -155,12 +187,34 @@ class EpisodePool:
         if place.died:
             return
         place.broken = place.died = True
-        place.num_deaths += 1
-        if place.num_deaths >= self._max_deaths and self._ended is None:
-            message = (
-                f"rollout worker {place.number} died {place.num_deaths} times in a row without finishing an "
-                f"episode; the last time: {error}"
+        if not place.running:
+            self._count_death(place, error)
+        elif (deed := self._suspects.died(list(place.running), place.half, str(error))) is not None:
+            self._told(deed)
+            self._count_task(deed, error)
+        self._wake()
+
+    def _count_task(self, deed: str, error: Exception) -> None:
+        self._tasks_in_a_row += 1
+        if self._tasks_in_a_row >= self._max_deaths:
+            self._give_up(
+                f"{self._tasks_in_a_row} tasks in a row ended the process that they had to themselves, and no "
+                f"episode was finished between them; the last: {deed}; look at the workflow, and at what ends "
+                "processes on this machine (rollout.memory_gb, rollout.cpu_s)",
+                error,
             )
+
+    def _count_death(self, place: "_Place", error: Exception) -> None:
+        place.num_deaths += 1
+        if place.num_deaths >= self._max_deaths:
+            self._give_up(
+                f"rollout worker {place.number} died {place.num_deaths} times in a row without finishing an "
+                f"episode; the last time: {error}",
+                error,
+            )
+
+    def _give_up(self, message: str, error: Exception) -> None:
+        if self._ended is None:
             self._end(WorkerDied(message, detail=getattr(error, "detail", "")))
 
     def _end(self, error: Exception) -> None:
@@ -178,11 +232,29 @@ class _Place:
     def __init__(self, worker: EpisodeWorker, number: int) -> None:
         self.worker = worker
         self.number = number
-        self.num_running = 0
+        self.running: list[Attempt] = []
+        self.half: Half | None = None
+        """The suspects that have it to themselves."""
         self.num_deaths = 0
-        self.life = 0
-        """Which process it is: a death that is noticed late says nothing about the next one."""
+        """In a row, with nothing in it."""
         self.broken = False
         """Takes no new episodes until it is replaced."""
         self.died = False
         """Its process is gone."""
+        self.restarting = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.running and not self.restarting
+
+    def enter(self, attempt: Attempt) -> None:
+        self.running.append(attempt)
+        self.half = attempt.half
+        if self.half is not None:
+            self.half.is_running = True
+
+    def leave(self, attempt: Attempt) -> None:
+        self.running.remove(attempt)
+        if not self.running and self.half is not None:
+            self.half.is_running = False
+            self.half = None

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.errors import RolloutFailed, UserError
+from penstock.errors import RolloutFailed
 from penstock.rollout.episode_runner import REFUSED, UNAVAILABLE, EpisodeRunner
 from penstock.rollout.episode_spec import TRAINING, EpisodeSpec
 from penstock.rollout.replay_check import check_replayed
@@ -11,13 +11,11 @@ from penstock.types import CallAnswer, Episode, Group, SamplingParams, Task
 
 FAILED_EPISODES = "failed_episodes"
 """Too few episodes of the group were good."""
-MAX_FAILED_IN_A_ROW = 64
 
 
 class RolloutRunner:
-    """Runs groups. Of a group, at least two episodes must be good (one, where it has one): fewer can't be compared.
-
-    A run whose groups all fail, one after the other, is ended: its workflow is broken."""
+    """Runs groups. Of a group, at least two episodes must be good (one, where it has one): fewer can't be
+    compared."""
 
     def __init__(
         self,
@@ -29,7 +27,6 @@ class RolloutRunner:
         chunk_tokens: int = 32,
         timeout_s: float = 1800.0,
         label: str = TRAINING,
-        max_failed_in_a_row: int | None = MAX_FAILED_IN_A_ROW,
         in_waves: bool = False,
         max_turns: int = 0,
         max_episode_tokens: int = 0,
@@ -45,8 +42,6 @@ class RolloutRunner:
         self._chunk_tokens = chunk_tokens
         self._timeout_s = timeout_s
         self._label = label
-        self._max_failed = max_failed_in_a_row
-        self._failed_in_a_row = 0
         self._wave_size = group_size if in_waves else 0
         self._max_turns = max_turns
         self._max_tokens = max_episode_tokens
@@ -82,19 +77,12 @@ class RolloutRunner:
 
     def _check(self, group: Group) -> None:
         if len(group.episodes) >= self._min_good:
-            self._failed_in_a_row = 0
             return
         first = group.failures[0]
         message = (
             f"{len(group.failures)} of {self._group_size} episodes of task {group.task.id!r} failed; "
             f"the first ({first.failure}): {first.message}"
         )
-        self._failed_in_a_row += 1
-        if self._max_failed is not None and self._failed_in_a_row >= self._max_failed:
-            raise UserError(
-                f"the last {self._failed_in_a_row} groups were all lost to failed episodes, so there is nothing to "
-                f"train on; of the last one, {message}"
-            )
         reasons = {episode.failure or "" for episode in group.failures}
         told = reasons.pop() if len(reasons) == 1 and reasons <= {REFUSED, UNAVAILABLE} else FAILED_EPISODES
         raise RolloutFailed(message, told)

@@ -1,8 +1,9 @@
 """Scoring on worker processes: whoever is free takes the next call; who hangs or dies is replaced.
 
 A call is one episode, or one group where a function needs it. What a worker does wrong costs that call and nothing
-more; a call whose worker died is tried once more. Only a worker that dies time after time without ever answering
-ends the run, since nothing would be scored any more.
+more: of several calls in a process that died, each runs again alone in one, and a call that ends two processes, the
+last of them alone, has failed. Only a worker that dies time after time without ever answering ends the run, since
+nothing would be scored any more.
 
 Calls that wait while every worker is busy go out several in a message, as many as a worker answers in a moment: a
 reward of microseconds is not held up by a round trip for each episode, and a slow one has its calls alone. The
@@ -11,7 +12,7 @@ bytes of a message are bounded too; a call that is too large for any message fai
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.errors import ChannelClosed, RemoteError, RequestRefused, ScoringFailed, WorkerDied
@@ -25,8 +26,8 @@ WORKER_DIED = "score_worker_died"
 TOO_LARGE = "score_too_large"
 """A call, or its answer, has more bytes than a message may have."""
 MAX_DEATHS_IN_A_ROW = 5
-TRIES_AFTER_DEATH = 1
-"""Of a call whose worker died while it had no other."""
+DEATHS_OF_A_CULPRIT = 2
+"""The last of them alone: a single death may have a cause outside."""
 MESSAGE_S = 0.02
 """What the calls of one message may take together in the worker. The way there and back does not count: on a busy
 machine it is longer than this, and messages of single calls would make it busier."""
@@ -44,7 +45,8 @@ class ScoringWorker(Protocol):
 
     `score` raises `ScoringFailed` with reason `score_worker_died` when the process ends under it
     (`WorkerDied` and `ChannelClosed` mean the same). `restart` ends that process if it still runs and returns
-    once a new one is ready to score; it raises `WorkerDied` or `RemoteError` when there is none."""
+    once a new one is ready to score, a little later after each of `num_deaths` in a row; it raises `WorkerDied` or
+    `RemoteError` when there is none."""
 
     @property
     def needs_group(self) -> bool: ...
@@ -54,11 +56,12 @@ class ScoringWorker(Protocol):
 
     async def score(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]: ...
 
-    async def restart(self) -> None: ...
+    async def restart(self, num_deaths: int) -> None: ...
 
 
 class ScorerPool:
-    """`penstock.interfaces.Scorer` over workers that are already started, with a time limit per call."""
+    """`penstock.interfaces.Scorer` over workers that are already started, with a time limit per call. `told` hears
+    of each task that is found to end its process."""
 
     def __init__(
         self,
@@ -66,19 +69,23 @@ class ScorerPool:
         *,
         timeout_s: float,
         start_timeout_s: float = 120.0,
-        tries_after_death: int = TRIES_AFTER_DEATH,
         max_deaths: int = MAX_DEATHS_IN_A_ROW,
+        told: Callable[[str], None] = lambda words: None,
     ) -> None:
         if not workers:
             raise ValueError("a scorer pool needs at least one worker, got none")
         self._timeout_s = timeout_s
         self._start_timeout_s = start_timeout_s
-        self._tries_after_death = tries_after_death
         self._max_deaths = max_deaths
+        self._told = told
         self._places = places = [_Place(worker, number) for number, worker in enumerate(workers)]
         seats = range(max(worker.concurrency for worker in workers))
         self._free = deque(place for seat in seats for place in places if seat < place.worker.concurrency)
         self._waiting: deque[_Call] = deque()
+        self._suspects: deque[_Call] = deque()
+        """Calls whose process died under several."""
+        self._apart: _Place | None = None
+        """The worker that is kept for them, one at a time."""
         self._messages: dict[asyncio.Task[None], list[_Call]] = {}
         self._ended: Exception | None = None
         self.needs_group = any(worker.needs_group for worker in workers)
@@ -105,7 +112,8 @@ class ScorerPool:
         process = place.process
         if process not in (place.dead, place.hung):
             place.dead = process
-            self._note_death(place, death)
+            if self._free.count(place) == place.worker.concurrency:
+                self._count_death(place, death)
         await self._replace(place, process)
 
     async def _call(self, task: Task, episodes: tuple[Episode, ...]) -> Scores:
@@ -120,17 +128,35 @@ class ScorerPool:
 
     def _send(self) -> None:
         """Give waiting calls to free workers."""
-        while self._free and self._waiting:
-            calls = self._next_message(self._free[0])
+        self._send_suspect()
+        free = [place for place in self._free if place is not self._apart]
+        while free and self._waiting:
+            calls = self._next_message(free[0], len(free))
             if not calls:
                 return
-            message = asyncio.create_task(self._answer(self._free.popleft(), calls))
-            self._messages[message] = calls
-            message.add_done_callback(self._messages.pop)
+            self._start(free.pop(0), calls)
 
-    def _next_message(self, place: "_Place") -> list["_Call"]:
+    def _send_suspect(self) -> None:
+        """Of those that have ended a process together: the next, once the worker that is kept for them is empty."""
+        place = self._apart
+        if place is None or self._free.count(place) < place.worker.concurrency:
+            return
+        while self._suspects:
+            call = self._suspects.popleft()
+            if not call.answer.done():
+                self._start(place, [call])
+                return
+        self._apart = None
+
+    def _start(self, place: "_Place", calls: list["_Call"]) -> None:
+        self._free.remove(place)
+        message = asyncio.create_task(self._answer(place, calls))
+        self._messages[message] = calls
+        message.add_done_callback(self._messages.pop)
+
+    def _next_message(self, place: "_Place", num_free: int) -> list["_Call"]:
         """The next calls, no more than a worker's share of those that wait and than a message should hold."""
-        size = min(place.message_size, -(-len(self._waiting) // len(self._free)))
+        size = min(place.message_size, -(-len(self._waiting) // num_free))
         calls: list[_Call] = []
         num_bytes = 0
         while self._waiting and len(calls) < size:
@@ -155,6 +181,8 @@ class ScorerPool:
             for call in reversed(calls):
                 call.alone = True
                 self._waiting.appendleft(call)
+        except _ProcessDied as error:
+            self._blame(place, calls, error.failure)
         except Exception as error:
             for call in calls:
                 call.fail(error)
@@ -186,13 +214,9 @@ class ScorerPool:
                     raise failure from error
                 if process == place.hung:
                     continue  # ended because of another message, that hung: this one is sent again
-                if process != place.dead:
-                    place.dead = process
-                    self._note_death(place, failure)
+                place.dead = process
                 await self._replace(place, process)
-                if len(calls) > 1 or calls[0].note_death() <= self._tries_after_death:
-                    raise _TryAlone from None
-                raise failure from error
+                raise _ProcessDied(failure) from error
             place.answered(verdicts)
             return verdicts
 
@@ -212,32 +236,57 @@ class ScorerPool:
                     raise self._ended
                 try:
                     async with asyncio.timeout(self._start_timeout_s):
-                        await place.worker.restart()
+                        await place.worker.restart(place.num_deaths)
                 except TimeoutError:
                     late = WorkerDied(f"it was not ready within {self._start_timeout_s:g} s")
-                    self._note_death(place, late)
+                    self._count_death(place, late)
                 except (WorkerDied, ChannelClosed, RemoteError) as error:
-                    self._note_death(place, error)
+                    self._count_death(place, error)
                 else:
                     place.process += 1
 
-    def _note_death(self, place: "_Place", error: Exception) -> None:
+    def _blame(self, place: "_Place", calls: list["_Call"], death: ScoringFailed) -> None:
+        """A death counts against a call that was alone in the process, and in another one that died before."""
+        for call in calls:
+            call.num_deaths += 1
+        if place is not self._apart or len(calls) > 1 or calls[0].num_deaths < DEATHS_OF_A_CULPRIT:
+            self._suspects.extend(calls)
+            self._apart = self._apart or place
+            return
+        task = calls[0].request.task.id
+        words = f"scoring task {task!r} ended its process twice, the last time alone in it: {death}"
+        calls[0].fail(ScoringFailed(words, WORKER_DIED, death.detail))
+        self._told(words)
+        self._count_death(place, WorkerDied(words, death.detail))
+
+    def _count_death(self, place: "_Place", error: Exception) -> None:
+        """One that says something against the worker, or the last of those that say something against a call."""
         place.num_deaths += 1
         if place.num_deaths >= self._max_deaths and self._ended is None:
             message = (
-                f"scoring worker {place.number} died {place.num_deaths} times in a row without scoring "
+                f"scoring worker {place.number} died at least {place.num_deaths} times in a row without scoring "
                 f"anything; the last time: {error}"
             )
             self._end(WorkerDied(message, detail=getattr(error, "detail", "")))
 
     def _end(self, error: Exception) -> None:
         self._ended = error
-        while self._waiting:
-            self._waiting.popleft().fail(error)
+        for call in (*self._waiting, *self._suspects):
+            call.fail(error)
+        self._waiting.clear()
+        self._suspects.clear()
 
 
 class _TryAlone(Exception):
-    """One of several calls in a message hung, ended the process or was too large: each is sent again, by itself."""
+    """One of several calls in a message hung or was too large: each is sent again, by itself."""
+
+
+class _ProcessDied(Exception):
+    """The process is gone, and another one has taken its place."""
+
+    def __init__(self, failure: ScoringFailed) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 class _Call:
@@ -247,12 +296,8 @@ class _Call:
         self.request = request
         self.answer: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         self.alone = False
-        self._num_deaths = 0
-
-    def note_death(self) -> int:
-        """A process died under this call alone, which may have had another cause. How many have by now."""
-        self._num_deaths += 1
-        return self._num_deaths
+        self.num_deaths = 0
+        """Of processes that it was in."""
 
     def settle(self, verdict: Verdict) -> None:
         if verdict.reason:

@@ -21,7 +21,11 @@ def test_a_good_group_begins_the_count_anew() -> None:
 
 
 def test_without_a_setting_the_limit_is_some_steps_worth() -> None:
-    assert [limit_of(0, 1), limit_of(0, 8), limit_of(5, 8)] == [16, 32, 5]
+    assert [limit_of(0, 1, 2), limit_of(0, 8, 2), limit_of(5, 8, 2)] == [16, 32, 5]
+
+
+def test_one_cause_that_costs_all_groups_under_way_never_ends_the_run() -> None:
+    assert [limit_of(0, 4, 4), limit_of(0, 8, 8)] == [21, 73]
 
 
 def test_many_failures_among_good_groups_are_told_once_in_a_while() -> None:

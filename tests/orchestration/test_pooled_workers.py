@@ -61,7 +61,7 @@ class Pool:
         self.deaths.append(str(death))
         if self.ended is not None:
             raise self.ended
-        await self.worker.restart()
+        await self.worker.restart(len(self.deaths))
 
 
 class Scene:
@@ -101,14 +101,14 @@ def test_a_worker_that_dies_without_calls_is_replaced_and_told_of() -> None:
     run_in_virtual_time(main())
 
 
-def test_those_that_die_soon_after_are_started_later_each_time_until_one_has_worked() -> None:
+def test_those_that_die_soon_after_are_started_later_each_time_that_the_pool_counts() -> None:
     async def main() -> None:
         scene = Scene()
         await scene.begin()
         for _ in range(4):
             scene.processes.all[-1].end()
             await asyncio.sleep(20.0)
-        scene.worker.worked()
+        scene.pool.deaths.clear()
         scene.processes.all[-1].end()
         await asyncio.sleep(20.0)
         assert [took_s for _, _, took_s in scene.recoveries()] == [2.0, 3.0, 4.0, 6.0, 2.0]
@@ -121,7 +121,7 @@ def test_what_the_pool_itself_ends_is_no_death() -> None:
     async def main() -> None:
         scene = Scene()
         await scene.begin()
-        await scene.worker.restart()
+        await scene.worker.restart(0)
         await asyncio.sleep(5.0)
         assert scene.pool.deaths == []
         assert [number for number, _, _ in scene.recoveries()] == [2]

@@ -64,6 +64,21 @@ def test_a_tool_that_blocks_stops_neither_its_neighbours_nor_the_controller(
     assert [len(episode.turns) for episode in episodes] == [1, 2]
 
 
+def test_clients_that_a_framework_keeps_by_address_fail_no_episode(tiny_model: Path, tmp_path: Path) -> None:
+    """Episodes have event loops of their own, and such a client belongs to the loop that it was first used in."""
+
+    async def main() -> list[Episode]:
+        async with pool(sevens(), tiny_model, tmp_path) as episodes:
+            specs = [spec_of("keeps_its_client", index=index) for index in range(64)]
+            first = await asyncio.gather(*(episodes.run(spec) for spec in specs[:32]))
+            return first + await asyncio.gather(*(episodes.run(spec) for spec in specs[32:]))
+
+    episodes = asyncio.run(main())
+    assert [(episode.failure, episode.message, len(episode.turns)) for episode in episodes] == [
+        (None, "", 1)
+    ] * 64
+
+
 def test_what_hangs_or_dies_costs_its_episode_and_is_replaced(tiny_model: Path, tmp_path: Path) -> None:
     async def main() -> list[Episode]:
         async with pool(sevens(), tiny_model, tmp_path) as episodes:

@@ -1,12 +1,19 @@
 """Workers that die, hang and get stuck: what each costs, and when it is replaced."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import math
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import ChannelClosed, WorkerDied
@@ -28,6 +35,8 @@ class MemoryWorker:
         self.answers: dict[int, asyncio.Future[Outcome]] = {}
         self.num_restarts = 0
         self.num_ends = 0
+        self.waits: list[int] = []
+        """The deaths in a row that it was told of before each start."""
         self.restart_errors: list[Exception] = []
 
     async def run(self, spec: EpisodeSpec) -> Outcome:
@@ -39,8 +48,9 @@ class MemoryWorker:
         self.num_ends += 1
         self.die("ended")
 
-    async def restart(self) -> None:
+    async def restart(self, num_deaths: int) -> None:
         self.num_restarts += 1
+        self.waits.append(num_deaths)
         if self.restart_errors:
             raise self.restart_errors.pop(0)
 
@@ -90,12 +100,14 @@ class Bench:
         self.pool = EpisodePool(self.workers, capacity=capacity, **arguments)
         self.episodes: list[asyncio.Task[Episode]] = []
 
-    async def ask(self, count: int, timeout_s: float = 60.0) -> None:
-        first = len(self.episodes)
-        self.episodes += [
-            asyncio.create_task(self.pool.run(spec_of(index=first + i, timeout_s=timeout_s)))
-            for i in range(count)
-        ]
+    async def ask(self, count: int, timeout_s: float = 60.0, group_size: int = 0) -> None:
+        """Episodes of one task, or each of a task of its own, t0, t1, …"""
+        for index in range(len(self.episodes), len(self.episodes) + count):
+            spec = spec_of(index=index, timeout_s=timeout_s)
+            if group_size:
+                task = msgspec.structs.replace(spec.task, id=f"t{index}")
+                spec = msgspec.structs.replace(spec, group=index // group_size, task=task)
+            self.episodes.append(asyncio.create_task(self.pool.run(spec)))
         await settle()
 
     async def failures(self) -> list[str | None]:
@@ -115,19 +127,136 @@ def test_the_least_loaded_takes_the_next_and_the_rest_wait() -> None:
     run_in_virtual_time(main())
 
 
-def test_a_death_costs_its_episodes_and_the_process_is_replaced_when_needed() -> None:
+def test_what_was_in_a_process_that_died_runs_again_apart() -> None:
+    """One worker: a half at a time, and who comes later waits."""
+
     async def main() -> None:
-        bench = Bench(num_workers=2, tries_after_death=0)
+        bench = Bench(capacity=8)
         await bench.ask(4)
-        bench.workers[0].die()
+        (worker,) = bench.workers
+        worker.die()
         await settle()
-        bench.workers[1].finish(1)
-        bench.workers[1].finish(3)
-        assert await bench.failures() == ["worker_died", None, "worker_died", None]
-        assert bench.workers[0].num_restarts == 0
-        await bench.ask(5)
-        assert bench.workers[1].begun == [1, 3, 4, 5, 6, 7]
-        assert (bench.workers[0].begun, bench.workers[0].num_restarts) == ([0, 2, 8], 1)
+        await bench.ask(1)
+        assert (worker.begun, worker.num_restarts, worker.waits) == ([0, 1, 2, 3, 0, 1], 1, [0])
+        worker.finish(0)
+        worker.finish(1)
+        await settle()
+        assert worker.begun[6:] == [2, 3]
+        worker.finish(2)
+        worker.finish(3)
+        await settle()
+        assert worker.begun[8:] == [4]
+        worker.finish(4)
+        assert await bench.failures() == [None] * 5
+        assert worker.num_restarts == 1
+
+    run_in_virtual_time(main())
+
+
+def test_an_episode_that_ends_its_process_alone_has_failed_and_its_task_is_named() -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        bench = Bench(told=told.append)
+        await bench.ask(2)
+        (worker,) = bench.workers
+        worker.die()
+        await settle()
+        assert worker.begun == [0, 1, 0]
+        worker.finish(0)
+        await settle()
+        worker.die("oom")
+        assert await bench.failures() == [None, "worker_died"]
+        assert bench.episodes[1].result().message == told[0]
+
+    run_in_virtual_time(main())
+    assert told == ["task 't' ended its process twice, the last time alone in it: oom"]
+
+
+def test_a_half_that_dies_clears_the_other_which_runs_beside_new_episodes() -> None:
+    async def main() -> None:
+        bench = Bench(capacity=8)
+        await bench.ask(4, group_size=1)
+        await bench.ask(1, group_size=1)
+        (worker,) = bench.workers
+        worker.die()
+        await settle()
+        await bench.ask(1, group_size=1)
+        assert worker.begun[5:] == [0, 1]
+        worker.die()
+        await settle()
+        assert worker.begun[7:] == [0]
+        worker.finish(0)
+        await settle()
+        assert worker.begun[8:] == [1]
+        worker.finish(1)
+        await settle()
+        assert worker.begun[9:] == [2, 3, 4, 5]
+        for index in (2, 3, 4, 5):
+            worker.finish(index)
+        assert await bench.failures() == [None] * 6
+
+    run_in_virtual_time(main())
+
+
+def test_of_two_workers_one_stays_for_those_whom_nobody_suspects() -> None:
+    async def main() -> None:
+        bench = Bench(num_workers=2, capacity=8)
+        await bench.ask(4)
+        one, two = bench.workers
+        one.die()
+        await settle()
+        await bench.ask(1)
+        assert (one.begun, two.begun) == ([0, 2, 0], [1, 3, 4])
+        one.finish(0)
+        await settle()
+        assert one.begun == [0, 2, 0, 2]
+        one.finish(2)
+        for index in (1, 3, 4):
+            two.finish(index)
+        assert await bench.failures() == [None] * 5
+        await bench.ask(2)
+        assert (one.begun[4:], two.begun[3:]) == ([5], [6])
+        one.finish(5)
+        two.finish(6)
+        assert await bench.failures() == [None] * 7
+
+    run_in_virtual_time(main())
+
+
+def test_waiting_apart_takes_nothing_of_the_time_limit() -> None:
+    async def main() -> None:
+        bench = Bench()
+        await bench.ask(2, timeout_s=60.0)
+        (worker,) = bench.workers
+        worker.die()
+        await settle()
+        await asyncio.sleep(59.0)
+        worker.finish(0)
+        await settle()
+        await asyncio.sleep(59.0)
+        worker.finish(1)
+        assert await bench.failures() == [None, None]
+
+    run_in_virtual_time(main())
+
+
+def test_two_culprits_stand_for_their_task() -> None:
+    """The others of the task are not tried, also those that come later."""
+
+    async def main() -> None:
+        bench = Bench(capacity=8)
+        await bench.ask(8)
+        await bench.ask(1)
+        (worker,) = bench.workers
+        for _ in range(5):
+            worker.die()
+            await settle()
+        assert await bench.failures() == ["worker_died"] * 9
+        assert worker.begun[8:] == [0, 1, 2, 3, 0, 1, 0, 1]
+        assert bench.episodes[8].result().message == (
+            "2 episodes of task 't' have ended their process, so that this one was not tried again"
+        )
 
     run_in_virtual_time(main())
 
@@ -150,64 +279,89 @@ def test_a_stuck_episode_lets_the_others_end_before_the_process_is_replaced() ->
     run_in_virtual_time(main())
 
 
-def test_a_process_that_answers_no_more_is_ended_and_costs_all_its_episodes() -> None:
+def test_a_process_that_answers_no_more_is_ended_and_costs_who_hangs_alone() -> None:
     async def main() -> None:
-        bench = Bench(silence_s=30.0, tries_after_death=0)
+        bench = Bench(silence_s=30.0)
         await bench.ask(1, timeout_s=10.0)
-        await bench.ask(1, timeout_s=1000.0)
-        assert await bench.failures() == ["timeout", "worker_died"]
-        assert asyncio.get_running_loop().time() == pytest.approx(40.0)
-        assert bench.workers[0].num_ends == 1
+        await bench.ask(1, timeout_s=10.0)
+        (worker,) = bench.workers
+        await asyncio.sleep(41.0)
+        assert (worker.num_ends, worker.num_restarts, worker.begun) == (1, 1, [0, 1, 0])
+        worker.finish(0)
+        assert await bench.failures() == [None, "timeout"]
+        assert asyncio.get_running_loop().time() == pytest.approx(81.0)
+        assert worker.num_ends == 2
         await bench.ask(1)
-        assert (bench.workers[0].num_restarts, bench.workers[0].begun) == (1, [0, 1, 2])
+        assert worker.num_restarts == 2
+        worker.finish(2)
+        assert await bench.failures() == [None, "timeout", None]
 
     run_in_virtual_time(main())
 
 
-def test_five_deaths_in_a_row_end_the_run_and_wake_who_waits() -> None:
+def test_tasks_that_all_end_their_process_end_the_run() -> None:
     async def main() -> None:
-        bench = Bench(capacity=1, tries_after_death=0)
-        await bench.ask(6)
-        for _ in range(5):
+        bench = Bench(capacity=1)
+        await bench.ask(6, group_size=1)
+        for _ in range(10):
             bench.workers[0].die("oom")
             await settle()
         results = await asyncio.gather(*bench.episodes, return_exceptions=True)
-        assert [getattr(result, "failure", None) for result in results[:5]] == ["worker_died"] * 5
+        assert [getattr(result, "failure", None) for result in results] == ["worker_died"] * 4 + [None] * 2
         assert str(results[5]) == (
-            "rollout worker 0 died 5 times in a row without finishing an episode; the last time: oom"
+            "5 tasks in a row ended the process that they had to themselves, and no episode was finished between "
+            "them; the last: task 't4' ended its process twice, the last time alone in it: oom; look at the "
+            "workflow, and at what ends processes on this machine (rollout.memory_gb, rollout.cpu_s)"
         )
 
     run_in_virtual_time(main())
 
 
-def test_a_finished_episode_starts_the_count_of_deaths_again() -> None:
+def test_a_finished_episode_starts_the_count_of_bad_tasks_again() -> None:
     async def main() -> None:
-        bench = Bench(capacity=1, tries_after_death=0)
-        await bench.ask(9)
+        bench = Bench(capacity=1)
+        await bench.ask(9, group_size=1)
         worker = bench.workers[0]
         for index in range(9):
-            if index == 4:
-                worker.finish(4)
-            elif index < 8:
-                worker.die()
+            if index in (4, 8):
+                worker.finish(index)
             else:
-                worker.finish(8)
+                worker.die()
+                await settle()
+                worker.die()
             await settle()
         assert await bench.failures() == ["worker_died"] * 4 + [None] + ["worker_died"] * 3 + [None]
 
     run_in_virtual_time(main())
 
 
+def test_starts_that_fail_time_after_time_end_the_run_and_wake_who_waits() -> None:
+    async def main() -> None:
+        bench = Bench(capacity=1)
+        bench.workers[0].restart_errors = [WorkerDied("no memory")] * 5
+        await bench.ask(2)
+        bench.workers[0].die()
+        for episode in bench.episodes:
+            with pytest.raises(WorkerDied) as raised:
+                await episode
+            assert str(raised.value) == (
+                "rollout worker 0 died 5 times in a row without finishing an episode; the last time: no memory"
+            )
+        assert bench.workers[0].waits == [0, 1, 2, 3, 4]
+
+    run_in_virtual_time(main())
+
+
 def test_a_start_that_fails_is_tried_again() -> None:
     async def main() -> None:
-        bench = Bench(capacity=1, tries_after_death=0)
+        bench = Bench(capacity=1)
         bench.workers[0].restart_errors = [WorkerDied("no memory")]
-        await bench.ask(2)
+        await bench.ask(1)
         bench.workers[0].die()
         await settle()
         assert bench.workers[0].num_restarts == 2
-        bench.workers[0].finish(1)
-        assert await bench.failures() == ["worker_died", None]
+        bench.workers[0].finish(0)
+        assert await bench.failures() == [None]
 
     run_in_virtual_time(main())
 
@@ -236,21 +390,6 @@ def test_closing_wakes_who_waits() -> None:
     run_in_virtual_time(main())
 
 
-def test_episodes_whose_worker_died_begin_again_once() -> None:
-    async def main() -> None:
-        bench = Bench()
-        await bench.ask(2)
-        (worker,) = bench.workers
-        worker.die()
-        await settle()
-        assert (sorted(worker.begun), worker.num_restarts) == ([0, 0, 1, 1], 1)
-        worker.finish(0)
-        worker.die()
-        assert await bench.failures() == [None, "worker_died"]
-
-    run_in_virtual_time(main())
-
-
 def test_a_worker_without_episodes_that_is_lost_is_replaced() -> None:
     async def main() -> None:
         bench = Bench()
@@ -265,7 +404,7 @@ def test_a_worker_without_episodes_that_is_lost_is_replaced() -> None:
 
 def test_a_worker_that_is_lost_under_its_episodes_is_replaced_when_they_know() -> None:
     async def main() -> None:
-        bench = Bench(tries_after_death=0)
+        bench = Bench()
         await bench.ask(1)
         losing = asyncio.create_task(bench.pool.lost(0, WorkerDied("killed")))
         await settle()
@@ -273,6 +412,67 @@ def test_a_worker_that_is_lost_under_its_episodes_is_replaced_when_they_know() -
         bench.workers[0].die()
         await losing
         assert bench.workers[0].num_restarts == 1
-        assert await bench.failures() == ["worker_died"]
+        bench.workers[0].finish(0)
+        assert await bench.failures() == [None]
+
+    run_in_virtual_time(main())
+
+
+class PoisonedWorker(MemoryWorker):
+    """Its process ends some seconds after a bad episode begins; good ones take their time."""
+
+    def __init__(self, poison: dict[tuple[int, int], float], takes_s: Callable[[EpisodeSpec], float]) -> None:
+        super().__init__()
+        self._poison, self._takes_s = poison, takes_s
+        self.num_deaths = 0
+        self._gone = asyncio.Event()
+
+    async def run(self, spec: EpisodeSpec) -> Outcome:
+        gone, strikes_s = self._gone, self._poison.get((spec.group, spec.index))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._takes_s(spec) if strikes_s is None else strikes_s):
+                await gone.wait()
+        if strikes_s is not None and not gone.is_set():
+            gone.set()
+            self.num_deaths += 1
+        if gone.is_set():
+            raise WorkerDied("exit code 1")
+        return Outcome(episode=good(spec.index))
+
+    async def restart(self, num_deaths: int) -> None:
+        await super().restart(num_deaths)
+        await asyncio.sleep(1.0)
+        self._gone = asyncio.Event()
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_every_innocent_episode_ends_well_and_every_culprit_fails(data: st.DataObject) -> None:
+    """Innocent is every episode of a task with less than two culprits that is none itself."""
+    num_workers, capacity = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 40))
+    num_groups, group_size = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 6))
+    names = [(group, index) for group in range(num_groups) for index in range(group_size)]
+    poison = data.draw(st.dictionaries(st.sampled_from(names), st.floats(0.1, 9.0), max_size=8))
+    seed = data.draw(st.integers(0, 2**16))
+
+    def takes_s(spec: EpisodeSpec) -> float:
+        return 0.1 + random.Random(f"{seed} {spec.name}").expovariate(0.3)
+
+    async def main() -> None:
+        workers = [PoisonedWorker(poison, takes_s) for _ in range(num_workers)]
+        told: list[str] = []
+        pool = EpisodePool(workers, capacity=capacity, max_deaths=1000, told=told.append)
+        specs = [msgspec.structs.replace(spec_of(index=index), group=group) for group, index in names]
+        episodes = await asyncio.gather(*(pool.run(spec) for spec in specs))
+        culprits = Counter(group for group, _ in poison)
+        for name, episode in zip(names, episodes, strict=True):
+            if name in poison:
+                assert episode.failure == "worker_died"
+            elif culprits[name[0]] < 2:
+                assert episode.failure is None
+        assert len(told) == len(culprits)
+        # Each search ends at a culprit, after the first death and two rows of halves: of tasks, of a task's episodes.
+        rows = math.ceil(math.log2(capacity)) + math.ceil(math.log2(group_size)) + 2
+        assert sum(worker.num_deaths for worker in workers) <= len(poison) * (rows + 1)
 
     run_in_virtual_time(main())

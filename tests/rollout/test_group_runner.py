@@ -1,12 +1,11 @@
 """Failed episodes cost themselves; with too few good ones the group goes."""
 
 import asyncio
-import contextlib
 from typing import Any
 
 import pytest
 
-from penstock.errors import ChannelClosed, RolloutFailed, UserError
+from penstock.errors import ChannelClosed, RolloutFailed
 from penstock.rollout.episode_runner import failed_episode
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.group_runner import RolloutRunner
@@ -96,25 +95,6 @@ def test_a_group_that_could_reach_nothing_says_so(other: str, reason: str) -> No
 def test_what_ends_the_run_is_raised_as_itself() -> None:
     with pytest.raises(ChannelClosed):
         run(Episodes(e1="engine"))
-
-
-def test_a_workflow_that_always_fails_ends_the_run_with_a_sentence() -> None:
-    episodes = Episodes(e0="workflow_error", e1="workflow_error")
-    failing = runner(episodes, 2, max_failed_in_a_row=3)
-
-    async def main() -> None:
-        for number in range(2):
-            with pytest.raises(RolloutFailed):
-                await failing.run_group(number, TASK)
-        episodes.failures.clear()
-        await failing.run_group(2, TASK)
-        episodes.failures.update({0: "workflow_error"})
-        for number in range(3, 6):
-            with contextlib.suppress(RolloutFailed):
-                await failing.run_group(number, TASK)
-
-    with pytest.raises(UserError, match="the last 3 groups were all lost to failed episodes"):
-        asyncio.run(main())
 
 
 def test_episodes_are_asked_for_by_group_and_index() -> None:

@@ -1,6 +1,7 @@
 """Workflows that tests name by path, in this process and in others."""
 
 import asyncio
+import functools
 import os
 import time
 from pathlib import Path
@@ -48,6 +49,19 @@ async def streamed(task: Task, rollout: Rollout) -> float:
         body = {"prompt": task.prompt, "stream": True}
         async with session.post(rollout.endpoint.base_url + "/completions", json=body) as response:
             return float(sum([line.startswith(b"data: {") async for line in response.content]))
+
+
+@functools.lru_cache
+def _kept_session(base_url: str) -> aiohttp.ClientSession:
+    """As langchain-openai keeps its clients: one for each address, for as long as the process lives."""
+    return aiohttp.ClientSession(base_url)
+
+
+async def keeps_its_client(task: Task, rollout: Rollout) -> None:
+    session = _kept_session(rollout.endpoint.base_url + "/")
+    async with session.post("completions", json={"prompt": task.prompt}, headers=_key(rollout)) as response:
+        response.raise_for_status()
+        await response.read()
 
 
 async def walks_out(task: Task, rollout: Rollout) -> None:

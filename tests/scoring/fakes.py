@@ -98,7 +98,7 @@ class ScriptedWorker:
         """The numbers of all tasks that it was asked for."""
         return [number for message in self.messages for number in message]
 
-    async def restart(self) -> None:
+    async def restart(self, num_deaths: int) -> None:
         self.num_restarts += 1
         self._ended.set()
         self._ended = asyncio.Event()

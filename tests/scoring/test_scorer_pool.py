@@ -1,7 +1,9 @@
 """The pool: time limits, deaths and restarts, in virtual time against scripted workers."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import contextlib
+import random
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -82,20 +84,23 @@ def test_the_limit_counts_from_the_start_of_the_call_and_not_of_the_wait() -> No
 
 
 @pytest.mark.parametrize("error", [DIED, WorkerDied("gone", "its last words"), ChannelClosed("closed")])
-def test_a_worker_that_dies_costs_its_group_and_is_restarted(error: Exception) -> None:
-    worker = ScriptedWorker(raising(error))
+def test_a_worker_that_dies_twice_costs_its_group_and_is_restarted(error: Exception) -> None:
+    worker, told = ScriptedWorker(raising(error), raising(error)), list[str]()
 
     async def main() -> None:
-        pool = ScorerPool([worker], timeout_s=10, tries_after_death=0)
+        pool = ScorerPool([worker], timeout_s=10, told=told.append)
         with pytest.raises(ScoringFailed) as raised:
             await value_of(pool)
         assert raised.value.reason == "score_worker_died"
-        assert str(raised.value) == str(error)
+        assert str(raised.value) == (
+            f"scoring task 't0' ended its process twice, the last time alone in it: {error}"
+        )
+        assert told == [str(raised.value)]
         assert raised.value.detail == getattr(error, "detail", "")
         assert await outcome(pool, 1) == 1
 
     run_in_virtual_time(main())
-    assert worker.num_restarts == 1
+    assert worker.num_restarts == 2
 
 
 @pytest.mark.parametrize(
@@ -114,21 +119,20 @@ def test_a_failing_function_costs_its_group_and_no_restart(error: Exception, rea
 
 
 def test_a_worker_that_dies_again_and_again_ends_the_run() -> None:
-    worker = ScriptedWorker(*[raising(DIED)] * 9)
+    worker = ScriptedWorker(*[raising(DIED)] * 12)
 
     async def main() -> None:
-        pool = ScorerPool([worker], timeout_s=10, tries_after_death=0)
-        outcomes = await asyncio.gather(
-            *(outcome(pool, number) for number in range(7)), return_exceptions=True
+        pool = ScorerPool([worker], timeout_s=10)
+        outcomes = [
+            (await asyncio.gather(outcome(pool, number), return_exceptions=True))[0] for number in range(6)
+        ]
+        assert outcomes[:5] == ["score_worker_died"] * 5
+        assert isinstance(outcomes[5], WorkerDied)
+        assert str(outcomes[5]) == (
+            "scoring worker 0 died at least 5 times in a row without scoring anything; the last time: scoring task "
+            "'t4' ended its process twice, the last time alone in it: worker scorer0 was killed by SIGKILL"
         )
-        assert outcomes[:4] == ["score_worker_died"] * 4
-        for error in outcomes[4:]:
-            assert isinstance(error, WorkerDied)
-            assert str(error) == (
-                "scoring worker 0 died 5 times in a row without scoring anything; the last time: "
-                "worker scorer0 was killed by SIGKILL"
-            )
-            assert error.detail == "its last words"
+        assert outcomes[5].detail == "its last words"
 
     run_in_virtual_time(main())
 
@@ -140,18 +144,18 @@ def test_a_worker_that_cannot_be_started_again_ends_the_run() -> None:
     async def main() -> None:
         pool = ScorerPool([worker], timeout_s=10)
         with pytest.raises(
-            WorkerDied, match=r"died 5 times in a row .* the last time: the reward module 'x'"
+            WorkerDied, match=r"died at least 5 times in a row .* the last time: the reward module 'x'"
         ) as raised:
             await value_of(pool)
         assert raised.value.detail == "trace"
 
     run_in_virtual_time(main())
-    assert worker.num_restarts == 4
+    assert worker.num_restarts == 5
 
 
 def test_a_start_that_hangs_counts_as_a_death() -> None:
     class NeverReady(ScriptedWorker):
-        async def restart(self) -> None:
+        async def restart(self, num_deaths: int) -> None:
             await asyncio.sleep(10**9)
 
     async def main() -> None:
@@ -166,11 +170,11 @@ def test_deaths_between_successes_never_end_the_run() -> None:
     worker = ScriptedWorker(*[raising(DIED), raising(DIED), good] * 5)
 
     async def main() -> list[float | str]:
-        pool = ScorerPool([worker], timeout_s=10, tries_after_death=0)
-        return [await outcome(pool, number) for number in range(15)]
+        pool = ScorerPool([worker], timeout_s=10)
+        return [await outcome(pool, number) for number in range(10)]
 
     outcomes = run_in_virtual_time(main())
-    assert outcomes.count("score_worker_died") == 10
+    assert outcomes.count("score_worker_died") == 5
     assert worker.num_restarts == 10
 
 
@@ -375,25 +379,72 @@ def test_a_call_that_is_too_large_by_itself_costs_its_group_and_no_other() -> No
     assert worker.num_restarts == 0
 
 
-def test_calls_that_lose_one_process_count_one_death() -> None:
-    dying = asyncio.Event()
+class Poisoned(ScriptedWorker):
+    """Its process ends some seconds after a call for a bad number begins; all of its calls are lost with it."""
 
-    async def die(episodes: Sequence[Episode]) -> tuple[Score, ...]:
-        await dying.wait()
-        raise DIED
+    def __init__(self, poison: Collection[int], takes_s: Callable[[int], float], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._poison, self._takes_s, self._dying = poison, takes_s, asyncio.Event()
+        self.num_deaths = self.num_inside = 0
+        self.together: list[int] = []
+        """With how many others each bad call ran."""
 
-    worker = ScriptedWorker(die, die, die, die, concurrency=4)
+    async def _answer(self, requests: Sequence[ScoringRequest]) -> list[Verdict]:
+        number, dying = int(requests[0].task.id[1:]), self._dying
+        self.num_inside += 1
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._takes_s(number)):
+                    await dying.wait()
+            if {int(request.task.id[1:]) for request in requests} & set(self._poison) and not dying.is_set():
+                dying.set()
+                self.num_deaths += 1
+                self.together.append(self.num_inside - 1)
+            if dying.is_set():
+                raise DIED
+            return await super()._answer(requests)
+        finally:
+            self.num_inside -= 1
+
+    async def restart(self, num_deaths: int) -> None:
+        await super().restart(num_deaths)
+        self._dying = asyncio.Event()
+
+
+def test_of_calls_at_once_only_the_one_that_ends_its_process_fails() -> None:
+    worker = Poisoned({3}, lambda number: 5.0, concurrency=16)
+
+    async def main() -> list[float | str]:
+        pool = ScorerPool([worker], timeout_s=30)
+        return await asyncio.gather(*(outcome(pool, number) for number in range(16)))
+
+    assert run_in_virtual_time(main()) == [0, 1, 2, "score_worker_died", *range(4, 16)]
+    assert worker.together == [15, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_workers=st.integers(1, 3),
+    concurrency=st.integers(1, 8),
+    num_calls=st.integers(1, 40),
+    poison=st.sets(st.integers(0, 39), max_size=6),
+    seed=st.integers(0, 999),
+)
+def test_a_call_that_ends_its_process_costs_no_other(
+    num_workers: int, concurrency: int, num_calls: int, poison: set[int], seed: int
+) -> None:
+    def takes_s(number: int) -> float:
+        return 0.05 + random.Random(f"{seed} {number}").expovariate(1.0)
 
     async def main() -> None:
-        pool = ScorerPool([worker], timeout_s=100, tries_after_death=0)
-        calls = [asyncio.ensure_future(outcome(pool, number)) for number in range(4)]
-        await asyncio.sleep(1)
-        dying.set()
-        assert await asyncio.gather(*calls) == ["score_worker_died"] * 4
-        assert await outcome(pool, 4) == 4
+        workers = [Poisoned(poison, takes_s, concurrency=concurrency) for _ in range(num_workers)]
+        pool = ScorerPool(workers, timeout_s=100, max_deaths=1000)
+        outcomes = await asyncio.gather(*(outcome(pool, number) for number in range(num_calls)))
+        bad = {number for number in poison if number < num_calls}
+        assert outcomes == ["score_worker_died" if number in bad else number for number in range(num_calls)]
+        assert sum(worker.num_deaths for worker in workers) <= 2 * len(bad)
 
     run_in_virtual_time(main())
-    assert worker.num_restarts == 1
 
 
 def test_closing_wakes_who_waits() -> None:
@@ -480,7 +531,7 @@ def test_workers_that_are_lost_time_after_time_end_the_pool() -> None:
         pool = ScorerPool([ScriptedWorker()], timeout_s=10)
         for _ in range(4):
             await pool.lost(0, WorkerDied("killed"))
-        with pytest.raises(WorkerDied, match=r"scoring worker 0 died 5 times in a row .*: killed"):
+        with pytest.raises(WorkerDied, match=r"scoring worker 0 died at least 5 times in a row .*: killed"):
             await pool.lost(0, WorkerDied("killed"))
 
     run_in_virtual_time(main())

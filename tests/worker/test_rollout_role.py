@@ -34,7 +34,7 @@ class ChannelWorker:
     async def end(self) -> None:
         raise NotImplementedError
 
-    async def restart(self) -> None:
+    async def restart(self, num_deaths: int) -> None:
         raise NotImplementedError
 
 

@@ -60,14 +60,16 @@ class AgentRoutes:
         self._chat = ChatRoutes(model)
 
     def routes(self) -> list[web.RouteDef]:
+        """The first part of a path is there to make the address another one for every episode; the key says whose
+        a request is."""
         return [
-            web.post("/v1/chat/completions", self.chat),
-            web.post("/v1/completions", self.complete),
-            web.post("/inference/v1/generate", self.generate),
-            web.get("/v1/models", self.models),
-            web.get("/v1/models/{name:.+}", self.one_model),
-            web.get("/episodes/{key}", self.episode),
-            web.post("/episodes/{key}/reward", self.reward),
+            web.post("/{episode}/v1/chat/completions", self.chat),
+            web.post("/{episode}/v1/completions", self.complete),
+            web.post("/{episode}/inference/v1/generate", self.generate),
+            web.get("/{episode}/v1/models", self.models),
+            web.get("/{episode}/v1/models/{name:.+}", self.one_model),
+            web.get("/{episode}/episodes/{key}", self.episode),
+            web.post("/{episode}/episodes/{key}/reward", self.reward),
         ]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:

@@ -57,7 +57,8 @@ class FrontDoor:
             access_log=None,
             logger=request_logger(),
         )
-        self.base_url = ""
+        self._address = ""
+        self._num_admitted = 0
 
     async def open(self) -> None:
         allow_many_connections()
@@ -65,7 +66,7 @@ class FrontDoor:
         await web.TCPSite(self._runner, self._host, 0, backlog=2048).start()
         host = socket.gethostname() if self._host in ("0.0.0.0", "::") else self._host
         shown = f"[{host}]" if ":" in host else host
-        self.base_url = f"http://{shown}:{self._runner.addresses[0][1]}/v1"
+        self._address = f"http://{shown}:{self._runner.addresses[0][1]}"
 
     async def close(self) -> None:
         await self._runner.cleanup()
@@ -82,9 +83,13 @@ class FrontDoor:
         self._closing = asyncio.create_task(close())
 
     def admit(self, rollout: Rollout) -> Endpoint:
-        """A key for the episode of this rollout, which learns where it can be reached."""
+        """A key and an address for the episode of this rollout, which learns where it can be reached. Frameworks
+        keep async clients by address, and episodes have event loops of their own: with one address for all, an
+        episode would get a client that belongs to the loop of another."""
         session = EpisodeSession(rollout.twin(self._engine), max_context=self._max_context)
-        endpoint = Endpoint(base_url=self.base_url, api_key=self.keys.add(session), model=self._model.name)
+        self._num_admitted += 1
+        base_url = f"{self._address}/{rollout.spec.name}-{self._num_admitted}/v1"
+        endpoint = Endpoint(base_url=base_url, api_key=self.keys.add(session), model=self._model.name)
         rollout.endpoint = endpoint
         return endpoint
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 from openai import AsyncOpenAI
+from yarl import URL
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
@@ -42,6 +43,10 @@ class Visit:
     @property
     def root(self) -> str:
         return self.endpoint.base_url.removesuffix("/v1")
+
+    @property
+    def port(self) -> int:
+        return URL(self.root).port or 0
 
     def openai(self, **settings: Any) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=self.endpoint.base_url, api_key=self.endpoint.api_key, **settings)

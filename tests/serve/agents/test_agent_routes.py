@@ -346,4 +346,4 @@ def test_what_is_not_there_is_refused_in_openais_shape(byte_tokenizer: ChatToken
                 assert response.status == 404
                 return dict(json.loads(await response.text())["error"])
 
-    assert "POST /v1/responses is not served here" in asyncio.run(main())["message"]
+    assert "/v1/responses is not served here; there are: /{episode}/" in asyncio.run(main())["message"]

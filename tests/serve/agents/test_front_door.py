@@ -21,13 +21,12 @@ STREAMS = 200
 
 
 async def raw(one: Visit) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    port = int(one.root.rpartition(":")[2])
-    return await asyncio.open_connection("127.0.0.1", port)
+    return await asyncio.open_connection("127.0.0.1", one.port)
 
 
 def head(one: Visit, length: int) -> bytes:
     return (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {one.endpoint.api_key}\r\n"
+        f"POST /e/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {one.endpoint.api_key}\r\n"
         f"Content-Length: {length}\r\n\r\n"
     ).encode()
 
@@ -129,6 +128,16 @@ def test_an_endpoint_names_its_episode() -> None:
     assert endpoint.episode_url == "http://127.0.0.1:1/episodes/pk-a"
 
 
+def test_every_attempt_at_an_episode_has_an_address_of_its_own(byte_tokenizer: ChatTokenizer) -> None:
+    async def main() -> list[str]:
+        async with opened(saying(byte_tokenizer, "x"), byte_tokenizer) as visit:
+            return [
+                visit(spec).endpoint.base_url.partition("/g")[2] for spec in (a_spec(), a_spec(1), a_spec())
+            ]
+
+    assert asyncio.run(main()) == ["12.0-1/v1", "12.1-2/v1", "12.0-3/v1"]
+
+
 def test_a_key_is_open_while_its_episode_is(byte_tokenizer: ChatTokenizer) -> None:
     async def main() -> None:
         async with opened(saying(byte_tokenizer, "x"), byte_tokenizer) as visit:
@@ -143,7 +152,7 @@ def test_a_key_is_open_while_its_episode_is(byte_tokenizer: ChatTokenizer) -> No
 
 KEY = "KEY-OF-THE-EPISODE"
 MESSAGES = [
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s"
+    b"POST /e/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s"
     % (KEY.encode(), len(body), body)
     for body in (
         b'{"model": "echo", "messages": [{"role": "user", "content": "a"}]}',
@@ -152,11 +161,11 @@ MESSAGES = [
         b"[" * 300,
     )
 ] + [
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: 17\r\n\r\n"
+    b"POST /e/v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: 17\r\n\r\n"
     b'{"prompt": [1,2]}' % KEY.encode(),
     b"POST /episodes/%s/reward HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n"
     b'{"reward":1.0}' % KEY.encode(),
-    b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n\r\n",
+    b"GET /e/v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n\r\n",
     b"GET /episodes/%ff%00 HTTP/1.1\r\nHost: x\r\n\r\n",
 ]
 
@@ -172,7 +181,7 @@ def test_whatever_agents_send_costs_their_own_connection_alone(byte_tokenizer: C
         def send(data: bytes) -> None:
             one = runner.run(admitted(visit, a_spec()))
             sent = data.replace(KEY.encode(), one.endpoint.api_key.encode())
-            answers = runner.run(send_to(int(one.root.rpartition(":")[2]), sent))
+            answers = runner.run(send_to(one.port, sent))
             assert [status for status in statuses(answers) if status >= 500] == []
             one.door.dismiss(one.endpoint)
             runner.run(still_serves(other))
