@@ -24,6 +24,7 @@ LAYERS = {
     "blobs": 1,
     "channel": 1,
     "http_calls": 1,
+    "http_server": 1,
     "observe": 1,
     "transfer": 1,
     "tasks": 2,

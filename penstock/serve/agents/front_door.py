@@ -6,10 +6,9 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from aiohttp import web
-
+from penstock.http_server.connections import HttpServer
+from penstock.http_server.guard import guard_for
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.observe.refused_requests import request_logger
 from penstock.rollout.endpoint import Endpoint
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.serve.agents.agent_routes import AgentRoutes
@@ -48,27 +47,25 @@ class FrontDoor:
         )
         routes = AgentRoutes(self.keys, self._model, names or {}, streams=streams).routes()
         bodies = BodyBudget(max_bytes=body_limit(max_context, least=LEAST_BODY_BYTES))
-        app = make_app(routes, bodies=bodies)
+        advice = (
+            "ask by OPENAI_BASE_URL as the episode was given it; with rollout.agents.host=0.0.0.0 any IP address "
+            "of the machine will do, its name, and host.docker.internal"
+        )
         # A client that leaves must be noticed: who asks again is told what was made for it.
-        self._runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            shutdown_timeout=CLOSING_S,
-            access_log=None,
-            logger=request_logger(),
+        self._server = HttpServer(
+            make_app(routes, guard=guard_for(host, advice=advice), bodies=bodies), closing_s=CLOSING_S
         )
         self.base_url = ""
 
     async def open(self) -> None:
         allow_many_connections()
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self._host, 0, backlog=2048).start()
+        await self._server.open((self._host, 0))
         host = socket.gethostname() if self._host in ("0.0.0.0", "::") else self._host
         shown = f"[{host}]" if ":" in host else host
-        self.base_url = f"http://{shown}:{self._runner.addresses[0][1]}/v1"
+        self.base_url = f"http://{shown}:{self._server.port}/v1"
 
     async def close(self) -> None:
-        await self._runner.cleanup()
+        await self._server.close()
 
     def close_after(self, ending: Coroutine[Any, Any, None]) -> None:
         """Stay open until `ending` is over."""
