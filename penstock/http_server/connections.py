@@ -12,6 +12,7 @@ from aiohttp import StreamReader, web
 from penstock.http_server.request_log import request_logger
 
 HEADER_S = 10.0
+END_OF_HEADERS = b"\r\n\r\n"
 
 
 class Connection(web.RequestHandler):
@@ -31,9 +32,15 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """aiohttp calls it without data too, to look again at what has come."""
-        begins = bool(data) and not self._is_answering and (self._body is None or self._body.is_eof())
+        is_half = (
+            data
+            and self._headers_due is None
+            and not self._is_answering
+            and (self._body is None or self._body.is_eof())
+            and END_OF_HEADERS not in data
+        )
         super().data_received(data)
-        if begins and self._headers_due is None:
+        if is_half:
             self._await_headers()
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -6,6 +6,7 @@
 - A POST must be JSON and say so: no page can send that to another site unasked.
 """
 
+import functools
 import re
 import socket
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 EVERYWHERE = ("0.0.0.0", "[::]")
 CONTAINERS = ("host.docker.internal", "host.containers.internal")
 """What containers call the machine that they run on."""
+JSON = "application/json"
 HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 
 
@@ -51,14 +53,16 @@ class Guard:
                 f"requests of web pages from {origin[:100]!r} are not answered: {self.advice}",
                 "unknown_origin",
             )
-        if request.method == "POST" and request.content_type != "application/json":
-            return Refusal(
-                415,
-                "a POST must say that it is JSON, also without a body: send the header "
-                f"`Content-Type: application/json`, got {headers.get('Content-Type', 'none')[:100]!r}",
-                "not_json",
-            )
-        return None
+        if request.method != "POST" or (kind := headers.get("Content-Type", "none")) == JSON:
+            return None
+        if request.content_type == JSON:  # with a charset, or in capitals
+            return None
+        return Refusal(
+            415,
+            f"a POST must say that it is JSON, also without a body: send the header `Content-Type: {JSON}`, got "
+            f"{kind[:100]!r}",
+            "not_json",
+        )
 
     def _knows(self, host: str) -> bool:
         name = host_name(host)
@@ -89,6 +93,7 @@ def bearer_token(request: web.Request) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
+@functools.lru_cache(maxsize=256)
 def host_name(header: str) -> str | None:
     """The name of a Host header without its port, in lower case; None if it is none."""
     found = HOST.fullmatch(header.lower())

@@ -22,13 +22,13 @@ from penstock.models.compilation import is_worth_compiling
 from penstock.models.load import resolve_device, resolve_dtype
 from penstock.models.outline import outline_of
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.open_files import allow_many_connections
 from penstock.serve.body_budget import ALL_BODIES_BYTES, BodyBudget, body_limit
 from penstock.serve.chat_routes import ChatRoutes
 from penstock.serve.completion_routes import CompletionRoutes
 from penstock.serve.control_routes import ControlRoutes
 from penstock.serve.engine_pauses import Pauses
 from penstock.serve.joining_receiver import JoiningReceiver
-from penstock.serve.open_files import allow_many_connections
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import MAX_BODY_BYTES, make_app
 from penstock.serve.token_routes import TokenRoutes

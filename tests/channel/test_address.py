@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.channel import Channel, address
-from penstock.channel.address import Hello, Listener, connect
+from penstock.channel.address import Listener, connect
 from penstock.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def test_who_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
             assert await reader.read() == b""
             writer.close()
-            channel = await connect(listener.address, Hello(name="one", token="token"))
+            channel = await connect(listener.address, "one", "token")
             name, accepted = await arrived
         await channel.close()
         await accepted.run()
@@ -67,7 +67,7 @@ def test_what_is_no_greeting_is_closed_and_costs_nobody_else(
             with contextlib.suppress(ConnectionResetError):  # closed with some of it unread
                 assert await reader.read() == b""
             writer.close()
-            good = await connect(listener.address, Hello(name="good", token="token"))
+            good = await connect(listener.address, "good", "token")
             await good.run()
         await listener.close()
         return names

@@ -9,13 +9,13 @@ from typing import Any
 from penstock.http_server.connections import HttpServer
 from penstock.http_server.guard import guard_for
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.open_files import allow_many_connections
 from penstock.rollout.endpoint import Endpoint
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.serve.agents.agent_routes import AgentRoutes
 from penstock.serve.agents.episode_keys import EpisodeKeys
 from penstock.serve.agents.episode_session import EpisodeSession
 from penstock.serve.body_budget import BodyBudget, body_limit
-from penstock.serve.open_files import allow_many_connections
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import make_app
 
