@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import resource
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,23 @@ def test_what_is_no_greeting_is_closed_and_costs_nobody_else(
         return names
 
     assert asyncio.run(main()) == ["good"]
+
+
+def test_who_listens_may_open_many_files(tmp_path: Path) -> None:
+    """Strangers who connect must not take those that the run needs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def main() -> int:
+        listener = Listener(f"unix:{tmp_path / 's'}", "token", lambda name, channel: True)
+        await listener.start()
+        await listener.close()
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+        assert asyncio.run(main()) > 128
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_without_a_token_nobody_is_listened_to() -> None:
