@@ -135,8 +135,9 @@ def test_a_pad_token_is_saved_with_the_model(project: Path, padless_model: Path)
 
 
 AGENT = """
-answer=$(curl -sf "$OPENAI_BASE_URL/completions" -H "Authorization: Bearer $OPENAI_API_KEY" -d '{"prompt": "1+1="}')
-curl -sf "$PENSTOCK_EPISODE_URL/reward" -d '{"reward": 0.625, "parts": {"tries": 1}}' > reward.json
+json='content-type: application/json'
+answer=$(curl -sf "$OPENAI_BASE_URL/completions" -H "Authorization: Bearer $OPENAI_API_KEY" -H "$json" -d '{"prompt": "1+1="}')
+curl -sf "$PENSTOCK_EPISODE_URL/reward" -H "$json" -d '{"reward": 0.625, "parts": {"tries": 1}}' > reward.json
 """
 
 

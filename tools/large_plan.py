@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from penstock.channel import Channel
-from penstock.channel.address import Hello, Listener, connect
+from penstock.channel.address import Listener, connect
 from penstock.trainer.packing import plan_step
 from penstock.trainer.plan_transfer import serve_steps
 from penstock.trainer.trainer_client import TrainerClient
@@ -77,7 +77,7 @@ async def serve(address: str) -> None:
         facts = {"tokens": Sum(value=float(tokens)), "peak_mb": Sum(value=peak_mb())}
         return StepResult(step=plan.step, metrics=dict(facts), seconds={})
 
-    channel = await connect(address, Hello(name="trainer", token="t"))
+    channel = await connect(address, "trainer", "t")
     serve_steps(channel, step)
     await channel.run()
 

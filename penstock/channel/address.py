@@ -1,28 +1,24 @@
 """Where a controller listens and how a worker reaches it.
 
-Addresses are `unix:/path/to/socket` or `tcp:host:port`. A worker's first frame is a `Hello` with its
-name and the token that it was started with; a connection without the right token is closed unread.
+Addresses are `unix:/path/to/socket` or `tcp:host:port`. Both sides prove that they know the run's token before
+anything else is said (`handshake`); a connection that does not is closed.
 """
 
 import asyncio
-import hmac
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-import msgspec
-
+from penstock.channel import handshake
 from penstock.channel.connection import Channel
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
+from penstock.open_files import allow_many_connections
 
 PRIVATE_FOLDER_PREFIX = "penstock-"
 """How the name of a launcher's private folder begins; its Unix socket lies there."""
-GREETING_S = 30.0
-"""How long a connection may take to say who it is."""
-
-
-class Hello(msgspec.Struct, frozen=True):
-    name: str
-    """As `incarnation_name` gives it."""
-    token: str
+GREETING_S, MAX_GREETINGS = 5.0, 64
+"""How long a connection may take to prove who it is, and how many may be at it at once."""
+TRIES = 5
+"""A controller that is busy, or flooded by strangers, may close a connection before it has heard the worker out."""
 
 
 def incarnation_name(name: str, incarnation: int) -> str:
@@ -38,18 +34,33 @@ def host_and_port(text: str, what: str) -> tuple[str, int]:
     return host, int(port)
 
 
-async def connect(address: str, hello: Hello) -> Channel:
+async def connect(address: str, name: str, token: str) -> Channel:
+    """As a worker of this name, to a controller that has proved that it knows the token too. `UserError` where one
+    of them does not, `PenstockError` where something else listens."""
+    for _ in range(TRIES):
+        reader, writer = await _open(address)
+        try:
+            await handshake.introduce(reader, writer, name=name, token=token)
+            return Channel(reader, writer)
+        except handshake.NO_GREETING:
+            writer.close()
+        except BaseException:
+            writer.close()
+            raise
+    raise PenstockError(
+        f"what listens at {address.partition(':')[2]} closed {TRIES} connections before it had proved that it "
+        f"knows the run's token: it is no controller, or one of another version; {handshake.SAME_VERSION}"
+    )
+
+
+async def _open(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     kind, _, rest = address.partition(":")
     if kind == "unix":
-        reader, writer = await asyncio.open_unix_connection(rest)
-    elif kind == "tcp":
+        return await asyncio.open_unix_connection(rest)
+    if kind == "tcp":
         host, _, port = rest.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-    else:
-        raise ConfigError(f"an address must start with unix: or tcp:, got {address!r}")
-    data = msgspec.msgpack.encode(hello)
-    writer.write(len(data).to_bytes(4, "big") + data)
-    return Channel(reader, writer)
+        return await asyncio.open_connection(host, int(port))
+    raise ConfigError(f"an address must start with unix: or tcp:, got {address!r}")
 
 
 class Listener:
@@ -65,8 +76,11 @@ class Listener:
         self._token = token
         self._accept = accept
         self._server: asyncio.Server | None = None
+        self._greetings: list[asyncio.Timeout] = []
+        """Of the connections that have not proved who they are, the oldest first."""
 
     async def start(self) -> None:
+        allow_many_connections()
         kind, _, rest = self.address.partition(":")
         if kind == "unix":
             self._server = await asyncio.start_unix_server(self._greet, rest)
@@ -81,15 +95,26 @@ class Listener:
             self._server.close()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_taken = False
         try:
-            async with asyncio.timeout(GREETING_S):
-                size = int.from_bytes(await reader.readexactly(4), "big")
-                hello = msgspec.msgpack.decode(await reader.readexactly(min(size, 4096)), type=Hello)
-        except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError, ValueError, RecursionError):
-            writer.close()
-            return
-        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            writer.close()
-            return
-        if not self._accept(hello.name, Channel(reader, writer)):
-            writer.close()
+            async with self._place():
+                name = await handshake.meet(reader, writer, token=self._token)
+            is_taken = name is not None and self._accept(name, Channel(reader, writer))
+        except handshake.NO_GREETING:
+            pass
+        finally:
+            if not is_taken:
+                writer.close()
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Where there is none, whoever has been silent for the longest gives way: a worker needs milliseconds."""
+        if len(self._greetings) >= MAX_GREETINGS:
+            self._greetings.pop(0).reschedule(asyncio.get_running_loop().time())
+        async with asyncio.timeout(GREETING_S) as limit:
+            self._greetings.append(limit)
+            try:
+                yield
+            finally:
+                if limit in self._greetings:
+                    self._greetings.remove(limit)

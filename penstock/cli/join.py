@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from penstock.channel.address import Hello, host_and_port
+from penstock.channel.address import host_and_port
 from penstock.errors import UserError
 from penstock.orchestration.launchers.config import is_loopback
 from penstock.orchestration.launchers.launcher_choice import token_in
@@ -21,4 +21,4 @@ def join_run(address: str, token_file: Path | None) -> int:
         )
     token = "" if token_file is None else token_in(token_file, "--token-file")
     print(f"joining the run at {address}", flush=True)
-    return asyncio.run(attend(f"tcp:{host}:{port}", Hello(name=VOLUNTEER, token=token)))
+    return asyncio.run(attend(f"tcp:{host}:{port}", VOLUNTEER, token))

@@ -92,6 +92,9 @@ def serve(
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     token_file: Annotated[Path | None, typer.Option(help="A file with the token that clients bring.")] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another name under which clients ask: a proxy's or container's.")
+    ] = None,
     name: Annotated[str, typer.Option(help="What clients call the model.")] = "",
     updates: Annotated[bool, typer.Option("--updates", help="Let a trainer send new weights.")] = False,
     debug: Debug = False,
@@ -105,6 +108,7 @@ def serve(
         host=host,
         port=port,
         token_file=token_file,
+        allow_hosts=tuple(allow_host or ()),
         updates=updates,
         overrides=overrides or [],
     )

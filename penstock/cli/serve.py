@@ -32,6 +32,7 @@ def serve_model(
     host: str,
     port: int,
     token_file: Path | None,
+    allow_hosts: tuple[str, ...] = (),
     updates: bool,
     overrides: Sequence[str],
 ) -> None:
@@ -41,6 +42,7 @@ def serve_model(
         host=host,
         port=port,
         token="" if token_file is None else read_token(token_file),
+        allow_hosts=allow_hosts,
         updates=updates,
     )
     settings.check()

@@ -1,31 +1,27 @@
-"""Who may ask the server what. Every request passes here first.
+"""Who may ask the page's server what. Every request passes here first.
 
 - Only GET and HEAD: there is nothing to change.
-- The Host header must be a name that this server is known by, its port aside (a tunnel has another). A page of a
-  stranger that resolves its own name to this address (DNS rebinding) is refused.
+- Host and Origin must be the server's own (`http_server.guard`).
 - `/api` and `/metrics` need the token. The page itself holds nothing of a run, and needs none.
 - A browser may load nothing from elsewhere, and interprets no text as markup (`SECURITY_HEADERS`).
 """
 
 import hmac
 import logging
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from ipaddress import IPv6Address
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from penstock.dashboard.json_answer import answer
 from penstock.dashboard.query_values import Refused
+from penstock.http_server.guard import Guard, Refusal, bearer_token, guard_for
 
 TOKEN_HEADER = "X-Penstock-Token"
 """Notebook proxies keep `Authorization` for themselves."""
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 METHODS = ("GET", "HEAD")
 NEED_TOKEN = ("/api", "/metrics")
-HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -43,65 +39,36 @@ SECURITY_HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is not answered."""
-
-    status: int
-    reason: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
     """The names that the server answers to, and the token that whoever asks must bring."""
 
     token: str
-    hosts: frozenset[str]
+    guard: Guard
 
     def refusal(self, request: web.Request) -> Refusal | None:
         if request.method not in METHODS:
-            return Refusal(405, f"only {' and '.join(METHODS)} are answered")
-        name = host_name(request.headers.get("Host", ""))
-        if name not in self.hosts:
-            return Refusal(
-                403,
-                "this Host is not known here: open the printed address, or name the host with --allow-host",
-            )
+            return Refusal(405, f"only {' and '.join(METHODS)} are answered", "read_only")
+        if refusal := self.guard.refusal(request):
+            return refusal
         if needs_token(request.path) and not self._has_token(request):
             return Refusal(
-                401, "the token is missing or wrong: open the printed address, which ends in #token=…"
+                401,
+                "the token is missing or wrong: open the printed address, which ends in #token=…",
+                "wrong_token",
             )
         return None
 
     def _has_token(self, request: web.Request) -> bool:
-        given = request.headers.get(TOKEN_HEADER) or request.headers.get("Authorization", "").removeprefix(
-            "Bearer "
-        )
+        given = request.headers.get(TOKEN_HEADER) or bearer_token(request)
         return hmac.compare_digest(given.encode(errors="surrogateescape"), self.token.encode())
 
 
 def make_doors(token: str, listening: str, allowed: tuple[str, ...] = ()) -> Doors:
-    """Loopback's names always: a tunnel brings them. The address listened on, unless it stands for all."""
-    own = f"[{listening}]" if ":" in listening else listening
-    everywhere = own in ("0.0.0.0", "[::]")
-    names = {*LOOPBACK, *(() if everywhere else (own,)), *allowed}
-    return Doors(token=token, hosts=frozenset(name.lower().rstrip(".") for name in names))
-
-
-def host_name(header: str) -> str | None:
-    """The name of a Host header without its port, in lower case; None if it is none."""
-    found = HOST.fullmatch(header.lower())
-    if found is None:
-        return None
-    name = found["name"]
-    return _shortest(name) if name.startswith("[") else name.rstrip(".")
-
-
-def _shortest(name: str) -> str | None:
-    try:
-        return f"[{IPv6Address(name[1:-1])}]"
-    except ValueError:
-        return None
+    advice = (
+        "open the printed address, or name the host with --allow-host (of a run: observe.dashboard_hosts)"
+    )
+    return Doors(token=token, guard=guard_for(listening, allowed=allowed, advice=advice))
 
 
 def needs_token(path: str) -> bool:
@@ -115,7 +82,9 @@ def guard(doors: Doors) -> Middleware:
     async def pass_doors(request: web.Request, handler: Handler) -> web.StreamResponse:
         refusal = doors.refusal(request)
         if refusal is not None:
-            return answer({"error": refusal.reason}, status=refusal.status)
+            refused = answer({"error": refusal.reason}, status=refusal.status)
+            refused.force_close()
+            return refused
         try:
             return await handler(request)
         except Refused as error:

@@ -1,6 +1,7 @@
 """A wish for another number of engines, and the run's answer: two small files in the run folder. They work
 for whoever sees the folder, from any machine, and need no port."""
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +23,14 @@ def ask(folder: Path, request: ScaleRequest) -> None:
 
 
 def take(folder: Path) -> ScaleRequest | None:
-    """For the run: what was asked since the last time. Something else in the file is nothing."""
+    """For the run: what was asked since the last time. Something else in the file is nothing, and so is a file that
+    can't be read or removed: a wish ends no run."""
     path = folder / REQUEST
     try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return None
-    path.unlink(missing_ok=True)
-    try:
-        engines = json.loads(text)["engines"]
-    except (ValueError, KeyError, TypeError):
+        data = path.read_bytes()
+        path.unlink(missing_ok=True)
+        engines = json.loads(data)["engines"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if engines is not None and (not isinstance(engines, int) or engines < 1):
         return None
@@ -39,7 +38,8 @@ def take(folder: Path) -> ScaleRequest | None:
 
 
 def answer(folder: Path, line: str) -> None:
-    write_private(folder / ANSWER, json.dumps({"answer": line}))
+    with contextlib.suppress(OSError):  # who asked looks at the run itself
+        write_private(folder / ANSWER, json.dumps({"answer": line}))
 
 
 def read_answer(folder: Path) -> str | None:

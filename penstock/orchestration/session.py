@@ -37,7 +37,7 @@ from penstock.orchestration.reward_watch import RewardWatch
 from penstock.orchestration.run_folder import held, put_aside_rows_past
 from penstock.orchestration.shipped_files import files_of_run
 from penstock.orchestration.summary import Summary, summarise
-from penstock.orchestration.supervision import supervised, unwrapped
+from penstock.orchestration.supervision import in_a_sentence, supervised, unwrapped
 from penstock.orchestration.training_phase import TrainingPhase
 from penstock.orchestration.worker_events import EventCollector
 from penstock.orchestration.workers import (
@@ -81,7 +81,7 @@ class Session:
     async def run(self) -> Summary:
         with held(self._prepared.folder):
             self._take_over()
-            return await self._run()
+            return await in_a_sentence(self._run(), self._prepared.folder)
 
     def _take_over(self) -> None:
         """Put the folder of a run that goes on into the order of its checkpoint."""
@@ -217,7 +217,7 @@ class Session:
             only_in_python=self._only_in_python,
         )
         try:
-            await self._ending.unless_hurried(phase.run())
+            await self._ending.unless_hurried(unwrapped(phase.run()))
         except Hurried:
             await phase.free_trainer()
         except Exception as error:

@@ -1,12 +1,18 @@
 """Work, and a watch on the processes that it can't do without."""
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
+from penstock.safe_files import write_private
 
 T = TypeVar("T")
+
+ERROR = "error.txt"
+"""In the run folder: the traceback of an error that ended the run and that nobody expected."""
 
 LAST_WORDS_S = 10.0
 """How long a worker whose channel has closed may take to end."""
@@ -53,6 +59,23 @@ async def unwrapped(work: Awaitable[T]) -> T:
         return await work
     except BaseExceptionGroup as group:
         raise _innermost(group) from None
+
+
+async def in_a_sentence(work: Awaitable[T], folder: Path) -> T:
+    """An error that is not ours becomes one of ours: a sentence that names the file with its traceback."""
+    try:
+        return await unwrapped(work)
+    except PenstockError:
+        raise
+    except Exception as error:
+        file = folder / ERROR
+        try:
+            write_private(file, "".join(traceback.format_exception(error)))
+            where = f"its traceback is in {file}"
+        except OSError as failure:
+            where = f"its traceback, for {file}, can't be written: {failure.strerror}"
+        sentence = f"{type(error).__name__}: {error}; this was not expected, and {where}"
+        raise PenstockError(sentence) from error
 
 
 def _lost_a_worker(work: "asyncio.Task[Any]") -> bool:

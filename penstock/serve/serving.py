@@ -9,24 +9,23 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Any
 
-from aiohttp import web
-
 from penstock.blobs.memory import MemoryBlobs
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.opening import open_embedded, without_auto
 from penstock.engines.kinds import EngineParts
 from penstock.errors import UserError
+from penstock.http_server.connections import HttpServer
+from penstock.http_server.guard import guard_for
 from penstock.models.load import resolve_device, resolve_dtype
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.observe.refused_requests import request_logger
+from penstock.open_files import allow_many_connections
 from penstock.serve.body_budget import ALL_BODIES_BYTES, BodyBudget, body_limit
 from penstock.serve.chat_routes import ChatRoutes
 from penstock.serve.completion_routes import CompletionRoutes
 from penstock.serve.control_routes import ControlRoutes
 from penstock.serve.engine_pauses import Pauses
 from penstock.serve.joining_receiver import JoiningReceiver
-from penstock.serve.open_files import allow_many_connections
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import MAX_BODY_BYTES, make_app
 from penstock.serve.token_routes import TokenRoutes
@@ -57,6 +56,8 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     token: str = ""
+    allow_hosts: tuple[str, ...] = ()
+    """Further names that the server answers to."""
     max_requests: int = 4096
     updates: bool = False
     """Whether a trainer may send new weights."""
@@ -168,25 +169,24 @@ async def served(settings: ServeSettings, opened: Opened) -> AsyncIterator[Servi
     ]
     if settings.updates:
         routes += WeightRoutes(engine, opened.receiver, opened.described).routes()
-    app = make_app(routes, token=settings.token, bodies=bodies_of(settings, model.max_context))
-    # A client that leaves cancels its request, and so frees its place in the batch.
-    allow_many_connections()
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        shutdown_timeout=CLOSING_S,
-        access_log=None,
-        logger=request_logger(),
+    advice = "ask by the printed address, or name the host with --allow-host"
+    app = make_app(
+        routes,
+        guard=guard_for(settings.host, allowed=settings.allow_hosts, advice=advice),
+        token=settings.token,
+        bodies=bodies_of(settings, model.max_context),
     )
-    await runner.setup()
+    allow_many_connections()
+    # A client that leaves cancels its request, and so frees its place in the batch.
+    server = HttpServer(app, closing_s=CLOSING_S)
     running = asyncio.create_task(engine.run())
     try:
-        await _listen(web.TCPSite(runner, settings.host, settings.port, backlog=2048), settings)
+        await _listen(server, settings)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        yield Serving(f"http://{host}:{runner.addresses[0][1]}", running)
+        yield Serving(f"http://{host}:{server.port}", running)
     finally:
         await engine.close()
-        await runner.cleanup()
+        await server.close()
         await asyncio.gather(running, return_exceptions=True)
 
 
@@ -217,9 +217,9 @@ async def serve(settings: ServeSettings, config: EngineConfig, say: Callable[[st
         say("ending: running answers are cut off")
 
 
-async def _listen(site: web.TCPSite, settings: ServeSettings) -> None:
+async def _listen(server: HttpServer, settings: ServeSettings) -> None:
     try:
-        await site.start()
+        await server.open((settings.host, settings.port))
     except OSError as error:
         raise UserError(
             f"penstock serve can't listen on {settings.host}:{settings.port}: {error.strerror or error}; "

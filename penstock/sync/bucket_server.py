@@ -1,20 +1,36 @@
 """Serves published buckets over HTTP, to whoever knows the token.
 
-One thread accepts, one serves each connection. It listens on one address, the loopback unless told otherwise. A
-fetch that broke off goes on where it stopped (`Range: bytes=N-`).
+    one thread: accept ─► head of a request, within 10 s ─► token ─► a thread for each connection that has it
+
+So strangers cost a socket each, of which there are at most 64. It listens on one address, the loopback unless told
+otherwise. A fetch that broke off continues where it stopped (`Range: bytes=N-`).
 """
 
 import hmac
+import io
 import secrets
+import selectors
+import socket
 import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.client import HTTPException, parse_headers
+from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import torch
 
 IDLE_S = 120.0
 """After which a connection without requests is closed."""
+HEAD_S, MAX_STRANGERS = 10.0, 64
+"""How long the head of a connection's first request may take, and of how many connections it may be awaited. The
+oldest gives way."""
+MAX_HEAD = 64 << 10
+NO_ROOM_S = 0.05
 PIECE = 1 << 20
+REFUSED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class BucketServer:
@@ -24,11 +40,12 @@ class BucketServer:
         if not token:
             raise ValueError("published weights are served to those who know a token, got an empty one")
         self._buckets: dict[str, memoryview] = {}
-        handler = type("Handler", (_Handler,), {"buckets": self._buckets, "token": f"Bearer {token}"})
-        self._server = _Server((address, 0), handler)
-        host, port = self._server.server_address[:2]
-        self._url = f"http://{host!s}:{port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="bucket server", daemon=True)
+        self._handler = type("Handler", (_Handler,), {"buckets": self._buckets, "token": f"Bearer {token}"})
+        self._listening = socket.create_server((address, 0), backlog=128)
+        host, port = self._listening.getsockname()[:2]
+        self._url = f"http://{host}:{port}"
+        self._strangers = _Strangers(self._listening, f"Bearer {token}", self._serve)
+        self._thread = threading.Thread(target=self._strangers.run, name="bucket server", daemon=True)
         self._thread.start()
 
     def put(self, data: torch.Tensor) -> str:
@@ -41,37 +58,154 @@ class BucketServer:
         self._buckets.pop(url.removeprefix(self._url), None)
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._strangers.end()
         self._thread.join()
+        self._listening.close()
         self._buckets.clear()
 
+    def _serve(self, connection: socket.socket, head: bytes) -> None:
+        threading.Thread(target=self._answer, args=(connection, head), daemon=True).start()
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
+    def _answer(self, connection: socket.socket, head: bytes) -> None:
+        with connection, suppress(OSError):  # a client that went away asks again, if it wants to
+            self._handler(connection, head)
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away asks again, if it wants to."""
+
+@dataclass(slots=True)
+class _Stranger:
+    """A connection whose token has not been read."""
+
+    connection: socket.socket
+    until: float
+    head: bytearray = field(default_factory=bytearray)
+
+
+class _Strangers:
+    """Those who have connected and not shown the token; `known` gets them when they have, with what they said."""
+
+    def __init__(self, listening: socket.socket, token: str, known: Any) -> None:
+        self._listening = listening
+        self._token = token
+        self._known = known
+        self._waiting: dict[socket.socket, _Stranger] = {}
+        """The oldest first."""
+        self._ending, self._ended = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+
+    def end(self) -> None:
+        self._ending.close()
+
+    def run(self) -> None:
+        """Until `end`."""
+        self._listening.setblocking(False)
+        for one in (self._listening, self._ended):
+            self._selector.register(one, selectors.EVENT_READ)
+        is_ended = False
+        while not is_ended:
+            for key, _ in self._selector.select(self._patience()):
+                if key.fileobj is self._listening:
+                    self._accept()
+                elif (stranger := self._waiting.get(key.fileobj)) is not None:  # type: ignore[call-overload]
+                    self._listen_to(stranger)
+                is_ended |= key.fileobj is self._ended
+            for stranger in [one for one in self._waiting.values() if one.until <= time.monotonic()]:
+                self._leave(stranger).close()
+        for stranger in list(self._waiting.values()):
+            self._leave(stranger).close()
+        self._selector.close()
+        self._ended.close()
+
+    def _patience(self) -> float | None:
+        oldest = next(iter(self._waiting.values()), None)
+        return None if oldest is None else max(0.0, oldest.until - time.monotonic())
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:  # it has gone already, or this process may open no more files
+            time.sleep(NO_ROOM_S)
+            return
+        if len(self._waiting) >= MAX_STRANGERS:
+            self._leave(next(iter(self._waiting.values()))).close()
+        connection.setblocking(False)
+        self._waiting[connection] = _Stranger(connection, time.monotonic() + HEAD_S)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _listen_to(self, stranger: _Stranger) -> None:
+        try:
+            data = stranger.connection.recv(MAX_HEAD)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        stranger.head += data
+        is_whole = b"\r\n\r\n" in stranger.head
+        if data and not is_whole and len(stranger.head) < MAX_HEAD:
+            return
+        connection = self._leave(stranger)
+        if is_whole and self._has_token(stranger.head):
+            connection.setblocking(True)
+            self._known(connection, bytes(stranger.head))
+            return
+        with connection, suppress(OSError):
+            connection.send(REFUSED)
+
+    def _leave(self, stranger: _Stranger) -> socket.socket:
+        self._selector.unregister(stranger.connection)
+        return self._waiting.pop(stranger.connection).connection
+
+    def _has_token(self, head: bytearray) -> bool:
+        try:
+            headers = parse_headers(io.BytesIO(head.partition(b"\n")[2]))
+        except (HTTPException, ValueError):
+            return False
+        return hmac.compare_digest(headers.get("Authorization", "").encode(), self._token.encode())
+
+
+class _Replayed(io.RawIOBase):
+    """A connection's input, beginning with what was read of it before."""
+
+    def __init__(self, head: bytes, connection: socket.socket) -> None:
+        self._head = memoryview(head)
+        self._connection = connection
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._head:
+            return self._connection.recv_into(buffer)
+        count = min(len(buffer), len(self._head))
+        buffer[:count] = self._head[:count]
+        self._head = self._head[count:]
+        return count
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """One connection, whose first request has the token."""
 
     buckets: dict[str, memoryview]
     token: str
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
 
+    def __init__(self, connection: socket.socket, head: bytes) -> None:
+        self._head = head
+        super().__init__(connection, connection.getpeername(), None)  # type: ignore[arg-type]
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Replayed(self._head, self.connection))
+
     def do_GET(self) -> None:
         given = self.headers.get("Authorization", "").encode()
         data = self.buckets.get(self.path)
-        first = _first_byte(self.headers.get("Range", ""))
         if not hmac.compare_digest(given, self.token.encode()):
             self._answer(HTTPStatus.UNAUTHORIZED, 0)
         elif data is None:
             self._answer(HTTPStatus.NOT_FOUND, 0)
-        elif first > len(data):
+        elif (first := _first_byte(self.headers.get("Range", ""))) > len(data):
             self._answer(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, 0)
         else:
             status = HTTPStatus.PARTIAL_CONTENT if first else HTTPStatus.OK
@@ -91,6 +225,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _first_byte(wanted: str) -> int:
-    """Of a header `Range: bytes=N-`; other forms are not asked for, and get everything."""
+    """Of a header `Range: bytes=N-`; other forms are not asked for, and get everything. A number of more than 18
+    digits is past any end."""
     number = wanted.removeprefix("bytes=").removesuffix("-")
-    return int(number) if number.isdecimal() else 0
+    if not number.isdecimal():
+        return 0
+    return int(number) if len(number) <= 18 else 2**63

@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from penstock.channel import Channel, Method
-from penstock.channel.address import Hello, connect, incarnation_name
+from penstock.channel.address import connect, incarnation_name
 from penstock.channel.connection import Req, Res
+from penstock.channel.token_pipe import take_token
 from penstock.engines.engine_client import START_ENGINE
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.pulse import LONG_S
@@ -47,6 +48,7 @@ def main() -> None:
         "--moved", default="{}", help="folders of the controller, and their copies here, as JSON"
     )
     options = parser.parse_args()
+    token = take_token()
     first = GoingFirst()  # until it has started
     leave_to_controller()
     gc.disable()  # until it has started: libraries make a million objects, and the collector would walk them
@@ -61,9 +63,9 @@ def main() -> None:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     arriving = incarnation_name(options.name, options.incarnation)
-    hello = Hello(name=arriving, token=os.environ.get("PENSTOCK_TOKEN", ""))
+    channel = loop.run_until_complete(connect(options.connect, arriving, token))
     code = loop.run_until_complete(
-        _serve(options.connect, options.name, hello, json.loads(options.moved), first)
+        _serve(channel, options.connect, options.name, json.loads(options.moved), first)
     )
     sys.stdout.flush()
     sys.stderr.flush()
@@ -82,8 +84,7 @@ def _outlives(controller: int) -> bool:
     return False
 
 
-async def _serve(address: str, name: str, hello: Hello, places: dict[str, str], first: GoingFirst) -> int:
-    channel = await connect(address, hello)
+async def _serve(channel: Channel, address: str, name: str, places: dict[str, str], first: GoingFirst) -> int:
     failures: list[BaseException] = []
 
     def fail(error: BaseException) -> None:

@@ -21,7 +21,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from penstock.channel import Channel
-from penstock.channel.address import PRIVATE_FOLDER_PREFIX, Hello, connect, incarnation_name
+from penstock.channel.address import PRIVATE_FOLDER_PREFIX, connect, incarnation_name
+from penstock.channel.token_pipe import take_token, token_pipe
 from penstock.errors import PenstockError, UserError
 from penstock.orchestration.launchers.keeper import Keeper, end_group
 from penstock.orchestration.launchers.node_calls import (
@@ -135,12 +136,12 @@ class NodeAgent:
             moved[theirs] = str(place)
         private.mkdir(parents=True, exist_ok=True)
         home = next((moved[theirs] for theirs, _ in order.roots), str(self._folder))
-        with held():
+        with held(), token_pipe(self._token) as token:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "penstock.worker", "--connect", self._address, "--name", order.name),
                 *("--incarnation", str(order.incarnation), "--moved", json.dumps(moved)),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=token,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
@@ -150,7 +151,6 @@ class NodeAgent:
                     **worker_environment(os.environ),
                     **order.environment,
                     "OMP_NUM_THREADS": str(order.threads),
-                    "PENSTOCK_TOKEN": self._token,
                 },
             )
         self._keeper.add(self._process.pid)
@@ -203,11 +203,11 @@ def compute_as_others() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, AS_OTHERS)
 
 
-async def attend(address: str, hello: Hello) -> int:
+async def attend(address: str, name: str, token: str) -> int:
     """Connect and serve; the exit code."""
     try:
         async with asyncio.timeout(CONNECT_S):
-            channel = await connect(address, hello)
+            channel = await connect(address, name, token)
     except (OSError, TimeoutError) as error:
         number = getattr(error, "errno", None)
         why = os.strerror(number) if number is not None and number > 0 else str(error) or "no answer"
@@ -217,10 +217,13 @@ async def attend(address: str, hello: Hello) -> int:
             file=sys.stderr,
         )
         return CANT_REACH
+    except PenstockError as error:
+        print(f"{socket.gethostname()}: {error}", file=sys.stderr)
+        return CANT_REACH
     with tempfile.TemporaryDirectory(prefix=PRIVATE_FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
         keeper = Keeper(folder)
         try:
-            await NodeAgent(channel, address, hello.token, Path(folder), keeper).run()
+            await NodeAgent(channel, address, token, Path(folder), keeper).run()
         finally:
             keeper.close()
     return 0
@@ -232,13 +235,13 @@ def main() -> None:
     parser.add_argument("--name", default="", help="the worker's name; without it, whatever there is to do")
     parser.add_argument("--incarnation", type=int, default=1)
     options = parser.parse_args()
+    token = take_token()
     die_with_parent()
     leave_to_controller()
     set_niceness(ANSWERING)  # heartbeats must be answered while others compute on every core
     os.umask(0o077)
     name = AGENT + incarnation_name(options.name, options.incarnation) if options.name else VOLUNTEER
-    hello = Hello(name=name, token=os.environ.pop("PENSTOCK_TOKEN", ""))
-    sys.exit(asyncio.run(attend(options.connect, hello)))
+    sys.exit(asyncio.run(attend(options.connect, name, token)))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 import asyncio
 import contextlib
+import resource
 from pathlib import Path
 
 import pytest
 
 from penstock.channel import Channel, address
-from penstock.channel.address import Hello, Listener, connect
+from penstock.channel.address import Listener, connect
 from penstock.errors import ConfigError
 
 
@@ -25,7 +26,7 @@ def test_who_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
             assert await reader.read() == b""
             writer.close()
-            channel = await connect(listener.address, Hello(name="one", token="token"))
+            channel = await connect(listener.address, "one", "token")
             name, accepted = await arrived
         await channel.close()
         await accepted.run()
@@ -67,12 +68,29 @@ def test_what_is_no_greeting_is_closed_and_costs_nobody_else(
             with contextlib.suppress(ConnectionResetError):  # closed with some of it unread
                 assert await reader.read() == b""
             writer.close()
-            good = await connect(listener.address, Hello(name="good", token="token"))
+            good = await connect(listener.address, "good", "token")
             await good.run()
         await listener.close()
         return names
 
     assert asyncio.run(main()) == ["good"]
+
+
+def test_who_listens_may_open_many_files(tmp_path: Path) -> None:
+    """Strangers who connect must not take those that the run needs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def main() -> int:
+        listener = Listener(f"unix:{tmp_path / 's'}", "token", lambda name, channel: True)
+        await listener.start()
+        await listener.close()
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+        assert asyncio.run(main()) > 128
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_without_a_token_nobody_is_listened_to() -> None:

@@ -1,6 +1,5 @@
 """A run on this machine, to which an engine is added by hand and another one comes by itself."""
 
-import os
 import subprocess
 import sys
 import time
@@ -48,7 +47,6 @@ def test_engines_join_a_run_by_hand_and_by_themselves(tmp_path: Path) -> None:
         wait_for(output, "engine1 joins after", training)
         joined = subprocess.Popen(
             [*PENSTOCK, "worker", "--connect", address, "--token-file", str(tmp_path / "token")],
-            env={**os.environ, "PENSTOCK_TOKEN": ""},
         )
         wait_for(output, "engine2 joins after", training)
         assert scale_run(str(run), "engines=1").endswith("to 1 engines")

@@ -4,38 +4,10 @@ import asyncio
 
 import pytest
 
-from penstock.dashboard.doors import host_name, make_doors, needs_token
+from penstock.dashboard.doors import needs_token
 from tests.dashboard.live_page import TOKEN, served
 
 GIVEN = {"X-Penstock-Token": TOKEN}
-
-
-@pytest.mark.parametrize(
-    ("header", "name"),
-    [
-        ("127.0.0.1:8421", "127.0.0.1"),
-        ("LocalHost:9000", "localhost"),
-        ("localhost.", "localhost"),
-        ("[::1]:8421", "[::1]"),
-        ("[0:0:0:0:0:0:0:1]", "[::1]"),
-        ("hub.example", "hub.example"),
-        ("localhost:80:80", None),
-        ("localhost@evil", None),
-        ("localhost evil", None),
-        ("[::1", None),
-        ("[:::]", None),
-        ("", None),
-    ],
-)
-def test_a_host_is_read_without_its_port(header: str, name: str | None) -> None:
-    assert host_name(header) == name
-
-
-def test_known_hosts_are_loopback_the_own_address_and_those_named() -> None:
-    assert make_doors("t", "127.0.0.1").hosts == {"127.0.0.1", "localhost", "[::1]"}
-    assert "10.0.0.7" in make_doors("t", "10.0.0.7").hosts
-    assert "0.0.0.0" not in make_doors("t", "0.0.0.0").hosts
-    assert "hub.example" in make_doors("t", "127.0.0.1", ("Hub.Example",)).hosts
 
 
 def test_only_what_is_of_a_run_needs_the_token() -> None:

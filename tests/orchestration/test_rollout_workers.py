@@ -128,7 +128,7 @@ CURL = """#!/bin/sh
 answer=$(curl -sf "$OPENAI_BASE_URL/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \\
   -H "Content-Type: application/json" -d '{"model": "policy", "prompt": "2+2="}')
 case "$answer" in *'"text":"7"'*) reward=0.75 ;; *) reward=0 ;; esac
-curl -sf "$PENSTOCK_EPISODE_URL/reward" -d "{\\"reward\\": $reward}" > /dev/null
+curl -sf "$PENSTOCK_EPISODE_URL/reward" -H "content-type: application/json" -d "{\\"reward\\": $reward}" > /dev/null
 """
 
 

@@ -1,11 +1,12 @@
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from penstock.errors import ChannelClosed, WorkerDied
+from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
 from penstock.orchestration import supervision as module
 from penstock.orchestration.launchers.task_launcher import InProcessLauncher
-from penstock.orchestration.supervision import supervised
+from penstock.orchestration.supervision import in_a_sentence, supervised
 from penstock.orchestration.workers import LaunchedEngine
 from tests.orchestration.scripted_worker import place, serve_scripted
 
@@ -58,3 +59,48 @@ def test_a_channel_that_closed_without_a_death_is_told_as_it_is(monkeypatch: pyt
             await supervised(fails(), [Immortal()])
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_an_error_that_nobody_expected_is_a_sentence_with_its_traceback_in_a_file(
+    tmp_path: Path, grouped: bool
+) -> None:
+    async def fails() -> None:
+        raise OSError(24, "Too many open files", "scale.json")
+
+    async def fails_in_groups() -> None:
+        async with asyncio.TaskGroup() as outer:
+            outer.create_task(asyncio.sleep(60))
+            async with asyncio.TaskGroup() as inner:
+                inner.create_task(fails())
+
+    with pytest.raises(PenstockError) as raised:
+        asyncio.run(in_a_sentence(fails_in_groups() if grouped else fails(), tmp_path))
+    assert str(raised.value) == (
+        "OSError: [Errno 24] Too many open files: 'scale.json'; this was not expected, and its traceback is in "
+        f"{tmp_path}/error.txt"
+    )
+    told = (tmp_path / "error.txt").read_text()
+    assert 'raise OSError(24, "Too many open files", "scale.json")' in told
+    assert (tmp_path / "error.txt").stat().st_mode & 0o777 == 0o600
+
+
+def test_errors_of_ours_are_told_as_they_are(tmp_path: Path) -> None:
+    async def fails() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asyncio.sleep(60))
+            raise UserError("a setting is wrong")
+
+    with pytest.raises(UserError, match="a setting is wrong"):
+        asyncio.run(in_a_sentence(fails(), tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_traceback_that_can_not_be_written_hides_no_error(tmp_path: Path) -> None:
+    async def fails() -> None:
+        raise KeyError("reward")
+
+    with pytest.raises(
+        PenstockError, match=r"^KeyError: 'reward'; .* can't be written: No such file or directory$"
+    ):
+        asyncio.run(in_a_sentence(fails(), tmp_path / "gone"))

@@ -42,16 +42,12 @@ assert os.environ["OPENAI_BASE_URL"] == "http://localhost:1/v1"
 assert os.environ["OPENAI_API_KEY"] == "pk-1"
 assert os.environ["PENSTOCK_MODEL"] == "m"
 assert os.environ["PENSTOCK_EPISODE_URL"] == "http://localhost:1/episodes/pk-1"
-assert "PENSTOCK_TOKEN" not in os.environ
 print("much to say\\n" * 100_000)
 print(json.dumps({"reward": 0.5, "parts": {"style": 1}}))
 """
 
 
-def test_it_gets_its_task_and_its_key_and_gives_its_reward(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PENSTOCK_TOKEN", "of workers alone")
+def test_it_gets_its_task_and_its_key_and_gives_its_reward(tiny_model: Path, tmp_path: Path) -> None:
     episode = run(SEES, tiny_model, tmp_path)
     assert (episode.failure, episode.message) == (None, "")
     assert (episode.reward, episode.parts, len(episode.turns)) == (0.5, {"style": 1.0}, 1)

@@ -8,6 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from penstock.engines.scripted import ScriptedEngine
+from penstock.http_server.guard import guard_for
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.serve.body_budget import BodyBudget
 from penstock.serve.served_model import ServedModel
@@ -58,7 +59,10 @@ def saying(byte_tokenizer: ChatTokenizer) -> Saying:
 async def client_of(
     routes: list[web.RouteDef], token: str = "", bodies: BodyBudget | None = None
 ) -> "AsyncIterator[TestClient[web.Request, web.Application]]":
-    async with TestClient(TestServer(make_app(routes, token=token, bodies=bodies))) as client:
+    app = make_app(
+        routes, guard=guard_for("127.0.0.1", advice="ask by its address"), token=token, bodies=bodies
+    )
+    async with TestClient(TestServer(app), headers={"Content-Type": "application/json"}) as client:
         yield client
 
 

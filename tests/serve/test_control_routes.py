@@ -13,7 +13,8 @@ BODY = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 40, "ignore_eos":
 
 
 async def call(session: aiohttp.ClientSession, live: Live, method: str, path: str, body: Any = None) -> Any:
-    async with session.request(method, live.address + path, json=body) as response:
+    headers = {"Content-Type": "application/json"}
+    async with session.request(method, live.address + path, json=body, headers=headers) as response:
         return await response.json()
 
 

@@ -54,7 +54,7 @@ def test_a_wrong_token_is_refused(header: str) -> None:
 
 
 def test_a_token_that_is_no_text_is_wrong_too() -> None:
-    request = b"POST /echo HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer \xff\r\nConnection: close\r\n\r\n"
+    request = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nAuthorization: Bearer \xff\r\nConnection: close\r\n\r\n"
 
     async def main() -> bytes:
         async with asyncio.timeout(20), client_of([web.post("/echo", echo)], TOKEN) as client:
@@ -109,7 +109,11 @@ def test_a_body_that_is_too_large_is_refused(says_its_length: bool) -> None:
 async def begun(port: int | None, data: bytes, *, length: int) -> tuple[asyncio.StreamReader, Any]:
     """A request by hand whose body has not all been sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length + data)
+    writer.write(
+        b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        % length
+        + data
+    )
     await writer.drain()
     return reader, writer
 
@@ -218,11 +222,14 @@ HOSTILE = [
     b"",
     b"\x00" * 64,
     b"POST /echo HTTP/9.9\r\n\r\n",
-    b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{half",
-    b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n{}",
-    b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffffff\r\n",
-    b"POST /echo HTTP/1.1\r\nHost: a\r\n" + b"A: " + b"b" * 100_000 + b"\r\n\r\n",
-    b"POST /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{half",
+    b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: -1\r\n\r\n{}",
+    b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffffff\r\n",
+    b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    + b"A: "
+    + b"b" * 100_000
+    + b"\r\n\r\n",
+    b"POST /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n\r\n",
 ]
 
 
@@ -246,7 +253,10 @@ def test_what_is_no_request_costs_its_own_connection_alone(data: bytes) -> None:
 
 def test_a_request_that_is_sent_again_is_answered_again() -> None:
     body = b'{"prompt": "a"}'
-    request = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    request = (
+        b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+        % (len(body), body)
+    )
 
     async def main() -> bytes:
         async with asyncio.timeout(20), client_of([web.post("/echo", echo)]) as client:

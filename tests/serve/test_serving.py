@@ -16,12 +16,12 @@ import aiohttp
 import psutil
 import pytest
 import torch
-from aiohttp import web
 
 from penstock.bench.shapes import SHAPES, save_shape
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.opening import without_auto
 from penstock.errors import UserError
+from penstock.http_server.connections import HttpServer
 from penstock.interfaces import Engine
 from penstock.serve.serving import ServeSettings, is_loopback, open_engine, served
 from tests.engines.contract import EngineContract
@@ -79,7 +79,7 @@ async def begin(
     await asyncio.get_running_loop().sock_connect(one, (host, int(port)))
     _, writer = await asyncio.open_connection(sock=one)
     writer.transport.pause_reading()  # type: ignore[attr-defined]  (it is of a socket)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {length or len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await writer.drain()
     return writer
@@ -119,15 +119,14 @@ def test_clients_that_never_read_and_requests_that_never_end_hold_nobody_up(long
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel takes little of what a client does not read, on both sides: so the server feels it."""
-    start = web.TCPSite.start
+    start = HttpServer.open
 
-    async def start_small(site: web.TCPSite) -> None:
-        await start(site)
-        assert site._server is not None
-        for listening in site._server.sockets:  # type: ignore[attr-defined]
+    async def open_small(server: HttpServer, place: tuple[str, int] | socket.socket) -> None:
+        await start(server, place)
+        for listening in server.sockets:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # those it accepts inherit it
 
-    monkeypatch.setattr(web.TCPSite, "start", start_small)
+    monkeypatch.setattr(HttpServer, "open", open_small)
 
 
 SILENT, LEAVING, UNFINISHED = 100, 400, 500

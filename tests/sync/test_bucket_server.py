@@ -1,13 +1,15 @@
 import contextlib
 import http.client
 import socket
+import threading
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
 import torch
 
-from penstock.sync.bucket_server import BucketServer
+from penstock.sync import bucket_server
+from penstock.sync.bucket_server import MAX_STRANGERS, BucketServer
 
 DATA = torch.arange(200, dtype=torch.uint8)
 
@@ -56,7 +58,7 @@ def test_a_server_without_a_token_is_refused() -> None:
 
 
 def test_it_listens_on_the_loopback_alone(server: BucketServer) -> None:
-    assert server._server.server_address[0] == "127.0.0.1"
+    assert server._listening.getsockname()[0] == "127.0.0.1"
 
 
 HOSTILE = [
@@ -85,3 +87,55 @@ def test_what_is_no_request_costs_its_own_connection_alone(server: BucketServer,
             assert bytes(DATA.numpy()) not in answer
             assert b" 200 " not in answer
     assert get(url, Authorization="Bearer secret") == (200, bytes(range(200)))
+
+
+def numbers_of_threads() -> set[int | None]:
+    return {thread.ident for thread in threading.enumerate()}
+
+
+def test_strangers_cost_no_thread_and_few_sockets(server: BucketServer) -> None:
+    """Whether they say nothing, half a head, or a head without the token."""
+    url = server.put(DATA)
+    assert get(url, Authorization="Bearer secret")[0] == 200
+    before = numbers_of_threads()
+    host, _, port = urlsplit(url).netloc.partition(":")
+    said = (b"", b"GET / HT", b"GET / HTTP/1.1\r\nAuthorization: Bearer sec")
+    with contextlib.ExitStack() as stack:
+        strangers = []
+        for number in range(3 * MAX_STRANGERS):
+            strangers.append(stack.enter_context(socket.create_connection((host, int(port)), timeout=10)))
+            strangers[-1].sendall(said[number % 3])
+        for one in strangers[: 2 * MAX_STRANGERS]:
+            with contextlib.suppress(ConnectionResetError):
+                assert one.recv(1) == b""  # the oldest have given way
+        assert get(url)[0] == 401
+        assert get(url, Authorization="Bearer secret") == (200, bytes(range(200)))
+        assert len(server._strangers._waiting) <= MAX_STRANGERS
+        assert len(numbers_of_threads() - before) <= 1
+
+
+def test_a_head_that_does_not_come_ends_the_connection(
+    server: BucketServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_server, "HEAD_S", 0.01)
+    host, _, port = urlsplit(server.put(DATA)).netloc.partition(":")
+    for said in (b"", b"GET / HTTP/1.1\r\n"):
+        with socket.create_connection((host, int(port)), timeout=10) as stranger:
+            stranger.sendall(said)
+            assert stranger.recv(1) == b""
+
+
+def test_a_connection_serves_one_fetch_after_the_other_and_each_needs_the_token(server: BucketServer) -> None:
+    url = urlsplit(server.put(DATA))
+    connection = http.client.HTTPConnection(url.netloc, timeout=10)
+    for headers, status in (({"Authorization": "Bearer secret"}, 200), ({}, 401)) * 2:
+        connection.request("GET", url.path, headers=headers)
+        response = connection.getresponse()
+        assert (response.status, len(response.read())) == (status, 200 if status == 200 else 0)
+    connection.close()
+
+
+def test_a_number_of_thousands_of_digits_is_past_the_end(server: BucketServer) -> None:
+    url = server.put(DATA)
+    assert get(url, Authorization="Bearer secret", Range=f"bytes={'9' * 6000}-") == (416, b"")
+    assert get(url, Range=f"bytes={'9' * 6000}-") == (401, b"")

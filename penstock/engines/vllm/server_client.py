@@ -13,6 +13,8 @@ from penstock.errors import EngineLost, PenstockError, RequestRefused
 GENERATE = "/inference/v1/generate"
 CALL_TIMEOUT_S = 600.0
 """For calls that wait for answers in flight or for weights."""
+JSON = {"Content-Type": "application/json"}
+"""Also of a POST without a body: `penstock serve` answers no other."""
 _LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError)
 
 
@@ -99,7 +101,7 @@ class ServerClient:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._session.request(
-                method, self._base + path, json=body, timeout=timeout
+                method, self._base + path, json=body, headers=JSON, timeout=timeout
             ) as response:
                 return response.status, await response.text()
         except _LOST as error:

@@ -154,7 +154,7 @@ class ServerProcess:
         self._process = await asyncio.create_subprocess_exec(
             *settings.argv(self._socket),
             stdin=asyncio.subprocess.DEVNULL,
-            env={**_inherited(), **settings.environment(), MARK: self._mark},
+            env={**os.environ, **settings.environment(), MARK: self._mark},
         )
         try:
             await self._until_ready(self._process)
@@ -216,11 +216,6 @@ class ServerProcess:
         return UserError(
             f"{self.name}: `vllm serve` ended{_how(code)} before it answered; its own words are in the engine's log"
         )
-
-
-def _inherited() -> dict[str, str]:
-    """What a server gets of our environment: all but the key to the run's channel."""
-    return {name: value for name, value in os.environ.items() if name != "PENSTOCK_TOKEN"}
 
 
 async def _is_healthy(client: ServerClient) -> bool:

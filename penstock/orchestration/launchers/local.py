@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.channel import Channel
 from penstock.channel.address import Listener, incarnation_name
+from penstock.channel.token_pipe import token_pipe
 from penstock.errors import WorkerDied
 from penstock.orchestration.launchers import Worker
 from penstock.orchestration.launchers.keeper import Keeper, end_group
@@ -147,21 +148,16 @@ class LocalLauncher:
     ) -> asyncio.subprocess.Process:
         # One at a time: signals are held for the whole thread.
         async with self._starting:
-            with open_private(log, "ab") as output, held():
+            with open_private(log, "ab") as output, held(), token_pipe(self._token) as token:
                 return await asyncio.create_subprocess_exec(
                     sys.executable,
                     *("-m", "penstock.worker", "--connect", self._listener.address, "--name", name),
                     *("--incarnation", str(incarnation)),
-                    stdin=asyncio.subprocess.DEVNULL,
+                    stdin=token,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    env={
-                        **os.environ,
-                        **environment,
-                        "OMP_NUM_THREADS": str(threads),
-                        "PENSTOCK_TOKEN": self._token,
-                    },
+                    env={**os.environ, **environment, "OMP_NUM_THREADS": str(threads)},
                 )
 
     def _arrive(self, name: str, channel: Channel) -> bool:

@@ -27,17 +27,22 @@ class PlacingActor:
     def run(self, arguments: list[str], token: str) -> AgentEnd:
         """Start the agent and wait for its end."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        reading, writing = os.pipe()
+        os.write(writing, token.encode())
+        os.close(writing)
         process = subprocess.Popen(
             [sys.executable, *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=reading,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env={**environment, "PENSTOCK_TOKEN": token},
+            env=environment,
             preexec_fn=_die_with_parent,
         )
+        os.close(reading)
         assert process.stderr is not None
-        lines = deque(process.stderr, maxlen=NUM_LAST_LINES)
+        with process.stderr:
+            lines = deque(process.stderr, maxlen=NUM_LAST_LINES)
         text = b"".join(lines).decode(errors="replace")
         return AgentEnd(host=socket.gethostname(), code=process.wait(), last_lines=text)
 

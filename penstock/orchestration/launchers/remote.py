@@ -5,8 +5,8 @@
         │  └── files, output, heartbeats, its end ──┘              │
         └───────────────── the worker's own channel ───────────────┘
 
-Both connect to the controller, which alone listens, and show its token. What an earlier process of a name
-still says is refused by its incarnation number.
+Both connect to the controller, which alone listens, and prove that they know its token. What an earlier process
+of a name still says is refused by its incarnation number.
 """
 
 import asyncio

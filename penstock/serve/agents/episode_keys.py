@@ -5,6 +5,7 @@ from collections import deque
 
 from aiohttp import web
 
+from penstock.http_server.guard import bearer_token
 from penstock.serve.agents.episode_session import EpisodeSession, over
 from penstock.serve.api_error import ApiError
 
@@ -44,7 +45,7 @@ class EpisodeKeys:
 
     def of(self, request: web.Request) -> EpisodeSession:
         """By the header that OpenAI's clients send their key in."""
-        return self.session(request.headers.get("Authorization", "").removeprefix("Bearer ").strip())
+        return self.session(bearer_token(request))
 
     @property
     def num_open(self) -> int:

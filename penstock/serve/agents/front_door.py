@@ -6,17 +6,16 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from aiohttp import web
-
+from penstock.http_server.connections import HttpServer
+from penstock.http_server.guard import guard_for
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.observe.refused_requests import request_logger
+from penstock.open_files import allow_many_connections
 from penstock.rollout.endpoint import Endpoint
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.serve.agents.agent_routes import AgentRoutes
 from penstock.serve.agents.episode_keys import EpisodeKeys
 from penstock.serve.agents.episode_session import EpisodeSession
 from penstock.serve.body_budget import BodyBudget, body_limit
-from penstock.serve.open_files import allow_many_connections
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import make_app
 
@@ -48,28 +47,26 @@ class FrontDoor:
         )
         routes = AgentRoutes(self.keys, self._model, names or {}, streams=streams).routes()
         bodies = BodyBudget(max_bytes=body_limit(max_context, least=LEAST_BODY_BYTES))
-        app = make_app(routes, bodies=bodies)
+        advice = (
+            "ask by OPENAI_BASE_URL as the episode was given it; with rollout.agents.host=0.0.0.0 any IP address "
+            "of the machine will do, its name, and host.docker.internal"
+        )
         # A client that leaves must be noticed: who asks again is told what was made for it.
-        self._runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            shutdown_timeout=CLOSING_S,
-            access_log=None,
-            logger=request_logger(),
+        self._server = HttpServer(
+            make_app(routes, guard=guard_for(host, advice=advice), bodies=bodies), closing_s=CLOSING_S
         )
         self._address = ""
         self._num_admitted = 0
 
     async def open(self) -> None:
         allow_many_connections()
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self._host, 0, backlog=2048).start()
+        await self._server.open((self._host, 0))
         host = socket.gethostname() if self._host in ("0.0.0.0", "::") else self._host
         shown = f"[{host}]" if ":" in host else host
-        self._address = f"http://{shown}:{self._runner.addresses[0][1]}"
+        self._address = f"http://{shown}:{self._server.port}"
 
     async def close(self) -> None:
-        await self._runner.cleanup()
+        await self._server.close()
 
     def close_after(self, ending: Coroutine[Any, Any, None]) -> None:
         """Stay open until `ending` is over."""

@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from penstock.channel import Method
-from penstock.channel.address import Hello, connect, incarnation_name
-from penstock.errors import ChannelClosed, RemoteError, WorkerDied
+from penstock.channel.address import connect, incarnation_name
+from penstock.errors import ChannelClosed, RemoteError, UserError, WorkerDied
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.scoring.scoring_client import START_SCORING, ScoringStart
-from tests.orchestration.launchers.contract import LauncherContract
+from tests.orchestration.launchers.contract import LauncherContract, where_it_shows
 
 NOTHING = Method("nothing.such", int, int)
 
@@ -98,13 +98,21 @@ def test_a_worker_ends_when_the_controller_vanishes(tmp_path: Path) -> None:
 def test_a_stranger_without_the_token_is_turned_away(tmp_path: Path) -> None:
     async def main() -> None:
         async with LocalLauncher(tmp_path / "logs") as launcher:
-            stranger = await connect(launcher._listener.address, Hello(name="one", token="guess"))
-            reading = asyncio.create_task(stranger.run())
-            with pytest.raises(ChannelClosed):
-                await stranger.call(NOTHING, 1)
-            await reading
+            with pytest.raises(UserError, match="the token is not the run's"):
+                await connect(launcher._listener.address, "one", "guess")
 
     asyncio.run(main())
+
+
+def test_no_process_shows_the_token(tmp_path: Path) -> None:
+    """Neither a worker, nor what its code starts, nor the keeper."""
+
+    async def main() -> list[str]:
+        async with LocalLauncher(tmp_path / "logs") as launcher:
+            await start_scoring(launcher, tmp_path, "")
+            return where_it_shows(launcher._token)
+
+    assert asyncio.run(main()) == []
 
 
 def wait_until_removed(folder: Path) -> None:
@@ -238,7 +246,7 @@ def test_a_stray_write_into_a_workers_socket_ends_that_worker_alone(tmp_path: Pa
     async def main() -> None:
         async with LocalLauncher(tmp_path / "logs") as launcher:
             other = await launcher.launch("one")
-            stray = await connect(launcher._listener.address, Hello(name="none", token=launcher._token))
+            stray = await connect(launcher._listener.address, "none", launcher._token)
             stray._writer.write(b"stray words")
             worker = await launcher.launch("two")
             worker.channel._reader.feed_data(b"\x00\x00\x00\x05stray")
@@ -277,8 +285,7 @@ def test_a_process_that_was_given_up_cant_arrive_in_the_place_of_its_successor(t
             await first.kill()
             launcher.forget(first)
             launching = asyncio.create_task(launcher.launch("one"))
-            late = Hello(name=incarnation_name("one", 1), token=launcher._token)
-            old = await connect(launcher._listener.address, late)
+            old = await connect(launcher._listener.address, incarnation_name("one", 1), launcher._token)
             await old.run()  # it is closed at once
             second = await launching
             with pytest.raises(RemoteError):

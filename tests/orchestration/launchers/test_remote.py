@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import signal
 import sys
 from contextlib import AbstractAsyncContextManager
@@ -11,13 +12,14 @@ import psutil
 import pytest
 
 from penstock.channel import Method
-from penstock.channel.address import Hello, connect
+from penstock.channel.address import connect
+from penstock.channel.token_pipe import token_pipe
 from penstock.errors import ChannelClosed, RemoteError, UserError, WorkerDied
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.remote import Placed, RemoteLauncher
 from penstock.orchestration.launchers.user_files import gather
 from penstock.scoring.scoring_client import START_SCORING, ScoringStart
-from tests.orchestration.launchers.contract import LauncherContract
+from tests.orchestration.launchers.contract import LauncherContract, where_it_shows
 
 NOTHING = Method("nothing.such", int, int)
 TOKEN = "a token of the test"
@@ -53,12 +55,14 @@ class AgentProcesses:
         self._token = token
 
     async def place(self, name: str, incarnation: int, *, address: str, token: str, threads: int) -> Placed:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "penstock.worker.node_agent", "--connect", address),
-            *("--name", name, "--incarnation", str(incarnation)),
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "PENSTOCK_TOKEN": self._token, "RAY_AUTH_TOKEN": "the cluster's"},
-        )
+        with token_pipe(self._token) as stdin:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "penstock.worker.node_agent", "--connect", address),
+                *("--name", name, "--incarnation", str(incarnation)),
+                stderr=asyncio.subprocess.PIPE,
+                stdin=stdin,
+                env={**os.environ, "RAY_AUTH_TOKEN": "the cluster's"},
+            )
         self.agents.append(AgentProcess(process))
         return self.agents[-1]
 
@@ -67,13 +71,15 @@ class AgentProcesses:
             await agent.remove()
 
 
-def open_remote(folder: Path, placer: AgentProcesses | None = None, **options: object) -> RemoteLauncher:
+def open_remote(
+    folder: Path, placer: AgentProcesses | None = None, *, token: str = TOKEN, **options: object
+) -> RemoteLauncher:
     placer = placer or AgentProcesses()
     return RemoteLauncher(
         folder / "logs",
         placer,
         address="tcp:127.0.0.1:0",
-        token=TOKEN,
+        token=token,
         blobs=folder / "blobs",
         **options,  # type: ignore[arg-type]
     )
@@ -169,12 +175,25 @@ def test_a_silent_node_is_lost_in_less_than_five_seconds_and_its_worker_cannot_c
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
+def test_no_process_shows_the_token(tmp_path: Path) -> None:
+    token = secrets.token_hex(16)
+
+    async def main() -> list[str]:
+        placer = AgentProcesses(token)
+        async with asyncio.timeout(60), open_remote(tmp_path, placer, token=token) as launcher:
+            await launcher.launch("one")
+            return where_it_shows(token)
+
+    assert asyncio.run(main()) == []
+
+
 def test_without_the_token_no_agent_is_served(tmp_path: Path) -> None:
     async def main() -> None:
         async with open_remote(tmp_path) as launcher:
-            channel = await connect(launcher.address, Hello(name="agent/one.1", token="another"))
-            await channel.run()  # until the other side closes
-            assert channel.closed
+            with pytest.raises(
+                UserError, match="refused this worker: the token is not the run's; bring the one"
+            ):
+                await connect(launcher.address, "agent/one.1", "another")
 
     asyncio.run(main())
 

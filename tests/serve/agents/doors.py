@@ -75,7 +75,7 @@ async def opened(
     def visit(spec: EpisodeSpec | None = None) -> Visit:
         rollout = Rollout(spec or a_spec(), engine, tokenizer)
         endpoint = door.admit(rollout)
-        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+        headers = {"Authorization": f"Bearer {endpoint.api_key}", "Content-Type": "application/json"}
         sessions.append(aiohttp.ClientSession(headers=headers))
         return Visit(door, rollout, endpoint, sessions[-1])
 

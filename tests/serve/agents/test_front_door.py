@@ -26,7 +26,7 @@ async def raw(one: Visit) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 
 def head(one: Visit, length: int) -> bytes:
     return (
-        f"POST /e/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {one.endpoint.api_key}\r\n"
+        f"POST /e/v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nAuthorization: Bearer {one.endpoint.api_key}\r\n"
         f"Content-Length: {length}\r\n\r\n"
     ).encode()
 
@@ -152,7 +152,7 @@ def test_a_key_is_open_while_its_episode_is(byte_tokenizer: ChatTokenizer) -> No
 
 KEY = "KEY-OF-THE-EPISODE"
 MESSAGES = [
-    b"POST /e/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s"
+    b"POST /e/v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s"
     % (KEY.encode(), len(body), body)
     for body in (
         b'{"model": "echo", "messages": [{"role": "user", "content": "a"}]}',
@@ -161,12 +161,12 @@ MESSAGES = [
         b"[" * 300,
     )
 ] + [
-    b"POST /e/v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: 17\r\n\r\n"
+    b"POST /e/v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nAuthorization: Bearer %s\r\nContent-Length: 17\r\n\r\n"
     b'{"prompt": [1,2]}' % KEY.encode(),
-    b"POST /episodes/%s/reward HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n"
+    b"POST /e/episodes/%s/reward HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n"
     b'{"reward":1.0}' % KEY.encode(),
-    b"GET /e/v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n\r\n",
-    b"GET /episodes/%ff%00 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /e/v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer \xff\xfe\r\n\r\n",
+    b"GET /e/episodes/%ff%00 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
 ]
 
 

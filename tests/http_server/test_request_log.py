@@ -3,7 +3,7 @@ import logging
 import pytest
 from aiohttp.http_exceptions import BadStatusLine, LineTooLong
 
-from penstock.observe.refused_requests import request_logger
+from penstock.http_server.request_log import request_logger
 
 
 @pytest.mark.parametrize("error", [BadStatusLine("GE\0T"), LineTooLong("GET /", "8190")])

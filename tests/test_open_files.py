@@ -1,6 +1,6 @@
 import resource
 
-from penstock.serve.open_files import ENOUGH, allow_many_connections
+from penstock.open_files import ENOUGH, allow_many_connections
 
 
 def test_a_process_allows_itself_as_many_files_as_it_may() -> None:

@@ -1,0 +1,115 @@
+"""An aiohttp application on a port, whose connections end when they don't say what they want.
+
+A connection has `HEADER_S` for the headers of its first request, and as long for those of any further one, from
+their first byte on. One that rests between two requests, sends a body or reads a long answer is left alone."""
+
+import asyncio
+import socket
+from typing import Any
+
+from aiohttp import StreamReader, web
+
+from penstock.http_server.request_log import request_logger
+
+HEADER_S = 10.0
+END_OF_HEADERS = b"\r\n\r\n"
+
+
+class Connection(web.RequestHandler):
+    """One client's. The middleware of `HttpServer` tells it when a request has come and when it is answered."""
+
+    __slots__ = ("_body", "_headers_due", "_is_answering")
+
+    def __init__(self, manager: web.Server, **settings: Any) -> None:
+        super().__init__(manager, **settings)
+        self._headers_due: asyncio.TimerHandle | None = None
+        self._is_answering = False
+        self._body: StreamReader | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """aiohttp calls it without data too, to look again at what has come."""
+        is_half = (
+            data
+            and self._headers_due is None
+            and not self._is_answering
+            and (self._body is None or self._body.is_eof())
+            and END_OF_HEADERS not in data
+        )
+        super().data_received(data)
+        if is_half:
+            self._await_headers()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._have_headers()
+        super().connection_lost(exc)
+
+    def begin(self, request: web.Request) -> None:
+        self._have_headers()
+        self._is_answering = True
+        self._body = request.content
+
+    def end(self) -> None:
+        self._is_answering = False
+
+    def _await_headers(self) -> None:
+        self._headers_due = asyncio.get_running_loop().call_later(HEADER_S, self.force_close)
+
+    def _have_headers(self) -> None:
+        if self._headers_due is not None:
+            self._headers_due.cancel()
+            self._headers_due = None
+
+
+@web.middleware
+async def _note(request: web.Request, handler: Any) -> web.StreamResponse:
+    connection = request.protocol
+    assert isinstance(connection, Connection)
+    connection.begin(request)
+    try:
+        answer: web.StreamResponse = await handler(request)
+    finally:
+        connection.end()
+    return answer
+
+
+class HttpServer:
+    """`closing_s`: how long running answers may take at the end. A client that leaves cancels its request."""
+
+    def __init__(self, app: web.Application, *, closing_s: float) -> None:
+        app.middlewares.insert(0, _note)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, shutdown_timeout=closing_s, access_log=None
+        )
+        self._server: asyncio.Server | None = None
+
+    async def open(self, place: tuple[str, int] | socket.socket) -> None:
+        """On a host and port, or on a socket that is bound already."""
+        await self._runner.setup()
+        loop, manager = asyncio.get_running_loop(), self._runner.server
+        assert manager is not None
+        logger = request_logger()
+
+        def connection() -> Connection:
+            return Connection(manager, loop=loop, access_log=None, logger=logger)
+
+        if isinstance(place, socket.socket):
+            self._server = await loop.create_server(connection, sock=place)
+        else:
+            self._server = await loop.create_server(connection, *place, backlog=2048)
+
+    @property
+    def sockets(self) -> tuple[Any, ...]:
+        return () if self._server is None else tuple(self._server.sockets)
+
+    @property
+    def port(self) -> int:
+        return int(self.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._runner.cleanup()

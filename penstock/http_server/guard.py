@@ -1,0 +1,118 @@
+"""Who may ask an HTTP server of ours. Every request to every route passes here first.
+
+- The Host header must be a name that the server is known by, its port aside (a tunnel has another). A page of a
+  stranger that resolves its own name to this address (DNS rebinding) is refused.
+- An Origin, which browsers send with what pages ask of other sites, must be the server's own.
+- A POST must be JSON and say so: no page can send that to another site unasked.
+"""
+
+import functools
+import re
+import socket
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+
+from aiohttp import web
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+EVERYWHERE = ("0.0.0.0", "[::]")
+CONTAINERS = ("host.docker.internal", "host.containers.internal")
+"""What containers call the machine that they run on."""
+JSON = "application/json"
+HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not answered."""
+
+    status: int
+    reason: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """The names that a server answers to. `advice` tells a client what to do about a name that is not known."""
+
+    hosts: frozenset[str]
+    any_address: bool
+    """Whether every IP address is the server's: it listens on all of them, and no name can be bound to another
+    address that way."""
+    advice: str
+
+    def refusal(self, request: web.Request) -> Refusal | None:
+        headers = request.headers
+        host = headers.get("Host", "")
+        if not self._knows(host):
+            return Refusal(403, f"the Host {host[:100]!r} is not known here: {self.advice}", "unknown_host")
+        origin = headers.get("Origin")
+        if origin is not None and not self._is_own(origin, host):
+            return Refusal(
+                403,
+                f"requests of web pages from {origin[:100]!r} are not answered: {self.advice}",
+                "unknown_origin",
+            )
+        if request.method != "POST" or (kind := headers.get("Content-Type", "none")) == JSON:
+            return None
+        if request.content_type == JSON:  # with a charset, or in capitals
+            return None
+        return Refusal(
+            415,
+            f"a POST must say that it is JSON, also without a body: send the header `Content-Type: {JSON}`, got "
+            f"{kind[:100]!r}",
+            "not_json",
+        )
+
+    def _knows(self, host: str) -> bool:
+        name = host_name(host)
+        return name is not None and (name in self.hosts or (self.any_address and _is_address(name)))
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        """The page came from here, or from a name that this server is known by beyond loopback: a proxy's."""
+        scheme, _, place = origin.partition("://")
+        if scheme not in ("http", "https"):
+            return False
+        return place.lower() == host.lower() or host_name(place) in self.hosts - set(LOOPBACK)
+
+
+def guard_for(listening: str, *, allowed: tuple[str, ...] = (), advice: str) -> Guard:
+    """Loopback's names always: a tunnel brings them. The address listened on; if that stands for all, this
+    machine's name, every IP address and what containers call it."""
+    own = f"[{listening}]" if ":" in listening else listening
+    everywhere = own in EVERYWHERE
+    names = {*LOOPBACK, *((socket.gethostname(), *CONTAINERS) if everywhere else (own,)), *allowed}
+    return Guard(
+        hosts=frozenset(name.lower().rstrip(".") for name in names), any_address=everywhere, advice=advice
+    )
+
+
+def bearer_token(request: web.Request) -> str:
+    """What follows the word Bearer in `Authorization`; "" where there is no such word."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+@functools.lru_cache(maxsize=256)
+def host_name(header: str) -> str | None:
+    """The name of a Host header without its port, in lower case; None if it is none."""
+    found = HOST.fullmatch(header.lower())
+    if found is None:
+        return None
+    name = found["name"]
+    return _shortest(name) if name.startswith("[") else name.rstrip(".")
+
+
+def _shortest(name: str) -> str | None:
+    try:
+        return f"[{IPv6Address(name[1:-1])}]"
+    except ValueError:
+        return None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
