@@ -37,7 +37,7 @@ from penstock.orchestration.reward_watch import RewardWatch
 from penstock.orchestration.run_folder import held, put_aside_rows_past
 from penstock.orchestration.shipped_files import files_of_run
 from penstock.orchestration.summary import Summary, summarise
-from penstock.orchestration.supervision import supervised, unwrapped
+from penstock.orchestration.supervision import supervised
 from penstock.orchestration.training_phase import TrainingPhase
 from penstock.orchestration.worker_events import EventCollector
 from penstock.orchestration.workers import (
@@ -198,7 +198,7 @@ class Session:
     ) -> None:
         events = stream.of("controller")
         try:
-            starting = unwrapped(start_workers(launcher, beginning.prepared, environments, events.log))
+            starting = start_workers(launcher, beginning.prepared, environments, events)
             workers = await self._ending.unless_hurried(starting)
         except Hurried:
             raise asyncio.CancelledError from None  # there is nothing to save yet

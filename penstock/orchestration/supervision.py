@@ -38,6 +38,8 @@ async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[Mortal]) ->
 
 async def first_death(workers: Sequence[Mortal]) -> WorkerDied:
     """Wait until any of them ends, which none should."""
+    if not workers:
+        await asyncio.Event().wait()
     watching = [asyncio.create_task(worker.died()) for worker in workers]
     try:
         done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)

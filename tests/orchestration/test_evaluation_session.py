@@ -1,5 +1,6 @@
 """Engines that lack what an evaluation asks for."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.evaluation_session import evaluate_on
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.preflight import Prepared
-from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.types import Task
 
 
@@ -35,7 +35,7 @@ def test_what_an_engine_lacks_is_refused_before_anything_is_generated(
             await evaluate_on(launcher, prepared, {"engine0": engine})
 
     with pytest.raises(UserError) as raised:
-        run_in_virtual_time(main())
+        asyncio.run(main())
     assert str(raised.value) == (
         f"engine {engine.name} lacks seed (for run.seed=0), greedy (for eval.temperature=0); change the setting, or "
         "choose another engine.kind"

@@ -90,6 +90,9 @@ class Engine(SimulatedEngine):
         self.refuses = False
         self._capabilities = capabilities
 
+    def hold_less(self) -> None:
+        """It never runs out of memory."""
+
     async def update(self, *arguments: Any) -> UpdateReceipt:
         await self._thaw()
         return await super().update(*arguments)
@@ -219,6 +222,7 @@ class Run:
             trainer=self.trainer,
             blobs=MemoryBlobs(),
             places=(self.trainer.place, self.engine.place),
+            deaths={},
         )
 
         async def start_workers(*_: Any) -> Any:
