@@ -2,18 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.cores import usable_cores
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import UserError
-from penstock.interfaces import Engine
 from penstock.models.adapter_folder import read_adapter
 from penstock.models.tokenizer import check_prompts
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, LogLine
-from penstock.observe.recorder import Recorder
 from penstock.orchestration.assembly import Parts, build_evaluator
 from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.capabilities import check_capabilities
@@ -30,6 +28,7 @@ from penstock.orchestration.placement import place_threads
 from penstock.orchestration.pooled_workers import PoolCare
 from penstock.orchestration.preflight import Prepared, open_model, resolve_prompts
 from penstock.orchestration.restart_policy import Deaths, RestartPolicy
+from penstock.orchestration.revival import Revival
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.supervision import supervised
 from penstock.orchestration.workers import (
@@ -88,10 +87,37 @@ async def evaluate(prepared: Prepared, log: Callable[[str], None] = lambda line:
     """The rewards of every held-out task's answers."""
     stream = EventStream(asyncio.get_running_loop())
     stream.subscribe("log", _Lines(log))
+    events, policy = stream.of("controller"), RestartPolicy(max_deaths=prepared.config.run.restarts + 1)
     async with LocalLauncher(prepared.folder / "logs") as launcher:
-        engines = await _start_engines(launcher, prepared, stream.of("controller"))
-        work = evaluate_on(launcher, prepared, {one.name: one for one in engines}, stream.of("controller"))
-        return await supervised(work, [engine.place for engine in engines])
+        engines = _engines(launcher, prepared)
+        deaths = {engine.name: Deaths(policy) for engine in engines}
+        await start_together([first_start(each, deaths[each.name], log) for each in engines], events)
+        pool = EnginePool({each.name: each for each in engines}, replaces=True)
+        watches = [
+            Revival(each.place, _EvaluationSeat(each, pool, log), events, deaths[each.name])
+            for each in engines
+        ]
+        return await supervised(_evaluate_on(launcher, prepared, pool, PoolCare(events)), watches)
+
+
+class _EvaluationSeat:
+    """`penstock.orchestration.revival.Revivable` of an engine whose weights never change."""
+
+    is_needed = is_replaceable = True
+
+    def __init__(self, engine: LaunchedEngine, pool: EnginePool, log: Callable[[str], None]) -> None:
+        self._engine, self._pool, self._log = engine, pool, log
+
+    def lost(self) -> None:
+        if self._engine.name in self._pool.names:
+            self._pool.lose(self._engine.name)
+
+    async def prepare(self) -> None:
+        if (word := self._engine.hold_less()) is not None:
+            self._log(word)
+
+    async def returned(self) -> None:
+        await self._pool.join(self._engine.name, self._engine)
 
 
 class _Lines:
@@ -108,27 +134,23 @@ class _Lines:
         pass
 
 
-async def _start_engines(launcher: Launcher, prepared: Prepared, events: Recorder) -> list[LaunchedEngine]:
-    section, run = prepared.config.engine, prepared.config.run
+def _engines(launcher: Launcher, prepared: Prepared) -> list[LaunchedEngine]:
+    """Not started."""
+    section = prepared.config.engine
     threads = place_threads(
         cores=usable_cores(), num_engines=len(section.members), max_staleness=0, engine=section.threads
     ).engine
     starts = [engine_start(launcher, prepared, index, threads) for index in range(len(section.members))]
-    engines = [
-        LaunchedEngine(engine_place(launcher, start, visible_gpus(pool, os.environ), run.start_s), start)
+    start_s = prepared.config.run.start_s
+    return [
+        LaunchedEngine(engine_place(launcher, start, visible_gpus(pool, os.environ), start_s), start)
         for start, pool in zip(starts, engine_pools(prepared.config), strict=True)
     ]
-    policy = RestartPolicy(max_deaths=run.restarts + 1)
-    await start_together([first_start(each, Deaths(policy), events.log) for each in engines], events)
-    return engines
 
 
-async def evaluate_on(
-    launcher: Launcher, prepared: Prepared, engines: Mapping[str, Engine], events: Recorder | None = None
+async def _evaluate_on(
+    launcher: Launcher, prepared: Prepared, engine: EnginePool, care: PoolCare
 ) -> list[Rewards]:
-    """The same on engines that have started. `launcher` starts the others."""
-    engine = EnginePool(engines)
-    care = None if events is None else PoolCare(events)
     scorer = await start_scorers(launcher, prepared, care)
     episodes = await start_episodes(launcher, prepared, KeptWork(engine=engine), care)
     parts = Parts(
