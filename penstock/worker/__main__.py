@@ -17,6 +17,7 @@ from penstock.channel import Channel, Method
 from penstock.channel.address import Hello, connect, incarnation_name
 from penstock.channel.connection import Req, Res
 from penstock.engines.engine_client import START_ENGINE
+from penstock.errors import PenstockError
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
@@ -83,7 +84,11 @@ def _outlives(controller: int) -> bool:
 
 
 async def _serve(address: str, name: str, hello: Hello, places: dict[str, str], first: GoingFirst) -> int:
-    channel = await connect(address, hello)
+    try:
+        channel = await connect(address, hello)
+    except (OSError, PenstockError) as error:  # a controller that was killed needs no traceback of ours
+        print(f"worker {name} can't reach its controller, so it ends: {error}", file=sys.__stderr__)
+        return 1
     failures: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
