@@ -83,6 +83,8 @@ class TrainingPhase:
         self._only_in_python = only_in_python
         self._built: asyncio.Future[Controller] = asyncio.get_running_loop().create_future()
         self.controller: Controller | None = None
+        self.has_begun = False
+        """Whether it trains, or has trained."""
 
     async def free_trainer(self) -> None:
         if self.controller is not None:
@@ -204,11 +206,10 @@ class TrainingPhase:
             events.phase("verifying weights")
             await controller.start()
             events.phase("evaluating")
-            if not self._ending.is_stopped and (saved is None or saved.checkpoint is None):
+            if saved is None or saved.checkpoint is None:
                 await evaluations.now(0)
-            if not self._ending.is_stopped:
-                await self._train(controller, evaluations, monitor)
-                await checkpoints.write_last(controller.stand())
+            await self._train(controller, evaluations, monitor)
+            await checkpoints.write_last(controller.stand())
             if controller.steps_done:
                 await evaluations.now(controller.steps_done)
             for task in beside:
@@ -256,6 +257,7 @@ class TrainingPhase:
         gc.collect()
         gc.freeze()  # tasks and libraries stay: no need for the collector to walk them between messages
         await monitor.poll()
+        self.has_begun = True
         events.phase("training")
         async with asyncio.TaskGroup() as beside:
             evaluating = beside.create_task(evaluations.beside(controller))

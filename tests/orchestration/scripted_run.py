@@ -80,6 +80,9 @@ class ScriptedWorkers:
         self._left = Counter({kill: kill.times for kill in kills})
         self._faults = faults or {}
         self._channels: dict[str, Channel] = {}
+        self.hang_at = ("", "")
+        """Where a worker gets on no further."""
+        self.hangs = asyncio.Event()
         self.launches: Counter[str] = Counter()
         self.points: list[tuple[str, str]] = []
         self.sequences: list[int] = []
@@ -101,6 +104,9 @@ class ScriptedWorkers:
     async def at(self, who: str, where: str) -> None:
         """A worker has come to this point."""
         self.points.append((who, where))
+        if (who, where) == self.hang_at:
+            self.hangs.set()
+            await asyncio.Event().wait()
         victim = self._killed_at(who, where)
         if victim is None:
             return

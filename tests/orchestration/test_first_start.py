@@ -110,17 +110,42 @@ def test_deaths_while_starting_count_with_those_that_follow(
     asyncio.run(main())
 
 
-def test_a_run_that_is_hurried_while_a_worker_waits_for_its_next_start_ends_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ask", ["stop", "hurry"])
+def test_a_run_that_is_to_end_while_a_worker_waits_for_its_next_start_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str
 ) -> None:
     async def main() -> None:
         workers = ScriptedWorkers(Kill(victim="engine0", who="engine0", where="load", times=99))
         run = ScriptedRun(tmp_path, workers, monkeypatch, run={"restarts": 20})
         running = asyncio.ensure_future(run.run())
         await workers.launched("engine0", 3)
-        run.session.hurry()
+        getattr(run.session, ask)()
         with pytest.raises(asyncio.CancelledError):
             await running
         assert workers.launches["engine0"] <= 4
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("who", "where"),
+    [("trainer", "load"), ("scorer0", "load"), ("engine0", "update"), ("engine0", "generate")],
+)
+def test_a_run_that_is_stopped_before_it_trains_saves_no_untrained_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, where: str
+) -> None:
+    """Neither waits it for what loads or evaluates: a scheduler kills the job half a minute after its signal."""
+
+    async def main() -> None:
+        workers = ScriptedWorkers()
+        workers.hang_at = (who, where)
+        run = ScriptedRun(tmp_path, workers, monkeypatch)
+        running = asyncio.ensure_future(run.run())
+        await workers.hangs.wait()
+        run.session.stop()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert ("trainer", "save") not in workers.points
+        assert not (tmp_path / "model").exists()
 
     asyncio.run(main())
