@@ -1,4 +1,4 @@
-"""Kill a demo run at random moments, a worker and then its controller, resume it each time, and audit what came out.
+"""Kill a demo run at random moments, a worker first and then its controller, resume it, and audit what came out.
 
     python tools/kill_run.py --kills 10 --folder FOLDER --json FILE
 
