@@ -14,7 +14,7 @@ from penstock.errors import OutOfMemory, PenstockError, WorkerDied
 from penstock.observe.recorder import Recorder
 from penstock.orchestration.restart_policy import Deaths, RestartPolicy
 from penstock.orchestration.revival import Restarts
-from penstock.orchestration.supervision import Mortal, supervised, unwrapped
+from penstock.orchestration.supervision import Gathering, Mortal, unwrapped
 
 
 class Startable(Mortal, Protocol):
@@ -40,12 +40,12 @@ class FirstStart:
         self._deaths = deaths
         self._prepare = prepare
 
-    async def until_all_there(self, all_there: asyncio.Barrier, events: Recorder | None) -> None:
+    async def until_all_there(self, others: Gathering, events: Recorder | None) -> None:
         async def start() -> PenstockError | None:
             try:
                 self._prepare()
                 await self._place.restart()
-                await supervised(all_there.wait(), [self._place])
+                await others.wait(self._place)
             except (WorkerDied, OutOfMemory) as error:
                 return error
             return None
@@ -61,10 +61,10 @@ async def start_together(starts: Sequence[FirstStart], events: Recorder | None =
     """Return when all of them are there at once. `events` is told of those that were started again."""
 
     async def start() -> None:
-        all_there = asyncio.Barrier(len(starts))
+        others = Gathering(len(starts))
         async with asyncio.TaskGroup() as starting:
             for one in starts:
-                starting.create_task(one.until_all_there(all_there, events))
+                starting.create_task(one.until_all_there(others, events))
 
     await unwrapped(start())
 

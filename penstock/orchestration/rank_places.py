@@ -14,7 +14,7 @@ import msgspec
 from penstock.channel import Channel
 from penstock.errors import UserError, WorkerDied
 from penstock.orchestration.replaceable import ReplaceableWorker
-from penstock.orchestration.supervision import supervised
+from penstock.orchestration.supervision import Gathering
 from penstock.trainer.trainer_client import TrainerClient, TrainerReady, TrainerStart
 
 LAST_WORDS_S = 5.0
@@ -76,11 +76,11 @@ class RankPlaces:
     async def start(self) -> None:
         """All at once: each waits for the others, and none for one that has died."""
         rendezvous = f"{self._meet}-{secrets.token_hex(4)}"
-        all_there = asyncio.Barrier(len(self.members))
+        others = Gathering(len(self.members))
 
         async def start(member: ReplaceableWorker[TrainerClient]) -> None:
             await member.start()
-            await supervised(all_there.wait(), [member])
+            await others.wait(member)
 
         for rank, member in enumerate(self.members):
             member.begin_with(self._starting(rank, rendezvous))

@@ -5,7 +5,7 @@ import pytest
 from penstock.errors import ChannelClosed, WorkerDied
 from penstock.orchestration import supervision as module
 from penstock.orchestration.launchers.task_launcher import InProcessLauncher
-from penstock.orchestration.supervision import supervised
+from penstock.orchestration.supervision import Gathering, supervised
 from penstock.orchestration.workers import LaunchedEngine
 from tests.orchestration.scripted_worker import place, serve_scripted
 
@@ -56,5 +56,48 @@ def test_a_channel_that_closed_without_a_death_is_told_as_it_is(monkeypatch: pyt
         monkeypatch.setattr(module, "LAST_WORDS_S", 0.0)
         with pytest.raises(ChannelClosed, match="the pool is closed"):
             await supervised(fails(), [Immortal()])
+
+    asyncio.run(main())
+
+
+class Fated:
+    """A worker that dies when it is told to."""
+
+    def __init__(self) -> None:
+        self.death: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
+
+    async def died(self) -> WorkerDied:
+        return await asyncio.shield(self.death)
+
+
+def test_who_dies_before_the_others_are_there_is_missing_again() -> None:
+    async def main() -> None:
+        first, second, others = Fated(), Fated(), Gathering(2)
+        waiting = asyncio.ensure_future(others.wait(first))
+        await asyncio.sleep(0)
+        first.death.set_result(WorkerDied("first was killed"))
+        with pytest.raises(WorkerDied, match="first was killed"):
+            await waiting
+        late = asyncio.ensure_future(others.wait(second))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert not late.done()
+        await others.wait(Fated())
+        await late
+
+    asyncio.run(main())
+
+
+def test_who_dies_at_the_moment_in_which_the_last_comes_waits_for_nobody() -> None:
+    """Its next process would wait for others that have gone on."""
+
+    async def main() -> None:
+        first, others = Fated(), Gathering(2)
+        waiting = asyncio.ensure_future(others.wait(first))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        first.death.set_result(WorkerDied("first was killed"))
+        await others.wait(Fated())
+        await waiting
 
     asyncio.run(main())
