@@ -3,7 +3,7 @@
     python tools/kill_run.py --kills 10 --folder FOLDER --json FILE
 
 A kill comes at any time after the start of a process: while it starts, recovers, or trains. In most lives a worker
-is killed before the controller, as soon as one is there or later. After each life, checkpoint and journal are
+is killed before the controller, soon after it was there. After each life, checkpoint and journal are
 compared. Beside it runs the same demo without kills. It ends with exit code 1 when a group was trained twice, when
 the ledger says other than the last checkpoint, when a run did not reach its last step or was over before it was
 killed, or when the held-out reward is not that of the run without kills.
@@ -41,6 +41,8 @@ GROUPS_PER_STEP = 16
 TOLERANCE = 0.04
 """Between held-out rewards of two runs: with 512 answers each, of which about 96 % are right, their difference has
 a standard deviation of 0.012."""
+LOADING_S = 5.0
+"""About what a worker takes to load."""
 GOING_ON = re.compile(
     r"going on after step (\d+) with (\d+) finished groups from the journal; (\d+) groups were under way, (\d+) of "
     r"their episodes finished, and (\d+) tokens"
@@ -115,7 +117,6 @@ class Arm:
             process = self._start(output)
             until = time.monotonic() + after_s
             if worker_rng is not None:
-                time.sleep(worker_rng.uniform(0, after_s))
                 worker = self._kill_a_worker(worker_rng, until)
             time.sleep(max(0.0, until - time.monotonic()))
             ended = process.poll()
@@ -135,10 +136,11 @@ class Arm:
         }
 
     def _kill_a_worker(self, rng: random.Random, until: float) -> str | None:
-        """As soon as there is one: while a run starts, it still loads. Returns its name."""
+        """Soon after there is one: while it loads, or a little later. Returns its name."""
         while time.monotonic() < until:
             if there := processes_of_run(self.run):
                 victim = rng.choice(there)
+                time.sleep(max(0.0, min(rng.uniform(0, LOADING_S), until - time.monotonic())))
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim.pid, signal.SIGKILL)
                 return victim.name

@@ -73,7 +73,7 @@ def test_a_run_that_was_over_before_its_kill_is_a_complaint(
     assert arm._command == ["resume", str(arm.run)]
 
 
-def test_a_worker_is_killed_as_soon_as_one_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_killed_soon_after_one_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as worker:
         there = [RunProcess("trainer", worker.pid, "runs", tmp_path / "trainer.log")]
         looks = iter([[], there])
