@@ -22,6 +22,7 @@ from penstock.buffer.ledger import LedgerCounts
 from penstock.buffer.spans import numbers_of
 from penstock.cli.main import main
 from penstock.observe.reading.run_reading import RunReading
+from penstock.observe.writers.recoveries_jsonl import read_recoveries
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.kept_checkpoints import checkpoints_of
 from penstock.orchestration.run_processes import wait_for_orphans
@@ -280,6 +281,16 @@ def nothing_goes_on() -> Iterator[None]:
 
 
 def start_endless(project: Path, *words: str) -> subprocess.Popen[str]:
+    """A run that trains."""
+    process = launch_endless(project, *words)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if " step 3" in line or "step 1" in line:
+            return process
+    raise AssertionError(f"it ended with {process.wait()}")
+
+
+def launch_endless(project: Path, *words: str) -> subprocess.Popen[str]:
     # Whoever starts the tests in the background may have interrupts ignored.
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "from penstock.cli import main; main()"
@@ -290,14 +301,10 @@ def start_endless(project: Path, *words: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        env={**os.environ, "PYTHONPATH": f"{project}{os.pathsep}{Path(__file__).parent.parent}"},
     )
     STARTED.append(process)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if " step 3" in line or "step 1" in line:
-            return process
-    raise AssertionError(f"it ended with {process.wait()}")
+    return process
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -350,6 +357,34 @@ def test_a_run_goes_on_when_its_only_engine_is_killed(project: Path, lora: tuple
     rows = [json.loads(line) for line in (project / "runs/run/metrics.jsonl").read_text().splitlines()]
     gaps = [row["logprob_gap_max"] for row in rows if "logprob_gap_max" in row]
     assert max(gaps) < 0.5  # tokens of the new engine are those of the weights that they are labelled with
+
+
+DIES_WHILE_IT_LOADS = """
+import os, signal, sys
+
+class Killer:
+    def find_spec(self, name, path=None, target=None):
+        if name == "penstock.worker.%s_role":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+words = " ".join(sys.orig_argv)
+if "--name %s " in words and "--incarnation 1" in words:
+    sys.meta_path.insert(0, Killer())
+"""
+
+
+@pytest.mark.parametrize(("name", "role"), [("trainer", "trainer"), ("engine0", "engine")])
+def test_a_worker_that_is_killed_while_it_loads_is_started_again(project: Path, name: str, role: str) -> None:
+    (project / "sitecustomize.py").write_text(DIES_WHILE_IT_LOADS % (role, name))
+    process = launch_endless(project)
+    read_until(process, f"worker {name} (pid ", "was killed by SIGKILL", "it is started again")
+    read_until(process, f"{name} is back at work")
+    read_until(process, " step ")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+    assert [one.worker for one in read_recoveries(project / "runs/run")] == [name]
 
 
 def test_a_run_goes_on_from_its_checkpoint_when_its_trainer_is_killed(project: Path) -> None:

@@ -1,11 +1,12 @@
-"""Kill the controller of a demo run at random moments, resume it each time, and audit what came out.
+"""Kill a demo run at random moments, a worker first and then its controller, resume it, and audit what came out.
 
     python tools/kill_run.py --kills 10 --folder FOLDER --json FILE
 
-A kill comes at any time after the start of a process: while it starts, recovers, or trains. After each, checkpoint
-and journal are compared. Beside it runs the same demo without kills. It ends with exit code 1 when a group was
-trained twice, when the ledger says other than the last checkpoint, when a run did not reach its last step or was
-over before it was killed, or when the held-out reward is not that of the run without kills.
+A kill comes at any time after the start of a process: while it starts, recovers, or trains. In most lives a worker
+is killed before the controller, soon after it was there. After each life, checkpoint and journal are
+compared. Beside it runs the same demo without kills. It ends with exit code 1 when a group was trained twice, when
+the ledger says other than the last checkpoint, when a run did not reach its last step or was over before it was
+killed, or when the held-out reward is not that of the run without kills.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,8 +25,10 @@ from typing import Any
 
 from penstock.bench.chaos.noted_turns import NOTES, count_again, json_lines
 from penstock.bench.chaos.run_audit import complaints_of
+from penstock.observe.writers.recoveries_jsonl import read_recoveries
 from penstock.orchestration.checkpoints import BEGINNING
 from penstock.orchestration.kept_checkpoints import PROGRESS, checkpoints_of
+from penstock.orchestration.run_processes import processes_of_run
 
 SETTINGS = [
     "run.checkpoint_every=10",
@@ -37,6 +41,8 @@ GROUPS_PER_STEP = 16
 TOLERANCE = 0.04
 """Between held-out rewards of two runs: with 512 answers each, of which about 96 % are right, their difference has
 a standard deviation of 0.012."""
+LOADING_S = 5.0
+"""About what a worker takes to load."""
 GOING_ON = re.compile(
     r"going on after step (\d+) with (\d+) finished groups from the journal; (\d+) groups were under way, (\d+) of "
     r"their episodes finished, and (\d+) tokens"
@@ -51,6 +57,9 @@ def main() -> None:
     parser.add_argument(
         "--longest-s", type=float, default=20.0, help="the longest time between a start and its kill"
     )
+    parser.add_argument(
+        "--workers", type=float, default=0.75, help="in which share of the lives a worker is killed first"
+    )
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -62,7 +71,8 @@ def main() -> None:
     )
     kills, complaints = [], list[str]()
     for number in range(1, options.kills + 1):
-        kills.append(killed.play_and_kill(rng.uniform(0, options.longest_s)))
+        worker_rng = rng if rng.random() < options.workers else None
+        kills.append(killed.play_and_kill(rng.uniform(0, options.longest_s), worker_rng))
         print(f"kill {number}: {kills[-1]}", flush=True)
         complaints += [f"kill {number}: {one}" for one in killed.complaints_after(kills[-1])]
     for arm in (killed, whole):
@@ -75,6 +85,7 @@ def main() -> None:
         "complaints": complaints,
         "killed": kills,
         "resumed": killed.resumed(),
+        "recoveries": [f"{one.worker}: {one.cause}" for one in read_recoveries(killed.run)],
     }
     print(json.dumps(report, indent=2))
     if options.json is not None:
@@ -99,11 +110,15 @@ class Arm:
         with self._output.open("ab") as output:
             self._start(output).wait()
 
-    def play_and_kill(self, after_s: float) -> dict[str, Any]:
-        """The controller is killed this long after its start, wherever it is by then."""
+    def play_and_kill(self, after_s: float, worker_rng: random.Random | None) -> dict[str, Any]:
+        """The controller is killed this long after its start, wherever it is by then, and a worker of it before."""
+        worker = None
         with self._output.open("ab") as output:
             process = self._start(output)
-            time.sleep(after_s)
+            until = time.monotonic() + after_s
+            if worker_rng is not None:
+                worker = self._kill_a_worker(worker_rng, until)
+            time.sleep(max(0.0, until - time.monotonic()))
             ended = process.poll()
             process.kill()
             process.wait()
@@ -114,10 +129,23 @@ class Arm:
         steps = list(checkpoints_of(self.run))
         return {
             "after_s": round(after_s, 1),
+            "worker": worker,
             "step": last_step(self.run),
             "checkpoint": steps[-1] if steps else None,
             "ended": ended,
         }
+
+    def _kill_a_worker(self, rng: random.Random, until: float) -> str | None:
+        """Soon after there is one: while it loads, or a little later. Returns its name."""
+        while time.monotonic() < until:
+            if there := processes_of_run(self.run):
+                victim = rng.choice(there)
+                time.sleep(max(0.0, min(rng.uniform(0, LOADING_S), until - time.monotonic())))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim.pid, signal.SIGKILL)
+                return victim.name
+            time.sleep(0.05)
+        return None
 
     def complaints_after(self, kill: dict[str, Any]) -> list[str]:
         """What is wrong in between."""

@@ -69,7 +69,7 @@ def evaluate_model(config: PenstockConfig, *, correct: float) -> EvaluationRepor
             gpus=find_gpus(os.environ),
         )
         _to_stderr(f"evaluating {prepared.merged_adapter or prepared.model} on {len(prepared.heldout)} tasks")
-        rewards = asyncio.run(evaluate(prepared))
+        rewards = asyncio.run(evaluate(prepared, _to_stderr))
     report = report_of(rewards, samples=config.eval.samples, correct=correct)
     if report.num_failed:
         _to_stderr(f"{report.num_failed} tasks could not be scored, the first since {report.failure}")

@@ -22,7 +22,7 @@ class Ending:
     """What a run was asked. Requests may come at any time, from any thread."""
 
     def __init__(self) -> None:
-        self.is_stopped = False
+        self._is_stopped = self._is_hurried = False
         self._stopped = asyncio.Event()
         self._hurried = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -30,18 +30,20 @@ class Ending:
     def bind(self) -> None:
         """From now on requests wake whoever waits in the running loop."""
         self._loop = asyncio.get_running_loop()
-        if self.is_stopped:
+        if self._is_stopped:
             self._stopped.set()
+        if self._is_hurried:
+            self._hurried.set()
 
     def stop(self, then: Callable[[], None]) -> None:
         """End in order. `then` is called in the loop's thread."""
-        self.is_stopped = True
+        self._is_stopped = True
         self.call(self._stopped.set)
         self.call(then)
 
     def hurry(self) -> None:
         """End now, with what there is."""
-        self.is_stopped = True
+        self._is_stopped = self._is_hurried = True
         self.call(self._stopped.set)
         self.call(self._hurried.set)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import TrainerLost
 from penstock.orchestration.controller import Controller
-from penstock.orchestration.less_memory import fewer_sequences
 from penstock.orchestration.workers import LaunchedEngine
 
 
@@ -41,19 +40,16 @@ class EngineSeat:
 
     async def prepare(self) -> None:
         """One that ran out of memory is started with less to hold."""
-        death, start = self._engine.place.last_death, self._engine.start
-        if start is None or death is None or not death.out_of_memory:
-            return
-        lowered = fewer_sequences(start)
-        if lowered is not None:
-            begin, word = lowered
-            self._engine.start = begin
-            self._engine.place.begin_with(lambda client: client.start(begin))
+        if (word := self._engine.hold_less()) is not None:
             self._say(word)
 
     async def returned(self) -> None:
         """The trainer publishes its present weights again, and the engine serves when it has taken them."""
-        controller = await asyncio.shield(self._controller)
+        if not self._controller.done():  # the first update brings it all that there is
+            self._pool.enlist(self._engine.name, self._engine)
+            await self._pool.wait_serving(self._engine.name)
+            return
+        controller = self._controller.result()
         while controller.is_ready or self._pool.names:  # else it gets all that the first update brings
             try:
                 await controller.bring_below_adapter(self._engine)

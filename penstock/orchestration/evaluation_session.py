@@ -2,20 +2,22 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.cores import usable_cores
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import UserError
-from penstock.interfaces import Engine
 from penstock.models.adapter_folder import read_adapter
 from penstock.models.tokenizer import check_prompts
+from penstock.observe.event_stream import EventStream
+from penstock.observe.events import AnyEvent, LogLine
 from penstock.orchestration.assembly import Parts, build_evaluator
 from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.evaluation import Rewards
+from penstock.orchestration.first_start import start_together
 from penstock.orchestration.gpu_pools import engine_pools, engines_alone, visible_gpus
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.kept_work import KeptWork
@@ -23,10 +25,19 @@ from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.placed_config import outline_on_gpu
 from penstock.orchestration.placement import place_threads
+from penstock.orchestration.pooled_workers import PoolCare
 from penstock.orchestration.preflight import Prepared, open_model, resolve_prompts
+from penstock.orchestration.restart_policy import Deaths, RestartPolicy
+from penstock.orchestration.revival import Revival
 from penstock.orchestration.rollout_workers import start_episodes
-from penstock.orchestration.supervision import supervised, unwrapped
-from penstock.orchestration.workers import LaunchedEngine, engine_place, engine_start, start_scorers
+from penstock.orchestration.supervision import supervised
+from penstock.orchestration.workers import (
+    LaunchedEngine,
+    engine_place,
+    engine_start,
+    first_start,
+    start_scorers,
+)
 from penstock.rollout.workflow import Workflows, load_workflow
 from penstock.scoring.functions import load_functions
 from penstock.tasks.sources import load_tasks
@@ -72,35 +83,76 @@ def prepare_evaluation(
     )
 
 
-async def evaluate(prepared: Prepared) -> list[Rewards]:
+async def evaluate(prepared: Prepared, log: Callable[[str], None] = lambda line: None) -> list[Rewards]:
     """The rewards of every held-out task's answers."""
+    stream = EventStream(asyncio.get_running_loop())
+    stream.subscribe("log", _Lines(log))
+    events, policy = stream.of("controller"), RestartPolicy(max_deaths=prepared.config.run.restarts + 1)
     async with LocalLauncher(prepared.folder / "logs") as launcher:
-        engines = await unwrapped(_start_engines(launcher, prepared))
-        work = evaluate_on(launcher, prepared, {one.name: one for one in engines})
-        return await supervised(work, [engine.place for engine in engines])
+        engines = _engines(launcher, prepared)
+        deaths = {engine.name: Deaths(policy) for engine in engines}
+        await start_together([first_start(each, deaths[each.name], log) for each in engines], events)
+        pool = EnginePool({each.name: each for each in engines}, replaces=True)
+        watches = [
+            Revival(each.place, _EvaluationSeat(each, pool, log), events, deaths[each.name])
+            for each in engines
+        ]
+        return await supervised(_evaluate_on(launcher, prepared, pool, PoolCare(events)), watches)
 
 
-async def _start_engines(launcher: Launcher, prepared: Prepared) -> list[LaunchedEngine]:
+class _EvaluationSeat:
+    """`penstock.orchestration.revival.Revivable` of an engine whose weights never change."""
+
+    is_needed = is_replaceable = True
+
+    def __init__(self, engine: LaunchedEngine, pool: EnginePool, log: Callable[[str], None]) -> None:
+        self._engine, self._pool, self._log = engine, pool, log
+
+    def lost(self) -> None:
+        if self._engine.name in self._pool.names:
+            self._pool.lose(self._engine.name)
+
+    async def prepare(self) -> None:
+        if (word := self._engine.hold_less()) is not None:
+            self._log(word)
+
+    async def returned(self) -> None:
+        await self._pool.join(self._engine.name, self._engine)
+
+
+class _Lines:
+    """A reader that passes lines on."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+
+    def on(self, event: AnyEvent) -> None:
+        if isinstance(event, LogLine):
+            self._log(event.line)
+
+    def close(self) -> None:
+        pass
+
+
+def _engines(launcher: Launcher, prepared: Prepared) -> list[LaunchedEngine]:
+    """Not started."""
     section = prepared.config.engine
     threads = place_threads(
         cores=usable_cores(), num_engines=len(section.members), max_staleness=0, engine=section.threads
     ).engine
     starts = [engine_start(launcher, prepared, index, threads) for index in range(len(section.members))]
-    places = [
-        engine_place(launcher, start, visible_gpus(pool, os.environ))
+    start_s = prepared.config.run.start_s
+    return [
+        LaunchedEngine(engine_place(launcher, start, visible_gpus(pool, os.environ), start_s), start)
         for start, pool in zip(starts, engine_pools(prepared.config), strict=True)
     ]
-    async with asyncio.TaskGroup() as starting:
-        for place in places:
-            starting.create_task(place.start())
-    return [LaunchedEngine(place) for place in places]
 
 
-async def evaluate_on(launcher: Launcher, prepared: Prepared, engines: Mapping[str, Engine]) -> list[Rewards]:
-    """The same on engines that have started. `launcher` starts the others."""
-    engine = EnginePool(engines)
-    scorer = await start_scorers(launcher, prepared)
-    episodes = await start_episodes(launcher, prepared, KeptWork(engine=engine))
+async def _evaluate_on(
+    launcher: Launcher, prepared: Prepared, engine: EnginePool, care: PoolCare
+) -> list[Rewards]:
+    scorer = await start_scorers(launcher, prepared, care)
+    episodes = await start_episodes(launcher, prepared, KeptWork(engine=engine), care)
     parts = Parts(
         engine=engine,
         trainers=(),

@@ -18,16 +18,16 @@ LINES = (
     "{name}: ending at once; the model is not saved",
 )
 LINES_AT_START = (
-    "{name}: stopping once the model is loaded; it will be saved as it is (once more to end without it)",
-    "{name}: ending; nothing has been trained, so no model is saved",
+    "{name}: ending; nothing has been trained yet, so no model is saved",
+    "{name}: still ending, without a model (once more to end at once)",
     LINES[2],
 )
 
 
 class Stoppable(Protocol):
     @property
-    def has_model(self) -> bool:
-        """Whether there is a trainer whose model could be saved."""
+    def has_begun(self) -> bool:
+        """Whether it trains: before, there is nothing to save."""
 
     def stop(self) -> None: ...
 
@@ -71,7 +71,7 @@ def _answers(
     def answer(number: signal.Signals) -> None:
         nonlocal count
         asks = (session.stop, session.hurry, end)
-        lines = LINES if session.has_model else LINES_AT_START
+        lines = LINES if session.has_begun else LINES_AT_START
         ask, line = asks[min(count, 2)], lines[min(count, 2)]
         count += 1
         ask()  # before the line: whatever becomes of that

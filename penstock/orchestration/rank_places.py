@@ -12,9 +12,13 @@ from typing import Any
 import msgspec
 
 from penstock.channel import Channel
-from penstock.errors import WorkerDied
+from penstock.errors import UserError, WorkerDied
 from penstock.orchestration.replaceable import ReplaceableWorker
+from penstock.orchestration.supervision import Gathering
 from penstock.trainer.trainer_client import TrainerClient, TrainerReady, TrainerStart
+
+LAST_WORDS_S = 5.0
+"""How long a death may take to be noticed after another rank has failed because of it."""
 
 
 class RankClient:
@@ -70,11 +74,17 @@ class RankPlaces:
         self._start = start
 
     async def start(self) -> None:
-        """All at once: each waits for the others."""
+        """All at once: each waits for the others, and none for one that has died."""
         rendezvous = f"{self._meet}-{secrets.token_hex(4)}"
+        others = Gathering(len(self.members))
+
+        async def start(member: ReplaceableWorker[TrainerClient]) -> None:
+            await member.start()
+            await others.wait(member)
+
         for rank, member in enumerate(self.members):
             member.begin_with(self._starting(rank, rendezvous))
-        await _all_or_none([member.start() for member in self.members])
+        await _all_or_none([start(member) for member in self.members])
 
     async def restart(self) -> None:
         await self.end()
@@ -101,14 +111,20 @@ class RankPlaces:
 
 
 async def _all_or_none(calls: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """When one fails, the others are cancelled: they would wait for it."""
+    """When one fails, the others are cancelled: they would wait for it. A death says more than the error of a rank
+    that could not reach the one that died."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
-        await asyncio.gather(*tasks)
+        done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if waiting and not any(isinstance(task.exception(), UserError | WorkerDied) for task in done):
+            await asyncio.wait(waiting, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    for error in sorted(errors, key=lambda error: not isinstance(error, WorkerDied)):
+        raise error
 
 
 async def _first(calls: Sequence[Coroutine[Any, Any, WorkerDied]]) -> WorkerDied:

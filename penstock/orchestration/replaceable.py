@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeVar
 
 from penstock.channel import Channel
-from penstock.errors import ChannelClosed, WorkerDied
+from penstock.errors import ChannelClosed, OutOfMemory, WorkerDied
 from penstock.observe.pulse import LONG_S
 from penstock.orchestration.launchers import Launcher, Worker
 
@@ -72,9 +72,12 @@ class ReplaceableWorker(Generic[Client]):
         self._worker, client = worker, self._connect(worker.channel)
         try:
             async with asyncio.timeout(self._start_s):
-                await self._start(client)
+                await self._begin(worker, client)
         except ChannelClosed:
-            raise await worker.died() from None
+            raise await self.died() from None
+        except OutOfMemory as error:
+            self.last_death = WorkerDied(str(error), out_of_memory=True)
+            raise
         except TimeoutError:
             await worker.kill()
             raise WorkerDied(
@@ -82,6 +85,20 @@ class ReplaceableWorker(Generic[Client]):
             ) from None
         self._client = client  # from now on it can be asked for what it is there for
         self._there.set()
+
+    async def _begin(self, worker: Worker, client: Client) -> None:
+        """What it is told first may wait for other workers, and ends with its process all the same."""
+        starting = asyncio.ensure_future(self._start(client))
+        closing = asyncio.ensure_future(worker.channel.wait_closed())
+        try:
+            await asyncio.wait({starting, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                raise ChannelClosed(f"worker {self.name} has ended")
+            starting.result()
+        finally:
+            for task in (starting, closing):
+                task.cancel()
+            await asyncio.gather(starting, closing, return_exceptions=True)
 
     async def wait_there(self) -> None:
         """Until a process has started here. One that died is there until its owner ends it."""
@@ -111,7 +128,8 @@ class ReplaceableWorker(Generic[Client]):
         """Wait until the present process ends."""
         if self._worker is None:
             return WorkerDied(f"worker {self.name} has not been started")
-        return await self._worker.died()
+        self.last_death = await self._worker.died()
+        return self.last_death
 
     async def gone(self) -> WorkerDied:
         """Wait until the present process ends or its channel closes, whichever is first. A process that nobody can

@@ -1,11 +1,11 @@
 """Where workflows run: in the controller, or in worker processes that can be replaced."""
 
-import asyncio
 from dataclasses import replace
 
 from penstock.channel import Channel
 from penstock.engines.engine_client import GENERATE
 from penstock.errors import ChannelClosed
+from penstock.orchestration.first_start import start_alike
 from penstock.orchestration.kept_work import KeptWork
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.memory_limit import memory_environment
@@ -50,11 +50,11 @@ async def _start(
             )
         return LocalEpisodes(work.engine, prepared.tokenizer, prepared.workflow, work.keep_call, rollout.http)
     places = [rollout_place(launcher, f"rollout{index}", prepared, work) for index in range(num_workers)]
-    await asyncio.gather(*(place.start() for place in places))
-    workers = [LaunchedRollouts(place, None if care is None else care.events) for place in places]
-    max_deaths = prepared.config.run.restarts + 1
-    told = (lambda words: None) if care is None else care.events.log
-    pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=max_deaths, told=told)
+    restarts, events = prepared.config.run.restarts, None if care is None else care.events
+    await start_alike(places, restarts, events)
+    workers = [LaunchedRollouts(place, events) for place in places]
+    told = (lambda words: None) if events is None else events.log
+    pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=restarts + 1, told=told)
     for number, worker in enumerate(workers):
         if care is not None:
             care.over(worker, pool, number)

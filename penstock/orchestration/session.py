@@ -59,11 +59,19 @@ class Session:
         self._collector: EventCollector | None = None
         self._joining: tuple[RemoteLauncher, Volunteers] | None = None
         self._ending = Ending()
-        self.has_model = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it trains: before, there is nothing to save."""
+        return self._phase is not None and self._phase.has_begun
 
     def stop(self) -> None:
-        """End after the step in progress. Safe to call at any time, from any thread."""
-        self._ending.stop(self._stop_controller)
+        """End after the step in progress, or now if training has not begun. Safe to call at any time, from any
+        thread."""
+        if self.has_begun:
+            self._ending.stop(self._stop_controller)
+        else:
+            self.hurry()
 
     def hurry(self) -> None:
         """End without an evaluation; the trainer still ends its step, and the model is saved. As safe as `stop`."""
@@ -198,11 +206,10 @@ class Session:
     ) -> None:
         events = stream.of("controller")
         try:
-            starting = unwrapped(start_workers(launcher, beginning.prepared, environments, events.log))
+            starting = start_workers(launcher, beginning.prepared, environments, events)
             workers = await self._ending.unless_hurried(starting)
         except Hurried:
             raise asyncio.CancelledError from None  # there is nothing to save yet
-        self.has_model = True
         phase = self._phase = TrainingPhase(
             self._prepared,
             beginning=beginning,
@@ -219,6 +226,8 @@ class Session:
         try:
             await self._ending.unless_hurried(unwrapped(phase.run()))
         except Hurried:
+            if not phase.has_begun:
+                raise asyncio.CancelledError from None
             await phase.free_trainer()
         except Exception as error:
             await self._rescue(phase, workers, events, error)
@@ -235,7 +244,7 @@ class Session:
     ) -> None:
         """Save what was trained before the run failed. The failure is what the caller reports; this must not hide
         it."""
-        if phase.controller is None:
+        if phase.controller is None or not phase.has_begun:
             return
         events.log(f"the run failed: {error}")
         try:

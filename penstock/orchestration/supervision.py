@@ -42,8 +42,30 @@ async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[Mortal]) ->
         await asyncio.gather(working, death, return_exceptions=True)
 
 
+class Gathering:
+    """Workers that start together: whoever has started waits until all have."""
+
+    def __init__(self, count: int) -> None:
+        self._missing = count
+        self._all_there = asyncio.Event()
+
+    async def wait(self, worker: Mortal) -> None:
+        """Raises the worker's death before the others were there; one after that is for whoever watches it then."""
+        self._missing -= 1
+        if not self._missing:
+            self._all_there.set()
+        try:
+            await supervised(self._all_there.wait(), [worker])
+        except WorkerDied:
+            if not self._all_there.is_set():
+                self._missing += 1
+                raise
+
+
 async def first_death(workers: Sequence[Mortal]) -> WorkerDied:
     """Wait until any of them ends, which none should."""
+    if not workers:
+        await asyncio.Event().wait()
     watching = [asyncio.create_task(worker.died()) for worker in workers]
     try:
         done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)

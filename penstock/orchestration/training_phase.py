@@ -29,7 +29,7 @@ from penstock.orchestration.monitor import RunMonitor
 from penstock.orchestration.pooled_workers import PoolCare
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.recovery import undone_groups
-from penstock.orchestration.restart_policy import RestartPolicy
+from penstock.orchestration.restart_policy import Deaths, RestartPolicy
 from penstock.orchestration.resume import BroughtBack
 from penstock.orchestration.revival import Revivable, Revival
 from penstock.orchestration.rollout_workers import start_episodes
@@ -83,6 +83,8 @@ class TrainingPhase:
         self._only_in_python = only_in_python
         self._built: asyncio.Future[Controller] = asyncio.get_running_loop().create_future()
         self.controller: Controller | None = None
+        self.has_begun = False
+        """Whether it trains, or has trained."""
 
     async def free_trainer(self) -> None:
         if self.controller is not None:
@@ -90,29 +92,33 @@ class TrainingPhase:
 
     async def run(self) -> None:
         """Start the workers that only training needs, and train while those that die are replaced."""
-        beginning, workers, events = self._beginning, self._workers, self._events
-        care = PoolCare(events, self._collector, self._config.run.freeze_s)
-        started = self._scorer or await start_scorers(self._launcher, self._prepared, care)
-        scorer = RetryingScorer(started, retries=self._config.reward.retries)
         engine = EnginePool(
-            {one.name: one for one in workers.engines},
+            {one.name: one for one in self._workers.engines},
             resumes=self._config.sync.interrupt not in ONE_VERSION,
             replaces=True,
         )
-        kept = await keep_work(
-            engine,
-            beginning.log,
-            beginning.resume,
-            interrupt=self._config.sync.interrupt,
-            say=events.log,
-        )
-        episodes = await start_episodes(self._launcher, self._prepared, kept, care)
         fleet = self._fleet(engine)
-        work = self._work(fleet, engine, scorer, episodes)
+        await supervised(self._start_pools(fleet, engine), self._mortals(fleet))
+
+    async def _start_pools(self, fleet: EngineFleet, engine: EnginePool) -> None:
+        beginning, events = self._beginning, self._events
+        care = PoolCare(events, self._collector, self._config.run.freeze_s)
+        started = self._scorer or await start_scorers(self._launcher, self._prepared, care)
+        scorer = RetryingScorer(started, retries=self._config.reward.retries)
         try:
-            await supervised(work, [*self._mortals(fleet), *care.watches])
+            kept = await keep_work(
+                engine,
+                beginning.log,
+                beginning.resume,
+                interrupt=self._config.sync.interrupt,
+                say=events.log,
+            )
+            episodes = await start_episodes(self._launcher, self._prepared, kept, care)
+            try:
+                await supervised(self._work(fleet, engine, scorer, episodes), care.watches)
+            finally:
+                await episodes.close()
         finally:
-            await episodes.close()
             await scorer.close()
 
     def _mortals(self, fleet: EngineFleet) -> list[Mortal]:
@@ -125,10 +131,10 @@ class TrainingPhase:
         return [fleet, self._revival(trainer, seat)]
 
     def _revival(self, worker: LaunchedEngine | LaunchedTrainer | LaunchedRanks, seat: Revivable) -> Revival:
-        run = self._config.run
-        policy = RestartPolicy(max_deaths=run.restarts + 1)
+        run, place = self._config.run, worker.place
+        deaths = self._workers.deaths.get(place.name) or Deaths(RestartPolicy(max_deaths=run.restarts + 1))
         pulses = {"pulses": self._collector, "freeze_s": run.freeze_s}
-        return Revival(worker.place, seat, self._events, policy, **pulses)  # type: ignore[arg-type]
+        return Revival(place, seat, self._events, deaths, **pulses)  # type: ignore[arg-type]
 
     def _fleet(self, pool: EnginePool) -> EngineFleet:
         section, workers, launcher = self._config.engine, self._workers, self._launcher
@@ -200,11 +206,10 @@ class TrainingPhase:
             events.phase("verifying weights")
             await controller.start()
             events.phase("evaluating")
-            if not self._ending.is_stopped and (saved is None or saved.checkpoint is None):
+            if saved is None or saved.checkpoint is None:
                 await evaluations.now(0)
-            if not self._ending.is_stopped:
-                await self._train(controller, evaluations, monitor)
-                await checkpoints.write_last(controller.stand())
+            await self._train(controller, evaluations, monitor)
+            await checkpoints.write_last(controller.stand())
             if controller.steps_done:
                 await evaluations.now(controller.steps_done)
             for task in beside:
@@ -252,6 +257,7 @@ class TrainingPhase:
         gc.collect()
         gc.freeze()  # tasks and libraries stay: no need for the collector to walk them between messages
         await monitor.poll()
+        self.has_begun = True
         events.phase("training")
         async with asyncio.TaskGroup() as beside:
             evaluating = beside.create_task(evaluations.beside(controller))

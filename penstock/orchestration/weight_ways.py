@@ -5,6 +5,7 @@ the trainer opens a door ─► every first engine looks ─► choose_way ─�
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 
 import msgspec
@@ -15,6 +16,7 @@ from penstock.errors import ChannelClosed, UserError
 from penstock.orchestration.launchers.config import LauncherConfig, is_loopback
 from penstock.orchestration.launchers.reach_calls import LOOK_AT_DOOR, OPEN_DOOR, Door, DoorWanted, Reach
 from penstock.orchestration.preflight import Prepared
+from penstock.orchestration.replaceable import LAST_WORDS_S
 from penstock.sync.config import SyncConfig
 from penstock.sync.interface import address_for_others
 from penstock.trainer.trainer_client import TrainerStart
@@ -40,7 +42,9 @@ class WeightWays:
         self._first = frozenset(first)
         self._wanted = wanted
         self._log = log
-        self._trainer: asyncio.Future[Callable[[], Channel]] = asyncio.get_running_loop().create_future()
+        self._trainer: Callable[[], Channel] | None = None
+        self._came = asyncio.Event()
+        """Set when a process of the trainer has come, and made anew."""
         self._reaches: dict[str, Reach] = {}
         self._door: Door | None = None
         self._looked = asyncio.Event()
@@ -48,23 +52,23 @@ class WeightWays:
 
     async def settle(self, trainer: Callable[[], Channel]) -> str:
         """The transport, once every first engine has looked; `UserError` when there is none. `trainer` gives the
-        channel to the trainer's present process."""
-        if not self._trainer.done():
-            self._trainer.set_result(trainer)
+        channel to the trainer's present process, and each process that starts asks anew."""
+        self._trainer = trainer
+        self._came.set()
+        self._came = asyncio.Event()
         await self._looked.wait()
-        assert self._door is not None
-        self._way, why = choose_way(self._preferred, self._reaches, self._door)
-        self._log(f"weights travel by {self._way}: {why}")
+        if not self._way:
+            assert self._door is not None
+            self._way, why = choose_way(self._preferred, self._reaches, self._door)
+            self._log(f"weights travel by {self._way}: {why}")
         return self._way
 
     async def look(self, engine: str, channel: Channel) -> None:
         """Before an engine starts. `UserError` where the run's weights can't reach it."""
-        trainer = await asyncio.shield(self._trainer)
-        try:
-            door = await trainer().call(OPEN_DOOR, self._wanted)
-        except ChannelClosed:
+        found = await self._look(channel)
+        if found is None:
             return  # the trainer is being replaced: the first update will show
-        reach = await channel.call(LOOK_AT_DOOR, door)
+        door, reach = found
         if self._way and not works(self._way, reach):
             raise UserError(
                 f"weights travel by {self._way}, which {engine} needs too: {_says_no(engine, reach, door)}"
@@ -73,6 +77,39 @@ class WeightWays:
         self._reaches[engine] = reach
         if self._reaches.keys() >= self._first:
             self._looked.set()
+
+    async def _look(self, channel: Channel) -> tuple[Door, Reach] | None:
+        """None where the trainer is gone and the transport is known. While it is not, the next trainer is waited
+        for: a door that has closed with its process says nothing."""
+        while (trainer := await self._present_trainer()) is not None:
+            try:
+                door = await trainer.call(OPEN_DOOR, self._wanted)
+            except ChannelClosed:
+                continue
+            reach = await channel.call(LOOK_AT_DOOR, door)
+            if reach.connects or self._way or not await _closes_soon(trainer):
+                return door, reach
+        return None
+
+    async def _present_trainer(self) -> Channel | None:
+        while True:
+            if self._trainer is not None:
+                with contextlib.suppress(ChannelClosed):
+                    channel = self._trainer()
+                    if not channel.closed:
+                        return channel
+                if self._way:
+                    return None
+            await self._came.wait()
+
+
+async def _closes_soon(trainer: Channel) -> bool:
+    try:
+        async with asyncio.timeout(LAST_WORDS_S):
+            await trainer.wait_closed()
+    except TimeoutError:
+        return False
+    return True
 
 
 def ways_of(prepared: Prepared, log: Callable[[str], None]) -> WeightWays | None:

@@ -3,7 +3,6 @@
 Each place can be filled anew (`ReplaceableWorker`): the engine, trainer or scorer in it stays the same object.
 """
 
-import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -18,10 +17,13 @@ from penstock.engines.kinds import settings_of
 from penstock.errors import ChannelClosed, ScoringFailed, TrainerLost
 from penstock.interfaces import BlobStore
 from penstock.observe.pulse import LONG_S
+from penstock.observe.recorder import Recorder
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.first_start import FirstStart, start_alike, start_together
 from penstock.orchestration.gpu_pools import engine_pools, visible_gpus
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.memory_limit import memory_environment
+from penstock.orchestration.less_memory import fewer_sequences
 from penstock.orchestration.placement import (
     Environments,
     place_threads,
@@ -33,6 +35,7 @@ from penstock.orchestration.pooled_workers import PoolCare, PooledWorker
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.rank_places import RankPlaces
 from penstock.orchestration.replaceable import ReplaceableWorker
+from penstock.orchestration.restart_policy import Deaths, RestartPolicy
 from penstock.orchestration.trainer_group import TrainerGroup
 from penstock.orchestration.weight_ways import WeightWays, sync_section, ways_of, with_way
 from penstock.scoring.scorer_pool import ScorerPool
@@ -61,16 +64,32 @@ class LaunchedEngine:
         """`start` is what its process was told first, for whoever starts the next."""
         self.place = place
         self.start = start
+        if start is not None:
+            place.begin_with(self._begin)
 
     def look_first(self, ways: WeightWays) -> None:
         """Before it starts: whether the run's weights can reach it."""
 
         async def begin(client: EngineClient) -> EngineReport:
-            assert self.start is not None
             await ways.look(self.name, self.place.channel)
-            return await client.start(self.start)
+            return await self._begin(client)
 
         self.place.begin_with(begin)
+
+    def hold_less(self) -> str | None:
+        """If it ran out of memory, its next process computes fewer sequences at a time: a word on that."""
+        death = self.place.last_death
+        if self.start is None or death is None or not death.out_of_memory:
+            return None
+        lowered = fewer_sequences(self.start)
+        if lowered is None:
+            return None
+        self.start, word = lowered
+        return word
+
+    async def _begin(self, client: EngineClient) -> EngineReport:
+        assert self.start is not None
+        return await client.start(self.start)
 
     @property
     def name(self) -> str:
@@ -186,6 +205,8 @@ class Workers:
     """The store that they share."""
     another_engine: "EngineMaker"
     """Makes an engine of this number, which is yet to be started."""
+    deaths: Mapping[str, Deaths]
+    """Of those that died while they started, and the others, by name."""
 
     @property
     def places(
@@ -198,10 +219,10 @@ async def start_workers(
     launcher: Launcher,
     prepared: Prepared,
     environments: Environments | None = None,
-    log: Callable[[str], None] = lambda line: None,
+    events: Recorder | None = None,
 ) -> Workers:
     """All at once: the slowest to load decides how long it takes."""
-    config = prepared.config
+    config, log = prepared.config, (lambda line: None) if events is None else events.log
     environments = environments or Environments()
     threads = place_threads(
         cores=usable_cores(),
@@ -228,16 +249,22 @@ async def start_workers(
         return launched
 
     engines = [engine(index, launcher) for index in range(len(config.engine.members))]
-    async with asyncio.TaskGroup() as starting:
-        starting.create_task(trainer.place.start())
-        for each in engines:
-            starting.create_task(each.place.start())
-    return Workers(
-        tuple(engines),
-        trainer,
-        open_blobs(str(launcher.blobs)),
-        engine,
-    )
+    policy = RestartPolicy(max_deaths=config.run.restarts + 1)
+    deaths = {place.name: Deaths(policy) for place in (trainer.place, *(each.place for each in engines))}
+    starts = [FirstStart(trainer.place, deaths[trainer.place.name])]
+    starts += [first_start(each, deaths[each.name], log) for each in engines]
+    await start_together(starts, events)
+    return Workers(tuple(engines), trainer, open_blobs(str(launcher.blobs)), engine, deaths)
+
+
+def first_start(engine: LaunchedEngine, deaths: Deaths, log: Callable[[str], None]) -> FirstStart:
+    """Of an engine, which holds less after it ran out of memory."""
+
+    def prepare() -> None:
+        if (word := engine.hold_less()) is not None:
+            log(word)
+
+    return FirstStart(engine.place, deaths, prepare=prepare)
 
 
 async def start_scorers(launcher: Launcher, prepared: Prepared, care: PoolCare | None = None) -> ScorerPool:
@@ -249,11 +276,11 @@ async def start_scorers(launcher: Launcher, prepared: Prepared, care: PoolCare |
     places = [
         scorer_place(launcher, f"scorer{i}", prepared.config, environment) for i in range(reward.workers)
     ]
-    await asyncio.gather(*(place.start() for place in places))
-    workers = [LaunchedScorer(place, None if care is None else care.events) for place in places]
-    max_deaths = prepared.config.run.restarts + 1
-    told = (lambda words: None) if care is None else care.events.log
-    pool = ScorerPool(workers, timeout_s=reward.timeout_s, max_deaths=max_deaths, told=told)
+    restarts, events = prepared.config.run.restarts, None if care is None else care.events
+    await start_alike(places, restarts, events)
+    workers = [LaunchedScorer(place, events) for place in places]
+    told = (lambda words: None) if events is None else events.log
+    pool = ScorerPool(workers, timeout_s=reward.timeout_s, max_deaths=restarts + 1, told=told)
     for number, worker in enumerate(workers):
         if care is not None:
             care.over(worker, pool, number)

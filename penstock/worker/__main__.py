@@ -18,6 +18,7 @@ from penstock.channel.address import connect, incarnation_name
 from penstock.channel.connection import Req, Res
 from penstock.channel.token_pipe import take_token
 from penstock.engines.engine_client import START_ENGINE
+from penstock.errors import PenstockError
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
@@ -63,9 +64,8 @@ def main() -> None:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     arriving = incarnation_name(options.name, options.incarnation)
-    channel = loop.run_until_complete(connect(options.connect, arriving, token))
     code = loop.run_until_complete(
-        _serve(channel, options.connect, options.name, json.loads(options.moved), first)
+        _serve(options.connect, options.name, arriving, token, json.loads(options.moved), first)
     )
     sys.stdout.flush()
     sys.stderr.flush()
@@ -84,7 +84,14 @@ def _outlives(controller: int) -> bool:
     return False
 
 
-async def _serve(channel: Channel, address: str, name: str, places: dict[str, str], first: GoingFirst) -> int:
+async def _serve(
+    address: str, name: str, arriving: str, token: str, places: dict[str, str], first: GoingFirst
+) -> int:
+    try:
+        channel = await connect(address, arriving, token)
+    except (OSError, PenstockError) as error:  # a controller that was killed needs no traceback of ours
+        print(f"worker {name} can't reach its controller, so it ends: {error}", file=sys.__stderr__)
+        return 1
     failures: list[BaseException] = []
 
     def fail(error: BaseException) -> None:

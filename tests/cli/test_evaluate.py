@@ -134,7 +134,7 @@ def test_tasks_that_cant_be_scored_are_said_with_their_error(
 ) -> None:
     results: list[Rewards] = [ScoringFailed("reward 'right' raised KeyError: 'answer'", "score_error")]
 
-    async def evaluate(prepared: object) -> list[Rewards]:
+    async def evaluate(prepared: object, log: object) -> list[Rewards]:
         return results
 
     prepared = SimpleNamespace(model="m", merged_adapter="", heldout=[])

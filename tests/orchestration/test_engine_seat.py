@@ -3,12 +3,16 @@
 import asyncio
 from typing import Any
 
-from penstock.engines.engine_client import EngineStart
+import pytest
+
+from penstock.engines.config import EngineConfig
+from penstock.engines.engine_client import EngineClient, EngineStart
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import WorkerDied
 from penstock.orchestration.engine_seat import EngineSeat
 from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.workers import LaunchedEngine
+from penstock.types import EngineReport
 from tests.engines.contract import ask, collect, update_to
 from tests.orchestration.scripted_worker import place, serve_scripted
 
@@ -57,24 +61,30 @@ def test_an_engine_that_was_killed_comes_back_with_the_present_weights() -> None
     asyncio.run(main())
 
 
-def test_an_engine_that_ran_out_of_memory_is_started_with_fewer_sequences() -> None:
+def test_an_engine_that_ran_out_of_memory_is_started_with_fewer_sequences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main() -> None:
         async with asyncio.timeout(30), InProcessLauncher(serve_scripted) as launcher:
             config = {"embedded": {"max_batch": 64}}
             start = EngineStart(name="engine0", model="", device="cpu", threads=1, config=config)
             engine, said = LaunchedEngine(place(launcher, "engine0"), start), list[str]()
             told: list[EngineStart] = []
-            engine.place.begin_with = lambda begin: told.append(begin)  # type: ignore[method-assign,assignment]
+
+            async def begin(client: EngineClient, start: EngineStart) -> EngineReport:
+                told.append(start)
+                return await started(client, start)
+
+            started = EngineClient.start
+            monkeypatch.setattr(EngineClient, "start", begin)
             pool = EnginePool({"engine0": engine}, replaces=True)
             seat = EngineSeat(engine, pool, asyncio.get_running_loop().create_future(), said.append)
-            engine.place.last_death = WorkerDied("killed")
-            await seat.prepare()
-            assert (said, told) == ([], [])
-            engine.place.last_death = WorkerDied("no room", out_of_memory=True)
-            await seat.prepare()
-            assert engine.start is not None
-            assert engine.start.config == {"embedded": {"max_batch": 32}}
-            assert len(told) == 1
+            for death in (WorkerDied("killed"), WorkerDied("no room", out_of_memory=True)):
+                engine.place.last_death = death
+                await seat.prepare()
+                await engine.place.restart()
+            assert [EngineConfig.model_validate(one.config).embedded.max_batch for one in told] == [64, 32]
+            assert len(said) == 1
             assert said[0].startswith("engine0 computes 32 sequences at a time")
 
     asyncio.run(main())

@@ -1,43 +1,59 @@
-"""Engines that lack what an evaluation asks for."""
+"""Engines die while an evaluation starts and while it runs."""
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.config.loader import build
-from penstock.engines.scripted import ScriptedEngine
-from penstock.errors import UserError
-from penstock.models.tokenizer import ChatTokenizer
+from penstock.errors import WorkerDied
+from penstock.orchestration import evaluation_session as module
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.evaluation_session import evaluate_on
-from penstock.orchestration.launchers.local import LocalLauncher
+from penstock.orchestration.evaluation_session import evaluate
 from penstock.orchestration.preflight import Prepared
-from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.orchestration.simulation import SimulatedTokenizer
 from penstock.types import Task
+from tests.orchestration.scripted_run import LONGEST_S, Kill, ScriptedLauncher, ScriptedWorkers
 
 
-def test_what_an_engine_lacks_is_refused_before_anything_is_generated(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    engine = ScriptedEngine(lambda request: [0])
+def rewards_of(workers: ScriptedWorkers, folder: Path, said: list[str], patch: pytest.MonkeyPatch) -> Any:
+    sections = {"eval": {"tasks": {}, "samples": 2}, "reward": {"workers": 1}, "run": {"restarts": 1}}
     prepared = Prepared(
-        config=build(PenstockConfig, {"eval": {"tasks": {}, "temperature": 0}}),
-        model=str(tiny_model),
-        tokenizer=ChatTokenizer(str(tiny_model)),
+        config=build(PenstockConfig, sections),
+        model="m",
+        tokenizer=SimulatedTokenizer(),  # type: ignore[arg-type]
         tasks=[],
         heldout=[Task(id="a", prompt="1+1=")],
-        folder=tmp_path,
+        folder=folder,
         max_context=64,
     )
+    patch.setattr(module, "LocalLauncher", lambda logs: ScriptedLauncher(workers))
 
-    async def main() -> None:
-        async with LocalLauncher(tmp_path) as launcher:
-            await evaluate_on(launcher, prepared, {"engine0": engine})
+    async def main() -> Any:
+        async with asyncio.timeout(LONGEST_S):
+            return await evaluate(prepared, said.append)
 
-    with pytest.raises(UserError) as raised:
-        run_in_virtual_time(main())
-    assert str(raised.value) == (
-        f"engine {engine.name} lacks seed (for run.seed=0), greedy (for eval.temperature=0); change the setting, or "
-        "choose another engine.kind"
-    )
-    assert engine.requests == []
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["launch", "load", "generate"])
+def test_an_engine_that_dies_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    workers, said = ScriptedWorkers(Kill(victim="engine0", who="engine0", where=where)), list[str]()
+    assert rewards_of(workers, tmp_path, said, monkeypatch) == [[0.0, 1.0]]
+    assert workers.launches == {"engine0": 2, "scorer0": 1}
+    assert "it is started again, and the others go on" in said[0]
+    assert said[1].startswith("engine0 is back at work, ")
+
+
+@pytest.mark.parametrize("where", ["launch", "load", "generate"])
+def test_an_engine_that_always_dies_ends_the_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    workers = ScriptedWorkers(Kill(victim="engine0", who="engine0", where=where, times=99))
+    with pytest.raises(
+        WorkerDied, match=r"^engine0 died 2 times in a row, so the run ends; the last time: worker "
+    ):
+        rewards_of(workers, tmp_path, [], monkeypatch)

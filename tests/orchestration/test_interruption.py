@@ -23,9 +23,9 @@ def signals_as_in_a_terminal() -> Iterator[None]:
 
 
 class Session:
-    def __init__(self, *, has_model: bool = True) -> None:
+    def __init__(self, *, has_begun: bool = True) -> None:
         self.asked: list[str] = []
-        self.has_model = has_model
+        self.has_begun = has_begun
 
     def stop(self) -> None:
         self.asked.append("stop")
@@ -63,8 +63,8 @@ def test_the_first_stops_the_second_hurries_and_the_third_ends(number: signal.Si
     assert signal.getsignal(number) == before
 
 
-def test_before_there_is_a_model_none_is_promised() -> None:
-    session, lines = Session(has_model=False), []
+def test_before_anything_is_trained_no_model_is_promised() -> None:
+    session, lines = Session(has_begun=False), []
 
     async def main() -> None:
         with asking(session, lines.append, end=lambda: None):
@@ -73,8 +73,8 @@ def test_before_there_is_a_model_none_is_promised() -> None:
 
     asyncio.run(main())
     assert lines == [
-        "Ctrl-C: stopping once the model is loaded; it will be saved as it is (once more to end without it)",
-        "Ctrl-C: ending; nothing has been trained, so no model is saved",
+        "Ctrl-C: ending; nothing has been trained yet, so no model is saved",
+        "Ctrl-C: still ending, without a model (once more to end at once)",
     ]
 
 

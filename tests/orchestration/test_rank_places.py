@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import UserError, WorkerDied
+from penstock.errors import RemoteError, UserError, WorkerDied
 from penstock.orchestration.rank_places import RankClient, RankPlaces
+from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.trainer.trainer_client import TrainerStart
 
 START = TrainerStart(
@@ -28,9 +29,12 @@ class Client:
     def __init__(self) -> None:
         self.started: list[TrainerStart] = []
         self.fault: Exception | None = None
+        self.loads: Awaitable[object] | None = None
 
     async def start(self, start: TrainerStart) -> None:
         self.started.append(start)
+        if self.loads is not None:
+            await self.loads
         if self.fault is not None:
             raise self.fault
 
@@ -118,3 +122,35 @@ async def _one_does_not_start() -> None:
     members[1].client.fault = UserError("no such model")
     with pytest.raises(UserError, match="no such model"):
         await group.start()
+
+
+def test_a_rank_that_dies_while_another_still_loads_ends_the_start() -> None:
+    """The other would wait for it in their first exchange."""
+
+    async def main() -> None:
+        group, members = places()
+        loading = asyncio.Event()
+        members[1].client.loads = loading.wait()
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0)
+        members[0].death.set_result(WorkerDied("trainer was killed"))
+        with pytest.raises(WorkerDied, match="trainer was killed"):
+            await starting
+
+    run_in_virtual_time(main())
+
+
+def test_a_death_at_the_start_says_more_than_the_error_of_a_rank_that_lost_its_partner() -> None:
+    async def main() -> None:
+        group, members = places()
+        members[0].client.fault = RemoteError("RuntimeError: connection closed by peer")
+
+        async def dies_late() -> None:
+            await asyncio.sleep(1.0)
+            raise WorkerDied("trainer1 was killed")
+
+        members[1].client.loads = dies_late()
+        with pytest.raises(WorkerDied, match="trainer1 was killed"):
+            await group.start()
+
+    run_in_virtual_time(main())

@@ -64,6 +64,27 @@ def test_a_worker_has_no_client_before_it_has_started() -> None:
     asyncio.run(main())
 
 
+def test_a_process_that_dies_while_it_waits_for_others_to_start_is_noticed() -> None:
+    """What it is told first may depend on other workers: nothing is asked of it meanwhile."""
+
+    async def main() -> None:
+        processes = Processes()
+        worker: ReplaceableWorker[Channel] = ReplaceableWorker(
+            processes,  # type: ignore[arg-type]
+            "trainer",
+            connect=lambda channel: channel,
+            start=lambda client: asyncio.Event().wait(),
+        )
+        starting = asyncio.ensure_future(worker.start())
+        await asyncio.sleep(3.0)
+        processes.all[0].end()
+        with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
+            await starting
+        assert asyncio.get_running_loop().time() == 3.0
+
+    run_in_virtual_time(main())
+
+
 def test_a_process_that_takes_too_long_to_start_is_ended() -> None:
     async def main() -> None:
         processes = Processes()

@@ -90,6 +90,9 @@ class Engine(SimulatedEngine):
         self.refuses = False
         self._capabilities = capabilities
 
+    def hold_less(self) -> None:
+        """It never runs out of memory."""
+
     async def update(self, *arguments: Any) -> UpdateReceipt:
         await self._thaw()
         return await super().update(*arguments)
@@ -219,6 +222,7 @@ class Run:
             trainer=self.trainer,
             blobs=MemoryBlobs(),
             places=(self.trainer.place, self.engine.place),
+            deaths={},
         )
 
         async def start_workers(*_: Any) -> Any:
@@ -309,13 +313,13 @@ def test_a_run_that_is_hurried_is_saved_without_what_was_under_way(run: Run) -> 
     assert run.trainer.saved == [str(run.folder / "model")]
 
 
-def test_a_run_has_a_model_to_save_once_its_workers_have_started(run: Run) -> None:
+def test_a_run_has_a_model_to_save_once_it_trains(run: Run) -> None:
     seen: list[bool] = []
 
     async def disturb(run: Run) -> None:
-        seen.append(run.session.has_model)
+        seen.append(run.session.has_begun)
         await run.after(1)
-        seen.append(run.session.has_model)
+        seen.append(run.session.has_begun)
 
     run.play(disturb)
     assert seen == [False, True]

@@ -26,7 +26,7 @@ SUMMARY = cast(Summary, object())
 class Session:
     """Interrupts as often as it is told, each time after the answer to the last one, and ends when `until` is asked."""
 
-    has_model = True
+    has_begun = True
 
     def __init__(self, until: str, interrupts: int = 0) -> None:
         self.asked: list[str] = []

@@ -6,7 +6,7 @@ import pytest
 from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
 from penstock.orchestration import supervision as module
 from penstock.orchestration.launchers.task_launcher import InProcessLauncher
-from penstock.orchestration.supervision import in_a_sentence, supervised
+from penstock.orchestration.supervision import Gathering, in_a_sentence, supervised
 from penstock.orchestration.workers import LaunchedEngine
 from tests.orchestration.scripted_worker import place, serve_scripted
 
@@ -104,3 +104,46 @@ def test_a_traceback_that_can_not_be_written_hides_no_error(tmp_path: Path) -> N
         PenstockError, match=r"^KeyError: 'reward'; .* can't be written: No such file or directory$"
     ):
         asyncio.run(in_a_sentence(fails(), tmp_path / "gone"))
+
+
+class Fated:
+    """A worker that dies when it is told to."""
+
+    def __init__(self) -> None:
+        self.death: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
+
+    async def died(self) -> WorkerDied:
+        return await asyncio.shield(self.death)
+
+
+def test_who_dies_before_the_others_are_there_is_missing_again() -> None:
+    async def main() -> None:
+        first, second, others = Fated(), Fated(), Gathering(2)
+        waiting = asyncio.ensure_future(others.wait(first))
+        await asyncio.sleep(0)
+        first.death.set_result(WorkerDied("first was killed"))
+        with pytest.raises(WorkerDied, match="first was killed"):
+            await waiting
+        late = asyncio.ensure_future(others.wait(second))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert not late.done()
+        await others.wait(Fated())
+        await late
+
+    asyncio.run(main())
+
+
+def test_who_dies_at_the_moment_in_which_the_last_comes_waits_for_nobody() -> None:
+    """Its next process would wait for others that have gone on."""
+
+    async def main() -> None:
+        first, others = Fated(), Gathering(2)
+        waiting = asyncio.ensure_future(others.wait(first))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        first.death.set_result(WorkerDied("first was killed"))
+        await others.wait(Fated())
+        await waiting
+
+    asyncio.run(main())

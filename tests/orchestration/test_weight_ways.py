@@ -9,6 +9,7 @@ from penstock.channel import Method
 from penstock.errors import ChannelClosed, UserError
 from penstock.orchestration.launchers.config import LauncherConfig
 from penstock.orchestration.launchers.reach_calls import LOOK_AT_DOOR, OPEN_DOOR, Door, DoorWanted, Reach
+from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.orchestration.weight_ways import WeightWays, choose_way, sync_section
 from penstock.sync.config import SyncConfig
 
@@ -25,10 +26,15 @@ class FakeChannel:
     def __init__(self, reach: Reach | None = None) -> None:
         self.reach = reach
         self.asked: list[str] = []
-        self.is_closed = False
+        self.closed = self.closes_when_asked = False
+        self.stay = asyncio.Event()
+
+    async def wait_closed(self) -> None:
+        await self.stay.wait()
 
     async def call(self, method: Method, request: object) -> object:  # type: ignore[type-arg]
-        if self.is_closed:
+        self.closed = self.closed or self.closes_when_asked
+        if self.closed:
             raise ChannelClosed("gone")
         self.asked.append(method.name)
         if method.name == OPEN_DOOR.name:
@@ -96,6 +102,44 @@ def test_the_trainer_waits_for_every_first_engine() -> None:
     assert asyncio.run(main()) == "filesystem"
 
 
+@pytest.mark.parametrize("dies", ["before it opens a door", "before an engine has looked"])
+def test_a_trainer_that_dies_before_the_transport_is_known_is_followed_by_another(dies: str) -> None:
+    """A door that closed with its process does not count as one that can't be reached."""
+
+    async def main() -> str:
+        alone, first, second = ways(first=("engine0",)), FakeChannel(), FakeChannel()
+        engine = FakeChannel(WITHOUT_WAY)
+        first.closes_when_asked = dies == "before it opens a door"
+        trainers = [first]
+        settling = asyncio.ensure_future(alone.settle(lambda: trainers[-1]))  # type: ignore[arg-type, return-value]
+        await asyncio.sleep(0)
+        looking = asyncio.ensure_future(alone.look("engine0", engine))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        first.closed = True
+        first.stay.set()
+        settling.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not looking.done()
+        engine.reach = NEAR
+        trainers.append(second)
+        settling = asyncio.ensure_future(alone.settle(lambda: trainers[-1]))  # type: ignore[arg-type, return-value]
+        await looking
+        return await settling
+
+    assert run_in_virtual_time(main()) == "http"
+
+
+def test_the_transport_stays_when_the_trainer_dies_while_it_loads() -> None:
+    async def main() -> tuple[str, str]:
+        alone, trainer = ways(first=("engine0",)), FakeChannel()
+        settling = asyncio.ensure_future(alone.settle(lambda: trainer))  # type: ignore[arg-type, return-value]
+        await alone.look("engine0", FakeChannel(WITHOUT_WAY))  # type: ignore[arg-type]
+        return await settling, await alone.settle(lambda: FakeChannel())  # type: ignore[arg-type, return-value]
+
+    assert run_in_virtual_time(main()) == ("filesystem", "filesystem")
+
+
 def test_a_newcomer_that_the_weights_cannot_reach_is_refused() -> None:
     async def main() -> None:
         alone, trainer = ways(first=("engine0",)), FakeChannel()
@@ -107,7 +151,7 @@ def test_a_newcomer_that_the_weights_cannot_reach_is_refused() -> None:
             UserError, match=r"weights travel by http, which engine2 needs too: engine2 on node3 can't"
         ):
             await alone.look("engine2", FakeChannel(WITHOUT_WAY))  # type: ignore[arg-type]
-        trainer.is_closed = True
+        trainer.closed = True
         newcomer = FakeChannel(WITHOUT_WAY)
         await alone.look("engine3", newcomer)  # type: ignore[arg-type]
         assert newcomer.asked == []  # there is nobody to reach now

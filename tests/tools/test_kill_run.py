@@ -1,6 +1,9 @@
 """What the tool makes of a run that was killed; `python tools/kill_run.py` plays one."""
 
 import importlib.util
+import random
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ import pytest
 
 from penstock.orchestration.checkpoints import BEGINNING
 from penstock.orchestration.kept_checkpoints import PROGRESS
+from penstock.orchestration.run_processes import RunProcess
 
 TOOL = Path(__file__).parents[2] / "tools" / "kill_run.py"
 
@@ -57,13 +61,24 @@ def test_a_run_that_was_over_before_its_kill_is_a_complaint(
     monkeypatch.setattr(tool, "PENSTOCK", [sys.executable, "-c", program])
     arm = tool.Arm(tmp_path, "killed", 9)
     arm.run.mkdir()
-    kill = arm.play_and_kill(1.0)
-    assert kill == {"after_s": 1.0, "step": None, "checkpoint": None, "ended": ended}
+    kill = arm.play_and_kill(1.0, None)
+    assert kill == {"after_s": 1.0, "worker": None, "step": None, "checkpoint": None, "ended": ended}
     message = "the run had ended by itself with exit code 3; give it more --steps, or see its output"
     assert arm.complaints_after(kill) == ([] if ended is None else [message])
     assert arm._command[0] == "train"
     assert not arm.run.exists()
     (arm.run / BEGINNING).mkdir(parents=True)
     (arm.run / BEGINNING / PROGRESS).write_bytes(b"{}")
-    arm.play_and_kill(0.0)
+    arm.play_and_kill(0.0, None)
     assert arm._command == ["resume", str(arm.run)]
+
+
+def test_a_worker_is_killed_soon_after_one_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as worker:
+        there = [RunProcess("trainer", worker.pid, "runs", tmp_path / "trainer.log")]
+        looks = iter([[], there])
+        monkeypatch.setattr(tool, "PENSTOCK", [sys.executable, "-c", "import time; time.sleep(600)"])
+        monkeypatch.setattr(tool, "processes_of_run", lambda folder: next(looks))
+        kill = tool.Arm(tmp_path, "killed", 9).play_and_kill(1.0, random.Random(0))
+        assert (kill["worker"], kill["ended"]) == ("trainer", None)
+        assert worker.wait() == -signal.SIGKILL

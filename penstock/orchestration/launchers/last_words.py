@@ -29,8 +29,8 @@ def count_oom_kills(vmstat: Path = VMSTAT) -> int:
     return 0
 
 
-def death_of(name: str, pid: int, code: int, log: Path, oom_kills: int) -> WorkerDied:
-    """`oom_kills` is what `count_oom_kills` said when it was started."""
+def death_of(name: str, pid: int, code: int, log: Path, oom_kills: int, begin: int = 0) -> WorkerDied:
+    """`oom_kills` is what `count_oom_kills` said when it was started, and `begin` how long its log was."""
     was_killed = code == -signal.SIGKILL and count_oom_kills() > oom_kills
     if code == OUT_OF_MEMORY:
         how = "ran out of memory"
@@ -42,7 +42,7 @@ def death_of(name: str, pid: int, code: int, log: Path, oom_kills: int) -> Worke
     else:
         how = f"ended with exit code {code}"
     message = f"worker {name} (pid {pid}) {how}; its log is {log}"
-    return WorkerDied(message, tail(log), out_of_memory=code == OUT_OF_MEMORY or was_killed)
+    return WorkerDied(message, tail(log, begin), out_of_memory=code == OUT_OF_MEMORY or was_killed)
 
 
 class LastLines:
@@ -64,8 +64,10 @@ class LastLines:
         return b"".join(self._lines).decode(errors="replace")
 
 
-def tail(log: Path, num_lines: int = NUM_LAST_LINES) -> str:
+def tail(log: Path, begin: int = 0) -> str:
+    """The last lines of a log, of those after its first `begin` bytes: before them others have written."""
     if not log.is_file():
         return ""
     with log.open(errors="replace") as lines:
-        return "".join(deque(lines, maxlen=num_lines))
+        lines.seek(begin)
+        return "".join(deque(lines, maxlen=NUM_LAST_LINES))

@@ -35,14 +35,21 @@ class LocalWorker:
     """One child process and the channel to it."""
 
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, channel: Channel, log: Path, oom_kills: int
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        channel: Channel,
+        log: Path,
+        oom_kills: int,
+        log_begin: int,
     ) -> None:
-        """`oom_kills` is what `count_oom_kills` said before it started."""
+        """`oom_kills` is what `count_oom_kills` said before it started, and `log_begin` how long its log was."""
         self.name = name
         self._oom_kills = oom_kills
         self.channel = channel
         self._process = process
         self._log = log
+        self._log_begin = log_begin
         self._reading = asyncio.get_running_loop().create_task(channel.run())
 
     @property
@@ -52,7 +59,7 @@ class LocalWorker:
     async def died(self) -> WorkerDied:
         """Wait for the process to end and say how, with the traceback that it left."""
         code = await self._process.wait()
-        return death_of(self.name, self.pid, code, self._log, self._oom_kills)
+        return death_of(self.name, self.pid, code, self._log, self._oom_kills, self._log_begin)
 
     async def stop(self) -> None:
         """Close the channel, which ends a healthy worker; one that does not follow is killed."""
@@ -119,7 +126,7 @@ class LocalLauncher:
         incarnation = self._incarnations[name]
         arriving = incarnation_name(name, incarnation)
         self._arrivals[arriving] = arrival
-        oom_kills = count_oom_kills()
+        oom_kills, log_begin = count_oom_kills(), log.stat().st_size if log.is_file() else 0
         process = await self._start(name, incarnation, log, threads, environment or {})
         self._keeper.add(process.pid)
         exited = asyncio.create_task(process.wait())
@@ -132,9 +139,9 @@ class LocalLauncher:
                 end_group(process.pid)
                 await asyncio.shield(exited)
         if not arrival.done():
-            raise death_of(name, process.pid, exited.result(), log, oom_kills)
+            raise death_of(name, process.pid, exited.result(), log, oom_kills, log_begin)
         exited.cancel()
-        worker = LocalWorker(name, process, arrival.result(), log, oom_kills)
+        worker = LocalWorker(name, process, arrival.result(), log, oom_kills, log_begin)
         self._workers.append(worker)
         self._on_launch(worker.channel)
         return worker

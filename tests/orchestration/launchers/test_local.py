@@ -65,6 +65,20 @@ def test_a_killed_worker_is_reported_with_its_signal_in_less_than_two_seconds(tm
     assert "was killed by SIGKILL" in death
 
 
+def test_a_death_is_told_with_its_own_output_alone(tmp_path: Path) -> None:
+    """The log is that of a resumed run: an orphan of the run before has left its traceback there."""
+    (tmp_path / "one.log").write_text("Traceback (most recent call last):\nConnectionRefusedError\n")
+
+    async def main() -> WorkerDied:
+        async with LocalLauncher(tmp_path) as launcher:
+            worker = await launcher.launch("one")
+            os.kill(worker.pid, signal.SIGKILL)
+            return await worker.died()
+
+    assert asyncio.run(main()).detail == ""
+    assert "ConnectionRefusedError" in (tmp_path / "one.log").read_text()
+
+
 def test_a_worker_ends_when_the_controller_vanishes(tmp_path: Path) -> None:
     """The controller is SIGKILLed: its socket closes, and that is all a worker needs."""
     code = (
