@@ -62,7 +62,7 @@ def test_stop_tokens_and_length() -> None:
 
 def test_chunks_carry_what_is_new() -> None:
     seq = row(output=[4, 5, 6])
-    seq.logprobs, seq.versions = [-1.0, -2.0, -3.0], [0, 0, 1]
+    seq.logprobs, seq.versions, seq.mixed = [-1.0, -2.0, -3.0], [0, 0, 1], [False, False, True]
     seq.num_sent = 1
     chunk = cut_chunk(seq, "stop")
     assert chunk.token_ids.tolist() == [5, 6]
