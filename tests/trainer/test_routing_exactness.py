@@ -20,6 +20,7 @@ from penstock.routing_records import store_routes
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.types import (
+    AnswerSoFar,
     Interrupt,
     Parent,
     Sample,
@@ -309,7 +310,12 @@ def gaps_by_version(driver: Driver, weights: SeededWeights) -> dict[str, torch.T
     return found
 
 
-REBUILT = [("drain", "keep"), ("abort_retry", "keep"), ("inflight_recompute", "keep"), ("abort_resume", "recompute")]
+REBUILT = [
+    ("drain", "keep"),
+    ("abort_retry", "keep"),
+    ("inflight_recompute", "keep"),
+    ("abort_resume", "recompute"),
+]
 KEPT = [("inflight", "keep"), ("abort_resume", "keep")]
 
 
@@ -351,3 +357,34 @@ def test_one_pass_with_replay_gives_every_logprob_whatever_was_computed_again(
         assert not bool(errors.isnan().any())
     else:
         assert 0 < int(errors.isnan().sum()) < len(errors)
+
+
+def test_an_answer_that_another_engine_resumes_is_computed_again_with_its_recorded_experts() -> None:
+    """The other engine serves newer weights, and has nothing of it but its tokens and where their routes are."""
+    weights, blobs = MoeWeights(), MemoryBlobs()
+
+    async def main() -> Driver:
+        first = Driver(make_engine(copy.deepcopy(weights.model(0)), blobs=blobs))
+        asked = ask(
+            "a", prompts(1)[0], max_tokens=24, seed=1, record_routing=True, record_every=4, chunk_tokens=4
+        )
+        await first.start(asked)
+        for _ in range(10):
+            await first.step()
+        answer = AnswerSoFar(asked, records_routing=True)
+        for chunk in first.chunks["a"]:
+            answer.add(chunk)
+        handed_on = answer.hand_on(resumes=True).request
+        assert handed_on.num_resumed == 8
+        second = Driver(make_engine(copy.deepcopy(weights.model(1)), versions={"policy": 1}, blobs=blobs))
+        await second.start(handed_on)
+        await second.drain()
+        second.requests["a"] = asked
+        second.chunks["a"] = [*first.chunks["a"], *second.chunks["a"]]
+        return second
+
+    driver = asyncio.run(main())
+    assert driver.versions("a") == [0] * 8 + [1] * 16
+    errors = gaps_by_version(driver, weights)["a"]
+    assert float(errors.max()) < 1e-5
+    assert not bool(errors.isnan().any())

@@ -154,7 +154,9 @@ class PrefixCache:
             usable -= usable % size
         if usable <= 0 or kept.tokens[:usable] != seq.tokens[:usable]:
             return
-        if seq.routes is not None:  # it was preempted: its parent may have been computed again since, with others
+        if (
+            seq.routes is not None
+        ):  # it was preempted: its parent may have been computed again since, with others
             usable = min(usable, size * self._num_alike(seq, kept.blocks[: -(-usable // size)], fresh))
         if usable <= 0:
             return
