@@ -68,6 +68,8 @@ def test_chunks_carry_what_is_new() -> None:
     assert chunk.token_ids.tolist() == [5, 6]
     assert chunk.logprobs.tolist() == [-2.0, -3.0]
     assert chunk.versions.tolist() == [0, 1]
+    assert chunk.mixed is not None
+    assert chunk.mixed.tolist() == [False, True]
     assert chunk.sampling_mask is None
     assert len(cut_chunk(seq, "cancelled").token_ids) == 0
 

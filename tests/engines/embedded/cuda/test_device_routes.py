@@ -42,6 +42,7 @@ from tests.engines.embedded.test_route_store import (
 from tests.engines.embedded.test_swaps import any_engine
 from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine, make_model, open_device_on_cpu
 from tests.models.moe import moe_model
+from tests.trainer.test_routing_exactness import MoeWeights, gaps_by_version
 
 ON_GPU = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
@@ -190,6 +191,46 @@ def test_tokens_keep_the_experts_that_sampled_them_across_an_update(rebuilt: boo
             assert np.array_equal(np.sort(driver.routes("a")), np.sort(want))
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "kv"),
+    [
+        ("inflight_recompute", "keep"),
+        pytest.param("inflight", "keep", marks=ON_GPU),
+        pytest.param("abort_resume", "recompute", marks=ON_GPU),
+        pytest.param("abort_retry", "keep", marks=ON_GPU),
+    ],
+)
+def test_one_pass_with_replay_gives_every_logprob_also_on_a_gpu(interrupt: Interrupt, kv: str) -> None:
+    """Groups, a later turn, updates in flight and a sequence that is preempted after one, in float32."""
+    weights = MoeWeights()
+
+    async def main() -> Driver:
+        model = copy.deepcopy(weights.model(0)).to(DEVICE)
+        engine = make_engine(model, receiver=weights, window=2, prefill_chunk=7, resume_kv=kv)
+        driver = RoutesDriver(engine)
+        for turn in range(1 if DEVICE == "cpu" else 2):
+            for number in range(2):
+                context, parent = PROMPT, None
+                if turn:
+                    context = [*driver.tokens(f"{number}.0"), number, 7]
+                    parent = Parent(id=f"{number}.0", keep=len(context) - 2)
+                seed = 2 * turn + number
+                await driver.start(ask(f"{number}.{turn}", context, parent=parent, max_tokens=14, seed=seed))
+            for _ in range(5):
+                await driver.step()
+            await update(driver, interrupt)
+            await driver.step()
+            engine._stepper.drain()
+            if engine._scheduler.running:
+                engine._scheduler._preempt(engine._scheduler.running[-1])
+            await driver.drain()
+        return driver
+
+    errors = torch.cat(list(gaps_by_version(asyncio.run(main()), weights).values()))
+    assert float(errors[~errors.isnan()].max()) < (1e-5 if DEVICE == "cpu" else 1e-4)
+    assert bool(errors.isnan().any()) == (interrupt == "inflight")
 
 
 def test_a_later_turn_sends_new_rows_only() -> None:
