@@ -278,9 +278,9 @@ def ages_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
 
 
 def fresh_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
-    """Tokens on which engine and trainer should agree. An answer in flight may keep keys and values of older weights:
-    a token of the current version that has read these was drawn in a context that the trainer does not compute.
-    Where the engine does not say, that is every token behind an older one."""
+    """Tokens on which engine and trainer should agree. An answer in flight may keep keys and values of older
+    weights: a token of the current version that has read these was drawn in a context that the trainer does not
+    compute. Where the engine does not say, that is every token behind an older one."""
     current = [version for version, step in plan.version_steps.items() if step == plan.step - 1]
     parts = []
     for sequence, positions in zip(row.sequences, row.positions, strict=True):

@@ -5,9 +5,9 @@ under the same weights. *Finished* requests are kept by policy and id, to the to
 fork continues its parent's cache as the parent itself would have, also across a weight update that keeps
 the cache. Both give way when room is needed, and neither ever crosses from one policy to another.
 
-A sequence of a mixture of experts that is computed again replays the experts of before, so it shares only blocks that
-were computed with these: it finds its own and its siblings' by tokens and routes, and others once their routes have
-been compared.
+A sequence of a mixture of experts that is computed again replays the experts of before, so it shares only blocks
+that were computed with these: it finds its own and its siblings' by tokens and routes, and others once their routes
+have been compared.
 """
 
 from collections import OrderedDict
@@ -200,8 +200,8 @@ class PrefixCache:
             number, node = number + 1, found[1]
 
     def _num_alike(self, seq: Sequence, blocks: Iterable[int], fresh: Container[int]) -> int:
-        """Of blocks that follow those which it has, how many were computed with the routes that it replays. What the
-        pass that is being planned fills can't be compared yet."""
+        """Of blocks that follow those which it has, how many were computed with the routes that it replays. What
+        the pass that is being planned fills can't be compared yet."""
         assert self._routes is not None
         there = list(takewhile(lambda block: block not in fresh, blocks))
         return self._routes.num_alike(seq, seq.num_indexed, there) if there else 0

@@ -47,7 +47,7 @@ class BlockRoutes(ABC):
         seq.routes = self.of(seq)[:num_fixed] if num_fixed else None
 
     def recall(self, seq: Sequence) -> None:
-        """Its first tokens were computed elsewhere, or by an earlier turn whose cache is gone: fetch their routes."""
+        """Its first tokens were computed elsewhere, or by a turn whose cache is gone: fetch their routes."""
         num_known = min(seq.request.routing_start, seq.num_tokens - 1)
         if self.blobs is None or num_known <= (0 if seq.routes is None else len(seq.routes)):
             return

@@ -53,8 +53,8 @@ class DeviceRoutes(BlockRoutes):
 
     @contextmanager
     def replaying(self, spans: Many[Span], owners: Slots) -> Iterator[None]:
-        """In this block, a pass over these spans computes tokens again with the experts of before. Decode steps never
-        do: the newest token of a sequence has no record."""
+        """In this block, a pass over these spans computes tokens again with the experts of before. Decode steps
+        never do: the newest token of a sequence has no record."""
         self._replay = self.replay(spans, owners, self._device)
         try:
             yield
