@@ -156,7 +156,7 @@ class PrefixCache:
             return
         if (
             seq.routes is not None
-        ):  # it was preempted: its parent may have been computed again since, with others
+        ):  # it was preempted, and its parent may have been computed again with others
             usable = min(usable, size * self._num_alike(seq, kept.blocks[: -(-usable // size)], fresh))
         if usable <= 0:
             return
