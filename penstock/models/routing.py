@@ -33,12 +33,15 @@ class Choices(Protocol):
 
 
 class Recording:
-    """Writes down what every router chooses; `ids` has (tokens, k) of each."""
+    """Writes down what every router chooses, or is answered by `choices`; `ids` has (tokens, k) of each."""
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, choices: Choices | None = None) -> None:
         self.ids: list[torch.Tensor | None] = [None] * num_layers
+        self._choices = choices
 
     def choose(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
+        if self._choices is not None:
+            ids = self._choices.choose(layer, ids)
         self.ids[layer] = ids
         return ids.clone()
 

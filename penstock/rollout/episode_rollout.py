@@ -207,6 +207,7 @@ class Rollout:
             record_sampling_mask=settings.truncates and not self.spec.is_evaluation,
             record_routing=policy == DEFAULT_POLICY and not self.spec.is_evaluation,
             routing_start=known[-1].end if known else 0,
+            routing=known,
             blob_scope=group_scope(self.spec.group),
             wave=self.spec.wave(number),
         )
@@ -272,6 +273,7 @@ class Rollout:
             output_ids=whole.token_ids,
             logprobs=whole.logprobs,
             versions=whole.versions,
+            mixed=whole.mixed,
             finish_reason=finish_reason,
             sampling=request.sampling,
             text=self.tokenizer.decode(whole.token_ids.tolist()),
@@ -310,6 +312,7 @@ def _whole(turn: Turn) -> Chunk:
         token_ids=turn.output_ids,
         logprobs=turn.logprobs,
         versions=turn.versions,
+        mixed=turn.mixed,
         finish_reason=turn.finish_reason,
     )
 
@@ -325,10 +328,11 @@ def _fork(parent: Turn | None, token_ids: IntArray) -> Parent | None:
 
 
 def _known_routes(earlier: Turn | None, token_ids: IntArray, policy: str) -> tuple[RoutingRef, ...]:
-    """The routes of an earlier turn for the tokens that both begin with: those need not be sent again."""
+    """The routes of an earlier turn for the tokens that both begin with: those need not be sent again. The last
+    token is always computed anew, since the answer is drawn from it."""
     if earlier is None or earlier.policy != policy:
         return ()
-    return routes_within(earlier.routing, 0, _common(earlier.token_ids, token_ids))
+    return routes_within(earlier.routing, 0, min(_common(earlier.token_ids, token_ids), len(token_ids) - 1))
 
 
 def _common(one: IntArray, other: IntArray) -> int:

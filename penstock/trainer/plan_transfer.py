@@ -177,6 +177,8 @@ def _score_bytes(scores: Sequence[Score]) -> int:
 def _sequence_bytes(sequence: TrainSequence) -> int:
     sample = sequence.sample
     arrays = [sample.token_ids, sample.loss_mask, sample.logprobs, sample.versions, *sample.columns.values()]
+    if sample.mixed is not None:
+        arrays.append(sample.mixed)
     num_records = (
         4
         + len(sample.turns)

@@ -41,7 +41,7 @@ class PreparedRow:
     row: PackedRow
     ages: torch.Tensor
     fresh: torch.Tensor
-    """Whether all that was sampled up to each token, itself included, is of the current version."""
+    """Whether each token was sampled with the current version, and all that it read was computed with it."""
     advantages: torch.Tensor
     shares: torch.Tensor
     """What each token's loss counts for in the step."""
@@ -278,14 +278,16 @@ def ages_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
 
 
 def fresh_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
-    """Tokens on which engine and trainer should agree. An answer in flight keeps keys and values of older weights,
-    so a token of the current version behind older ones was drawn in a context that the trainer does not compute."""
+    """Tokens on which engine and trainer should agree. An answer in flight may keep keys and values of older
+    weights: a token of the current version that has read these was drawn in a context that the trainer does not
+    compute. Where the engine does not say, that is every token behind an older one."""
     current = [version for version, step in plan.version_steps.items() if step == plan.step - 1]
     parts = []
     for sequence, positions in zip(row.sequences, row.positions, strict=True):
         versions = sequence.sample.versions
         older = (versions != NOT_SAMPLED) & ~np.isin(versions, current)
-        parts.append(np.cumsum(older)[positions] == 0)
+        is_stale = np.cumsum(older) > 0 if sequence.sample.mixed is None else older | sequence.sample.mixed
+        parts.append(~is_stale[positions])
     return torch.from_numpy(np.concatenate(parts)).to(row.versions.device)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from penstock.types.base import BoolArray
 from penstock.types.generation import Chunk, FinishReason, GenerateRequest
 
 
@@ -52,12 +53,13 @@ class AnswerSoFar:
         if not chunks:
             return self._request
         token_ids = np.concatenate([self._request.token_ids, *(chunk.token_ids for chunk in chunks)])
-        routing = chunks[-1].routing if self._needs_routes else None
+        routing = tuple(c.routing for c in chunks if c.routing is not None) if self._needs_routes else ()
         return msgspec.structs.replace(
             self._request,
             token_ids=token_ids.astype(np.int32),
             num_resumed=self._request.num_resumed + sum(len(chunk.token_ids) for chunk in chunks),
-            routing_start=self._request.routing_start if routing is None else routing.end,
+            routing_start=routing[-1].end if routing else self._request.routing_start,
+            routing=(*self._request.routing, *routing),
         )
 
     def ending(self, chunks: Sequence[Chunk]) -> Chunk | None:
@@ -101,5 +103,13 @@ def joined_chunk(chunks: Sequence[Chunk]) -> Chunk:
         token_ids=np.concatenate([chunk.token_ids for chunk in chunks]),
         logprobs=np.concatenate([chunk.logprobs for chunk in chunks]),
         versions=np.concatenate([chunk.versions for chunk in chunks]),
+        mixed=_joined_mixed(chunks),
         restarts=chunks[0].restarts,
     )
+
+
+def _joined_mixed(chunks: Sequence[Chunk]) -> BoolArray | None:
+    """None where any token's is not known."""
+    parts = [chunk.mixed for chunk in chunks if len(chunk.token_ids)]
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if known and len(known) == len(parts) else None

@@ -61,6 +61,9 @@ class Turn(Record, frozen=True, kw_only=True):
     """Of each sampled token, under the distribution that it was drawn from."""
     versions: IntArray
     """The version of the policy that sampled each token."""
+    mixed: BoolArray | None = None
+    """Of each, whether keys and values of older weights were read when it was sampled; None where the engine can't
+    say."""
     finish_reason: FinishReason
     """`stop` (a stop token or string), `length` (at the token limit) or `cancelled`."""
     sampling: SamplingParams
@@ -79,6 +82,8 @@ class Turn(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_aligned("Turn", self.output_ids, self.logprobs, self.versions)
+        if self.mixed is not None:
+            check_aligned("Turn", self.output_ids, self.mixed)
         check_masks("Turn", self.sampling_masks, len(self.output_ids))
         check_routes("Turn", self.routing, len(self.prompt_ids) + len(self.output_ids))
 
@@ -111,6 +116,9 @@ class Sample(Record, frozen=True, kw_only=True):
     """Recorded when a token was sampled."""
     versions: IntArray
     """The version that sampled each token; -1 where none did."""
+    mixed: BoolArray | None = None
+    """Whether keys and values of older weights were read when a token was sampled, which the trainer does not
+    compute. None: of every token behind one of another version."""
     sampling: SamplingParams
     """How its tokens were drawn."""
     policy: str = DEFAULT_POLICY
@@ -127,6 +135,8 @@ class Sample(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_aligned("Sample", self.token_ids, self.loss_mask, self.logprobs, self.versions)
+        if self.mixed is not None:
+            check_aligned("Sample", self.token_ids, self.mixed)
         check_masks("Sample", self.sampling_masks, len(self.token_ids))
         check_routes("Sample", self.routing, len(self.token_ids))
         for name, values in self.columns.items():
@@ -247,6 +257,7 @@ def _sample_of_chain(chain: Sequence[tuple[int, Turn]]) -> Sample:
     loss_mask = np.zeros(len(token_ids), dtype=np.bool_)
     logprobs = np.zeros(len(token_ids), dtype=np.float32)
     versions = np.full(len(token_ids), NOT_SAMPLED, dtype=np.int32)
+    mixed = np.zeros(len(token_ids), dtype=np.bool_)
     spans = []
     masks: list[MaskRef] = []
     routes: list[RoutingRef] = []
@@ -255,6 +266,7 @@ def _sample_of_chain(chain: Sequence[tuple[int, Turn]]) -> Sample:
         loss_mask[start:end] = True
         logprobs[start:end] = turn.logprobs
         versions[start:end] = turn.versions
+        mixed[start:end] = _behind_others(versions[:end])[start:] if turn.mixed is None else turn.mixed
         spans.append(TurnSpan(turn=number, start=start, end=end))
         masks += [mask.shifted(start) for mask in turn.sampling_masks]
         # What an earlier turn has recorded stays: those experts sampled its tokens.
@@ -264,9 +276,17 @@ def _sample_of_chain(chain: Sequence[tuple[int, Turn]]) -> Sample:
         loss_mask=loss_mask,
         logprobs=logprobs,
         versions=versions,
+        mixed=mixed if any(turn.mixed is not None for _, turn in chain) else None,
         sampling=last.sampling,
         policy=last.policy,
         sampling_masks=tuple(masks),
         routing=tuple(routes),
         turns=tuple(spans),
     )
+
+
+def _behind_others(versions: IntArray) -> BoolArray:
+    """Which tokens come after one that an older version has sampled."""
+    sampled = np.where(versions == NOT_SAMPLED, np.iinfo(np.int32).max, versions)
+    behind: BoolArray = np.minimum.accumulate(sampled) < versions
+    return behind

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from penstock.types.base import DEFAULT_POLICY, FloatArray, IntArray, Record, check_aligned
+from penstock.types.base import DEFAULT_POLICY, BoolArray, FloatArray, IntArray, Record, check_aligned
 from penstock.types.blobs import MaskRef, RoutingRef
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -120,6 +120,8 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     """Whether to record the experts of a mixture, where the engine does so."""
     routing_start: int = 0
     """The first token whose experts are asked for: those of earlier ones are known."""
+    routing: tuple[RoutingRef, ...] = ()
+    """Where these are: an engine that must compute such tokens again does so with the same experts."""
     record_every: int = 0
     """Recorded data goes into the blob store every so many tokens, so that another engine can go on from there; 0:
     only at the end."""
@@ -194,6 +196,9 @@ class Chunk(Record, frozen=True, kw_only=True):
     """Of each, under the distribution that it was drawn from."""
     versions: IntArray
     """The version that sampled each."""
+    mixed: BoolArray | None = None
+    """Of each, whether keys and values of older weights were read when it was sampled; None where the engine can't
+    say."""
     finish_reason: FinishReason | None = None
     """Why the generation ended; None while it goes on."""
     sampling_mask: MaskRef | None = None
@@ -205,6 +210,8 @@ class Chunk(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_aligned("Chunk", self.token_ids, self.logprobs, self.versions)
+        if self.mixed is not None:
+            check_aligned("Chunk", self.token_ids, self.mixed)
 
 
 def since_restart(chunks: Sequence[Chunk]) -> Sequence[Chunk]:

@@ -191,20 +191,22 @@ def test_engine_corrections_touch_only_tokens_of_the_current_version():
     assert stale["masked_fraction"] == 0
 
 
-def mixed_versions(groups):
-    """The first half of every answer from older weights, under which its logprobs are far off."""
-    mixed = []
+def mixed_versions(groups, mixed_kv=None):
+    """The first half of every answer from older weights, under which its logprobs are far off. `mixed_kv` is what the
+    engine says of the rest."""
+    found = []
     for scored in groups:
         episodes = []
         for episode in scored.group.episodes:
             turn = episode.turns[0]
             half = max(1, len(turn.output_ids) // 2)
             versions = np.array([0] * half + [1] * (len(turn.output_ids) - half), dtype=np.int32)
-            turn = msgspec.structs.replace(turn, versions=versions)
+            mixed = None if mixed_kv is None else (versions == 1) & mixed_kv
+            turn = msgspec.structs.replace(turn, versions=versions, mixed=mixed)
             episodes.append(msgspec.structs.replace(episode, turns=(turn,)))
         group = msgspec.structs.replace(scored.group, episodes=tuple(episodes))
-        mixed.append(msgspec.structs.replace(scored, group=group))
-    return mixed
+        found.append(msgspec.structs.replace(scored, group=group))
+    return found
 
 
 def test_the_engines_gap_is_of_answers_without_older_tokens():
@@ -220,6 +222,22 @@ def test_the_engines_gap_is_of_answers_without_older_tokens():
     assert metrics["tokens_age_0"] > 0.4
     assert "logprob_gap_mean" not in metrics
     assert (clean["masked_fraction"] > 0.5, metrics["masked_fraction"]) == (True, 0)
+
+
+def test_the_engines_gap_is_of_tokens_whose_keys_are_of_their_version_where_the_engine_says_so():
+    model = tiny_model("llama")
+    algorithm = AlgorithmConfig(engine_corrections={"icepop": {"low": 0.99, "high": 1.01}})
+    groups = near_policy(model, 7, version=1)
+
+    def metrics_of(groups):
+        (plan,) = plan_step(2, groups, micro_batch_tokens=1000)
+        return gradients_of(copy.deepcopy(model), plan, algorithm=algorithm)[0]
+
+    again, kept = (metrics_of(mixed_versions(groups, mixed_kv=mixed)) for mixed in (False, True))
+    assert again["logprob_gap_mean"] > 0.05
+    assert again["masked_fraction"] > 0.2
+    assert "logprob_gap_mean" not in kept
+    assert kept["masked_fraction"] == 0
 
 
 @pytest.mark.parametrize("correction", ["truncated_token", "truncated_sequence", "icepop"])

@@ -20,19 +20,19 @@ from penstock.routing_records import store_routes
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.types import (
+    AnswerSoFar,
     Interrupt,
     Parent,
-    RoutingRef,
     Sample,
     SamplingParams,
     TrainSequence,
+    joined_chunk,
     since_restart,
 )
-from penstock.types.blobs import routes_within
 from tests.engines.contract import ask
 from tests.engines.embedded.test_exact import play_move
 from tests.engines.embedded.test_interrupts import update
-from tests.engines.embedded.test_route_store import FAMILY, RecordingDriver
+from tests.engines.embedded.test_route_store import FAMILY, RecordingDriver, refs_of
 from tests.engines.embedded.test_swaps import any_engine
 from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine
 from tests.models.moe import CONFIGS, VOCAB, moe_model
@@ -62,7 +62,7 @@ class Sampled:
     """Sequences to train on, each with all of its routes."""
 
     def __init__(self, samples: Sequence[Sample], blobs: BlobStore) -> None:
-        self._sequences = [
+        self.sequences = [
             TrainSequence(sample=sample, group=number, episode=0) for number, sample in enumerate(samples)
         ]
         self._blobs = blobs
@@ -71,21 +71,12 @@ class Sampled:
         assert policy.routers is not None
         device = next(policy.model.parameters()).device
         return PackedRow.of(
-            self._sequences, device, shared_prompts=True, blobs=self._blobs, routing=policy.routers.shape
+            self.sequences, device, shared_prompts=True, blobs=self._blobs, routing=policy.routers.shape
         )
 
 
-def by_engine(driver: Driver) -> Sampled:
-    """What an engine was asked to draw, and has drawn to the end."""
-
-    def routes(name: str) -> tuple[RoutingRef, ...]:
-        """Its own, after those of the request that it continues."""
-        request = driver.requests[name]
-        own = tuple(c.routing for c in since_restart(driver.chunks[name]) if c.routing is not None)
-        if not request.routing_start:
-            return own
-        assert request.parent is not None
-        return (*routes_within(routes(request.parent.id), 0, request.routing_start), *own)
+def by_engine(driver: Driver, names: Sequence[str] | None = None) -> Sampled:
+    """What an engine was asked to draw, and has drawn to the end: all of it, or these requests."""
 
     def sample(name: str) -> Sample:
         request, chunks = driver.requests[name], since_restart(driver.chunks[name])
@@ -94,16 +85,20 @@ def by_engine(driver: Driver) -> Sampled:
             np.concatenate([getattr(chunk, field) for chunk in chunks])
             for field in ("token_ids", "logprobs", "versions")
         )
+        mixed = joined_chunk(chunks).mixed
+        assert mixed is not None
         return Sample(
             token_ids=np.concatenate([request.token_ids, output]),
             loss_mask=np.arange(size + len(output)) >= size,
             logprobs=np.concatenate([np.zeros(size, np.float32), logprobs]),
             versions=np.concatenate([np.full(size, -1, np.int32), versions]),
+            mixed=np.concatenate([np.zeros(size, np.bool_), mixed]),
             sampling=request.sampling,
-            routing=routes(name),
+            routing=refs_of(driver, name),
         )
 
-    drawn = [name for name in driver.finished() if driver.requests[name].sampling.temperature > 0]
+    finished = driver.finished() if names is None else names
+    drawn = [name for name in finished if driver.requests[name].sampling.temperature > 0]
     return Sampled([sample(name) for name in drawn], driver.engine.blobs)
 
 
@@ -276,3 +271,120 @@ def check_all_replayed(driver: Driver, model: nn.Module) -> None:
     assert row.routing is not None and outputs.routing is not None
     _, num_choices, num_replayed = outputs.routing.tolist()
     assert num_replayed == num_choices == row.routing.ids.shape[0] * row.input_ids.shape[1]
+
+
+class MoeWeights(SeededWeights):
+    """Versions that have nothing in common: routes of one are wrong for every other."""
+
+    def __init__(self) -> None:
+        super().__init__("qwen3-moe")
+
+    def model(self, version: int) -> nn.Module:
+        if version not in self.models:
+            self.models[version] = moe_model(
+                self.family, version, num_experts=32, num_experts_per_tok=4, num_hidden_layers=4
+            )
+        return self.models[version]
+
+
+@torch.no_grad()
+def gaps_by_version(driver: Driver, weights: SeededWeights) -> dict[str, torch.Tensor]:
+    """|Δ logprob| of every token of every request, against one pass with replay and the weights of its version;
+    NaN where keys and values of other weights were read, which no such pass computes."""
+    found = {}
+    for name in driver.finished():
+        (sequence,) = by_engine(driver, [name]).sequences
+        sample, errors = sequence.sample, torch.full((len(sequence.sample.token_ids),), torch.nan)
+        for version in np.unique(sample.versions[sample.loss_mask]):
+            policy = PackedModel(copy.deepcopy(weights.model(int(version))), chunk_tokens=1024)
+            assert policy.routers is not None and sample.mixed is not None
+            row = PackedRow.of([sequence], blobs=driver.engine.blobs, routing=policy.routers.shape)
+            assert row is not None and row.routing is not None
+            assert row.routing.num_known == row.input_ids.shape[1]
+            gap = (policy(row).logprobs - row.behaviour_logprobs).abs()
+            clean = torch.from_numpy(((sample.versions == version) & ~sample.mixed)[sample.loss_mask])
+            errors[torch.from_numpy(sample.loss_mask)] = torch.where(
+                clean, gap, errors[torch.from_numpy(sample.loss_mask)]
+            )
+        found[name] = errors[torch.from_numpy(sample.loss_mask)]
+    return found
+
+
+REBUILT = [
+    ("drain", "keep"),
+    ("abort_retry", "keep"),
+    ("inflight_recompute", "keep"),
+    ("abort_resume", "recompute"),
+]
+KEPT = [("inflight", "keep"), ("abort_resume", "keep")]
+
+
+@pytest.mark.parametrize("preempts", [False, True], ids=["", "preempted"])
+@pytest.mark.parametrize(("interrupt", "kv"), [*REBUILT, *KEPT])
+def test_one_pass_with_replay_gives_every_logprob_whatever_was_computed_again(
+    interrupt: Interrupt, kv: str, preempts: bool
+) -> None:
+    """Updates in flight, groups, later turns whose parent's cache is there or gone, and sequences that lose theirs."""
+    weights = MoeWeights()
+
+    async def main() -> Driver:
+        options = {"receiver": weights, "prefill_chunk": 7, "keep_finished": 2, "resume_kv": kv}
+        engine = make_engine(copy.deepcopy(weights.model(0)), kv_tokens=52 if preempts else 400, **options)
+        scheduler = engine._scheduler
+        driver = RecordingDriver(engine)
+        for turn in range(2):
+            for number in range(4):
+                context, parent = prompts(2)[number // 2], None
+                if turn:
+                    context = [*driver.tokens(f"{number}.0"), number, 7]
+                    parent = Parent(id=f"{number}.0", keep=len(context) - 2)
+                seed = 4 * turn + number
+                await driver.start(ask(f"{number}.{turn}", context, parent=parent, max_tokens=20, seed=seed))
+            for _ in range(2):
+                for step in range(6):
+                    await driver.step()
+                    if preempts and step in (2, 4) and scheduler.running:
+                        scheduler._preempt(scheduler.running[-1])
+                await update(driver, interrupt)
+            await driver.drain()
+        return driver
+
+    driver = asyncio.run(main())
+    assert len(driver.finished()) == 8
+    errors = torch.cat(list(gaps_by_version(driver, weights).values()))
+    assert float(errors[~errors.isnan()].max()) < 1e-5
+    if (interrupt, kv) in REBUILT:
+        assert not bool(errors.isnan().any())
+    else:
+        assert 0 < int(errors.isnan().sum()) < len(errors)
+
+
+def test_an_answer_that_another_engine_resumes_is_computed_again_with_its_recorded_experts() -> None:
+    """The other engine serves newer weights, and has nothing of it but its tokens and where their routes are."""
+    weights, blobs = MoeWeights(), MemoryBlobs()
+
+    async def main() -> Driver:
+        first = Driver(make_engine(copy.deepcopy(weights.model(0)), blobs=blobs))
+        asked = ask(
+            "a", prompts(1)[0], max_tokens=24, seed=1, record_routing=True, record_every=4, chunk_tokens=4
+        )
+        await first.start(asked)
+        for _ in range(10):
+            await first.step()
+        answer = AnswerSoFar(asked, records_routing=True)
+        for chunk in first.chunks["a"]:
+            answer.add(chunk)
+        handed_on = answer.hand_on(resumes=True).request
+        assert handed_on.num_resumed == 8
+        second = Driver(make_engine(copy.deepcopy(weights.model(1)), versions={"policy": 1}, blobs=blobs))
+        await second.start(handed_on)
+        await second.drain()
+        second.requests["a"] = asked
+        second.chunks["a"] = [*first.chunks["a"], *second.chunks["a"]]
+        return second
+
+    driver = asyncio.run(main())
+    assert driver.versions("a") == [0] * 8 + [1] * 16
+    errors = gaps_by_version(driver, weights)["a"]
+    assert float(errors.max()) < 1e-5
+    assert not bool(errors.isnan().any())

@@ -80,7 +80,8 @@ def test_routes_are_asked_for_from_where_they_end() -> None:
     routes = RoutingRef(start=0, num_tokens=3, shape=SHAPE, blob=BLOB)
     asked = request(record_routing=True)
     answer = answer_of(asked, chunk(5, 6, routing=routes), records_routing=True)
-    assert answer.hand_on(resumes=True).request.routing_start == 3
+    resumed = answer.hand_on(resumes=True).request
+    assert (resumed.routing_start, resumed.routing) == (3, (routes,))
     assert answer_of(asked, chunk(5, 6), records_routing=True).hand_on(resumes=True).is_void
 
 
@@ -92,6 +93,12 @@ def test_an_answer_that_began_again_is_what_came_since() -> None:
 def test_chunks_join() -> None:
     both = joined_chunk([chunk(5), chunk(6, 7, finish_reason="stop")])
     assert (both.token_ids.tolist(), both.finish_reason) == ([5, 6, 7], "stop")
+    assert both.mixed is None
+    told = chunk(5, mixed=np.array([True]))
+    assert joined_chunk([told, chunk(6)]).mixed is None
+    told = joined_chunk([told, chunk(6, mixed=np.array([False])), chunk(finish_reason="stop")])
+    assert told.mixed is not None
+    assert told.mixed.tolist() == [True, False]
 
 
 def test_more_output_than_there_may_be_is_refused() -> None:

@@ -138,6 +138,22 @@ def test_text_between_turns_is_context() -> None:
     assert sample.turns == (TurnSpan(turn=0, start=1, end=3), TurnSpan(turn=1, start=4, end=5))
 
 
+def test_a_sample_says_which_tokens_read_keys_of_older_weights() -> None:
+    """Of a turn whose engine does not say, those behind a token of another version."""
+    first, second = a_turn([1], [2, 3], number=0), a_turn([1, 2, 3, 4], [0], number=1)
+    assert samples_of_turns([first, second])[0].mixed is None
+    says = msgspec.structs.replace(first, mixed=np.array([False, True]))
+    (sample,) = samples_of_turns([says, second])
+    assert sample.mixed is not None
+    assert sample.mixed.tolist() == [False, False, True, False, True]
+    anew = msgspec.structs.replace(second, mixed=np.array([False]))
+    (sample,) = samples_of_turns([first, anew])
+    assert sample.mixed is not None
+    assert not sample.mixed.any()
+    with pytest.raises(ValueError, match="Turn: its columns must have one length"):
+        msgspec.structs.replace(first, mixed=np.array([True]))
+
+
 def test_the_second_of_two_forks_has_the_common_turn_as_context() -> None:
     first = a_turn([1], [2], number=0)
     left, right = a_turn([1, 2, 3], [4], number=1), a_turn([1, 2], [0], number=2)

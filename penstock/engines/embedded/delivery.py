@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.engines.embedded.sequence import Sequence
 from penstock.interfaces import Tokenizer
-from penstock.types import Chunk, FinishReason, MaskRef, RoutingRef
+from penstock.types import Chunk, FinishReason, MaskRef, RoutingRef, joined_chunk
 
 UNREAD = 64
 """Chunks that nobody reads are joined by so many: a slow client costs memory for its tokens, not for records."""
@@ -58,11 +58,7 @@ def _is_plain(chunk: Chunk) -> bool:
 
 
 def _join(chunks: list[Chunk]) -> Chunk:
-    return Chunk(
-        token_ids=np.concatenate([chunk.token_ids for chunk in chunks]),
-        logprobs=np.concatenate([chunk.logprobs for chunk in chunks]),
-        versions=np.concatenate([chunk.versions for chunk in chunks]),
-    )
+    return joined_chunk(chunks)
 
 
 def finish_reason(seq: Sequence, tokenizer: Tokenizer | None) -> FinishReason | None:
@@ -111,6 +107,7 @@ def cut_chunk(
         token_ids=np.array(seq.tokens[seq.num_prompt + start :], dtype=np.int32),
         logprobs=np.array(seq.logprobs[start:], dtype=np.float32),
         versions=np.array(seq.versions[start:], dtype=np.int32),
+        mixed=np.array(seq.mixed[start:], dtype=np.bool_),
         finish_reason=reason,
         sampling_mask=mask,
         routing=routing,

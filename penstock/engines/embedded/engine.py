@@ -92,6 +92,7 @@ class EmbeddedEngine:
             enabled=self.config.prefix_cache,
             keep_finished=self.config.keep_finished,
             versions=versions,
+            routes=routes,
         )
         self._scheduler = Scheduler(
             cache,
@@ -100,6 +101,8 @@ class EmbeddedEngine:
             on_preempt=routes.keep if routes is not None else None,
         )
         self.blobs: BlobStore = MemoryBlobs() if blobs is None else blobs
+        if routes is not None:
+            routes.blobs = self.blobs
         self._outbox = Outbox(self._scheduler, tokenizer, self._runner.vocab_size, self.blobs, routes)
         self._stepper = self._open_stepper(device)
         self._health = Health(name)

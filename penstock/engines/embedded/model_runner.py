@@ -178,7 +178,8 @@ class ModelRunner:
         if self._routers is None or self._host_routes is None:
             return self._run(layout.input_ids, layout.positions, rows)
         self._host_routes.copy_blocks(batch.copies)
-        recording = Recording(self._routers.shape.num_layers)
+        replay = self._host_routes.replay(batch.spans, layout.owners, self.device)
+        recording = Recording(self._routers.shape.num_layers, replay)
         with self._routers.seen_by(recording):
             logits = self._run(layout.input_ids, layout.positions, rows)
         self._host_routes.write(layout.slots, recording.ids)

@@ -54,6 +54,7 @@ class Outbox:
         seq.tokens.extend(tokens[:count])
         seq.logprobs.extend(logprobs[:count])
         seq.versions.extend(versions[:count])
+        seq.mixed.extend(version != seq.kv_version for version in versions[:count])
         if masks is not None:
             seq.masks.append(first_tokens(masks, count, self.vocab_size))
         self.num_tokens += count

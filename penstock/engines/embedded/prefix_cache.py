@@ -4,16 +4,26 @@ Two ways to find keys and values again. The *prefix index* finds whole blocks by
 under the same weights. *Finished* requests are kept by policy and id, to the token, for forks and later turns: a
 fork continues its parent's cache as the parent itself would have, also across a weight update that keeps
 the cache. Both give way when room is needed, and neither ever crosses from one policy to another.
+
+A sequence of a mixture of experts that is computed again replays the experts of before, so it shares only blocks
+that were computed with these: it finds its own and its siblings' by tokens and routes, and others once their routes
+have been compared.
 """
 
 from collections import OrderedDict
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.engines.embedded.blocks import ROOT, BlockPool, Weights
 from penstock.engines.embedded.sequence import Sequence
+from penstock.routing_records import Routes
+
+if TYPE_CHECKING:
+    from penstock.engines.embedded.route_store import BlockRoutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +33,24 @@ class Kept:
     tokens: list[int]
     blocks: tuple[int, ...]
     kv_version: int | None
+    routes: Routes | None
 
 
 class PrefixCache:
     """Finds and keeps reusable blocks of `pool`. `versions` names the weights of each policy that are served."""
 
     def __init__(
-        self, pool: BlockPool, *, enabled: bool, keep_finished: int, versions: Mapping[str, int]
+        self,
+        pool: BlockPool,
+        *,
+        enabled: bool,
+        keep_finished: int,
+        versions: Mapping[str, int],
+        routes: "BlockRoutes | None" = None,
     ) -> None:
+        """`routes` are those of the blocks, where they are recorded."""
         self.pool = pool
+        self._routes = routes
         self.versions = dict(versions)
         self._enabled = enabled
         self._keep_finished = keep_finished
@@ -54,9 +73,11 @@ class PrefixCache:
             kept = _snapshot(parent) if parent is not None else self._kept.get(key)
             if kept is not None:
                 self._fork(seq, kept, seq.request.parent.keep, fresh)
+        if self._routes is not None and seq.num_computed < seq.request.routing_start:
+            self._routes.recall(seq)
         if not seq.blocks:
             seq.kv_version = self.versions[seq.policy]
-            self._match(seq)
+            self._match(seq, fresh)
 
     def index(self, seq: Sequence, num_computed: int) -> None:
         """Enter the blocks that are full once `num_computed` tokens are. Sequences that hold keys of older
@@ -65,8 +86,7 @@ class PrefixCache:
             return
         size = self.pool.block_size
         while (seq.num_indexed + 1) * size <= num_computed:
-            start = seq.num_indexed * size
-            run = _run(seq.tokens[start : start + size])
+            run = self._run(seq, seq.num_indexed)
             seq.node = self.pool.register(seq.blocks[seq.num_indexed], self._weights(seq), seq.node, run)
             seq.num_indexed += 1
 
@@ -134,44 +154,79 @@ class PrefixCache:
             usable -= usable % size
         if usable <= 0 or kept.tokens[:usable] != seq.tokens[:usable]:
             return
+        if (
+            seq.routes is not None
+        ):  # it was preempted, and its parent may have been computed again with others
+            usable = min(usable, size * self._num_alike(seq, kept.blocks[: -(-usable // size)], fresh))
+        if usable <= 0:
+            return
         seq.blocks = list(kept.blocks[: -(-usable // size)])
         for block in seq.blocks:
             self.pool.share(block)
         seq.num_computed = usable
         seq.kv_version = kept.kv_version
+        if seq.routes is None and kept.routes is not None:
+            seq.routes = kept.routes[:usable]
         if self.is_current(seq):
             self._walk(seq, usable // size)
 
     def _walk(self, seq: Sequence, num_blocks: int) -> None:
         """Find the trie node of a fork's shared blocks, so that what it adds can be indexed too."""
-        size = self.pool.block_size
         for number in range(num_blocks):
-            run = _run(seq.tokens[number * size : (number + 1) * size])
-            found = self.pool.find(self._weights(seq), seq.node, run)
+            found = self.pool.find(self._weights(seq), seq.node, self._run(seq, number))
             if found is None:
                 return
             seq.node = found[1]
             seq.num_indexed += 1
 
-    def _match(self, seq: Sequence) -> None:
+    def _match(self, seq: Sequence, fresh: Container[int]) -> None:
         if not self._enabled:
             return
-        size = self.pool.block_size
-        while (seq.num_indexed + 1) * size < seq.num_tokens:
-            start = seq.num_indexed * size
-            found = self.pool.find(self._weights(seq), seq.node, _run(seq.tokens[start : start + size]))
+        self._share(seq, self._found(seq))
+        if seq.routes is not None:
+            found = list(self._found(seq, live=True))
+            self._share(seq, found[: self._num_alike(seq, [block for block, _ in found], fresh)])
+            self._share(seq, self._found(seq))
+
+    def _found(self, seq: Sequence, *, live: bool = False) -> Iterator[tuple[int, int]]:
+        """Blocks and nodes that follow those which it has, by its tokens and the routes that it replays, or by
+        tokens alone: blocks whose experts were chosen `live`. At least one token is left to compute."""
+        number, node = seq.num_indexed, seq.node
+        while (number + 1) * self.pool.block_size < seq.num_tokens:
+            found = self.pool.find(self._weights(seq), node, self._run(seq, number, live=live))
             if found is None:
                 return
-            block, seq.node = found
+            yield found
+            number, node = number + 1, found[1]
+
+    def _num_alike(self, seq: Sequence, blocks: Iterable[int], fresh: Container[int]) -> int:
+        """Of blocks that follow those which it has, how many were computed with the routes that it replays. What
+        the pass that is being planned fills can't be compared yet."""
+        assert self._routes is not None
+        there = list(takewhile(lambda block: block not in fresh, blocks))
+        return self._routes.num_alike(seq, seq.num_indexed, there) if there else 0
+
+    def _share(self, seq: Sequence, found: Iterable[tuple[int, int]]) -> None:
+        for block, node in found:
             self.pool.share(block)
             seq.blocks.append(block)
+            seq.node = node
             seq.num_indexed += 1
-            seq.num_computed += size
+            seq.num_computed += self.pool.block_size
+
+    def _run(self, seq: Sequence, number: int, *, live: bool = False) -> bytes:
+        """What a block is found by: its tokens, and the experts that they are computed with where these are not
+        the live routers' choice."""
+        size = self.pool.block_size
+        part = slice(number * size, (number + 1) * size)
+        run = np.asarray(seq.tokens[part], dtype=np.int32).tobytes()
+        return run if live or seq.routes is None else run + seq.routes[part].tobytes()
 
 
 def _snapshot(seq: Sequence) -> Kept:
-    return Kept(tokens=seq.tokens[: seq.num_computed], blocks=tuple(seq.blocks), kv_version=seq.kv_version)
-
-
-def _run(tokens: list[int]) -> bytes:
-    return np.asarray(tokens, dtype=np.int32).tobytes()
+    return Kept(
+        tokens=seq.tokens[: seq.num_computed],
+        blocks=tuple(seq.blocks),
+        kv_version=seq.kv_version,
+        routes=seq.routes,
+    )

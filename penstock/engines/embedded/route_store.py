@@ -1,7 +1,8 @@
 """Which experts computed each token in the cache: kept beside the keys and values, block by block.
 
 A block's routes are found wherever its keys are: after a prefix hit, in a fork, in a later turn. A sequence that
-loses its blocks keeps the routes by itself, since new weights may choose others when it is computed again.
+loses its blocks keeps the routes by itself, and is computed again with them: the trainer has one set of experts for
+each token, so what was sampled before and what is sampled after must have seen the same.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +13,11 @@ import numpy.typing as npt
 import torch
 
 from penstock.engines.embedded.sequence import Sequence
-from penstock.routing_records import Routes, no_routes
+from penstock.errors import BlobLost
+from penstock.interfaces import BlobStore
+from penstock.models.routing import Replay
+from penstock.routing_records import Routes, check_routing, fetch_routes, no_routes
+from penstock.transfer import upload
 from penstock.types import RoutingShape
 
 Slots = npt.NDArray[np.int64]
@@ -23,6 +28,8 @@ class BlockRoutes(ABC):
 
     def __init__(self, shape: RoutingShape, block_size: int) -> None:
         self.shape = shape
+        self.blobs: BlobStore | None = None
+        """Where the routes of requests are that another engine, or an earlier turn, has computed before."""
         self._block_size = block_size
 
     @abstractmethod
@@ -34,9 +41,60 @@ class BlockRoutes(ABC):
         """The rows of these slots. What is `in_order` may still be computed by passes that are queued."""
 
     def keep(self, seq: Sequence) -> None:
-        """Its blocks are about to go. What tokens were sampled with stays what it was."""
-        if seq.num_output:
-            seq.routes = self.of(seq)
+        """Its blocks are about to go. What tokens were sampled with stays what it was, in this turn and in those
+        before it; where nothing was sampled yet, experts are chosen anew."""
+        num_fixed = seq.num_tokens if seq.num_output else seq.request.routing_start
+        seq.routes = self.of(seq)[:num_fixed] if num_fixed else None
+
+    def recall(self, seq: Sequence) -> None:
+        """Its first tokens were computed elsewhere, or by a turn whose cache is gone: fetch their routes."""
+        num_known = min(seq.request.routing_start, seq.num_tokens - 1)
+        if self.blobs is None or num_known <= (0 if seq.routes is None else len(seq.routes)):
+            return
+        pieces, end = [], 0
+        try:
+            for ref in seq.request.routing:
+                check_routing(ref, self.shape)
+                if ref.start != end:
+                    break
+                pieces.append(fetch_routes(self.blobs, ref))
+                end = ref.end
+        except BlobLost:
+            pass  # the trainer, which needs the same blob, drops the group and says why
+        if pieces:
+            seq.routes = np.concatenate(pieces)[:num_known]
+
+    def num_alike(self, seq: Sequence, first: int, blocks: Many[int]) -> int:
+        """Of these blocks, for its tokens from its block number `first` on, how many were computed with the routes
+        that it replays."""
+        assert seq.routes is not None
+        size = self._block_size
+        slots = (np.array(blocks, dtype=np.int64)[:, None] * size + np.arange(size)).reshape(-1)
+        wanted = seq.routes[first * size :][: len(slots)]
+        rows = self._read(slots[: len(wanted)], in_order=True)
+        differs = np.flatnonzero((rows != wanted).any(axis=(1, 2)))
+        return int(differs[0]) // size if differs.size else len(blocks)
+
+    def replay(
+        self, spans: Many[tuple[Sequence, int, int]], owners: npt.NDArray[np.int64], device: torch.device
+    ) -> Replay | None:
+        """Answers for the routers of a pass over these spans, where tokens are computed again; `owners` names the
+        span of each token of the pass. None where every token is computed for the first time."""
+        ids = known = None
+        for number, (seq, start, count) in enumerate(spans):
+            if seq.routes is None or start >= len(seq.routes):
+                continue
+            if ids is None or known is None:
+                ids, known = no_routes(self.shape, len(owners)), np.zeros(len(owners), dtype=np.bool_)
+            rows = seq.routes[start : start + count]
+            places = np.flatnonzero(owners == number)[: len(rows)]
+            ids[places], known[places] = rows, True
+        if ids is None or known is None:
+            return None
+        layers = ids.transpose(1, 0, 2)
+        return Replay(
+            upload(layers.view(np.int16) if ids.itemsize == 2 else layers, device), upload(known, device)
+        )
 
     def of(self, seq: Sequence, start: int = 0, stop: int | None = None) -> Routes:
         """Of its tokens from `start` to `stop` that are computed, each as it was when it was computed first."""

@@ -140,16 +140,17 @@ class Scheduler:
 
     def new_version(self, policy: str, version: int, *, recompute_kv: bool) -> int:
         """New weights of a policy serve from the next pass on. Its running sequences go on with the cache they
-        have, or give it up and compute it again: returns how many tokens that are. Nothing of other policies
-        changes."""
+        have, or give it up and compute it again: returns how many tokens that are. Prompts that nothing was sampled
+        from are always computed again, once each, so that no update makes them wait for ever. Nothing of other
+        policies changes."""
         self._prefilling = {key: seq for key, seq in self._prefilling.items() if seq.policy != policy}
         self.cache.new_version(policy, version, forget_kept=recompute_kv)
-        num_tokens = 0
-        if recompute_kv:
-            running = [seq for seq in self.running if seq.policy == policy]
-            num_tokens = sum(seq.num_computed for seq in running)
-            for seq in running:
-                self._preempt(seq)
+        given_up = [
+            seq for seq in self.running if seq.policy == policy and (recompute_kv or _may_begin_again(seq))
+        ]
+        num_tokens = sum(seq.num_computed for seq in given_up)
+        for seq in given_up:
+            self._preempt(seq)
         self._is_full = False
         return num_tokens
 
@@ -346,6 +347,7 @@ class Scheduler:
         follower.node = leader.node
         follower.num_indexed = leader.num_indexed
         follower.kv_version = leader.kv_version
+        follower.routes = leader.routes
 
     def _tell_if_drained(self) -> None:
         if self._draining:
@@ -387,6 +389,12 @@ class Scheduler:
 def _missing(seq: Sequence) -> int:
     """Tokens whose keys and values are not computed."""
     return seq.num_tokens + seq.num_pending - seq.num_computed
+
+
+def _may_begin_again(seq: Sequence) -> bool:
+    """Whether its prompt is computed in part, and only its time is lost when that is done again. A later turn keeps
+    what its parent computed."""
+    return not (seq.num_output or seq.num_pending or seq.num_preempted or seq.request.parent is not None)
 
 
 def _nobody_waits() -> None:

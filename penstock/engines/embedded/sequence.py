@@ -22,10 +22,13 @@ class Sequence:
     num_prompt: int
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    mixed: list[bool] = field(default_factory=list)
+    """Of each output token, whether keys and values of older weights were read when it was drawn."""
     masks: list[Packed] = field(default_factory=list)
     """Kept ids of the output tokens, until they are stored together when the request ends."""
     routes: Routes | None = None
-    """Experts of its first tokens, kept when it lost its blocks; those of later ones are beside its blocks."""
+    """Experts that its first tokens are computed again with, since they have lost their blocks; those of later ones
+    are beside its blocks."""
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     node: int = ROOT
@@ -33,7 +36,8 @@ class Sequence:
     num_indexed: int = 0
     """Blocks entered into the prefix index, or taken from it."""
     kv_version: int | None = None
-    """The version of its policy that all its keys and values come from; None when they are mixed."""
+    """The version that its policy was served in when its oldest keys and values were computed; None while it has
+    none."""
     leader: "Sequence | None" = None
     """The sequence with the same prompt that is computing it for this one too."""
     followers: list["Sequence"] = field(default_factory=list)
@@ -66,7 +70,7 @@ class Sequence:
     def restart(self) -> None:
         """Throw its output away. Its seed stays, so the same weights would give the same tokens again."""
         del self.tokens[self.num_prompt :]
-        self.logprobs, self.versions, self.masks = [], [], []
+        self.logprobs, self.versions, self.mixed, self.masks = [], [], [], []
         self.routes = None
         self.restarts = self.restarts or self.num_sent > 0
         self.num_sent = self.num_recorded = 0
@@ -95,6 +99,7 @@ def sequence_of(request: GenerateRequest, *, arrival: int, max_context: int, see
         num_prompt=request.num_prompt,
         logprobs=[0.0] * num_resumed,
         versions=[NOT_SAMPLED] * num_resumed,
+        mixed=[False] * num_resumed,
         num_sent=num_resumed,
         num_recorded=num_resumed,
         num_routed=request.routing_start,

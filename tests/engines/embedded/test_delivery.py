@@ -62,12 +62,14 @@ def test_stop_tokens_and_length() -> None:
 
 def test_chunks_carry_what_is_new() -> None:
     seq = row(output=[4, 5, 6])
-    seq.logprobs, seq.versions = [-1.0, -2.0, -3.0], [0, 0, 1]
+    seq.logprobs, seq.versions, seq.mixed = [-1.0, -2.0, -3.0], [0, 0, 1], [False, False, True]
     seq.num_sent = 1
     chunk = cut_chunk(seq, "stop")
     assert chunk.token_ids.tolist() == [5, 6]
     assert chunk.logprobs.tolist() == [-2.0, -3.0]
     assert chunk.versions.tolist() == [0, 1]
+    assert chunk.mixed is not None
+    assert chunk.mixed.tolist() == [False, True]
     assert chunk.sampling_mask is None
     assert len(cut_chunk(seq, "cancelled").token_ids) == 0
 

@@ -14,7 +14,7 @@ from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.errors import PenstockError
 from penstock.types import Interrupt, Parent, UpdateReceipt, WeightUpdate, since_restart
 from tests.engines.contract import ask, update_to
-from tests.engines.embedded.test_exact import play_move
+from tests.engines.embedded.test_exact import plain_table, play_move
 from tests.engines.embedded.test_swaps import Shadow, any_engine, replay
 from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine, serve
 
@@ -240,7 +240,90 @@ def test_closing_ends_a_drain_and_those_that_wait_for_it() -> None:
     asyncio.run(main())
 
 
-async def play_with_interrupts(engine: EmbeddedEngine, data: st.DataObject) -> None:
+LONG = [(5 * n) % 61 for n in range(24)]
+
+
+@pytest.mark.parametrize("interrupt", ["inflight", "abort_resume"])
+@pytest.mark.parametrize(
+    ("prompts", "recomputed"),
+    [([LONG[::-1]], 7), ([LONG[::-1]] * 3, 7), ([LONG], 19)],
+    ids=["alone", "shared by a group", "begun with cached blocks"],
+)
+def test_prompts_that_an_update_finds_half_computed_are_computed_again(
+    interrupt: Interrupt, prompts: list[list[int]], recomputed: int
+) -> None:
+    weights = SeededWeights("llama")
+
+    async def main() -> None:
+        driver = Driver(make(weights, prefill_chunk=7))
+        await driver.start(ask("before", LONG[:13], max_tokens=1))
+        await driver.drain()
+        for number, prompt in enumerate(prompts):
+            await driver.start(ask(str(number), prompt, max_tokens=6, seed=number))
+        await driver.step()
+        assert len(driver.engine._scheduler.running) == len(prompts)
+        assert (await update(driver, interrupt)).recomputed_tokens == recomputed
+        await driver.drain()
+        for number in range(len(prompts)):
+            assert driver.versions(str(number)) == [1] * 6
+            assert driver.mixed(str(number)) == [False] * 6
+        check_unmixed(driver, weights)
+
+    asyncio.run(main())
+
+
+def test_a_prompt_is_computed_again_once_and_what_straddles_the_next_update_is_said() -> None:
+    weights = SeededWeights("llama")
+
+    async def main() -> None:
+        driver = Driver(make(weights, prefill_chunk=7))
+        await driver.start(ask("a", LONG, max_tokens=4, seed=1))
+        for recomputed in (7, 0, 0):
+            await driver.step()
+            assert (await update(driver, "inflight")).recomputed_tokens == recomputed
+        await driver.drain()
+        assert driver.versions("a") == [3] * 4
+        assert driver.mixed("a") == [True] * 4
+
+    asyncio.run(main())
+
+
+def test_a_later_turn_that_reads_what_older_weights_computed_says_so() -> None:
+    weights = SeededWeights("llama")
+
+    async def main() -> None:
+        driver = Driver(make(weights, prefill_chunk=7))
+        await driver.start(ask("first", LONG[:9], max_tokens=3, seed=1))
+        await driver.drain()
+        turns = [*LONG[:9], *driver.output("first"), *LONG]
+        await driver.start(ask("second", turns, max_tokens=3, seed=2, parent=Parent(id="first", keep=12)))
+        await driver.step()
+        assert (await update(driver, "inflight")).recomputed_tokens == 0
+        await driver.drain()
+        assert driver.versions("second") == [1] * 3
+        assert driver.mixed("second") == [True] * 3
+        await driver.start(ask("anew", turns, max_tokens=3, seed=2))
+        await driver.drain()
+        assert driver.mixed("anew") == [False] * 3
+        check_unmixed(driver, weights)
+
+    asyncio.run(main())
+
+
+def check_unmixed(driver: Driver, weights: SeededWeights) -> None:
+    """Tokens that read nothing of other weights are those of one plain pass with the weights of their version."""
+    for name in driver.finished():
+        prompt, output = driver.requests[name].token_ids.tolist(), driver.output(name)
+        logprobs, mixed, versions = driver.logprobs(name), driver.mixed(name), driver.versions(name)
+        tables = {version: plain_table(weights.model(version), prompt, output) for version in set(versions)}
+        for at, version in enumerate(versions):
+            if not mixed[at]:
+                assert abs(float(logprobs[at] - tables[version][at, output[at]])) < 1e-4, (name, at)
+
+
+async def play_with_interrupts(
+    engine: EmbeddedEngine, data: st.DataObject, weights: SeededWeights | None = None
+) -> None:
     """Any moves and any updates; no label goes back, and where nothing of older weights is kept, an answer has one."""
     driver = Driver(engine)
     used: set[str] = set()
@@ -258,6 +341,10 @@ async def play_with_interrupts(engine: EmbeddedEngine, data: st.DataObject) -> N
         assert len(versions) <= driver.requests[name].sampling.max_tokens
         if used <= {"drain", "abort_retry"}:
             assert len(set(versions)) == 1
+        if used.isdisjoint(("inflight", "abort_resume")):
+            assert not any(driver.mixed(name))
+    if weights is not None:
+        check_unmixed(driver, weights)
     engine._stepper.drain()
     engine.forget_cache()
     assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
@@ -271,6 +358,6 @@ def test_any_schedule_under_any_interrupts_equals_a_replay(data: st.DataObject) 
     async def main() -> None:
         engine = any_engine(weights, data, resume_kv=data.draw(st.sampled_from(["keep", "recompute"])))
         Shadow(engine, weights)
-        await play_with_interrupts(engine, data)
+        await play_with_interrupts(engine, data, weights)
 
     asyncio.run(main())

@@ -30,7 +30,7 @@ from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.interfaces import Staged, Verification
 from penstock.sampling_masks import fetch_mask, kept_ids
-from penstock.types import Chunk, GenerateRequest, SamplingMask, WeightUpdate
+from penstock.types import Chunk, GenerateRequest, SamplingMask, WeightUpdate, joined_chunk
 
 VOCAB = 61
 _SHAPE: dict[str, Any] = {
@@ -192,6 +192,10 @@ class Driver:
     def versions(self, request_id: str) -> list[int]:
         return [int(version) for chunk in self.chunks[request_id] for version in chunk.versions]
 
+    def mixed(self, request_id: str) -> list[bool]:
+        mixed = joined_chunk(self.chunks[request_id]).mixed
+        return [] if mixed is None else [bool(each) for each in mixed]
+
     def masks(self, request_id: str) -> list[list[int]]:
         """The kept ids of every token."""
         (ref,) = [chunk.sampling_mask for chunk in self.chunks[request_id] if chunk.sampling_mask is not None]
@@ -227,7 +231,7 @@ def open_device_on_cpu(runner: Any, config: EmbeddedConfig, versions: Mapping[st
 
 def make_engine(model: nn.Module, **options: Any) -> EmbeddedEngine:
     """An engine around `model`; options of `EngineConfig`, `EmbeddedConfig` and the engine may be mixed."""
-    own = {key: options.pop(key) for key in ("receiver", "tokenizer", "versions") if key in options}
+    own = {key: options.pop(key) for key in ("receiver", "tokenizer", "versions", "blobs") if key in options}
     own.setdefault("receiver", NoWeights())
     inner = {key: options.pop(key) for key in list(options) if key in EmbeddedConfig.model_fields}
     section = EmbeddedConfig(**{"kv_tokens": 1024, "block_size": 4, **inner})

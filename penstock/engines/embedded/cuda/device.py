@@ -11,6 +11,7 @@ import inspect
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,11 @@ class Device:
         self.slots.begin_prompts([seq.policy for seq, _, _ in batch.spans], laid.owners)
         self._attach()
         keep: dict[str, Any] = {"logits_to_keep": laid.ends} if self._selects_rows else {}
-        output = self._model(input_ids=laid.input_ids, position_ids=laid.positions, use_cache=False, **keep)
+        routes = self._routes
+        with routes.replaying(batch.spans, laid.owners) if routes is not None else nullcontext():
+            output = self._model(
+                input_ids=laid.input_ids, position_ids=laid.positions, use_cache=False, **keep
+            )
         logits: torch.Tensor = output.logits[0]
         return logits if self._selects_rows else logits.index_select(0, laid.ends)
 

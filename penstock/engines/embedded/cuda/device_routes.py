@@ -5,7 +5,9 @@ the passes. The host reads the rows of a sequence once, when it ends or loses it
 what is read was computed by launches that the host has already taken, so it is copied beside those in the queue.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,8 @@ import torch
 
 from penstock.engines.embedded.cuda.device_attention import CurrentPass
 from penstock.engines.embedded.route_store import BlockRoutes, Slots
-from penstock.models.routing import Routers
+from penstock.engines.embedded.scheduler import Span
+from penstock.models.routing import Replay, Routers
 from penstock.routing_records import Routes, id_dtype
 from penstock.transfer import download, upload
 
@@ -28,6 +31,7 @@ class DeviceRoutes(BlockRoutes):
         size = (shape.num_layers, (num_blocks + 1) * block_size, shape.top_k)
         self._record = torch.zeros(size, dtype=dtype, device=device)
         self._pass: CurrentPass | None = None
+        self._replay: Replay | None = None
         self._side: Any = None
         if device.type == "cuda":
             self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
@@ -43,7 +47,19 @@ class DeviceRoutes(BlockRoutes):
 
     def choose(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
         assert self._pass is not None and self._pass.plan is not None, "a plan comes before a forward pass"
+        if self._replay is not None:
+            ids = self._replay.choose(layer, ids)
         return self._pass.plan.record(ids, self._record[layer], self._block_size)
+
+    @contextmanager
+    def replaying(self, spans: Many[Span], owners: Slots) -> Iterator[None]:
+        """In this block, a pass over these spans computes tokens again with the experts of before. Decode steps
+        never do: the newest token of a sequence has no record."""
+        self._replay = self.replay(spans, owners, self._device)
+        try:
+            yield
+        finally:
+            self._replay = None
 
     def copy_blocks(self, copies: Many[tuple[int, int]]) -> None:
         if copies:

@@ -416,7 +416,7 @@ def test_any_schedule_under_any_interrupts_equals_a_replay(data):
             resume_kv=data.draw(st.sampled_from(["keep", "recompute"])),
         )
         DeviceShadow(engine, weights)
-        await play_with_interrupts(engine, data)
+        await play_with_interrupts(engine, data, weights)
 
     asyncio.run(main())
 

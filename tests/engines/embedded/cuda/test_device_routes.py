@@ -5,7 +5,6 @@ import asyncio
 import copy
 from typing import Any, get_args
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -32,10 +31,18 @@ from tests.engines.contract import ask, interrupt_of, update_to
 from tests.engines.embedded.cuda.test_device_attention import Averages, compile_with
 from tests.engines.embedded.test_exact import first_tie, play_move
 from tests.engines.embedded.test_interrupts import update
-from tests.engines.embedded.test_route_store import FAMILY, PROMPT, SHAPE, plain_routes
+from tests.engines.embedded.test_route_store import (
+    FAMILY,
+    PROMPT,
+    SHAPE,
+    plain_routes,
+    refs_of,
+    with_routes_of_parent,
+)
 from tests.engines.embedded.test_swaps import any_engine
 from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine, make_model, open_device_on_cpu
 from tests.models.moe import moe_model
+from tests.trainer.test_routing_exactness import MoeWeights, gaps_by_version
 
 ON_GPU = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
@@ -50,20 +57,11 @@ class RoutesDriver(Driver):
     """Asks for routes; a fork asks for what its parent has not sent."""
 
     async def start(self, request: GenerateRequest) -> None:
-        start = 0
-        if request.parent is not None and request.parent.id in self.finished():
-            start = min(request.parent.keep, len(self.routes(request.parent.id)))
-        await super().start(msgspec.structs.replace(request, record_routing=True, routing_start=start))
+        await super().start(with_routes_of_parent(self, request))
 
     def routes(self, name: str) -> np.ndarray:
         """Of all tokens of a finished request, those that its parent has sent among them."""
-        request = self.requests[name]
-        (ref,) = [chunk.routing for chunk in since_restart(self.chunks[name]) if chunk.routing is not None]
-        rows = fetch_routes(self.engine.blobs, ref)
-        if not request.routing_start:
-            return rows
-        assert request.parent is not None
-        return np.concatenate([self.routes(request.parent.id)[: request.routing_start], rows])
+        return np.concatenate([fetch_routes(self.engine.blobs, ref) for ref in refs_of(self, name)])
 
     def tokens(self, name: str) -> list[int]:
         output = [int(token) for chunk in since_restart(self.chunks[name]) for token in chunk.token_ids]
@@ -188,10 +186,51 @@ def test_tokens_keep_the_experts_that_sampled_them_across_an_update(rebuilt: boo
         old, new = (plain_routes(weights.model(version), tokens)[:-1] for version in (0, 1))
         assert np.array_equal(np.sort(driver.routes("a")[:known]), np.sort(old[:known]))
         assert not np.array_equal(old[:known], new[:known])
-        if rebuilt:
-            assert np.array_equal(np.sort(driver.routes("a")[known:]), np.sort(new[known:]))
+        if rebuilt:  # with the experts of before
+            want = plain_routes(weights.model(1), tokens, old[:known])[:-1]
+            assert np.array_equal(np.sort(driver.routes("a")), np.sort(want))
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "kv"),
+    [
+        ("inflight_recompute", "keep"),
+        pytest.param("inflight", "keep", marks=ON_GPU),
+        pytest.param("abort_resume", "recompute", marks=ON_GPU),
+        pytest.param("abort_retry", "keep", marks=ON_GPU),
+    ],
+)
+def test_one_pass_with_replay_gives_every_logprob_also_on_a_gpu(interrupt: Interrupt, kv: str) -> None:
+    """Groups, a later turn, updates in flight and a sequence that is preempted after one, in float32."""
+    weights = MoeWeights()
+
+    async def main() -> Driver:
+        model = copy.deepcopy(weights.model(0)).to(DEVICE)
+        engine = make_engine(model, receiver=weights, window=2, prefill_chunk=7, resume_kv=kv)
+        driver = RoutesDriver(engine)
+        for turn in range(1 if DEVICE == "cpu" else 2):
+            for number in range(2):
+                context, parent = PROMPT, None
+                if turn:
+                    context = [*driver.tokens(f"{number}.0"), number, 7]
+                    parent = Parent(id=f"{number}.0", keep=len(context) - 2)
+                seed = 2 * turn + number
+                await driver.start(ask(f"{number}.{turn}", context, parent=parent, max_tokens=14, seed=seed))
+            for _ in range(5):
+                await driver.step()
+            await update(driver, interrupt)
+            await driver.step()
+            engine._stepper.drain()
+            if engine._scheduler.running:
+                engine._scheduler._preempt(engine._scheduler.running[-1])
+            await driver.drain()
+        return driver
+
+    errors = torch.cat(list(gaps_by_version(asyncio.run(main()), weights).values()))
+    assert float(errors[~errors.isnan()].max()) < (1e-5 if DEVICE == "cpu" else 1e-4)
+    assert bool(errors.isnan().any()) == (interrupt == "inflight")
 
 
 def test_a_later_turn_sends_new_rows_only() -> None:
