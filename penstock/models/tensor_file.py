@@ -10,6 +10,9 @@ from pathlib import Path
 
 import torch
 
+from penstock.errors import DiskFull
+from penstock.safe_files import is_full_disk
+
 PIECE_BYTES = 64 << 20
 """Written at once; Linux takes at most 2 GiB."""
 ALIGNMENT = 8
@@ -34,12 +37,18 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Tensors may be views. Those on a device are moved to the host one at a time."""
     # Wide values first: then each lies at a multiple of its own width.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    with path.open("wb") as file:
-        file.write(_header(ordered))
-        for _, tensor in ordered:
-            values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            for piece in torch.split(values, PIECE_BYTES):
-                file.write(piece.numpy().data)
+    try:
+        with path.open("wb") as file:
+            file.write(_header(ordered))
+            for _, tensor in ordered:
+                values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                for piece in torch.split(values, PIECE_BYTES):
+                    file.write(piece.numpy().data)
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        needed = sum(tensor.nbytes for _, tensor in ordered)
+        raise DiskFull(f"{path.name} needs {needed:,} bytes") from error
 
 
 def _header(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:

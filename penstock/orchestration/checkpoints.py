@@ -255,7 +255,9 @@ class Checkpoints:
         return self._run / FOLDER / f"step-{step}"
 
     def _tell_failure(self, step: int, error: Exception) -> None:
-        self._events.log(f"the checkpoint of step {step} could not be written: {error}; the run goes on")
+        events = self._events
+        events.log(f"the checkpoint of step {step} could not be written: {error}; the run goes on")
+        events.emit(CheckpointEvent(process=events.process, time=events.now(), step=step, failure=str(error)))
 
     def _progress(self, stand: Resume) -> Progress:
         gate = stand.gate
