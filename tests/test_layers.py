@@ -17,6 +17,7 @@ LAYERS = {
     "passing_errors": 0,
     "usercode": 0,
     "safe_files": 0,
+    "checksums": 0,
     "cores": 0,
     "gym_datasets": 0,
     "interfaces": 0,

@@ -4,14 +4,13 @@ What is wrong here is a `UserError` in one sentence; no process has been started
 """
 
 import json
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import yaml
 
 from penstock.algorithms.selection import SELECTIONS
 from penstock.config.secrets import hidden
@@ -28,6 +27,7 @@ from penstock.orchestration.automatic import sites_of
 from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.config_file import write_config
 from penstock.orchestration.gpu_pools import used_gpus
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import MemoryPlan
@@ -35,7 +35,6 @@ from penstock.orchestration.placed_config import outline_on_gpu, place
 from penstock.orchestration.run_facts import read_facts, write_facts
 from penstock.orchestration.run_folder import SavedRun
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
-from penstock.safe_files import write_private
 from penstock.scoring.functions import load_functions
 from penstock.sync.transports import transport_of
 from penstock.tasks.chat_prompts import resolve_chat
@@ -134,7 +133,9 @@ def prepare(
     folder = new_run_folder(config) if saved is None else saved.folder
     if config.launcher.reaches_other_machines:
         folder = folder.resolve()  # workers elsewhere have another working directory
-    write_facts(folder, msgspec.structs.replace(read_facts(folder), auto=placed.chosen))
+    facts = read_facts(folder)
+    known = facts.id or ("" if saved is None else saved.progress.run) or secrets.token_hex(8)
+    write_facts(folder, msgspec.structs.replace(facts, auto=placed.chosen, id=known))
     return Prepared(
         config=config,
         model=model,
@@ -229,7 +230,7 @@ def new_run_folder(config: PenstockConfig) -> Path:
             continue
         except OSError as error:
             raise UserError(f"the run folder {folder} can't be made: {error.strerror}") from error
-        write_private(folder / "config.yaml", to_yaml(config))
+        write_config(folder, config)
         return folder
 
 
@@ -256,12 +257,6 @@ def config_event(prepared: Prepared, now: float) -> ConfigEvent:
     used = used_gpus(config) or {site.device for site in (sites.trainer, sites.engine) if site.is_gpu}
     plain = json.dumps(hidden(config.model_dump(mode="json")))
     return ConfigEvent(process="controller", time=now, config=plain, num_gpus=len(used))
-
-
-def to_yaml(config: PenstockConfig) -> str:
-    """With secrets hidden: a run folder is what people show each other."""
-    plain: dict[str, Any] = hidden(config.model_dump(mode="json"))
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 def _refuse_commands(tasks: Sequence[Task]) -> None:

@@ -24,6 +24,7 @@ from penstock.orchestration.automatic import sites_of
 from penstock.orchestration.beginning import Beginning, begin, what_a_crash_costs
 from penstock.orchestration.checkpoints import Part, write_beginning
 from penstock.orchestration.closed_loop import starting_bound
+from penstock.orchestration.config_file import write_config
 from penstock.orchestration.dashboard_door import dashboard
 from penstock.orchestration.ending import Ending, Hurried
 from penstock.orchestration.kept_checkpoints import checkpoints_of, put_aside_past, sweep_unfinished
@@ -34,7 +35,7 @@ from penstock.orchestration.launchers.volunteers import Volunteers
 from penstock.orchestration.machine_load import machine_load
 from penstock.orchestration.monitor import heartbeat
 from penstock.orchestration.placement import Environments, sharing
-from penstock.orchestration.preflight import Prepared, config_event, open_store, open_writers, to_yaml
+from penstock.orchestration.preflight import Prepared, config_event, open_store, open_writers
 from penstock.orchestration.reward_watch import RewardWatch
 from penstock.orchestration.run_folder import held, put_aside_rows_past
 from penstock.orchestration.shipped_files import files_of_run
@@ -46,7 +47,6 @@ from penstock.orchestration.workers import (
     Workers,
     start_workers,
 )
-from penstock.safe_files import write_private
 
 
 class Session:
@@ -102,6 +102,8 @@ class Session:
         """Put the folder of a run that goes on into the order of its checkpoint."""
         saved = self._prepared.saved
         if saved is not None:
+            for word in saved.words:
+                self.say(word)
             if later := put_aside_past(saved.folder, saved.progress.step):
                 aside = ", ".join(map(str, later))
                 self.say(
@@ -109,7 +111,7 @@ class Session:
                 )
             sweep_unfinished(saved.folder)
             put_aside_rows_past(saved.folder, saved.rows_until)
-            write_private(saved.folder / "config.yaml", to_yaml(self._config))
+            write_config(saved.folder, self._config)
 
     async def _run(self) -> Summary:
         loop = asyncio.get_running_loop()

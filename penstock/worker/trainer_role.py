@@ -18,6 +18,7 @@ from torch import nn
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.blobs import open_blobs
 from penstock.channel import Channel
+from penstock.checksums import write_checksums
 from penstock.config.unresolved import refuse_auto
 from penstock.errors import DiskFull, StepTooLarge, UserError
 from penstock.interfaces import WeightPublisher
@@ -205,9 +206,10 @@ class TrainerService:
                 self._events.pulse.phase("saving", LONG_S),
                 joint_folder(folder, ranks) as unnamed,
             ):
-                self._trainer.save(unnamed)  # the other ranks give their parts to the first, which writes
+                sums = self._trainer.save(unnamed)  # the others give their parts to the first, which writes
                 if ranks.rank == 0:
                     self._tokenizer.save(unnamed)
+                    write_checksums(unnamed, sums)
         except Exception as error:
             if not is_full_disk(error):
                 raise

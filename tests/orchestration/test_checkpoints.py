@@ -119,7 +119,7 @@ def test_another_format_is_refused(disk: Disk) -> None:
     with pytest.raises(UserError, match="has format 7, and this Penstock reads format 1"):
         read_progress(path.parent)
     path.write_text("{")
-    with pytest.raises(UserError, match="can't be read"):
+    with pytest.raises(UserError, match="is damaged"):
         read_progress(path.parent)
 
 
