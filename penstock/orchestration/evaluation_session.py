@@ -23,7 +23,7 @@ from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.placed_config import outline_on_gpu
 from penstock.orchestration.placement import place_threads
-from penstock.orchestration.preflight import Prepared, open_model, resolve_prompts
+from penstock.orchestration.preflight import Prepared, check_devices, open_model, resolve_prompts
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.supervision import supervised, unwrapped
 from penstock.orchestration.workers import LaunchedEngine, engine_place, engine_start, start_scorers
@@ -44,7 +44,8 @@ def prepare_evaluation(
     if config.model.adapter is not None:
         read_adapter(Path(config.model.adapter))
     check_capabilities(config, trains=False)
-    heldout = load_tasks(config.eval.tasks)
+    check_devices(config, gpus)
+    heldout = load_tasks(config.eval.tasks, log)
     load_functions(config.reward)
     named = config.rollout.workflow
     Workflows().check(heldout)

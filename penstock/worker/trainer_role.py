@@ -23,7 +23,7 @@ from penstock.config.unresolved import refuse_auto
 from penstock.errors import DiskFull, StepTooLarge, UserError
 from penstock.interfaces import WeightPublisher
 from penstock.models.config import LoraConfig
-from penstock.models.load import DTYPES, load_config, load_model, resolve_device
+from penstock.models.load import DTYPES, check_device, load_config, load_model, resolve_device
 from penstock.models.published import wire_dtypes
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 from penstock.observe.pulse import LONG_S
@@ -264,7 +264,9 @@ async def start(
 def _build(request: TrainerStart, events: Recorder) -> TrainerService:
     torch.set_num_threads(request.threads)
     config = TrainerConfig.model_validate(request.trainer)
-    device = _own_device(resolve_device(request.device), request.rank, config)
+    device = resolve_device(request.device)
+    check_device(device)
+    device = _own_device(device, request.rank, config)
     refuse_auto(
         {
             "trainer.dtype": config.dtype,
