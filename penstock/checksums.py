@@ -1,7 +1,7 @@
 """Checksums of the files of a folder, in one more file there: whoever opens a checkpoint or a saved model knows
 first whether each byte is as it was written.
 
-    FOLDER/checksums.json    {"trainer/state.json": [number of bytes, CRC-32], …}
+    FOLDER/checksums.json    {"trainer/state.json": [number of bytes, "CRC-32"], …}
 
 The checksum is that of the journal's frames. Tensors are summed while they are written, from the bytes in memory.
 """
@@ -20,8 +20,8 @@ PIECE_BYTES = 16 << 20
 THREADS = 4
 """That read files: zlib sums about 3 GB/s on one core, and leaves Python's lock to others."""
 
-Checksum = tuple[int, int]
-"""How many bytes, and their CRC-32."""
+Checksum = tuple[int, str]
+"""How many bytes, and their CRC-32 in eight hexadecimal digits."""
 
 
 def checksum_of(path: Path) -> Checksum:
@@ -30,7 +30,7 @@ def checksum_of(path: Path) -> Checksum:
         while piece := file.read(PIECE_BYTES):
             num_bytes += len(piece)
             crc = zlib.crc32(piece, crc)
-    return num_bytes, crc
+    return num_bytes, f"{crc:08x}"
 
 
 def write_checksums(folder: Path, known: Mapping[Path, Checksum] | None = None) -> None:

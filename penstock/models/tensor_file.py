@@ -56,7 +56,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Checksum:
         if not is_full_disk(error):
             raise
         raise DiskFull(f"{path.name} needs {num_bytes:,} bytes") from error
-    return num_bytes, crc
+    return num_bytes, f"{crc:08x}"
 
 
 def _header(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:

@@ -198,7 +198,7 @@ class OneRank(Trainer):
     def write_state(self, folder: Path, state: CheckpointState) -> dict[Path, Checksum]:
         path = folder / f"{self._number}.bin"
         path.write_bytes(bytes([self._number]))
-        return {path: (1, 100 + self._number)}
+        return {path: (1, f"{self._number:08x}")}
 
 
 def test_every_rank_tells_the_checksums_of_what_it_wrote(tmp_path: Path) -> None:
@@ -210,9 +210,9 @@ def test_every_rank_tells_the_checksums_of_what_it_wrote(tmp_path: Path) -> None
     for writer in writers:
         writer.written().result(30)
     known = json.loads((tmp_path / "step-2" / CHECKSUMS).read_text())
-    assert known["trainer/0.bin"] == [1, 100]
-    assert known["trainer/1.bin"] == [1, 101]
-    assert known["progress.json"] == [2, zlib.crc32(b"{}")]
+    assert known["trainer/0.bin"] == [1, "00000000"]
+    assert known["trainer/1.bin"] == [1, "00000001"]
+    assert known["progress.json"] == [2, f"{zlib.crc32(b'{}'):08x}"]
 
 
 def test_a_rank_without_room_leaves_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
