@@ -41,6 +41,10 @@ class StepTooLarge(OutOfMemory):
     """The same in the middle of a step, before it changed anything: with smaller micro-batches it may fit."""
 
 
+class DiskFull(UserError):
+    """The disk has no room for a file. The message names it, and says what it needs."""
+
+
 class WorkerDied(PenstockError):
     """A worker process ended without being asked to. `detail` is what it left behind (its traceback)."""
 

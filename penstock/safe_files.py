@@ -9,8 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from penstock.errors import DiskFull
+
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers: no room on the disk, in the quota, or under the limit for a file."""
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Libraries written in Rust (tokenizers, safetensors) give the system's words, and no number."""
+    number = getattr(error, "errno", None)
+    return isinstance(error, DiskFull) or number in FULL_DISK or "(os error 28)" in str(error)
 
 
 def open_private(path: Path, mode: str) -> IO[Any]:

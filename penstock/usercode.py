@@ -117,7 +117,7 @@ def _import(module_name: str, what: str) -> ModuleType:
             f"the {what} module {module_name!r} could not be imported: it calls penstock.train on import; "
             f'guard the call with `if __name__ == "__main__":` or name the file instead'
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"the {what} module {module_name!r} could not be imported: {_describe(error)}"
         ) from error

@@ -18,6 +18,7 @@ LAYERS = {
     "usercode": 0,
     "safe_files": 0,
     "open_files": 0,
+    "checksums": 0,
     "cores": 0,
     "gym_datasets": 0,
     "interfaces": 0,

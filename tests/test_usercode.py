@@ -150,6 +150,12 @@ def test_a_file_that_fails_is_one_sentence(tmp_path: Path, text: str, sentence: 
     assert load_function(f"{path}:f", what="reward")() == 1
 
 
+def test_a_module_that_leaves_python_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "module_that_leaves.py", "import sys; sys.exit(0)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert fails("module_that_leaves:f").endswith("could not be imported: SystemExit: 0")
+
+
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, "values.py", "f = 3")
     assert fails("none.py:f") == f"the reward file none.py does not exist in the current folder, {Path.cwd()}"

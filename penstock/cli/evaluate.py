@@ -21,6 +21,7 @@ from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import is_adapter, read_adapter
 from penstock.observe.plain_text import plain_line
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.config_file import check_config
 from penstock.orchestration.evaluation_report import EvaluationReport, report_of
 from penstock.orchestration.evaluation_session import evaluate, prepare_evaluation
 from penstock.orchestration.gpus import find_gpus
@@ -36,6 +37,8 @@ def evaluation_config(
     is_run = (run / "config.yaml").is_file()
     if is_run:
         read_facts(run)  # one of another format is refused
+        if config is None:
+            check_config(run)
     if config is None:
         config = run / "config.yaml" if is_run else DEMO if model in RECIPES else None
     data: dict[str, Any] = read_yaml(config) if config is not None else {}

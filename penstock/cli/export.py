@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
+from penstock.checksums import CHECKSUMS, check_files
 from penstock.config.loader import read_yaml
 from penstock.errors import UserError
 from penstock.models.adapter_folder import CONFIG, TENSORS, is_adapter, model_below
@@ -35,7 +36,7 @@ def export_model(run: Path, *, step: Step | None, to: Path | None, merge: bool =
     with whole_folder(target) as unnamed:
         if merge:
             _write_merged(source, unnamed, trust_remote_code=_trusts(run))
-        left_out = (CONFIG, TENSORS) if merge else ()
+        left_out = (CHECKSUMS, *((CONFIG, TENSORS) if merge else ()))
         shutil.copytree(
             source, unnamed, dirs_exist_ok=True, ignore=lambda _, names: set(left_out) & set(names)
         )
@@ -58,7 +59,7 @@ def model_of(run: Path, step: Step | None = None) -> Path:
         if step not in found:
             known = ", ".join(map(str, found)) or "none"
             raise UserError(f"{run} has no checkpoint of step {step}; it has checkpoints of steps: {known}")
-        return found[step] / MODEL
+        return _whole(found[step] / MODEL)
     models = [path / MODEL for path in found.values()][-1:]
     if _config_of(run / MODEL).is_file():
         models.append(run / MODEL)
@@ -66,7 +67,16 @@ def model_of(run: Path, step: Step | None = None) -> Path:
         raise UserError(
             f"{run} has no model yet; it is saved when the run ends, or with run.checkpoint_every in between"
         )
-    return max(models, key=_age)
+    return _whole(max(models, key=_age))
+
+
+def _whole(model: Path) -> Path:
+    """A model whose files are as they were written, where there are checksums of it."""
+    if (model / CHECKSUMS).is_file():
+        check_files(model)
+    elif (model.parent / CHECKSUMS).is_file():
+        check_files(model.parent, below=f"{MODEL}/")
+    return model
 
 
 def _write_merged(adapter: Path, folder: Path, *, trust_remote_code: bool) -> None:

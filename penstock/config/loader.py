@@ -13,6 +13,9 @@ from penstock.errors import ConfigError
 
 Root = TypeVar("Root", bound=BaseModel)
 
+MAX_DEPTH = 50
+"""Levels of a config inside each other."""
+
 
 def load_config(root: type[Root], path: Path | None, overrides: Sequence[str] = ()) -> Root:
     data = read_yaml(path) if path is not None else {}
@@ -31,13 +34,35 @@ def _spelled_out(root: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
+class _TooDeep(Exception):
+    """Nested deeper than anything that a config needs."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Stops at `MAX_DEPTH` while it reads: what the parser does with one level more grows with those around it."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.depth > MAX_DEPTH:
+            raise _TooDeep
+        self.depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"config file {path} does not exist; `penstock init` writes a starter")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ConfigError(f"config file {path} is nested too deeply") from error
+        data = _parse(path.read_text(encoding="utf-8"))
+    except _TooDeep as error:
+        raise ConfigError(f"config file {path} is nested more than {MAX_DEPTH} levels deep") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"config file {path} is not text in UTF-8") from error
     except yaml.YAMLError as error:
@@ -68,7 +93,9 @@ def apply_override(data: dict[str, Any], override: str) -> None:
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
         node = child
     try:
-        node[last] = yaml.safe_load(text) if text else ""
+        node[last] = _parse(text) if text else ""
+    except _TooDeep as error:
+        raise ConfigError(f"override {key}: its value is nested more than {MAX_DEPTH} levels deep") from error
     except yaml.YAMLError as error:
         shown = HIDDEN if is_secret(last) else text
         raise ConfigError(f"override {key}={shown}: {shown!r} is not a valid value") from error

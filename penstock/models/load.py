@@ -21,6 +21,7 @@ def load_model(
     name_or_path: str, *, dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False
 ) -> nn.Module:
     """The model's own class with our attention, in eval mode. Call `attention.attach` before a forward."""
+    check_device(device)
     attention.register()
     check_supported(load_config(name_or_path, trust_remote_code=trust_remote_code))
     try:
@@ -46,6 +47,17 @@ def resolve_device(device: str) -> str:
     if device != "auto":
         return device
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def check_device(device: str) -> None:
+    """Refuse a GPU that torch can't use."""
+    kind, _, number = device.partition(":")
+    found = torch.cuda.device_count() if kind == "cuda" else 0
+    if kind == "cuda" and int(number or 0) >= found:
+        raise UserError(
+            f"there is no device {device}: torch {torch.__version__} can use {found} GPUs here; use cpu, another "
+            "number, or another build of torch"
+        )
 
 
 def resolve_dtype(dtype: str, device: str) -> str:

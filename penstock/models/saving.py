@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from penstock.checksums import Checksum
 from penstock.models.published import wire_dtypes
 from penstock.models.tensor_file import write_tensors
 
@@ -30,7 +31,7 @@ def write_config(model: Any, folder: Path, dtype: torch.dtype | None) -> None:
 
 def write_weights(
     model: Any, folder: Path, dtype: torch.dtype | None, state: Mapping[str, torch.Tensor]
-) -> None:
+) -> dict[Path, Checksum]:
     """The weights alone, under the names of the family's published checkpoints. `state` is the model's, or a copy
     that training does not change meanwhile."""
     from transformers.core_model_loading import revert_weight_conversion
@@ -39,7 +40,8 @@ def write_weights(
     left_out = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     kept = {name: tensor for name, tensor in state.items() if name not in left_out}
     named = remove_tied_weights_from_state_dict(_in_format(model, kept, dtype), model)
-    write_tensors(folder / WEIGHTS, revert_weight_conversion(model, named))
+    path = folder / WEIGHTS
+    return {path: write_tensors(path, revert_weight_conversion(model, named))}
 
 
 def _in_format(

@@ -5,10 +5,15 @@ beside its steps could launch nothing meanwhile.
 """
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+
+from penstock.checksums import Checksum
+from penstock.errors import DiskFull
+from penstock.safe_files import is_full_disk
 
 PIECE_BYTES = 64 << 20
 """Written at once; Linux takes at most 2 GiB."""
@@ -30,16 +35,28 @@ NAMES = {
 """What the format calls a dtype."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Tensors may be views. Those on a device are moved to the host one at a time."""
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Checksum:
+    """Tensors may be views. Those on a device are moved to the host one at a time. The checksum is of what is in
+    memory, whatever the disk makes of it."""
     # Wide values first: then each lies at a multiple of its own width.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    with path.open("wb") as file:
-        file.write(_header(ordered))
-        for _, tensor in ordered:
-            values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            for piece in torch.split(values, PIECE_BYTES):
-                file.write(piece.numpy().data)
+    header = _header(ordered)
+    num_bytes = len(header) + sum(tensor.nbytes for _, tensor in ordered)
+    crc = zlib.crc32(header)
+    try:
+        with path.open("wb") as file:
+            file.write(header)
+            for _, tensor in ordered:
+                values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                for piece in torch.split(values, PIECE_BYTES):
+                    data = piece.numpy().data
+                    file.write(data)
+                    crc = zlib.crc32(data, crc)
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        raise DiskFull(f"{path.name} needs {num_bytes:,} bytes") from error
+    return num_bytes, f"{crc:08x}"
 
 
 def _header(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:

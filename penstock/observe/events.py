@@ -240,11 +240,13 @@ class EvaluationEvent(Event, frozen=True, kw_only=True):
 
 
 class CheckpointEvent(Event, frozen=True, kw_only=True):
-    """The checkpoint of a step is durable. Steps went on while it was written."""
+    """The checkpoint of a step is durable, or could not be written. Steps went on meanwhile."""
 
     step: int
-    write_s: float
-    num_bytes: int
+    write_s: float = 0.0
+    num_bytes: int = 0
+    failure: str = ""
+    """Why it could not be written."""
 
 
 class RecoveryEvent(Event, frozen=True, kw_only=True):

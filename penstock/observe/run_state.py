@@ -81,6 +81,9 @@ class RunState:
         """Since the last step."""
         self._written: CheckpointEvent | None = None
         """The last checkpoint that became durable since the last step."""
+        self.failed_checkpoints: tuple[int, int, str] | None = None
+        """How many could not be written, the step of the last, and why."""
+        self._last_checkpoint_failed = False
         self.num_skipped = 0
         """Versions that were never sent, since newer ones replaced them."""
         self._bottleneck = Bottleneck()
@@ -156,6 +159,7 @@ class RunState:
             ages=ages_of(self.row),
             samples=self.num_samples,
             drops=dict(self.drops),
+            failed_checkpoints=self.failed_checkpoints if self._last_checkpoint_failed else None,
             processes=tuple(
                 ProcessStatus(name=one.name, busy=min(1.0, one.busy.rate), doing=one.doing)
                 for one in (self.processes[TRAINER], *self.engines)
@@ -334,7 +338,12 @@ class RunState:
         self.heldout.append((event.step, event.reward))
 
     def _on_checkpoint(self, event: CheckpointEvent) -> None:
-        self._written = event
+        self._last_checkpoint_failed = bool(event.failure)
+        if event.failure:
+            number = 1 if self.failed_checkpoints is None else self.failed_checkpoints[0] + 1
+            self.failed_checkpoints = (number, event.step, event.failure)
+        else:
+            self._written = event
 
     def _process(self, name: str) -> ProcessState:
         if name not in self.processes:

@@ -66,6 +66,11 @@ def lines(status: RunStatus, width: int) -> list[Text]:
     if status.drops:
         drops = [f"{count} {plain_line(reason)}" for reason, count in sorted(status.drops.items())]
         rows.append(_row("dropped", [Text(", ".join(drops), style="yellow")], width))
+    if status.failed_checkpoints is not None:
+        number, step, why = status.failed_checkpoints
+        what = f"{number} checkpoints" if number > 1 else "1 checkpoint"
+        words = f"{what} could not be written, the last of step {step}: {plain_line(why)}"
+        rows.append(_row("unsaved", [Text(words, style="red")], width))
     shown = status.processes[:MAX_PROCESSES]
     rows += [_process(process, width) for process in shown if process.doing or process.busy]
     if len(shown) < len(status.processes):

@@ -98,6 +98,8 @@ class RunStatus:
     ages: tuple[AgeStatus, ...] = ()
     samples: int = 0
     drops: dict[str, int] = field(default_factory=dict)
+    failed_checkpoints: tuple[int, int, str] | None = None
+    """How many could not be written, the step of the last and why; None once one is written again."""
     processes: tuple[ProcessStatus, ...] = ()
     flow: FlowStatus | None = None
     bottleneck: BottleneckStatus | None = None

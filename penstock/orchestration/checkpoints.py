@@ -13,12 +13,13 @@ here too, and come again in a run without one.
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 
 from penstock.buffer.admission import GateState
 from penstock.buffer.history import HistoryState
+from penstock.checksums import check_files, write_checksums
 from penstock.errors import RemoteError, TrainerLost, UserError
 from penstock.observe.events import CheckpointEvent
 from penstock.observe.recorder import Recorder
@@ -34,8 +35,10 @@ from penstock.orchestration.kept_checkpoints import (
     superfluous,
 )
 from penstock.orchestration.resume import Resume
+from penstock.orchestration.run_facts import read_facts
 from penstock.safe_files import whole_folder
 from penstock.tasks.stream import StreamState, TaskStream
+from penstock.trainer.trainer_client import TRAINER_STATE
 from penstock.types import DEFAULT_POLICY, CheckpointWritten, Record
 
 FORMAT = 1
@@ -50,7 +53,9 @@ class Progress(Record, frozen=True, kw_only=True):
     """How far a run has come."""
 
     format: int = FORMAT
-    step: int
+    run: str = ""
+    """Whose checkpoint it is (`RunFacts.id`)."""
+    step: Annotated[int, msgspec.Meta(ge=0)]
     max_staleness: int
     """The bound in force, which the closed loop may have changed."""
     num_admitted: int
@@ -96,7 +101,7 @@ def read_progress(checkpoint: Path) -> Progress:
         if number == FORMAT:
             return msgspec.json.decode(data, type=Progress)
     except (OSError, msgspec.MsgspecError) as error:
-        raise UserError(f"{path} can't be read ({error}); remove {checkpoint} to go on without it") from error
+        raise UserError(f"{path} is damaged: {error}") from error
     raise UserError(
         f"{checkpoint} has format {number}, and this Penstock reads format {FORMAT}; use the version of Penstock "
         "that wrote it"
@@ -106,6 +111,7 @@ def read_progress(checkpoint: Path) -> Progress:
 def write_beginning(run: Path, tasks: TaskStream, bound: int, only_in_python: tuple[Part, ...]) -> None:
     """So that a run can go on that is stopped before its first checkpoint. Its weights are those of its model."""
     progress = Progress(
+        run=read_facts(run).id,
         step=0,
         max_staleness=bound,
         num_admitted=0,
@@ -115,6 +121,36 @@ def write_beginning(run: Path, tasks: TaskStream, bound: int, only_in_python: tu
     )
     with whole_folder(run / BEGINNING) as unnamed:
         (unnamed / PROGRESS).write_bytes(msgspec.json.encode(progress))
+        write_checksums(unnamed)
+
+
+def open_checkpoint(checkpoint: Path) -> Progress:
+    """Of a checkpoint that is as it was written: in all of its files, of its step, and of its run."""
+    check_files(checkpoint, closed=TRAINER_STATE)
+    progress, run = read_progress(checkpoint), checkpoint.parent.parent
+    if checkpoint.name != f"step-{progress.step}":
+        raise UserError(f"{checkpoint} is the checkpoint of step {progress.step} under another name")
+    if progress.run and read_facts(run).id not in ("", progress.run):
+        raise UserError(f"{checkpoint} is a checkpoint of another run")
+    return progress
+
+
+def newest_whole(run: Path, say: Callable[[str], None]) -> tuple[Path, Progress] | None:
+    """The newest checkpoint that is as it was written; of damaged ones behind it is said what is wrong. None where
+    there are no checkpoints yet."""
+    first: UserError | None = None
+    for path in reversed(checkpoints_of(run).values()):
+        try:
+            return path, open_checkpoint(path)
+        except UserError as error:
+            say(f"{error}; the run goes back to the checkpoint before {path.name}")
+            first = first or error
+    if first is None:
+        return None
+    raise UserError(
+        f"no checkpoint of {run} is as it was written: {first}; restore it from a copy, or train again from the "
+        f"start with what the journal still has: penstock resume {run} --step 0"
+    )
 
 
 class CheckpointingTrainer(Protocol):
@@ -148,6 +184,7 @@ class Checkpoints:
         self._durable = durable
         self._covered = covered
         self._run = run
+        self._id = read_facts(run).id
         self._trainer = trainer
         self._tasks = tasks
         self._every = every
@@ -255,7 +292,9 @@ class Checkpoints:
         return self._run / FOLDER / f"step-{step}"
 
     def _tell_failure(self, step: int, error: Exception) -> None:
-        self._events.log(f"the checkpoint of step {step} could not be written: {error}; the run goes on")
+        events = self._events
+        events.log(f"the checkpoint of step {step} could not be written: {error}; the run goes on")
+        events.emit(CheckpointEvent(process=events.process, time=events.now(), step=step, failure=str(error)))
 
     def _progress(self, stand: Resume) -> Progress:
         gate = stand.gate
@@ -263,6 +302,7 @@ class Checkpoints:
         under_way = [stand.running[number].id for number in sorted(ticket.number for ticket in tickets)]
         place = self._tasks.state()
         return Progress(
+            run=self._id,
             step=gate.step,
             max_staleness=gate.max_staleness,
             num_admitted=gate.num_admitted,

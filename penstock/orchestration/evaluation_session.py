@@ -26,7 +26,7 @@ from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.placed_config import outline_on_gpu
 from penstock.orchestration.placement import place_threads
 from penstock.orchestration.pooled_workers import PoolCare
-from penstock.orchestration.preflight import Prepared, open_model, resolve_prompts
+from penstock.orchestration.preflight import Prepared, check_devices, open_model, resolve_prompts
 from penstock.orchestration.restart_policy import Deaths, RestartPolicy
 from penstock.orchestration.revival import Revival
 from penstock.orchestration.rollout_workers import start_episodes
@@ -55,7 +55,8 @@ def prepare_evaluation(
     if config.model.adapter is not None:
         read_adapter(Path(config.model.adapter))
     check_capabilities(config, trains=False)
-    heldout = load_tasks(config.eval.tasks)
+    check_devices(config, gpus)
+    heldout = load_tasks(config.eval.tasks, log)
     load_functions(config.reward)
     named = config.rollout.workflow
     Workflows().check(heldout)

@@ -2,13 +2,18 @@
 beside the workers'."""
 
 import importlib.metadata
+import importlib.util
+import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 COMMAND = "nvidia-smi"
 QUERY = ("--query-gpu=index,uuid,memory.total,memory.free,compute_cap,name", "--format=csv,noheader,nounits")
+DEVICE_FILES = ("nvidia[0-9]*", "nvidia-caps", "kfd", "dxg", "nvhost-*")
+"""By which a system shows GPUs: of Nvidia, AMD, Windows' Linux, and Jetsons."""
 MIB = 1 << 20
 WITH_BFLOAT16 = 8.0
 """The first compute capability whose matmuls take bfloat16."""
@@ -37,6 +42,39 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return parse_gpus(told, environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def why_missing(device: str, gpus: Sequence[Gpu], *, devices: Path = Path("/dev")) -> str | None:
+    """Why a worker on this machine can't compute on `device`, as far as that is known without torch. Containers may
+    have GPUs and not the tool that lists them: then the worker finds out."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return None
+    if gpus:
+        if not number.isdigit() or int(number) < len(gpus):
+            return None
+        seen = "1 GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
+        return (
+            f"needs more than the {seen} that this machine shows, numbered from 0; use cuda:{len(gpus) - 1}"
+        )
+    version, can_use = _torch_build()
+    if not can_use:
+        return f"needs torch with CUDA, and torch {version} is built for the CPU alone; install another, or use cpu"
+    if not any(next(devices.glob(name), None) for name in DEVICE_FILES):
+        return "needs a GPU, and this machine has none; use cpu"
+    return None
+
+
+def _torch_build() -> tuple[str, bool]:
+    """Torch's version and whether it was built for GPUs, from a file of its own: to import it takes seconds."""
+    version = importlib.metadata.version("torch")
+    spec = importlib.util.find_spec("torch")
+    try:
+        built = (Path(spec.origin).parent / "version.py").read_text() if spec and spec.origin else ""
+    except OSError:
+        built = ""
+    is_for_cpu = "+cpu" in version or (built and not re.search(r"^(cuda|hip)\b.*= ?'", built, re.MULTILINE))
+    return version, not is_for_cpu
 
 
 def parse_gpus(told: str, visible: str | None) -> tuple[Gpu, ...]:

@@ -22,12 +22,21 @@ LINES_AT_START = (
     "{name}: still ending, without a model (once more to end at once)",
     LINES[2],
 )
+LINES_ON_FULL_DISK = (
+    "{name}: waiting no longer for room on the disk; the model is tried once more",
+    "{name}: waiting no longer for room on the disk; the model is tried once more",
+    LINES[2],
+)
 
 
 class Stoppable(Protocol):
     @property
     def has_begun(self) -> bool:
         """Whether it trains: before, there is nothing to save."""
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether the model is not saved yet only because the disk is full."""
 
     def stop(self) -> None: ...
 
@@ -72,6 +81,8 @@ def _answers(
         nonlocal count
         asks = (session.stop, session.hurry, end)
         lines = LINES if session.has_begun else LINES_AT_START
+        if session.waits_for_room:
+            lines = LINES_ON_FULL_DISK
         ask, line = asks[min(count, 2)], lines[min(count, 2)]
         count += 1
         ask()  # before the line: whatever becomes of that

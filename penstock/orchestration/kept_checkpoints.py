@@ -32,11 +32,11 @@ class HeldoutReward(msgspec.Struct, frozen=True):
 
 
 def checkpoints_of(run: Path) -> dict[int, Path]:
-    """The whole checkpoints of a run by step, oldest first."""
+    """The checkpoints of a run by step, oldest first. Each got its name when it was whole."""
     found = {}
     for path in (run / FOLDER).glob("step-*"):
         named = _NAME.fullmatch(path.name)
-        if named and (path / PROGRESS).is_file():
+        if named and path.is_dir():
             found[int(named[1])] = path
     return dict(sorted(found.items()))
 

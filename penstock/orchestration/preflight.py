@@ -4,14 +4,13 @@ What is wrong here is a `UserError` in one sentence; no process has been started
 """
 
 import json
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import yaml
 
 from penstock.algorithms.selection import SELECTIONS
 from penstock.config.secrets import hidden
@@ -28,21 +27,21 @@ from penstock.orchestration.automatic import sites_of
 from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.config_file import write_config
 from penstock.orchestration.gpu_pools import used_gpus
-from penstock.orchestration.gpus import Gpu
+from penstock.orchestration.gpus import Gpu, why_missing
 from penstock.orchestration.memory_plan import MemoryPlan
 from penstock.orchestration.placed_config import outline_on_gpu, place
 from penstock.orchestration.run_facts import read_facts, write_facts
 from penstock.orchestration.run_folder import SavedRun
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
-from penstock.safe_files import write_private
 from penstock.scoring.functions import load_functions
 from penstock.sync.transports import transport_of
 from penstock.tasks.chat_prompts import resolve_chat
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.curriculum import load_curriculum
 from penstock.tasks.sources import load_tasks
-from penstock.tasks.task_rows import Row, tasks_from_rows
+from penstock.tasks.task_rows import Row, take_rows, tasks_from_rows
 from penstock.types import Task
 from penstock.usercode import is_command
 
@@ -93,8 +92,11 @@ def prepare(
         "workflow": workflow is not None and config.rollout.workflow is None,
     }
     check_writers(config.observe)
-    train_tasks = _tasks(config.tasks, tasks)
-    heldout_tasks = [] if config.eval.tasks is None else _tasks(config.eval.tasks, heldout)
+    if saved is None:
+        check_parent(config.run.folder)
+    check_devices(config, gpus)
+    train_tasks = _tasks(config.tasks, tasks, log)
+    heldout_tasks = [] if config.eval.tasks is None else _tasks(config.eval.tasks, heldout, log)
     load_functions(config.reward)
     config.algorithm.load()
     check_capabilities(config)
@@ -134,7 +136,9 @@ def prepare(
     folder = new_run_folder(config) if saved is None else saved.folder
     if config.launcher.reaches_other_machines:
         folder = folder.resolve()  # workers elsewhere have another working directory
-    write_facts(folder, msgspec.structs.replace(read_facts(folder), auto=placed.chosen))
+    facts = read_facts(folder)
+    known = facts.id or ("" if saved is None else saved.progress.run) or secrets.token_hex(8)
+    write_facts(folder, msgspec.structs.replace(facts, auto=placed.chosen, id=known))
     return Prepared(
         config=config,
         model=model,
@@ -197,8 +201,22 @@ def resolve_prompts(
     return resolved, train_tasks, heldout_tasks
 
 
-def _tasks(config: TasksConfig, rows: Iterable[Row] | None) -> list[Task]:
-    return load_tasks(config) if rows is None else tasks_from_rows(rows, config)
+def check_devices(config: PenstockConfig, gpus: Sequence[Gpu]) -> None:
+    """Refuse a GPU that is not on this machine, where all workers are on it."""
+    if config.launcher.reaches_other_machines:
+        return
+    devices = {"model.device": config.model.device, "reward.device": config.reward.device}
+    if config.engine.kind == "embedded":  # servers may have a torch of their own, or be elsewhere
+        devices["engine.device"] = config.engine.device
+    for setting, device in devices.items():
+        if (why := why_missing(device, gpus)) is not None:
+            raise UserError(f"{setting}={device} {why}")
+
+
+def _tasks(config: TasksConfig, rows: Iterable[Row] | None, log: Callable[[str], None]) -> list[Task]:
+    if rows is None:
+        return load_tasks(config, log)
+    return tasks_from_rows(take_rows(rows, "tasks", config.limit, log), config)
 
 
 def warn_of_idle_penalty(config: PenstockConfig, log: Callable[[str], None]) -> None:
@@ -217,20 +235,35 @@ def warn_of_idle_penalty(config: PenstockConfig, log: Callable[[str], None]) -> 
 
 def new_run_folder(config: PenstockConfig) -> Path:
     """`runs/NAME`, or `runs/NAME-2` and so on: a run never writes into another one's folder."""
+    check_parent(config.run.folder)
+    try:
+        config.run.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run.folder={config.run.folder} can't be made: {error.strerror}") from error
     number = 1
     while True:
         name = config.run.name if number == 1 else f"{config.run.name}-{number}"
         folder = config.run.folder / name
         try:
-            config.run.folder.mkdir(parents=True, exist_ok=True)
             folder.mkdir(mode=0o700)
         except FileExistsError:
             number += 1
             continue
         except OSError as error:
             raise UserError(f"the run folder {folder} can't be made: {error.strerror}") from error
-        write_private(folder / "config.yaml", to_yaml(config))
+        write_config(folder, config)
         return folder
+
+
+def check_parent(folder: Path) -> None:
+    """Refuse a `run.folder` that is something else than a folder, or to be one."""
+    if folder.is_symlink() and not folder.exists():
+        raise UserError(
+            f"run.folder must be a folder, and {folder} is a link to {folder.readlink()}, which is not there; is a "
+            "disk not mounted?"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"run.folder must be a folder, and {folder} is a file; name another one")
 
 
 def open_writers(prepared: Prepared) -> list[MetricsWriter]:
@@ -256,12 +289,6 @@ def config_event(prepared: Prepared, now: float) -> ConfigEvent:
     used = used_gpus(config) or {site.device for site in (sites.trainer, sites.engine) if site.is_gpu}
     plain = json.dumps(hidden(config.model_dump(mode="json")))
     return ConfigEvent(process="controller", time=now, config=plain, num_gpus=len(used))
-
-
-def to_yaml(config: PenstockConfig) -> str:
-    """With secrets hidden: a run folder is what people show each other."""
-    plain: dict[str, Any] = hidden(config.model_dump(mode="json"))
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 def _refuse_commands(tasks: Sequence[Task]) -> None:

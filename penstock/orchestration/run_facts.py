@@ -19,6 +19,8 @@ class RunFacts(Record, frozen=True, kw_only=True):
     format: int = FORMAT
     auto: tuple[str, ...] = ()
     """Settings that `auto` chose. They are chosen again where the run goes on: that may be another machine."""
+    id: str = ""
+    """Drawn when the run began: its checkpoints say which run they are of."""
     trackers: dict[str, str] = msgspec.field(default_factory=dict)
     """By which the run is known to wandb and trackio, so that it goes on there too."""
 

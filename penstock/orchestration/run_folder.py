@@ -2,17 +2,25 @@
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from penstock.checksums import check_files
 from penstock.config.loader import load_config
 from penstock.errors import UserError
-from penstock.orchestration.checkpoints import BEGINNING, Progress, read_progress
+from penstock.orchestration.checkpoints import (
+    BEGINNING,
+    Progress,
+    newest_whole,
+    open_checkpoint,
+    read_progress,
+)
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.kept_checkpoints import PROGRESS, best_of, checkpoints_of, rewards_of
+from penstock.orchestration.config_file import FILE, check_config
+from penstock.orchestration.kept_checkpoints import best_of, checkpoints_of, rewards_of
 from penstock.orchestration.run_facts import read_facts
 from penstock.orchestration.run_processes import wait_for_orphans
 from penstock.safe_files import open_private, write_private
@@ -41,6 +49,8 @@ class SavedRun:
     checkpoint: Path | None
     """None: it was stopped before the first one, and goes on from its model with what its journal has."""
     progress: Progress
+    words: tuple[str, ...] = ()
+    """What is to be said of newer checkpoints that are damaged."""
 
     @property
     def rows_until(self) -> int:
@@ -83,16 +93,12 @@ def load_saved_run(
         if key in FIXED or key.startswith("model.lora."):
             raise UserError(f"{key} can't be changed when a run is resumed; start another run for that")
     chosen_again = [f"{setting}=auto" for setting in read_facts(folder).auto]
-    config = load_config(PenstockConfig, folder / "config.yaml", [*chosen_again, *overrides])
+    check_config(folder)
+    config = load_config(PenstockConfig, folder / FILE, [*chosen_again, *overrides])
     if not is_held(folder):  # `held` refuses one that is
         wait_for_orphans(folder)
-    checkpoint = _checkpoint(folder, step)
-    if checkpoint is None and not (folder / BEGINNING / PROGRESS).is_file():
-        raise UserError(
-            f"{folder} has no checkpoint to go on from; set run.checkpoint_every when a run is started (its model, "
-            f"if there is one, is in {folder / 'model'})"
-        )
-    progress = read_progress(checkpoint or folder / BEGINNING)
+    words: list[str] = []
+    checkpoint, progress = _choose(folder, step, words.append)
     if progress.only_in_python:
         raise UserError(
             f"{folder} was given its {' and '.join(progress.only_in_python)} as a Python object, which its config "
@@ -101,19 +107,27 @@ def load_saved_run(
     done = progress.step
     if done >= config.run.steps:
         raise UserError(f"{folder} has done its {done} steps; give more to go on: run.steps={done + 100}")
-    return config, SavedRun(folder=folder, checkpoint=checkpoint, progress=progress)
+    return config, SavedRun(folder=folder, checkpoint=checkpoint, progress=progress, words=tuple(words))
 
 
-def _checkpoint(folder: Path, step: int | Literal["best"] | None) -> Path | None:
-    """None: the run goes on from its beginning."""
+def _choose(
+    folder: Path, step: int | Literal["best"] | None, say: Callable[[str], None]
+) -> tuple[Path | None, Progress]:
+    """A checkpoint and its progress. None: the run goes on from its beginning."""
     found = checkpoints_of(folder)
-    if step is None:
-        return next(reversed(found.values()), None)
+    if step is None and (newest := newest_whole(folder, say)) is not None:
+        return newest
     wanted = best_of(rewards_of(folder)) if step == "best" else step
     if wanted in found:
-        return found[wanted]
-    if wanted == 0 and (folder / BEGINNING / PROGRESS).is_file():
-        return None
+        return found[wanted], open_checkpoint(found[wanted])
+    if (wanted == 0 or step is None) and (folder / BEGINNING).is_dir():
+        check_files(folder / BEGINNING)
+        return None, read_progress(folder / BEGINNING)
+    if step is None:
+        raise UserError(
+            f"{folder} has no checkpoint to go on from; set run.checkpoint_every when a run is started (its model, "
+            f"if there is one, is in {folder / 'model'})"
+        )
     known = ", ".join(map(str, found)) or "none"
     what = "that was evaluated" if step == "best" else f"of step {step}"
     raise UserError(f"{folder} has no checkpoint {what}; it has checkpoints of steps: {known}")

@@ -10,6 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from penstock.blobs import open_blobs
+from penstock.buffer.journal.disk_room import DiskRoom
+from penstock.errors import DiskFull
 from penstock.interfaces import Scorer
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import LOADING, RunEvent
@@ -22,9 +24,10 @@ from penstock.orchestration.automatic import sites_of
 from penstock.orchestration.beginning import Beginning, begin, what_a_crash_costs
 from penstock.orchestration.checkpoints import Part, write_beginning
 from penstock.orchestration.closed_loop import starting_bound
+from penstock.orchestration.config_file import write_config
 from penstock.orchestration.dashboard_door import dashboard
 from penstock.orchestration.ending import Ending, Hurried
-from penstock.orchestration.kept_checkpoints import put_aside_past, sweep_unfinished
+from penstock.orchestration.kept_checkpoints import checkpoints_of, put_aside_past, sweep_unfinished
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.launcher_choice import kind_of, open_joining, open_launcher
 from penstock.orchestration.launchers.remote import RemoteLauncher
@@ -32,7 +35,7 @@ from penstock.orchestration.launchers.volunteers import Volunteers
 from penstock.orchestration.machine_load import machine_load
 from penstock.orchestration.monitor import heartbeat
 from penstock.orchestration.placement import Environments, sharing
-from penstock.orchestration.preflight import Prepared, config_event, open_store, open_writers, to_yaml
+from penstock.orchestration.preflight import Prepared, config_event, open_store, open_writers
 from penstock.orchestration.reward_watch import RewardWatch
 from penstock.orchestration.run_folder import held, put_aside_rows_past
 from penstock.orchestration.shipped_files import files_of_run
@@ -44,7 +47,6 @@ from penstock.orchestration.workers import (
     Workers,
     start_workers,
 )
-from penstock.safe_files import write_private
 
 
 class Session:
@@ -59,6 +61,8 @@ class Session:
         self._collector: EventCollector | None = None
         self._joining: tuple[RemoteLauncher, Volunteers] | None = None
         self._ending = Ending()
+        self._room: DiskRoom | None = None
+        """On the disk, from when the model is saved."""
 
     @property
     def has_begun(self) -> bool:
@@ -70,12 +74,14 @@ class Session:
         thread."""
         if self.has_begun:
             self._ending.stop(self._stop_controller)
+            self._ending.call(self._stop_waiting)
         else:
             self.hurry()
 
     def hurry(self) -> None:
         """End without an evaluation; the trainer still ends its step, and the model is saved. As safe as `stop`."""
         self._ending.hurry()
+        self._ending.call(self._stop_waiting)
 
     def say(self, line: str) -> None:
         """A line for the person who watches, as an event of the run. As safe as `stop`."""
@@ -86,6 +92,15 @@ class Session:
         if self._phase is not None and self._phase.controller is not None:
             self._phase.controller.stop()
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether the disk is full, and the model not saved yet."""
+        return self._room is not None and self._room.is_full
+
+    def _stop_waiting(self) -> None:
+        if self._room is not None:
+            self._room.give_up()
+
     async def run(self) -> Summary:
         with held(self._prepared.folder):
             self._take_over()
@@ -95,6 +110,8 @@ class Session:
         """Put the folder of a run that goes on into the order of its checkpoint."""
         saved = self._prepared.saved
         if saved is not None:
+            for word in saved.words:
+                self.say(word)
             if later := put_aside_past(saved.folder, saved.progress.step):
                 aside = ", ".join(map(str, later))
                 self.say(
@@ -102,7 +119,7 @@ class Session:
                 )
             sweep_unfinished(saved.folder)
             put_aside_rows_past(saved.folder, saved.rows_until)
-            write_private(saved.folder / "config.yaml", to_yaml(self._config))
+            write_config(saved.folder, self._config)
 
     async def _run(self) -> Summary:
         loop = asyncio.get_running_loop()
@@ -131,7 +148,10 @@ class Session:
             events.phase("done")
             stream.flush()
             summary = summarise(state)
-            summary.write(self._prepared.folder)
+            try:
+                summary.write(self._prepared.folder)
+            except OSError as error:
+                events.log(f"summary.json could not be written: {error}")
             return summary
         finally:
             stream.close()
@@ -235,9 +255,28 @@ class Session:
         await self._save(workers, events)
 
     async def _save(self, workers: Workers, events: Recorder) -> None:
+        """On a full disk this waits for room: the trainer alone has what was trained."""
         events.phase("saving")
-        saving = workers.trainer.save(str(self._prepared.folder / "model"))
-        await supervised(saving, [workers.trainer.place])
+
+        async def save() -> None:
+            try:
+                await workers.trainer.save(str(self._prepared.folder / "model"))
+            except DiskFull as error:
+                raise DiskFull(f"{error}; if the model stays unsaved, {self._what_is_left()}") from error
+
+        room = self._room = DiskRoom(say=events.log)
+        await supervised(room.patiently(save), [workers.trainer.place])
+
+    def _what_is_left(self) -> str:
+        """Of what was trained, without the trainer: a sentence that says how to get at it."""
+        folder, found = self._prepared.folder, checkpoints_of(self._prepared.folder)
+        step = max(found, default=0)
+        controller = None if self._phase is None else self._phase.controller
+        if found and controller is not None and controller.steps_done == step:
+            return f"the checkpoint of step {step} holds the same weights: penstock export {folder} --step {step}"
+        if self._config.run.checkpoint_every and not self._only_in_python:
+            return f"penstock resume {folder} trains again from step {step}"
+        return f"the checkpoint of step {step} is all that is left" if found else "no checkpoint holds it"
 
     async def _rescue(
         self, phase: TrainingPhase, workers: Workers, events: Recorder, error: Exception

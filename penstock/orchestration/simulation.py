@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.checksums import write_checksums
 from penstock.safe_files import remove_folder, replace_link, whole_folder
 from penstock.scoring.thread_scorer import MemoryScorer, refuse_if_group_is_needed
 from penstock.trainer.trainer_client import LATEST
@@ -120,6 +121,7 @@ class SimulatedTrainer:
         with whole_folder(Path(folder)) as unnamed:
             for name, data in files.items():
                 (unnamed / name).write_bytes(data)
+            write_checksums(unnamed)
         replace_link(Path(folder).with_name(LATEST), Path(folder).name)
         for old in remove:
             remove_folder(Path(old))

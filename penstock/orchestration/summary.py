@@ -56,6 +56,8 @@ class Summary:
     """Groups that were not trained, by reason."""
     failures: dict[str, int]
     """Episodes that failed, by reason."""
+    failed_checkpoints: str
+    """How many checkpoints could not be written, and why the last was not; "" where all were."""
     stopped_early: bool
     """Whether it ended before `run.steps`."""
 
@@ -79,6 +81,8 @@ class Summary:
         ]
         if self.failures:
             rows.append(("failed episodes", _counts(self.failures)))
+        if self.failed_checkpoints:
+            rows.append(("checkpoints", self.failed_checkpoints))
         rows.append(("run folder", self.folder + (" (stopped early)" if self.stopped_early else "")))
         return rows
 
@@ -118,6 +122,7 @@ def summarise(state: RunState) -> Summary:
     engine_busy_s = sum(engine.busy_training_s for engine in engines) / max(1, len(engines))
     stalls = state.stalls or [0.0]
     heldout = [reward for _, reward in state.heldout]
+    failed = state.failed_checkpoints
     return Summary(
         name=state.name,
         folder=state.folder,
@@ -138,5 +143,8 @@ def summarise(state: RunState) -> Summary:
         sync_stall_max_s=max(stalls),
         drops=dict(state.drops),
         failures=dict(state.failures),
+        failed_checkpoints=""
+        if failed is None
+        else f"{failed[0]} could not be written, the last of step {failed[1]}: {failed[2]}",
         stopped_early=state.step < state.steps_planned,
     )

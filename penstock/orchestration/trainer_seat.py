@@ -5,12 +5,13 @@ Generation goes on meanwhile, and the buffer fills as far as the staleness bound
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
-from penstock.orchestration.checkpoints import read_progress
+from penstock.orchestration.checkpoints import newest_whole
 from penstock.orchestration.controller import Controller
-from penstock.orchestration.kept_checkpoints import checkpoints_of, sweep_unfinished
+from penstock.orchestration.kept_checkpoints import put_aside_past, sweep_unfinished
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.workers import LaunchedRanks, LaunchedTrainer
 
@@ -53,12 +54,23 @@ class TrainerSeat:
             self._say(word)
         version = await controller.pause()
         sweep_unfinished(self._prepared.folder)
-        found = checkpoints_of(self._prepared.folder)
-        self._step = max(found, default=0)
-        checkpoint = str(found[self._step]) if found else ""
-        self._consumed = read_progress(found[self._step]).consumed if found else ()
+        checkpoint = await self._choose(self._prepared.folder)
         start = msgspec.structs.replace(self._trainer.start, version=version, checkpoint=checkpoint)
         self._trainer.place.begin_with(lambda client: client.start(start))
+
+    async def _choose(self, run: Path) -> str:
+        """The newest checkpoint that is whole; "" where there are none yet."""
+        words: list[str] = []
+        found = await asyncio.to_thread(newest_whole, run, words.append)
+        for word in words:
+            self._say(word)
+        if found is None:
+            self._step, self._consumed = 0, ()
+            return ""
+        path, progress = found
+        self._step, self._consumed = progress.step, progress.consumed
+        put_aside_past(run, progress.step)
+        return str(path)
 
     async def returned(self) -> None:
         controller = await asyncio.shield(self._controller)

@@ -30,7 +30,7 @@ class TasksConfig(Section):
     """What the chat template gets beside the messages, for example `{enable_thinking: false}`; held-out prompts
     too."""
     limit: int = Field(default=0, ge=0)
-    """Take only the first so many tasks; 0 takes all."""
+    """Take only the first so many tasks; 0 takes all, of a function at most a million."""
     curriculum: str | None = None
     """`module:function` or `file.py:function` of `curriculum(task, rewards)`, which says whether a task may come
     now. `rewards` has the mean reward of each kind of task (a reasoning_gym dataset, or the column `kind`)."""

@@ -1,6 +1,7 @@
 """From the rows of any source (plain mappings) to tasks, with the checks that all sources share."""
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from penstock.usercode import is_command, is_function_path
 
 WORKFLOW = "workflow"
 """The column by which a task names its own workflow."""
+TELL_EVERY_S = 5.0
+MOST_ROWS = 1_000_000
+"""That a function may give where no `tasks.limit` is set: one that never ends would fill the memory."""
 Row = Mapping[str, Any] | Task
 
 
@@ -37,6 +41,32 @@ def tasks_from_rows(
     if not tasks:
         raise TaskError(f"the task source {config.source!r} is empty; there must be at least one task")
     return list(tasks.values())
+
+
+def take_rows(rows: Iterable[Row], source: str, limit: int, say: Callable[[str], None]) -> list[Row]:
+    """The first `limit` rows that a function of a user gives, or all. One that never ends is refused, and `say` is
+    told how far it is while it takes long, also while it gives nothing."""
+    taken: list[Row] = []
+    is_done = threading.Event()
+
+    def tell() -> None:
+        while not is_done.wait(TELL_EVERY_S):
+            say(f"reading tasks: {len(taken):,} so far from {source}")
+
+    thread = threading.Thread(target=tell, name="tasks", daemon=True)
+    thread.start()
+    try:
+        for row in islice(rows, limit or MOST_ROWS + 1):
+            taken.append(row)
+    finally:
+        is_done.set()
+        thread.join()
+    if not limit and len(taken) > MOST_ROWS:
+        raise TaskError(
+            f"the task source {source!r} has given {MOST_ROWS:,} rows and does not end; set tasks.limit to how "
+            "many tasks to take"
+        )
+    return taken
 
 
 def plain(value: Any) -> Any:

@@ -11,8 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+import numpy as np
 import torch
 
+from penstock.checksums import Checksum, write_checksums
 from penstock.interfaces import Ranks
 from penstock.safe_files import remove_folder, replace_link
 from penstock.trainer.checkpoint_state import CheckpointState
@@ -30,7 +33,7 @@ class CheckpointedTrainer(Protocol):
 
     def checkpoint_state(self) -> CheckpointState: ...
 
-    def write_state(self, folder: Path, state: CheckpointState) -> None: ...
+    def write_state(self, folder: Path, state: CheckpointState) -> Mapping[Path, Checksum]: ...
 
 
 class SavedWeights(Protocol):
@@ -40,7 +43,7 @@ class SavedWeights(Protocol):
 
     def gather(self, own: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]: ...
 
-    def write_weights(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None: ...
+    def write_weights(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> Mapping[Path, Checksum]: ...
 
 
 class CheckpointWriter:
@@ -107,20 +110,23 @@ class CheckpointWriter:
     ) -> CheckpointWritten:
         begin = time.perf_counter()
         folder, num_bytes = Path(request.folder), 0
+        own: dict[Path, Checksum] = {}
         with joint_folder(folder, self._ranks) as unnamed:
 
             def write_own() -> None:
                 state.wait()
                 for name in (TRAINER_STATE, MODEL):
                     (unnamed / name).mkdir(exist_ok=True)
-                self._trainer.write_state(unnamed / TRAINER_STATE, state)
+                own.update(self._trainer.write_state(unnamed / TRAINER_STATE, state))
 
             agree(self._ranks, write_own)
+            sums = self._gather(own)
             weights = self._trainer.trained.gather(state.weights)
             if self._ranks.rank == 0:
-                self._trainer.trained.write_weights(unnamed / MODEL, weights)
+                sums |= self._trainer.trained.write_weights(unnamed / MODEL, weights)
                 _write_files(unnamed / MODEL, model_files)
                 _write_files(unnamed, request.files)
+                write_checksums(unnamed, sums)
                 num_bytes = sum(path.stat().st_size for path in unnamed.rglob("*") if path.is_file())
         if self._ranks.rank > 0:
             return CheckpointWritten(seconds=time.perf_counter() - begin, num_bytes=0)
@@ -128,6 +134,13 @@ class CheckpointWriter:
         for old in request.remove:
             remove_folder(Path(old))
         return CheckpointWritten(seconds=time.perf_counter() - begin, num_bytes=num_bytes)
+
+    def _gather(self, own: Mapping[Path, Checksum]) -> dict[Path, Checksum]:
+        """Of what every rank wrote."""
+        told = msgspec.json.encode({str(path): known for path, known in own.items()})
+        parts = self._ranks.gather(np.frombuffer(told, dtype=np.uint8))
+        read = [msgspec.json.decode(bytes(part), type=dict[str, Checksum]) for part in parts]
+        return {Path(path): known for part in read for path, known in part.items()}
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from penstock.algorithms.config import AlgorithmConfig
+from penstock.checksums import Checksum
 from penstock.errors import Diverged
 from penstock.interfaces import BlobStore, Ranks
 from penstock.models.precision import guard_bfloat16
@@ -228,9 +229,10 @@ class PolicyTrainer:
         """What a step changes, as engines name it; live."""
         return self.trained.weights()
 
-    def save(self, folder: str | Path) -> None:
-        """Write the model in Hugging Face format, or the adapter in peft's; every rank asks."""
-        self.trained.save(Path(folder))
+    def save(self, folder: str | Path) -> dict[Path, Checksum]:
+        """Write the model in Hugging Face format, or the adapter in peft's; every rank asks. Returns the checksums
+        that were taken on the way."""
+        return self.trained.save(Path(folder))
 
     @property
     def checkpoint_ranks(self) -> "GroupRanks | None":
@@ -257,13 +259,12 @@ class PolicyTrainer:
             "random": random_states(self._device),
         }
 
-    def write_state(self, folder: Path, state: CheckpointState) -> None:
-        """The trainer's part of a checkpoint; of several ranks each writes its own."""
+    def write_state(self, folder: Path, state: CheckpointState) -> dict[Path, Checksum]:
+        """The trainer's part of a checkpoint; of several ranks each writes its own. Returns its checksums."""
         layout = self._ranks.layout
         if layout is None:
-            write_state(folder, state.plain, state.tensors)
-        else:
-            write_ranked(folder, layout, state.plain, state.tensors, self._optimizer.shards(layout))
+            return write_state(folder, state.plain, state.tensors)
+        return write_ranked(folder, layout, state.plain, state.tensors, self._optimizer.shards(layout))
 
     def load_state(self, folder: Path) -> None:
         """Go on from what any number of ranks wrote."""

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from penstock.checksums import Checksum
 from penstock.errors import UserError
 from penstock.models.tensor_file import write_tensors
 
@@ -33,11 +34,14 @@ def flatten(state: Any) -> tuple[Any, list[torch.Tensor]]:
     return _to_plain(state, tensors), tensors
 
 
-def write_state(folder: Path, plain: Any, tensors: Sequence[torch.Tensor]) -> None:
-    """What `flatten` gave, or copies of the tensors."""
+def write_state(folder: Path, plain: Any, tensors: Sequence[torch.Tensor]) -> dict[Path, Checksum]:
+    """What `flatten` gave, or copies of the tensors. Returns the checksums of their files."""
+    sums = {}
     for number, shard in enumerate(_shards(tensors)):
-        write_tensors(folder / f"tensors-{number}.safetensors", shard)
+        path = folder / f"tensors-{number}.safetensors"
+        sums[path] = write_tensors(path, shard)
     (folder / STATE).write_text(json.dumps(plain), encoding="utf-8")
+    return sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class Reference:
 def read_tree(folder: Path) -> tuple[Any, dict[str, Path]]:
     """What `save_state` wrote, with references for tensors, and the file that each of them is in."""
     try:
-        plain = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        plain = _read_plain(folder)
         files: dict[str, Path] = {}
         for path in folder.glob("tensors-*.safetensors"):
             with safe_open(path, framework="pt") as file:
@@ -63,13 +67,20 @@ def read_tree(folder: Path) -> tuple[Any, dict[str, Path]]:
 def load_state(folder: Path) -> Any:
     """What `save_state` wrote, with its tensors in host memory."""
     try:
-        plain = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        plain = _read_plain(folder)
         tensors: Shard = {}
         for path in folder.glob("tensors-*.safetensors"):
             tensors |= load_file(path)
         return _from_plain(plain, tensors)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise unreadable(folder, error) from error
+
+
+def _read_plain(folder: Path) -> Any:
+    plain = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    if not isinstance(plain, dict):
+        raise ValueError(f"{STATE} must hold an object, got {plain!r:.40}")
+    return plain
 
 
 def unreadable(folder: Path, error: Exception) -> UserError:

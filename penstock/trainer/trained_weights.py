@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from penstock.checksums import Checksum
 from penstock.models.published import published_tensors
 from penstock.models.saving import write_config, write_weights
 from penstock.trainer.adapter import TrainedAdapter
@@ -70,12 +71,13 @@ class TrainedWeights:
         """Of its ranks: this one writes what is of all of them."""
         return self._layout is None or self._layout.rank == 0
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> dict[Path, Checksum]:
         """Write the model in Hugging Face format, in the number format that it came in; an adapter in peft's."""
         tensors = self.gather(self.own_saved())
-        if self.is_first:
-            self.write_config(folder)
-            self.write_weights(folder, tensors)
+        if not self.is_first:
+            return {}
+        self.write_config(folder)
+        return self.write_weights(folder, tensors)
 
     def gather(self, own: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """All weights as they are saved, on the first rank, from what each has or a copy of it; every rank asks."""
@@ -94,12 +96,12 @@ class TrainedWeights:
         if self._adapter is None:
             write_config(self._model, folder, self._saved_dtype)
 
-    def write_weights(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
-        """Those of a `checkpoint_state`, or the live ones; also beside a step."""
+    def write_weights(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[Path, Checksum]:
+        """Those of a `checkpoint_state`, or the live ones; also beside a step. Returns checksums that it took."""
         if self._adapter is not None:
             self._adapter.save(folder, weights)
-        else:
-            write_weights(self._model, folder, self._saved_dtype, weights)
+            return {}
+        return write_weights(self._model, folder, self._saved_dtype, weights)
 
     def _saved_tensors(self) -> Mapping[str, torch.Tensor]:
         tensors: Mapping[str, torch.Tensor] = (

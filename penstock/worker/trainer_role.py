@@ -4,6 +4,7 @@ checkpoints are written in a third."""
 import asyncio
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +18,17 @@ from torch import nn
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.blobs import open_blobs
 from penstock.channel import Channel
+from penstock.checksums import write_checksums
 from penstock.config.unresolved import refuse_auto
-from penstock.errors import StepTooLarge, UserError
+from penstock.errors import DiskFull, StepTooLarge, UserError
 from penstock.interfaces import WeightPublisher
 from penstock.models.config import LoraConfig
-from penstock.models.load import DTYPES, load_config, load_model, resolve_device
+from penstock.models.load import DTYPES, check_device, load_config, load_model, resolve_device
 from penstock.models.published import wire_dtypes
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
-from penstock.safe_files import whole_folder
+from penstock.safe_files import is_full_disk
 from penstock.sync.adapter_publisher import AdapterPublisher
 from penstock.sync.bucket_layout import Slice
 from penstock.sync.config import SyncConfig
@@ -37,10 +39,12 @@ from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.checkpoint_writer import CheckpointWriter
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_attention_check import check_packed_attention
+from penstock.trainer.parallel.joint_folder import joint_folder
 from penstock.trainer.parallel.model_sample import sample_of
 from penstock.trainer.parallel.rank_layout import RankLayout
 from penstock.trainer.plan_transfer import serve_steps
 from penstock.trainer.policy_trainer import PolicyTrainer
+from penstock.trainer.ranks import SingleRank
 from penstock.trainer.trainer_client import (
     CHECKPOINT,
     CHECKPOINT_WRITTEN,
@@ -195,16 +199,22 @@ class TrainerService:
     def _save(self, folder: Path) -> None:
         self.warmed_up.result()
         self._checkpoints.settle()  # a run that ends may end this process next
-        if not self._trainer.trained.is_first:
-            self._trainer.save(folder)  # it gives its part to the first rank, which writes
-            return
-        with (
-            self._events.measure("step", "save"),
-            self._events.pulse.phase("saving", LONG_S),
-            whole_folder(folder) as unnamed,
-        ):
-            self._trainer.save(unnamed)
-            self._tokenizer.save(unnamed)
+        ranks = self._trainer.checkpoint_ranks or SingleRank()
+        try:
+            with (
+                self._events.measure("step", "save"),
+                self._events.pulse.phase("saving", LONG_S),
+                joint_folder(folder, ranks) as unnamed,
+            ):
+                sums = self._trainer.save(unnamed)  # the others give their parts to the first, which writes
+                if ranks.rank == 0:
+                    self._tokenizer.save(unnamed)
+                    write_checksums(unnamed, sums)
+        except Exception as error:
+            if not is_full_disk(error):
+                raise
+            free = shutil.disk_usage(folder.parent).free
+            raise DiskFull(f"{folder} can't be written: {error}, and {free:,} bytes are free") from error
 
     def _checkpoint(self, request: CheckpointRequest) -> None:
         self.warmed_up.result()
@@ -255,7 +265,9 @@ def build_service(request: TrainerStart, events: Recorder) -> TrainerService:
     """A rank of the trainer, with its weights published in this process."""
     torch.set_num_threads(request.threads)
     config = TrainerConfig.model_validate(request.trainer)
-    device = _own_device(resolve_device(request.device), request.rank, config)
+    device = resolve_device(request.device)
+    check_device(device)
+    device = _own_device(device, request.rank, config)
     refuse_auto(
         {
             "trainer.dtype": config.dtype,

@@ -24,5 +24,6 @@ def make_summary(*, steps: int = 10, training_s: float = 5.0, trainer_idle: floa
         sync_stall_max_s=0.002,
         drops={},
         failures={},
+        failed_checkpoints="",
         stopped_early=False,
     )

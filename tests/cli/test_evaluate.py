@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from penstock.cli.evaluate import evaluate_model, evaluation_config, print_repor
 from penstock.cli.main import main
 from penstock.errors import PenstockError, ScoringFailed, UserError
 from penstock.models.config import LoraConfig
+from penstock.orchestration.config_file import last_line
 from penstock.orchestration.evaluation import Rewards
 from penstock.orchestration.evaluation_report import EvaluationReport
 from penstock.orchestration.evaluation_session import prepare_evaluation
@@ -32,10 +34,21 @@ def test_the_built_in_model_is_evaluated_as_in_the_demo() -> None:
     assert config.model.name == "builtin"
 
 
+def write(run: Path, config: dict[str, Any]) -> None:
+    text = yaml.safe_dump(config)
+    (run / "config.yaml").write_text(text + last_line(text))
+
+
+def test_a_run_whose_config_is_damaged_is_not_evaluated(tmp_path: Path) -> None:
+    write(tmp_path, {"rollout": {"max_new_tokens": 7}})
+    path = tmp_path / "config.yaml"
+    path.write_text(path.read_text().replace("7", "6"))
+    with pytest.raises(UserError, match="is not as Penstock wrote it"):
+        config_of(str(tmp_path))
+
+
 def test_a_run_is_evaluated_with_its_config_and_its_newest_model(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(
-        yaml.safe_dump({"rollout": {"max_new_tokens": 7}, "model": {"name": "a"}})
-    )
+    write(tmp_path, {"rollout": {"max_new_tokens": 7}, "model": {"name": "a"}})
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").touch()
     config = config_of(str(tmp_path), tasks="other.jsonl")
@@ -47,9 +60,7 @@ def test_a_run_is_evaluated_with_its_config_and_its_newest_model(tmp_path: Path)
 
 @pytest.mark.parametrize("of_run", [True, False])
 def test_an_adapter_is_evaluated_with_the_model_below_it(tmp_path: Path, of_run: bool) -> None:
-    (tmp_path / "config.yaml").write_text(
-        yaml.safe_dump({"rollout": {"max_new_tokens": 7}, "model": {"name": "a", "lora": {"rank": 4}}})
-    )
+    write(tmp_path, {"rollout": {"max_new_tokens": 7}, "model": {"name": "a", "lora": {"rank": 4}}})
     make_adapter(tmp_path / "model", base_model_name_or_path="the/base")
     config = config_of(str(tmp_path if of_run else tmp_path / "model"))
     assert config.model.name == "the/base"

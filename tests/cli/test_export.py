@@ -6,6 +6,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from penstock.checksums import write_checksums
 from penstock.cli.export import export_model, model_of
 from penstock.cli.main import main
 from penstock.errors import UserError
@@ -73,6 +74,19 @@ def test_what_is_not_there_is_named(run: Path, tmp_path: Path) -> None:
         model_of(run, 3)
     with pytest.raises(UserError, match="has no model yet"):
         model_of(tmp_path)
+
+
+@pytest.mark.parametrize(("step", "folder"), [(None, "model"), (2, "checkpoints/step-2")])
+def test_a_damaged_model_is_not_exported(run: Path, step: int | None, folder: str) -> None:
+    write_checksums(run / folder)
+    export_model(run, step=step, to=Path("good"))
+    assert not Path("good/checksums.json").exists()
+    path = next((run / folder).rglob("config.json"))
+    before = path.stat()
+    path.write_text("9" * before.st_size)
+    os.utime(path, (before.st_mtime, before.st_mtime))
+    with pytest.raises(UserError, match="config.json is damaged"):
+        export_model(run, step=step, to=Path("bad"))
 
 
 def test_nothing_is_overwritten(run: Path) -> None:

@@ -115,11 +115,35 @@ def test_a_bare_on_or_off_is_the_word_where_the_word_is_a_choice(tmp_path: Path)
         load_config(Engine, write(tmp_path, text), ["checks=on"])
 
 
-def test_hidden_values_are_refused_and_deep_files_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: " + "[" * 3000,
+        "{a: " * 3000,
+        "".join(f"{' ' * level}a:\n" for level in range(1200)),
+        "a: " + "{b: " * 60,
+    ],
+)
+def test_what_is_nested_too_deeply_is_refused_before_the_parser_has_read_it_all(
+    tmp_path: Path, text: str
+) -> None:
+    """To the end that takes the parser time that grows with the square of the depth, and Python's stack."""
+    with pytest.raises(ConfigError, match=r"config.yaml is nested more than 50 levels deep$"):
+        read_yaml(write(tmp_path, text))
+    with pytest.raises(
+        ConfigError, match=r"^override staleness.late: its value is nested more than 50 levels"
+    ):
+        load_config(Root, None, [f"staleness.late={text.removeprefix('a: ')}"])
+
+
+def test_fifty_levels_are_read(tmp_path: Path) -> None:
+    data = read_yaml(write(tmp_path, "a: " + "[" * 49 + "]" * 49))
+    assert str(data["a"]) == "[" * 49 + "]" * 49
+
+
+def test_hidden_values_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tasks\.arguments\.token is hidden"):
         build(PenstockConfig, {"tasks": {"arguments": {"token": "***"}}})
-    with pytest.raises(ConfigError, match="is nested too deeply"):
-        read_yaml(write(tmp_path, "a: " + "[" * 5000 + "]" * 5000))
 
 
 def test_secrets_are_not_shown_in_errors() -> None:

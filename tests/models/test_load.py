@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import UserError
 from penstock.models import load, tokenizer
-from penstock.models.load import load_model, resolve_dtype
+from penstock.models.load import check_device, load_model, resolve_dtype
 
 
 def test_a_broken_weights_file_is_named(tiny_model: Path, tmp_path: Path) -> None:
@@ -46,3 +46,11 @@ def test_a_models_own_code_runs_only_where_it_is_trusted(
         with pytest.raises(UserError, match="enough"):
             call(str(tiny_model), trust_remote_code=trusted)
     assert seen == [trusted] * 4
+
+
+def test_a_gpu_that_torch_cant_use_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load.torch.cuda, "device_count", lambda: 2)
+    for device in ("cpu", "cuda", "cuda:1"):
+        check_device(device)
+    with pytest.raises(UserError, match=r"^there is no device cuda:2: torch .* can use 2 GPUs here"):
+        load_model(str(tiny_model), device="cuda:2")

@@ -5,6 +5,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from penstock.checksums import checksum_of
 from penstock.models import tensor_file
 from penstock.models.tensor_file import NAMES, write_tensors
 
@@ -22,7 +23,7 @@ def test_the_library_reads_what_is_written(tmp_path: Path, monkeypatch: pytest.M
         "bytes": torch.arange(5, dtype=torch.uint8),
     }
     path = tmp_path / "some.safetensors"
-    write_tensors(path, tensors)
+    assert write_tensors(path, tensors) == checksum_of(path)
     found = load_file(path)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():

@@ -70,6 +70,19 @@ def test_a_checkpoint_is_in_the_row_of_the_step_that_it_became_durable_in() -> N
     assert found == [{}, {"checkpoint_write_s": 2.5, "checkpoint_bytes": 64.0}, {}]
 
 
+def test_checkpoints_that_could_not_be_written_are_counted_until_one_is() -> None:
+    state = state_of(run_event())
+    for number in (2, 4):
+        failed = CheckpointEvent(process="controller", time=104.0, step=number, failure="no room")
+        state.on(failed)
+    assert state.status().failed_checkpoints == (2, 4, "no room")
+    state.on(step(5, 105.0))
+    assert "checkpoint_bytes" not in state.row
+    state.on(CheckpointEvent(process="controller", time=106.0, step=6, write_s=1.0, num_bytes=8))
+    assert state.status().failed_checkpoints is None
+    assert state.failed_checkpoints == (2, 4, "no room")  # of the whole run, for its summary
+
+
 def test_what_interrupts_cost_and_what_was_skipped_is_there_once_it_happens() -> None:
     state = state_of(run_event(), step(1, 101.0))
     for number in (2, 3):

@@ -37,6 +37,14 @@ def test_experts_have_a_line_where_they_are_recorded() -> None:
     assert shown[4] == ("experts    100% replayed, 2.1% flipped   logprob gap 0.0301, without replay 0.0312")
 
 
+def test_checkpoints_that_can_not_be_written_have_a_line_for_as_long() -> None:
+    shown = drawn(dataclasses.replace(STATUS, failed_checkpoints=(3, 60, "No space left on device")), 100)
+    assert (
+        shown[7]
+        == "unsaved    3 checkpoints could not be written, the last of step 60: No space left on device"
+    )
+
+
 def test_experts_of_which_none_was_replayed_are_not_said_to_agree() -> None:
     experts = ExpertStatus(replayed=0.0, flipped=None, gap=None, gap_without=None)
     shown = drawn(dataclasses.replace(STATUS, experts=experts), 90)

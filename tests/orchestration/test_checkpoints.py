@@ -46,6 +46,7 @@ class Disk:
         self.tasks = TaskStream(TASKS, shuffle=False)
         self.trainer: Any = SimulatedTrainer(step_s=lambda: 1.0, publish_s=lambda: 0.0)
         self.lines: list[str] = []
+        self.failures: list[tuple[int, str]] = []
 
     def write(self, *stands: Resume, last: bool = False) -> list[int]:
         async def work() -> None:
@@ -58,6 +59,8 @@ class Disk:
                 await (checkpoints.write_last(one) if last else checkpoints.write(one))
             stream.flush()
             self.lines += [event.line for event in reader.events if isinstance(event, LogLine)]
+            told = [event for event in reader.events if isinstance(event, CheckpointEvent)]
+            self.failures += [(event.step, event.failure) for event in told if event.failure]
 
         asyncio.run(work())
         return list(checkpoints_of(self.run))
@@ -116,7 +119,7 @@ def test_another_format_is_refused(disk: Disk) -> None:
     with pytest.raises(UserError, match="has format 7, and this Penstock reads format 1"):
         read_progress(path.parent)
     path.write_text("{")
-    with pytest.raises(UserError, match="can't be read"):
+    with pytest.raises(UserError, match="is damaged"):
         read_progress(path.parent)
 
 
@@ -141,6 +144,7 @@ def test_one_that_can_not_be_written_is_told_and_the_others_stay(tmp_path: Path,
         "the checkpoint of step 4 could not be written: No space left on device; the run goes on"
     ]
     assert covered == [2]
+    assert disk.failures == [(4, "No space left on device")]
 
 
 async def nothing(*_: Any) -> None:

@@ -50,6 +50,36 @@ def test_it_waits_and_loses_nothing(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_the_model_of_a_real_run_waits_for_room(tmp_path: Path) -> None:
+    """The demo on a filesystem that has no room for its model: it says what it needs, and saves it when there is."""
+    words = ["eval.tasks=null", "run.steps=2", "run.checkpoint_every=1", "run.journal=false"]
+    code = "from penstock.cli import main; main()"
+    with small_filesystem(tmp_path / "disk", "400k") as disk:
+        command = [sys.executable, "-c", code, "train", *words, f"run.folder={disk}", "observe.view=plain"]
+        lines = []
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                if "the disk is full: the run waits" in line:
+                    enlarge(disk)
+        output = "".join(lines)
+        assert process.returncode == 0, output
+        said = [line for line in lines if "the disk is full" in line]
+        assert len(said) == 1, output
+        assert f"{disk / 'demo' / 'model'} can't be written: model.safetensors needs " in said[0]
+        assert (
+            f"if the model stays unsaved, penstock resume {disk / 'demo'} trains again from step 0" in said[0]
+        )
+        assert "the checkpoint of step 2 could not be written" in output
+        assert (disk / "demo" / "model" / "model.safetensors").stat().st_size > 400_000
+        summary = json.loads((disk / "demo" / "summary.json").read_text())
+        assert "could not be written, the last of step 2: " in summary["failed_checkpoints"]
+
+
+@pytest.mark.timeout(300)
 def test_a_real_run_waits_and_loses_nothing(small_disk: Path) -> None:
     """The demo on a filesystem of 900 KiB, enlarged when the run says that it is full."""
     words = ["eval.tasks=null", "run.steps=12", "run.checkpoint_every=99", f"run.folder={small_disk}"]

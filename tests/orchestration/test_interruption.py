@@ -23,8 +23,9 @@ def signals_as_in_a_terminal() -> Iterator[None]:
 
 
 class Session:
-    def __init__(self, *, has_begun: bool = True) -> None:
+    def __init__(self, *, has_begun: bool = True, waits_for_room: bool = False) -> None:
         self.asked: list[str] = []
+        self.waits_for_room = waits_for_room
         self.has_begun = has_begun
 
     def stop(self) -> None:
@@ -76,6 +77,18 @@ def test_before_anything_is_trained_no_model_is_promised() -> None:
         "Ctrl-C: ending; nothing has been trained yet, so no model is saved",
         "Ctrl-C: still ending, without a model (once more to end at once)",
     ]
+
+
+def test_on_a_full_disk_no_model_is_promised() -> None:
+    session, lines = Session(waits_for_room=True), []
+
+    async def main() -> None:
+        with asking(session, lines.append, end=lambda: None):
+            await send(signal.SIGTERM, lines)
+
+    asyncio.run(main())
+    assert session.asked == ["stop"]
+    assert lines == ["SIGTERM: waiting no longer for room on the disk; the model is tried once more"]
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:

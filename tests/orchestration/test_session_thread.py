@@ -27,6 +27,7 @@ class Session:
     """Interrupts as often as it is told, each time after the answer to the last one, and ends when `until` is asked."""
 
     has_begun = True
+    waits_for_room = False
 
     def __init__(self, until: str, interrupts: int = 0) -> None:
         self.asked: list[str] = []

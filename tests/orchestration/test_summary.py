@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.observe.events import EvaluationEvent
+from penstock.observe.events import CheckpointEvent, EvaluationEvent
 from penstock.observe.run_state import RunState
 from penstock.orchestration.summary import summarise
 from tests.observe.examples import counters, drop, phase, run_event, step, update
@@ -49,6 +49,17 @@ def test_a_summary_is_made_of_events_alone(tmp_path: Path) -> None:
     assert summary.stopped_early  # 9 steps were planned
     summary.write(tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["drops"] == {"stale": 2, "empty": 1}
+
+
+def test_checkpoints_that_could_not_be_written_are_in_the_summary() -> None:
+    state = RunState()
+    for event in EVENTS:
+        state.on(event)
+    assert not any(name == "checkpoints" for name, _ in summarise(state).rows())
+    state.on(CheckpointEvent(process="controller", time=122.0, step=60, failure="no room"))
+    assert dict(summarise(state).rows())["checkpoints"] == (
+        "1 could not be written, the last of step 60: no room"
+    )
 
 
 def test_the_view_and_the_summary_mean_the_same_by_busy() -> None:

@@ -159,6 +159,26 @@ def test_without_a_checkpoint_it_starts_over_and_tasks_are_tried_again(killed: C
     assert [plan.step for plan in run.trainer.plans][-12:] == list(range(1, 13))
 
 
+def test_a_trainer_goes_back_behind_a_damaged_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, monkeypatch, run={"steps": 12, "checkpoint_every": 3, "journal": True})
+    monkeypatch.setattr("tests.orchestration.test_session.Trainer", MortalTrainer)
+
+    async def disturb(run: Run) -> None:
+        await run.after(7)
+        (tmp_path / "checkpoints" / "step-6" / "progress.json").write_text("{}")
+        run.trainer.kill()  # type: ignore[attr-defined]
+
+    run.play(disturb)
+    (start,) = run.trainer.starts  # type: ignore[attr-defined]
+    assert start.checkpoint == str(tmp_path / "checkpoints" / "step-3")
+    (said,) = [line for line in run.view.lines if "is damaged" in line]
+    assert "step-6/progress.json is damaged: it has 2 bytes and was written with" in said
+    assert (tmp_path / "undone" / "step-6" / "progress.json").read_text() == "{}"
+    audit(run, 12)
+
+
 def test_a_trainer_may_be_killed_again_and_again(killed: Callable[..., Run]) -> None:
     run = killed(4.5, 8.5, 12.2, checkpoint_every=2, journal=True)
     assert len(run.trainer.starts) == 3  # type: ignore[attr-defined]

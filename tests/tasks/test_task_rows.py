@@ -1,13 +1,16 @@
 """Rows become tasks, or a sentence that says what is wrong with them."""
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.errors import TaskError
+from penstock.tasks import task_rows
 from penstock.tasks.config import TasksConfig
-from penstock.tasks.task_rows import plain, tasks_from_rows
+from penstock.tasks.task_rows import Row, plain, take_rows, tasks_from_rows
 from penstock.types import Message, Task
 
 
@@ -142,3 +145,31 @@ def test_what_is_wrong_is_one_sentence(rows: list[Any], config: dict[str, Any], 
 def test_a_column_that_cannot_travel_is_refused_by_name() -> None:
     with pytest.raises(TaskError, match=r"^column 'image' of task 0 of s can't be sent to a scoring process"):
         tasks_from_rows([{"prompt": "p", "image": object()}], source="s")
+
+
+def test_a_source_that_takes_long_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_rows, "TELL_EVERY_S", 0.001)
+    said: list[str] = []
+    has_told = threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "1 so far" in line:
+            has_told.set()
+
+    def slow() -> Iterator[Row]:
+        yield {"prompt": "a"}
+        assert has_told.wait(30)
+        yield {"prompt": "b"}
+
+    assert len(take_rows(slow(), "mine.py:slow", 0, say)) == 2
+    assert "reading tasks: 1 so far from mine.py:slow" in said
+
+
+def test_more_rows_than_most_are_taken_where_a_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_rows, "MOST_ROWS", 5)
+    rows: list[Row] = [{"prompt": str(number)} for number in range(9)]
+    assert len(take_rows(rows, "s", 8, print)) == 8
+    assert len(take_rows(rows[:5], "s", 0, print)) == 5
+    with pytest.raises(TaskError, match="'s' has given 5 rows and does not end; set tasks.limit"):
+        take_rows(rows, "s", 0, print)

@@ -1,10 +1,13 @@
+import json
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from penstock.checksums import CHECKSUMS, Checksum, check_files
 from penstock.errors import UserError
 from penstock.trainer import host_copies
 from penstock.trainer.checkpoint_state import CheckpointState, take_state
@@ -39,18 +42,19 @@ class Trainer:
         (folder / "code").mkdir()
         (folder / "code" / "model.py").write_text("pass")
 
-    def write_state(self, folder: Path, state: CheckpointState) -> None:
-        write_state(folder, state.plain, state.tensors)
+    def write_state(self, folder: Path, state: CheckpointState) -> dict[Path, Checksum]:
+        return write_state(folder, state.plain, state.tensors)
 
     def gather(self, own: Any) -> Any:
         return own
 
-    def write_weights(self, folder: Path, weights: Any) -> None:
+    def write_weights(self, folder: Path, weights: Any) -> dict[Path, Checksum]:
         assert self.may_write.wait(30)
         self.wrote_in.append(threading.current_thread().name)
         (folder / "weights").write_text(str(weights["w"].tolist()))
         if self.error is not None:
             raise self.error
+        return {}
 
 
 @pytest.fixture
@@ -91,6 +95,7 @@ def test_it_is_written_beside_steps_as_it_was(
     folder = tmp_path / "step-2"
     found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     assert found.keys() == {
+        "checksums.json",
         "progress.json",
         "trainer/state.json",
         "trainer/tensors-0.safetensors",
@@ -99,6 +104,7 @@ def test_it_is_written_beside_steps_as_it_was(
         "model/code/model.py",
     }
     assert written.num_bytes == sum(path.stat().st_size for path in found.values())
+    check_files(folder)
     assert load_state(folder / "trainer")["master"].tolist() == [0.0, 0.0]
     assert trainer.wrote_in[0].startswith("checkpoint")
 
@@ -180,6 +186,33 @@ def test_nothing_is_written_before_the_copies_are_made(
     writer.begin(request(tmp_path, 2))
     writer.written().result()
     assert order == ["copied", "written"]
+
+
+class OneRank(Trainer):
+    """Writes `NUMBER.bin`, whose checksum it has from memory; the disk has another byte."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def write_state(self, folder: Path, state: CheckpointState) -> dict[Path, Checksum]:
+        path = folder / f"{self._number}.bin"
+        path.write_bytes(bytes([self._number]))
+        return {path: (1, f"{self._number:08x}")}
+
+
+def test_every_rank_tells_the_checksums_of_what_it_wrote(tmp_path: Path) -> None:
+    writers = [
+        CheckpointWriter(OneRank(ranks.rank), lambda folder: None, ranks=ranks) for ranks in ThreadRanks.of(2)
+    ]
+    for writer in writers:
+        writer.begin(request(tmp_path, 2))
+    for writer in writers:
+        writer.written().result(30)
+    known = json.loads((tmp_path / "step-2" / CHECKSUMS).read_text())
+    assert known["trainer/0.bin"] == [1, "00000000"]
+    assert known["trainer/1.bin"] == [1, "00000001"]
+    assert known["progress.json"] == [2, f"{zlib.crc32(b'{}'):08x}"]
 
 
 def test_a_rank_without_room_leaves_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

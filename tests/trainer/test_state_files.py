@@ -58,6 +58,13 @@ def test_what_needs_pickling_is_refused(tmp_path):
         save_state(tmp_path, {"a": object()})
 
 
+def test_a_state_that_is_no_object_is_refused(tmp_path: Path):
+    (tmp_path / "state.json").write_text("3")
+    for read in (load_state, state_files.read_tree):
+        with pytest.raises(UserError, match=r"state.json must hold an object, got 3"):
+            read(tmp_path)
+
+
 def test_a_broken_file_is_one_sentence(tmp_path: Path):
     save_state(tmp_path, {"a": torch.ones(3)})
     (tmp_path / "tensors-0.safetensors").write_bytes(b"none")

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 import torch
 
-from penstock.errors import ConfigError, OutOfMemory, StepTooLarge, UserError
+from penstock.errors import ConfigError, DiskFull, OutOfMemory, StepTooLarge, UserError
+from penstock.models.tensor_file import write_tensors
 from penstock.observe.event_queue import EventQueue
 from penstock.sync.config import SyncConfig
 from penstock.trainer.checkpoint_state import take_state
@@ -24,6 +25,7 @@ from penstock.trainer.trainer_client import (
 from penstock.types import AdapterSpec, StepPlan, StepResult
 from penstock.worker import trainer_role as worker
 from penstock.worker.trainer_role import TrainerService, bind_broadcasts, tell_parts
+from tests.small_disk import enlarge, small_filesystem
 from tests.trainer.builders import tiny_model
 from tests.trainer.parallel.rank_processes import on_ranks
 
@@ -231,6 +233,7 @@ class Saving(Trainer):
         (folder / "model.safetensors").write_text("weights")
         if self._save_error is not None:
             raise self._save_error
+        return {}
 
 
 class Tokenizer:
@@ -244,11 +247,12 @@ def save_with(trainer, folder):
 
 
 def test_a_model_is_saved_whole_or_not_at_all(tmp_path):
-    with pytest.raises(OSError, match="full"):
-        save_with(Saving(OSError(28, "full")), tmp_path / "model")
+    with pytest.raises(OSError, match="broken"):
+        save_with(Saving(OSError(5, "broken")), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
     save_with(Saving(), tmp_path / "model")
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "checksums.json",
         "model.safetensors",
         "tokenizer.json",
     ]
@@ -258,13 +262,42 @@ def test_a_model_is_saved_whole_or_not_at_all(tmp_path):
     assert not (tmp_path / "model" / "old").exists()
 
 
+class Heavy(Saving):
+    """Its weights take 900,000 bytes."""
+
+    def save(self, folder):
+        path = folder / "model.safetensors"
+        return {path: write_tensors(path, {"w": torch.ones(225_000)})}
+
+
+def test_a_model_that_finds_no_room_says_what_it_needs_and_is_saved_once_there_is(tmp_path):
+    with small_filesystem(tmp_path / "disk", "512k") as disk:
+        service = TrainerService(Heavy(), Publisher(), Tokenizer(), EventQueue().of("trainer"))
+        folder = disk / "run" / "model"
+        with pytest.raises(
+            DiskFull,
+            match=r"run/model can't be written: model.safetensors needs 900,\d\d\d bytes, and 5\d\d,\d\d\d bytes",
+        ):
+            asyncio.run(service.save(SaveRequest(folder=str(folder))))
+        assert list(folder.parent.iterdir()) == []
+        enlarge(disk)
+        asyncio.run(service.save(SaveRequest(folder=str(folder))))
+        assert (folder / "model.safetensors").stat().st_size > 900_000
+
+
+def test_a_library_that_gives_the_systems_words_alone_is_understood(tmp_path):
+    """As tokenizers and safetensors, which are written in Rust."""
+    with pytest.raises(DiskFull, match="No space left"):
+        save_with(Saving(Exception("No space left on device (os error 28)")), tmp_path / "model")
+
+
 def test_a_checkpoint_is_begun_and_waited_for(tmp_path):
     trainer = Saving()
     trainer.checkpoint_state = lambda: take_state(HostCopier(), {"num_updates": 3}, {"w": torch.ones(2)})
     trainer.write_config = lambda folder: None
     trainer.write_state = lambda folder, state: write_state(folder, state.plain, state.tensors)
     trainer.gather = lambda own: own
-    trainer.write_weights = lambda folder, weights: trainer.done.append(weights["w"].tolist())
+    trainer.write_weights = lambda folder, weights: trainer.done.append(weights["w"].tolist()) or {}
     service = TrainerService(trainer, Publisher(), Tokenizer(), EventQueue().of("trainer"))
     folder = tmp_path / "checkpoints" / "step-3"
 

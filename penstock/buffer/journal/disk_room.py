@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from penstock.safe_files import FULL_DISK
+from penstock.errors import DiskFull
+from penstock.safe_files import is_full_disk
 
 RETRY_S = 5.0
 
@@ -36,8 +37,8 @@ class DiskRoom:
                 try:
                     await write()
                     return
-                except OSError as error:
-                    if error.errno not in FULL_DISK or self._given_up.is_set():
+                except (OSError, DiskFull) as error:
+                    if not is_full_disk(error) or self._given_up.is_set():
                         raise
                     if not is_waiting:
                         self._begin_waiting(error)
@@ -58,7 +59,7 @@ class DiskRoom:
         except TimeoutError:
             pass
 
-    def _begin_waiting(self, error: OSError) -> None:
+    def _begin_waiting(self, error: Exception) -> None:
         if not self.is_full:
             self._say(
                 "the disk is full: the run waits, and loses nothing; make room and it goes on by itself "

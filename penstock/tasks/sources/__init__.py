@@ -17,12 +17,13 @@ FORMS = (
 )
 
 
-def load_tasks(config: TasksConfig) -> list[Task]:
-    """All tasks of a source, in its order, checked. An empty set is an error."""
-    return tasks_from_rows(_rows(config), config)
+def load_tasks(config: TasksConfig, say: Callable[[str], None] = lambda line: None) -> list[Task]:
+    """All tasks of a source, in its order, checked. An empty set is an error. `say` is told how far it is while
+    that takes long."""
+    return tasks_from_rows(_rows(config, say), config)
 
 
-def _rows(config: TasksConfig) -> Iterable[Row]:
+def _rows(config: TasksConfig, say: Callable[[str], None]) -> Iterable[Row]:
     kind, colon, name = config.source.partition(":")
     if colon and kind in NAMED:
         return NAMED[kind](name, config)
@@ -33,7 +34,7 @@ def _rows(config: TasksConfig) -> Iterable[Row]:
     if is_function_path(config.source) and not _near(kind, cutoff=0.8):
         from penstock.tasks.sources.function import call_source
 
-        return call_source(config.source, config.arguments, limit=config.limit)
+        return call_source(config.source, config.arguments, limit=config.limit, say=say)
     raise TaskError(_unknown(config.source, kind))
 
 

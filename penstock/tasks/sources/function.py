@@ -2,18 +2,19 @@
 
 It is called once, in the controller's process, with `tasks.arguments` as keyword arguments."""
 
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock.config.secrets import hidden, without_secrets
 from penstock.errors import TaskError, UserError
-from penstock.tasks.task_rows import Row
+from penstock.tasks.task_rows import Row, take_rows
 from penstock.usercode import load_function
 
 
-def call_source(source: str, arguments: dict[str, Any], *, limit: int = 0) -> list[Row]:
-    """The first `limit` rows, or all. A generator may go on for ever."""
+def call_source(
+    source: str, arguments: dict[str, Any], *, limit: int = 0, say: Callable[[str], None] = lambda line: None
+) -> list[Row]:
+    """The first `limit` rows, or all. With a limit a generator may go on for ever."""
     try:
         function = load_function(source, what="task source")
     except UserError as error:
@@ -22,10 +23,10 @@ def call_source(source: str, arguments: dict[str, Any], *, limit: int = 0) -> li
         rows = function(**arguments)
         if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
             raise TaskError(f"the task source {source!r} must return rows, got a {type(rows).__name__}")
-        return list(islice(rows, limit or None))
+        return take_rows(rows, source, limit, say)
     except TaskError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = without_secrets(f"{type(error).__name__}: {error}", arguments)
         raise TaskError(
             f"the task source {source!r}, called with {hidden(arguments)}, raised {said}"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from penstock.checksums import Checksum
 from penstock.errors import UserError
 from penstock.trainer import host_adamw
 from penstock.trainer.config import ParallelConfig
@@ -37,18 +38,19 @@ def write_ranked(
     plain: Any,
     tensors: Sequence[torch.Tensor],
     shards: Sequence[LocalShard],
-) -> None:
-    """This rank's part. Ranks whose parts others have too write nothing."""
+) -> dict[Path, Checksum]:
+    """This rank's part. Ranks whose parts others have too write nothing. Returns checksums of tensors."""
     if layout.rank == 0:
         index = {"parallel": layout.parallel.model_dump(mode="json")}
         (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
     if layout.mesh_place["data"] > 0:
-        return
+        return {}
     own = folder / f"rank-{layout.rank}"
     own.mkdir()
-    write_state(own, plain, tensors)
+    sums = write_state(own, plain, tensors)
     places = [{"start": shard.start, "sizes": tuple(shard.values.shape)} for shard in shards]
     (own / SHARDS).write_text(json.dumps(places), encoding="utf-8")
+    return sums
 
 
 def load_ranked(

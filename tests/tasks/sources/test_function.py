@@ -16,6 +16,14 @@ def one_string():
 
 def broken():
     raise RuntimeError("no network")
+
+def endless():
+    while True:
+        yield {"prompt": "p"}
+
+def leaves():
+    yield {"prompt": "p"}
+    raise SystemExit(0)
 """
 
 
@@ -41,12 +49,15 @@ def test_a_function_of_a_file_is_called_with_the_arguments(file: Path) -> None:
         ("rows", {"number": 3}, "raised TypeError: rows() got an unexpected keyword argument 'number'"),
         ("one_string", {}, "must return rows, got a str"),
         ("broken", {}, "called with {}, raised RuntimeError: no network"),
+        ("endless", {}, "has given 50 rows and does not end; set tasks.limit to how many tasks to take"),
+        ("leaves", {}, "called with {}, raised SystemExit: 0"),
         ("missing", {}, "has no function 'missing'"),
     ],
 )
 def test_what_goes_wrong_is_one_sentence(
-    file: Path, name: str, arguments: dict[str, int], sentence: str
+    file: Path, name: str, arguments: dict[str, int], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.tasks.task_rows.MOST_ROWS", 50)
     with pytest.raises(TaskError) as raised:
         load_tasks(TasksConfig(source=f"{file}:{name}", arguments=arguments))
     assert str(raised.value).startswith("the task source ")
