@@ -46,6 +46,9 @@ from penstock.tasks.task_rows import Row, tasks_from_rows
 from penstock.types import Task
 from penstock.usercode import is_command
 
+NO_SECRET_NAMES = ("algorithm", "launcher")
+"""Sections whose keys are names of functions, settings and resources: a `truncated_token` is none to hide."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
@@ -254,14 +257,17 @@ def config_event(prepared: Prepared, now: float) -> ConfigEvent:
     config = prepared.config
     sites = sites_of(config, prepared.gpus)
     used = used_gpus(config) or {site.device for site in (sites.trainer, sites.engine) if site.is_gpu}
-    plain = json.dumps(hidden(config.model_dump(mode="json")))
-    return ConfigEvent(process="controller", time=now, config=plain, num_gpus=len(used))
+    return ConfigEvent(process="controller", time=now, config=json.dumps(_shown(config)), num_gpus=len(used))
 
 
 def to_yaml(config: PenstockConfig) -> str:
     """With secrets hidden: a run folder is what people show each other."""
-    plain: dict[str, Any] = hidden(config.model_dump(mode="json"))
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(_shown(config), sort_keys=False, allow_unicode=True)
+
+
+def _shown(config: PenstockConfig) -> dict[str, Any]:
+    sections = config.model_dump(mode="json")
+    return {name: hidden(section, only_texts=name in NO_SECRET_NAMES) for name, section in sections.items()}
 
 
 def _refuse_commands(tasks: Sequence[Task]) -> None:
