@@ -145,7 +145,7 @@ class Lives:
         return reasons + Counter(self.forgotten.dropped)
 
     def num_again(self, step: int) -> int:
-        """How many steps a run that goes on from `step` makes again, from the groups that were selected for them."""
+        """How many steps a run that goes on from `step` makes again, from the groups selected for them."""
         returned = [
             life
             for life in self.by_number.values()

@@ -51,8 +51,8 @@ class StepPlan(Record, frozen=True, kw_only=True):
 
 
 class TracedTokens(Record, frozen=True, kw_only=True):
-    """What the trainer knows of a sample's loss tokens, in their order. `group`, `episode` and `number` are those
-    of its `TrainSequence`."""
+    """What the trainer knows of a sample's loss tokens, in their order, before the step's first update. `group`,
+    `episode` and `number` are those of its `TrainSequence`."""
 
     group: int
     """Which group of the plan."""
