@@ -106,7 +106,7 @@ class ControllerEvents:
                 process=PROCESS,
                 time=end,
                 step=step.number,
-                reward=float(rewards.mean()),
+                reward=float(rewards.mean(dtype=np.float64)),
                 num_samples=len(rewards),
                 metrics=step_metrics(groups, step.metrics()),
                 seconds=step.seconds(),

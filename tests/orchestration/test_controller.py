@@ -19,7 +19,7 @@ from penstock.buffer.history import HistoryState
 from penstock.buffer.spans import with_numbers
 from penstock.errors import BaseMissing, ScoringFailed, UserError
 from penstock.observe.event_stream import EventStream
-from penstock.observe.events import AnyEvent, Drop, SampleEvent, Span, UpdateEvent
+from penstock.observe.events import AnyEvent, Drop, SampleEvent, Span, StepEvent, UpdateEvent
 from penstock.observe.readers import MemoryReader
 from penstock.observe.run_state import RunState
 from penstock.orchestration.assembly import Parts, build_controller
@@ -473,6 +473,12 @@ def test_failed_episodes_are_out_of_loss_and_baseline_and_too_many_cost_the_grou
     assert len(told) == world.state.failures["workflow_error"] == 12 + 2 * len(dropped)
     assert {event.step is None for event in told if event.group % 3 == 0} == {True}
     assert world.state.row["failed_workflow_error"] > 0
+
+
+def test_the_mean_of_the_largest_rewards_is_finite() -> None:
+    world = build(value=lambda task, episode: 3e38, steps=1)
+    (reward,) = [event.reward for event in world.events if isinstance(event, StepEvent)]
+    assert reward == pytest.approx(3e38)
 
 
 @pytest.mark.parametrize("late", ["mask", "wait", "drop", "correct"])
