@@ -138,7 +138,7 @@ class RolloutBuffer:
 
     def served(self, version: int) -> None:
         """Every engine now samples with `version` or a later one."""
-        self.gate.served_step = min(self.gate.history.step_of(version), self.gate.step)
+        self.gate.served_step = self.gate.history.step_of(version)
         self._wake()
 
     def fail(self, error: Exception) -> None:
