@@ -233,7 +233,8 @@ class OpenTrainer:
             micro_batch_tokens=self._config.micro_batch_tokens,
             shared_prompts=self._config.shared_prompts,
             publishes=version,
-            step_of=self.history.step_of,
+            age_of=[lambda version: self.num_steps - self.history.step_of(version)] * len(groups),
+            fresh=self.history.versions_of(self.num_steps),
         )
         result = await self._service.step(plan)
         self.num_steps += 1

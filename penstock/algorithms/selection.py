@@ -68,7 +68,7 @@ def zero_variance(scored: ScoredGroup, *, tolerance: NotNegative = 0.0) -> Selec
     Dropped when max(r) − min(r) ≤ tolerance: such a group has no gradient under any group baseline. Source:
     Yu et al. 2025, DAPO (arXiv:2503.14476), section 3.2."""
     values = scored.values
-    same = not values.size or float(values.max() - values.min()) <= tolerance
+    same = not values.size or float(values.max()) - float(values.min()) <= tolerance
     return Selected(scored=scored, keep=_all(scored), drop="zero_variance" if same else None)
 
 
@@ -111,7 +111,7 @@ def asymmetric(scored: ScoredGroup, *, negative_fraction: Fraction = 0.25, seed:
     fraction. Watch `version_spread` and `staleness_positive`/`staleness_negative`: survivors may be older
     than the batch."""
     values = scored.values
-    positive = values > values.mean() if values.size else np.zeros(0, dtype=np.bool_)
+    positive = values > values.mean(dtype=np.float64) if values.size else np.zeros(0, dtype=np.bool_)
     negatives = np.flatnonzero(~positive)
     rng = np.random.default_rng((int(seed), scored.group.number))
     num_kept = int(np.ceil(negative_fraction * negatives.size))

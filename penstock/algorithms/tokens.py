@@ -42,7 +42,7 @@ class LossTokens:
     """As recorded when the tokens were sampled."""
     advantages: "torch.Tensor"
     ages: "torch.Tensor"
-    """Updates between the weights that sampled the token and those being trained."""
+    """Steps between the weights that sampled the token and those for which its group was first selected."""
     segments: "torch.Tensor"
     """Which sequence each token belongs to: 0 … num_segments − 1."""
     num_segments: int

@@ -262,7 +262,6 @@ def make_row(vocabulary: int, tokens: int, length: int, device: str) -> PackedRo
         targets=ids[1:],
         temperature=torch.ones(tokens, device=device),
         behaviour_logprobs=zeros,
-        versions=zeros.long(),
         segments=torch.arange(count, device=device).repeat_interleave(length),
         counts=(length,) * count,
         positions=(),

@@ -52,13 +52,21 @@ class ReadyGroup(Record, frozen=True, kw_only=True):
     samples: Samples
     oldest_step: int
     selected_at: int | None = None
-    """Of a group that a rollback returned: the step of the weights for which it was first selected. It keeps the
-    age that it had then, so it is never late."""
+    """The step of the weights for which it was first selected; None before. It keeps the age that it had then, so a
+    group that a rollback returned is never late."""
+    steps_at_selection: tuple[int, ...] = ()
+    """The step of every version, as it was then."""
 
     @property
     def deadline(self) -> int:
         """Known exactly once the tokens are there."""
         return self.oldest_step + self.ticket.bound
+
+    def age_of(self, version: int) -> int:
+        """The age of its tokens of this version: steps from the weights that sampled them to those for which the
+        group was first selected, by the history of then. The one definition of what a run reports."""
+        assert self.selected_at is not None
+        return max(0, self.selected_at - self.steps_at_selection[version])
 
 
 class StepGroups(Record, frozen=True, kw_only=True):
@@ -224,10 +232,11 @@ class StalenessGate:
         chosen = sorted(self._ready.values(), key=_order)[: self.groups_per_step]
         if self.late == "wait" and not self._leaves_room(chosen):
             return None, dropped
-        for group in chosen:
+        steps = self.history.steps
+        groups = tuple(self._selected(group, steps) for group in chosen)
+        for group in groups:
             del self._ready[group.ticket.number]
             self._training[group.ticket.number] = group
-        groups = tuple(self._within_bound(group) for group in chosen)
         return StepGroups(step=self.step, groups=groups), dropped
 
     def drop_taken(self, taken: StepGroups, number: int) -> StepGroups:
@@ -280,14 +289,17 @@ class StalenessGate:
     ) -> None:
         """The steps after `step` are undone, while generation goes on. `consumed` is what earlier steps trained on,
         `returned` are groups of those that are undone; the groups of a step under way are ready again."""
-        self.history.roll_back(step)
         self.step, self.served_step = step, min(self.served_step, step)
         self._consumed, self._num_trained = consumed, sum(last - first + 1 for first, last in consumed)
         ready = [*self._training.values(), *self._ready.values(), *returned]
         self._training = {}
         self._looked_at_step = -1
+        num_again = len({group.selected_at for group in ready} - {None})
+        self.history.roll_back(step, num_again)
         self._ready = {
-            group.ticket.number: msgspec.structs.replace(group, oldest_step=min(group.oldest_step, step))
+            group.ticket.number: msgspec.structs.replace(
+                group, oldest_step=min(group.oldest_step, step + num_again)
+            )
             for group in ready
         }
         self._running = {
@@ -310,6 +322,13 @@ class StalenessGate:
                 del self._ready[number]
                 dropped.append(Dropped(ticket=group.ticket, scored=group.scored, reason=STALE))
         return dropped
+
+    def _selected(self, group: ReadyGroup, steps: tuple[int, ...]) -> ReadyGroup:
+        """Its age and what is late of it are settled once, whatever is undone or put back later."""
+        if group.selected_at is not None:
+            return group
+        within = self._within_bound(group)
+        return msgspec.structs.replace(within, selected_at=self.step, steps_at_selection=steps)
 
     def _within_bound(self, group: ReadyGroup) -> ReadyGroup:
         if self.late != "mask" or group.deadline >= self.step or group.selected_at is not None:

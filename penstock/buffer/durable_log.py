@@ -157,7 +157,7 @@ class DurableGroupLog:
 
     async def resumed(self, step: int, standing: Standing | None = None) -> None:
         """The run goes on from the checkpoint of this step; with `standing` when this journal begins there."""
-        self._push(RunResumed(step=step, standing=standing))
+        self._push(RunResumed(step=step, standing=standing, num_again=self.lives.num_again(step)))
         await self._journal.durable()
 
     async def durable(self) -> None:

@@ -1,8 +1,8 @@
 """Which optimizer step each published version of a policy holds.
 
 A version is a publish number: it only grows and is never reused, not even after a rollback. A step is an
-optimizer step of the surviving history, and steps can be rolled back. Staleness counts steps, so whoever wants
-the age of a token asks here for the step of its version.
+optimizer step of the surviving history, and steps can be rolled back. Undone steps whose groups came back are made
+again, from the same groups in the same order, so their versions keep their steps, and nothing ages meanwhile.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +26,8 @@ class VersionHistory:
     def __init__(self, policy: str = DEFAULT_POLICY, steps: Sequence[int] = ()) -> None:
         self.policy = policy
         self._steps = list(steps)
+        self._first_sure = len(self._steps)
+        """Versions before it may be of steps that were undone."""
         self.on_issue: Callable[[int, int], None] = lambda version, step: None
         """Told every version that is issued, and its step."""
 
@@ -34,7 +36,7 @@ class VersionHistory:
         return cls(state.policy, state.steps)
 
     def state(self) -> HistoryState:
-        return HistoryState(policy=self.policy, steps=tuple(self._steps))
+        return HistoryState(policy=self.policy, steps=self.steps)
 
     @property
     def newest(self) -> int:
@@ -43,7 +45,7 @@ class VersionHistory:
 
     def issue(self, step: int) -> int:
         """A new version for the weights that `step` made; step 0 is the start."""
-        if self._steps and step < self._steps[-1]:
+        if len(self._steps) > self._first_sure and step < self._steps[-1]:
             raise ValueError(
                 f"versions of {self.policy!r} must be issued in the order of steps, got step {step} after "
                 f"{self._steps[-1]}; roll_back first"
@@ -55,7 +57,7 @@ class VersionHistory:
     def withdraw(self, version: int) -> None:
         """No weights were made for it, the newest: its step is still to come. The number stays used."""
         assert 0 < version == self.newest
-        self._steps[version] = self._steps[version - 1]
+        self._steps[version] = min(self._steps[version - 1 : version + 1])
 
     def step_of(self, version: int) -> int:
         if not 0 <= version <= self.newest:
@@ -64,6 +66,11 @@ class VersionHistory:
             )
         return self._steps[version]
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The step of every version, as it is now."""
+        return tuple(self._steps)
+
     def steps_of(self, versions: IntArray) -> IntArray:
         """The step of every token's version; `NOT_SAMPLED` stays as it is."""
         if versions.size and (newest := int(versions.max())) != NOT_SAMPLED:
@@ -71,7 +78,13 @@ class VersionHistory:
         # NOT_SAMPLED is -1, so it finds the last entry, which is itself.
         return np.array([*self._steps, NOT_SAMPLED], dtype=np.int32)[versions]
 
-    def roll_back(self, step: int) -> None:
-        """The history after `step` is given up. What was sampled with its weights counts from `step`, the last
-        point that it shares with the surviving history."""
-        self._steps = [min(one, step) for one in self._steps]
+    def roll_back(self, step: int, num_again: int = 0) -> None:
+        """The steps after `step` are undone, and `num_again` of them will be made again from the same groups. What
+        was sampled with the weights of later ones counts from the last of those."""
+        self._steps = [min(one, step + num_again) for one in self._steps]
+        self._first_sure = len(self._steps)
+
+    def versions_of(self, step: int) -> tuple[int, ...]:
+        """Those that hold the weights of `step`, and no others. One from before a rollback is left out."""
+        newest = range(self._first_sure, len(self._steps))
+        return tuple(version for version in newest if self._steps[version] == step)

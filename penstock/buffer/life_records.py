@@ -127,6 +127,8 @@ class RunResumed(Record, frozen=True, kw_only=True, tag="resumed"):
     step: int
     standing: Standing | None = None
     """Where the run stands, when the journal begins here and the checkpoint alone knows."""
+    num_again: int = 0
+    """How many of the steps that are undone are made again, from the same groups."""
 
 
 LifeRecord: TypeAlias = (

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.buffer.admission import Ticket
+from penstock.buffer.history import VersionHistory
 from penstock.buffer.life_records import (
     CheckpointKept,
     EpisodeEnded,
@@ -142,6 +143,16 @@ class Lives:
         """Dropped groups by reason, forgotten ones included."""
         reasons = Counter(life.reason for life in self.by_number.values() if life.state == "dropped")
         return reasons + Counter(self.forgotten.dropped)
+
+    def num_again(self, step: int) -> int:
+        """How many steps a run that goes on from `step` makes again, from the groups selected for them."""
+        returned = [
+            life
+            for life in self.by_number.values()
+            if life.state == "scored"
+            or (life.state == "trained" and life.step is not None and life.step > step)
+        ]
+        return len({life.selected_at for life in returned} - {None})
 
     def forget_before(self, step: int) -> tuple[int, list[int]]:
         """The first segment that is still needed when no run goes on from before `step`, and the groups that begin
@@ -269,7 +280,9 @@ class Lives:
                 touched.append(number)
         if record.standing is not None:
             self.standing = record.standing
-        self._stand(step=step, version_steps=tuple(min(one, step) for one in self.standing.version_steps))
+        history = VersionHistory(steps=self.standing.version_steps)
+        history.roll_back(step, record.num_again)
+        self._stand(step=step, version_steps=history.steps)
         return touched
 
     def _release(self, step: int) -> None:

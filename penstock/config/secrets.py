@@ -1,10 +1,12 @@
-"""Values that must be neither shown nor stored: those under names such as `token`, `password` or `api_key`."""
+"""Values that must be neither shown nor stored: those under names such as `token`, `password` or `api_key`, and
+those in URLs (`https://user:password@host/?token=…`)."""
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.usercode import is_function_path
 
 HIDDEN = "***"
 LEAST = 4
@@ -14,6 +16,7 @@ _NAME = re.compile(
     r"secret)[_-]?key)$",
     re.IGNORECASE,
 )
+_IN_URL = re.compile(r"(://[^/?#\s:@]*:)([^/?#\s@]+)(?=@)|([?&]([\w-]+)=)([^&#\s]+)")
 _ORDINARY = {"pad_token", "eos_token", "bos_token", "unk_token", "stop_token"}
 
 
@@ -21,14 +24,30 @@ def is_secret(name: str) -> bool:
     return name.lower() not in _ORDINARY and _NAME.search(name) is not None
 
 
-def hidden(data: Any) -> Any:
-    """The same data with `***` in place of secrets."""
+def hidden(data: Any, *, only_texts: bool = False) -> Any:
+    """The same data with `***` in place of secrets. With `only_texts` mappings and numbers are none: keys of the
+    `algorithm` section are names of functions and of their settings, such as `truncated_token: {cap: 2.0}`."""
     if isinstance(data, dict):
         return {
-            key: HIDDEN if is_secret(str(key)) and value is not None else hidden(value)
+            key: HIDDEN if _hides(str(key), value, only_texts) else hidden(value, only_texts=only_texts)
             for key, value in data.items()
         }
-    return [hidden(value) for value in data] if isinstance(data, list | tuple) else data
+    if isinstance(data, list | tuple):
+        return [hidden(value, only_texts=only_texts) for value in data]
+    return _IN_URL.sub(_without_secret, data) if isinstance(data, str) else data
+
+
+def _hides(name: str, value: Any, only_texts: bool) -> bool:
+    if value is None or not is_secret(name):
+        return False
+    return isinstance(value, str | list | tuple) or not (only_texts or is_function_path(name))
+
+
+def _without_secret(match: re.Match[str]) -> str:
+    before, _, query, name, _ = match.groups()
+    if before:
+        return before + HIDDEN
+    return query + HIDDEN if is_secret(name) else match[0]
 
 
 def without_secrets(text: str, data: Any) -> str:
@@ -47,6 +66,11 @@ def refuse_hidden(data: Any, path: str = "") -> None:
             if value == HIDDEN and is_secret(str(key)):
                 raise ConfigError(f"{where} is hidden ({HIDDEN}) in this config; give it again: {where}=…")
             refuse_hidden(value, where)
+    elif isinstance(data, list | tuple):
+        for index, value in enumerate(data):
+            refuse_hidden(value, f"{path}[{index}]")
+    elif isinstance(data, str) and HIDDEN in _in_url(data):
+        raise ConfigError(f"{path} has a hidden part ({HIDDEN}) in this config; give it again: {path}=…")
 
 
 def _secrets(data: Any, found: bool = False) -> Iterator[Any]:
@@ -58,3 +82,12 @@ def _secrets(data: Any, found: bool = False) -> Iterator[Any]:
             yield from _secrets(value, found)
     elif found and data is not None:
         yield data
+    elif isinstance(data, str):
+        yield from _in_url(data)
+
+
+def _in_url(text: str) -> list[str]:
+    found = [match.groups() for match in _IN_URL.finditer(text)]
+    return [
+        value if before else given for before, value, _, name, given in found if before or is_secret(name)
+    ]

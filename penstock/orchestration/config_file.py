@@ -14,6 +14,8 @@ from penstock.safe_files import write_private
 
 FILE = "config.yaml"
 LAST_LINE = "# checksum: "
+NO_SECRET_NAMES = ("algorithm", "launcher")
+"""Sections whose keys are names of functions, settings and resources: a `truncated_token` is none to hide."""
 
 
 def write_config(run: Path, config: PenstockConfig) -> None:
@@ -23,8 +25,13 @@ def write_config(run: Path, config: PenstockConfig) -> None:
 
 def to_yaml(config: PenstockConfig) -> str:
     """With secrets hidden: a run folder is what people show each other."""
-    plain: dict[str, Any] = hidden(config.model_dump(mode="json"))
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(shown(config), sort_keys=False, allow_unicode=True)
+
+
+def shown(config: PenstockConfig) -> dict[str, Any]:
+    """The config's sections with secrets hidden."""
+    sections = config.model_dump(mode="json")
+    return {name: hidden(section, only_texts=name in NO_SECRET_NAMES) for name, section in sections.items()}
 
 
 def last_line(text: str) -> str:

@@ -93,9 +93,12 @@ class ControllerEvents:
         groups = [group.scored for group in step.taken.groups]
         rewards = np.concatenate([scored.values for scored in groups])
         advantages: Sequence[Values | None] = self._advantages(groups) or [None] * len(groups)
-        for scored, of_group in zip(groups, advantages, strict=True):
-            self._samples(scored.group, scored.scores, of_group, step=step.number, traced=traced)
-        self.recorder.emit(staleness_of(step.taken, self._gate.history, self._lives, end))
+        for ready, of_group in zip(step.taken.groups, advantages, strict=True):
+            scored, age_of = ready.scored, ready.age_of
+            self._samples(
+                scored.group, scored.scores, of_group, age_of=age_of, step=step.number, traced=traced
+            )
+        self.recorder.emit(staleness_of(step.taken, self._lives, end))
         for number in step.taken.numbers:
             self._end_life(number, end - step.took_s, step=step.number)
         self.recorder.emit(
@@ -103,7 +106,7 @@ class ControllerEvents:
                 process=PROCESS,
                 time=end,
                 step=step.number,
-                reward=float(rewards.mean()),
+                reward=float(rewards.mean(dtype=np.float64)),
                 num_samples=len(rewards),
                 metrics=step_metrics(groups, step.metrics()),
                 seconds=step.seconds(),
@@ -117,8 +120,9 @@ class ControllerEvents:
 
     def dropped(self, group: Group, reason: str, message: str, scores: Sequence[Score] = ()) -> None:
         """A group goes untrained. It has the episodes that had ended, and scores if all were scored."""
-        self._samples(group, scores, drop=reason)
+        self._samples(group, scores, age_of=self._age_now, drop=reason)
         self._end_life(group.number, self.now(), reason=reason)
+        versions = sampled_versions((*group.episodes, *group.failures), self._gate.history.policy)
         self.recorder.emit(
             Drop(
                 process=PROCESS,
@@ -127,7 +131,7 @@ class ControllerEvents:
                 task_id=group.task.id,
                 reason=reason,
                 message=message,
-                age=self._age((*group.episodes, *group.failures), self._gate.step),
+                age=self._age_now(min(versions)) if versions else None,
                 num_tokens=sum(e.num_output_tokens for e in (*group.episodes, *group.failures)),
             )
         )
@@ -162,7 +166,7 @@ class ControllerEvents:
 
     def _tokens(self, step: TrainedStep) -> set[tuple[int, int]]:
         """Tell the tokens of answers that the trainer handed back; which those are, as group and episode."""
-        tokens: list[TokensEvent] = list(traced_tokens(step, self._gate.history, step.time_s))
+        tokens: list[TokensEvent] = list(traced_tokens(step, step.time_s))
         texts = self._vocabulary.new_texts(tokens)
         if texts:
             self.recorder.emit(TokenTexts(process=PROCESS, time=step.time_s, texts=texts))
@@ -185,12 +189,12 @@ class ControllerEvents:
         scores: Sequence[Score],
         advantages: Values | None = None,
         *,
+        age_of: Callable[[int], int],
         step: int | None = None,
         drop: str | None = None,
         traced: set[tuple[int, int]] | None = None,
     ) -> None:
-        now, step_of = self.now(), self._gate.history.step_of
-        trained = self._gate.step if step is None else step - 1
+        now = self.now()
         for index, episode in enumerate((*group.episodes, *group.failures)):
             score = scores[index] if index < len(scores) else None
             advantage = None
@@ -206,14 +210,14 @@ class ControllerEvents:
                     step=step,
                     drop=drop,
                     policy=self._gate.history.policy,
-                    age_of=lambda version: trained - step_of(version),
+                    age_of=age_of,
                     traced=traced is not None and (group.number, episode.index) in traced,
                 )
             )
 
-    def _age(self, episodes: Sequence[Episode], trained: int) -> int | None:
-        versions = sampled_versions(episodes, self._gate.history.policy)
-        return trained - self._gate.history.step_of(min(versions)) if versions else None
+    def _age_now(self, version: int) -> int:
+        """Of tokens that are not trained."""
+        return max(0, self._gate.step - self._gate.history.step_of(version))
 
 
 def sample_event(

@@ -39,8 +39,8 @@ class Intake:
             self._buffer.fail(
                 UserError(
                     f"the last {self._filtered_in_a_row} groups were all dropped by selection (the last for "
-                    f"{selected.drop}, its scores around {scored.values.mean():g}), so there is nothing to "
-                    "learn from: the tasks are too easy or too hard; change them, or algorithm.selection"
+                    f"{selected.drop}, its scores around {scored.values.mean(dtype=float):g}), so there is nothing "
+                    "to learn from: the tasks are too easy or too hard; change them, or algorithm.selection"
                 )
             )
         return selected.drop

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from penstock.algorithms.selection import SELECTIONS
-from penstock.config.secrets import hidden
 from penstock.config.unresolved import AUTO
 from penstock.demo.model import open_builtin
 from penstock.errors import UserError
@@ -27,7 +26,7 @@ from penstock.orchestration.automatic import sites_of
 from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.config_file import write_config
+from penstock.orchestration.config_file import shown, write_config
 from penstock.orchestration.gpu_pools import used_gpus
 from penstock.orchestration.gpus import Gpu, why_missing
 from penstock.orchestration.memory_plan import MemoryPlan
@@ -287,8 +286,7 @@ def config_event(prepared: Prepared, now: float) -> ConfigEvent:
     config = prepared.config
     sites = sites_of(config, prepared.gpus)
     used = used_gpus(config) or {site.device for site in (sites.trainer, sites.engine) if site.is_gpu}
-    plain = json.dumps(hidden(config.model_dump(mode="json")))
-    return ConfigEvent(process="controller", time=now, config=plain, num_gpus=len(used))
+    return ConfigEvent(process="controller", time=now, config=json.dumps(shown(config)), num_gpus=len(used))
 
 
 def _refuse_commands(tasks: Sequence[Task]) -> None:

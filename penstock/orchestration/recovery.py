@@ -84,8 +84,7 @@ async def undone_groups(
     await log.durable()
     lives = await asyncio.to_thread(read_lives, DiskFiles(folder))
     await log.resumed(step)
-    steps = [min(one, step) for one in lives.standing.version_steps]
-    history = VersionHistory(steps=steps)
+    history = VersionHistory(steps=lives.standing.version_steps)
     undone = [
         life
         for life in lives.by_number.values()
@@ -140,6 +139,7 @@ def _ready(
         samples=samples,
         oldest_step=oldest,
         selected_at=life.selected_at,
+        steps_at_selection=life.steps_at_selection,
     )
 
 

@@ -56,7 +56,8 @@ class StepPlanner:
             samples=[group.samples for group in taken.groups],
             policy=history.policy,
             publishes=publishes,
-            step_of=history.step_of,
+            age_of=[group.age_of for group in taken.groups],
+            fresh=history.versions_of(taken.step),
             traced=self.choose_traced(taken),
         )
 

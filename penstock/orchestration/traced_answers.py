@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from penstock.buffer.admission import ReadyGroup, StepGroups
-from penstock.buffer.history import VersionHistory
 from penstock.observe.events import StalenessEvent, TokensEvent
 from penstock.orchestration.group_lives import GroupLives
 from penstock.orchestration.step_planner import TrainedStep
@@ -17,7 +16,7 @@ from penstock.types import NOT_SAMPLED, IntArray, Sample, TracedTokens
 PROCESS = "controller"
 
 
-def traced_tokens(step: TrainedStep, history: VersionHistory, now: float) -> Iterator[TokensEvent]:
+def traced_tokens(step: TrainedStep, now: float) -> Iterator[TokensEvent]:
     """What the trainer handed back, beside what the controller knows of the same tokens. Ranks that share their
     sequences hand back the same."""
     told: set[tuple[int, int, int]] = set()
@@ -29,12 +28,10 @@ def traced_tokens(step: TrainedStep, history: VersionHistory, now: float) -> Ite
             told.add(place)
             ready = step.taken.groups[trace.group]
             sample = ready.samples[trace.episode][trace.number]
-            yield _event(step.number, ready, sample, trace, history, now)
+            yield _event(step.number, ready, sample, trace, now)
 
 
-def _event(
-    step: int, ready: ReadyGroup, sample: Sample, trace: TracedTokens, history: VersionHistory, now: float
-) -> TokensEvent:
+def _event(step: int, ready: ReadyGroup, sample: Sample, trace: TracedTokens, now: float) -> TokensEvent:
     clipped = b"" if trace.clipped is None else (trace.clipped > 0.5).astype(np.uint8).tobytes()
     return TokensEvent(
         process=PROCESS,
@@ -45,7 +42,7 @@ def _event(
         sample=trace.number,
         token_ids=sample.token_ids.astype("<i4").tobytes(),
         versions=sample.versions.astype("<i4").tobytes(),
-        ages=ages_of(sample, step - 1, history).astype("<i4").tobytes(),
+        ages=ages_of(sample, ready).astype("<i4").tobytes(),
         loss_mask=_loss_mask(sample).tobytes(),
         logprobs=sample.logprobs.astype("<f4").tobytes(),
         gaps=trace.gaps.astype("<f4").tobytes(),
@@ -62,30 +59,31 @@ def _loss_mask(sample: Sample) -> np.ndarray:
     return mask
 
 
-def ages_of(sample: Sample, trained: int, history: VersionHistory) -> IntArray:
-    """Steps from the weights that sampled each token to those of step `trained`; -1 where none did."""
+def ages_of(sample: Sample, ready: ReadyGroup) -> IntArray:
+    """The age of each token; -1 where none was sampled."""
     ages = np.full(len(sample.versions), -1, dtype=np.int32)
     for version in np.unique(sample.versions):
         if version != NOT_SAMPLED:
-            ages[sample.versions == version] = trained - history.step_of(int(version))
+            ages[sample.versions == version] = ready.age_of(int(version))
     return ages
 
 
-def staleness_of(taken: StepGroups, history: VersionHistory, lives: GroupLives, now: float) -> StalenessEvent:
+def staleness_of(taken: StepGroups, lives: GroupLives, now: float) -> StalenessEvent:
     """Of all loss tokens of a step."""
     tokens: Counter[tuple[int, int]] = Counter()
     groups: Counter[int] = Counter()
     for ready in taken.groups:
-        steps: Counter[int] = Counter()
+        ages: Counter[int] = Counter()
         for version, count in _loss_versions(ready):
-            steps[history.step_of(version)] += count
-        if not steps:
+            ages[ready.age_of(version)] += count
+        if not ages:
             continue
-        generated = lives.step_generated(ready.ticket.number, otherwise=max(steps))
-        waited = max(0, taken.step - generated)
-        for sampled, count in steps.items():
-            tokens[max(0, taken.step - sampled - waited), waited] += count
-        groups[taken.step - min(steps)] += 1
+        assert ready.selected_at is not None
+        generated = lives.step_generated(ready.ticket.number, otherwise=ready.selected_at - min(ages))
+        waited = max(0, ready.selected_at - generated)
+        for age, count in ages.items():
+            tokens[age - min(age, waited), min(age, waited)] += count
+        groups[max(ages)] += 1
     return StalenessEvent(
         process=PROCESS,
         time=now,

@@ -33,7 +33,7 @@ class Ages:
                 sample = sequence.sample
                 versions, counts = np.unique(sample.versions[sample.loss_mask], return_counts=True)
                 for version, count in zip(versions.tolist(), counts.tolist(), strict=True):
-                    self.counts[plan.step - 1 - plan.version_steps[version]] += count
+                    self.counts[plan.ages[sequence.group][version]] += count
 
     @property
     def mean(self) -> float:

@@ -91,7 +91,8 @@ def task_json(task: Task) -> bytes:
 
 
 def reward_in(output: bytes) -> Score | None:
-    """The reward in the last line of an output; None where that is something else."""
+    """The reward in the last line of an output; None where that is something else. How large its numbers may be is
+    for the episode to say."""
     lines = output.decode(errors="replace").strip().splitlines()
     try:
         found: Any = json.loads(lines[-1]) if lines else None
@@ -99,7 +100,10 @@ def reward_in(output: bytes) -> Score | None:
         return None
     if not isinstance(found, dict) or not isinstance(found.get("reward"), float | int):
         return None
-    return Score(value=float(found["reward"]), parts=found.get("parts") or {})
+    parts = found.get("parts") or {}
+    if not isinstance(parts, dict) or not all(isinstance(part, float | int) for part in parts.values()):
+        raise ValueError(f"parts of a reward must be numbers by name, got {parts!r}")
+    return Score(value=found["reward"], parts=parts)
 
 
 def end_tree(pid: int) -> None:

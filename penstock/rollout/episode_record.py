@@ -12,6 +12,7 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.types import SamplingParams, Turn
+from penstock.types.scores import LARGEST_REWARD, fits_float32
 
 
 class EpisodeLimit(PenstockError):
@@ -70,11 +71,20 @@ class EpisodeRecord:
 
     def set_reward(self, value: float, parts: Mapping[str, float]) -> None:
         """The last word counts."""
-        numbers = {"reward": float(value), **{name: float(part) for name, part in parts.items()}}
+        numbers = {"reward": _float(value), **{name: _float(part) for name, part in parts.items()}}
         for name, number in numbers.items():
-            if not math.isfinite(number):
-                raise ValueError(f"a reward must be a finite number, got {number} for {name!r}")
+            if not fits_float32(number):
+                raise ValueError(
+                    f"a reward must be finite and within ±{LARGEST_REWARD:.2g}, got {number:g} for {name!r}"
+                )
         self.reward, self.parts = numbers.pop("reward"), numbers
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an int that no float can hold
+        return math.inf
 
 
 def turn_number(turn: Turn) -> int:

@@ -57,4 +57,7 @@ class HttpEnvironment:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"the reward of a step must be a number, got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError("the reward of a step must be a number within ±1.8e+308") from error

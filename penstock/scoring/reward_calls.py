@@ -18,6 +18,7 @@ from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.scoring.functions import Reward, device_argument
 from penstock.scoring.score_sum import SCORE_NAN, SCORE_SHAPE, weighted_sum
 from penstock.types import Episode, Group, Score, Task
+from penstock.types.scores import LARGEST_REWARD, fits_float32
 
 SCORE_ERROR = "score_error"
 """The function raised."""
@@ -170,10 +171,15 @@ def _number(value: Any, where: str) -> float:
         raise ScoringFailed(f"{where} must return numbers, got {_name(value)}", SCORE_SHAPE)
     try:
         number = float(value)
+    except OverflowError:  # an int that no float can hold
+        number = math.inf
     except BaseException as error:  # `__float__` is the user's code too
         raise ScoringFailed(f"{where} must return numbers, got {_name(value)}", SCORE_SHAPE) from error
-    if not math.isfinite(number):
-        raise ScoringFailed(f"{where} returned {number}", SCORE_NAN)
+    if not fits_float32(number):
+        raise ScoringFailed(
+            f"{where} returned {number:g}; a reward must be finite and within ±{LARGEST_REWARD:.2g}",
+            SCORE_NAN,
+        )
     return number
 
 

@@ -1,6 +1,5 @@
 """One score of what several reward functions say of an episode."""
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -8,9 +7,10 @@ import numpy as np
 from penstock.errors import ScoringFailed
 from penstock.scoring.functions import Reward
 from penstock.types import Episode, Score, StepScore, Task, TokenColumn
+from penstock.types.scores import fits_float32
 
 SCORE_NAN = "score_nan"
-"""A value is NaN or infinite."""
+"""A value is NaN, or infinite in float32."""
 SCORE_SHAPE = "score_shape"
 """The wrong number of values, values that are not numbers, or steps and columns that the episode has no tokens
 for."""
@@ -38,8 +38,13 @@ def weighted_sum(
         else (),
         columns=tuple(_plain(column) for _, score in given for column in score.columns),
     )
-    if not math.isfinite(total.value):
-        raise ScoringFailed(f"task {task.id!r}: the rewards add up to {total.value}", SCORE_NAN)
+    if not fits_float32(total.value):
+        raise ScoringFailed(f"task {task.id!r}: the rewards add up to {total.value:g}", SCORE_NAN)
+    for step in total.steps:
+        if not fits_float32(step.value):
+            raise ScoringFailed(
+                f"task {task.id!r}: a step is worth {step.value:g} with its weight", SCORE_NAN
+            )
     places = [(column.turn, column.name) for column in total.columns]
     for place in places:
         if places.count(place) > 1:
@@ -70,16 +75,16 @@ def _steps(reward: Reward, score: Score, episode: Episode) -> Iterator[StepScore
 
 def _plain(column: TokenColumn) -> TokenColumn:
     """A function may give its values as a list or in another precision."""
-    return TokenColumn(
-        turn=int(column.turn), name=column.name, values=np.asarray(column.values, dtype=np.float32)
-    )
+    with np.errstate(over="ignore"):  # what becomes infinite is refused
+        values = np.asarray(column.values, dtype=np.float32)
+    return TokenColumn(turn=int(column.turn), name=column.name, values=values)
 
 
 def _check(score: Score, episode: Episode, where: str) -> None:
     try:
         misfit = score.misfit(episode)
         numbers = [score.value, *score.parts.values(), *(step.value for step in score.steps)]
-        finite = all(math.isfinite(number) for number in numbers)
+        finite = all(fits_float32(number) for number in numbers)
         finite = finite and all(np.isfinite(_plain(column).values).all() for column in score.columns)
     except (TypeError, ValueError) as error:
         raise ScoringFailed(f"{where} must return numbers in its Score: {error}", SCORE_SHAPE) from error

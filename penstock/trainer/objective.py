@@ -95,6 +95,49 @@ class Objective:
         return total, facts
 
 
+def idle_corrections(algorithm: AlgorithmConfig) -> list[str]:
+    """Says of each correction whose weight is always 1, because the loss has the gap already, what to do about it.
+    Each is tried on made-up tokens: it is idle if it leaves all their weights 1 here, and would not elsewhere."""
+    covers = algorithm.loss in COVERS_BEHAVIOUR
+    said = []
+    for section in ("corrections", "engine_corrections"):
+        proximal = "behaviour" if covers and section == "corrections" else algorithm.effective_proximal
+        for name, arguments in getattr(algorithm, section).items():
+            correction = CORRECTIONS.bind(name, arguments)
+            try:
+                acts_here, acts_there = (
+                    bool((correction(_made_up(of)) != 1).any()) for of in (proximal, "start")
+                )
+            except Exception:  # a user's function may need columns, say; what it does is not known then
+                continue
+            if acts_there and not acts_here:
+                why = (
+                    f"algorithm.loss={algorithm.loss} weights by that gap itself; take it out"
+                    if covers
+                    else "algorithm.proximal=behaviour leaves the loss's own ratio no gap to correct; set "
+                    "algorithm.proximal=start, or take it out"
+                )
+                said.append(f"algorithm.{section}.{name} does nothing: {why}")
+    return said
+
+
+def _made_up(proximal: str) -> LossTokens:
+    """Eight sequences that the policy has moved away from or towards, near and far, as a first pass sees them."""
+    segments = torch.arange(8).repeat_interleave(8)
+    gaps = torch.linspace(-4.0, 4.0, 8)[segments] + torch.linspace(-1.0, 1.0, 8).repeat(8)
+    logprobs = torch.full((64,), -6.0)
+    return LossTokens(
+        logprobs=logprobs,
+        old_logprobs=logprobs - gaps if proximal == "behaviour" else logprobs,
+        behaviour_logprobs=logprobs - gaps,
+        advantages=torch.tensor([1.0, -1.0]).repeat(32),
+        ages=torch.arange(64.0),
+        segments=segments,
+        num_segments=8,
+        weights=torch.ones(64),
+    )
+
+
 def without_nonfinite(tokens: LossTokens) -> tuple[LossTokens, torch.Tensor, torch.Tensor]:
     """The tokens, with every sequence out of the loss that has a logprob which is not finite; which tokens have
     one; which are out. One such token makes the ratio of its whole sequence unknown."""

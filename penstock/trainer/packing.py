@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from penstock.trainer.sharing import find_families, num_loss_positions
-from penstock.types import DEFAULT_POLICY, Sample, Score, ScoredGroup, StepPlan, TrainSequence
+from penstock.types import DEFAULT_POLICY, NOT_SAMPLED, Sample, Score, ScoredGroup, StepPlan, TrainSequence
 
 Samples = Sequence[Sequence[Sample]]
 """The samples of each episode of a group."""
@@ -33,14 +33,16 @@ def plan_step(
     samples: Sequence[Samples] | None = None,
     policy: str = DEFAULT_POLICY,
     publishes: int | None = None,
-    step_of: Callable[[int], int] = lambda version: version,
+    age_of: Sequence[Callable[[int], int]] | None = None,
+    fresh: tuple[int, ...] | None = None,
     traced: tuple[tuple[int, int], ...] = (),
 ) -> tuple[StepPlan, ...]:
     """One plan per rank. `samples` are those of the groups' episodes where they differ from what the episodes
     give, for instance with late tokens masked; sequences that are left without a loss token, or that another policy
-    sampled, are not planned at all. `step_of` gives the step of a version, `traced` answers whose tokens
-    are asked for. With shared prompts a group stays together where it can, and its prompt counts once in every
-    micro-batch that it is in."""
+    sampled, are not planned at all. `age_of` gives the age of a version in each group, and `fresh` the versions
+    of the weights that are trained; without them a version is its step. `traced` are answers whose tokens are asked
+    for. With shared prompts a group stays together where it can, and its prompt counts once in every micro-batch
+    that it is in."""
     if samples is None:
         samples = [[group.samples(index) for index in range(len(group.scores))] for group in groups]
     sequences = _sequences(samples, policy)
@@ -53,13 +55,19 @@ def plan_step(
         tuple(episode.num_output_tokens for episode in group.group.episodes) for group in groups
     )
     num_loss_tokens = sum(num_loss_positions(sequence.sample) for sequence in sequences)
-    version_steps = {version: step_of(version) for version in _versions(sequences)}
+    if age_of is None:
+        age_of = [lambda version: step - 1 - version] * len(groups)
+    ages = tuple(
+        {version: of_group(version) for version in _versions(group, policy)}
+        for of_group, group in zip(age_of, samples, strict=True)
+    )
     return tuple(
         StepPlan(
             step=step,
             policy=policy,
             publishes=publishes,
-            version_steps=version_steps,
+            ages=ages,
+            fresh=(step - 1,) if fresh is None else fresh,
             scores=scores,
             micro_batches=tuple(
                 tuple(sequences[index] for piece in bins[chosen] for index in pieces[piece])
@@ -119,10 +127,15 @@ def _sequences(groups: Sequence[Samples], policy: str) -> list[TrainSequence]:
     return sequences
 
 
-def _versions(sequences: Sequence[TrainSequence]) -> list[int]:
+def _versions(group: Samples, policy: str) -> set[int]:
     """Those that sampled a token of the loss."""
-    versions = [sequence.sample.versions[sequence.sample.loss_mask] for sequence in sequences]
-    found: list[int] = np.unique(np.concatenate(versions)).tolist() if versions else []
+    found: set[int] = set()
+    for sample in (sample for row in group for sample in row if sample.policy == policy):
+        versions = sample.versions[sample.loss_mask]
+        begins = np.flatnonzero(
+            np.diff(versions, prepend=NOT_SAMPLED)
+        )  # tokens of one version lie beside each other
+        found.update(versions[begins].tolist())
     return found
 
 

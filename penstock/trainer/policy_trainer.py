@@ -42,11 +42,11 @@ from penstock.trainer.random_states import random_states, restore_random_states
 from penstock.trainer.rank_roles import RankRoles
 from penstock.trainer.routing_sample import choose_sample, routing_gaps
 from penstock.trainer.state_files import write_state
-from penstock.trainer.step_metrics import StepRecord, summarise
+from penstock.trainer.step_metrics import StepRecord, of_last_pass, of_pass, summarise
 from penstock.trainer.step_preparation import Preparation, PreparedRow
 from penstock.trainer.token_traces import trace_tokens
 from penstock.trainer.trained_weights import TrainedWeights
-from penstock.types import Metric, StepPlan, StepResult, TracedTokens, TrainSequence
+from penstock.types import Metric, StepPlan, StepResult, TracedTokens, TrainSequence, merge_metrics
 from penstock.types.metrics import Max, Shared, Sum
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ class PolicyTrainer:
             sample = choose_sample(sequence for batch in plan.micro_batches for sequence in batch)
         metrics: dict[str, Metric] = {}
         traces: tuple[TracedTokens, ...] = ()
-        for index in range(self._config.passes):
+        passes, norms, num_passes = list[dict[str, Metric]](), list[float](), self._config.passes
+        for index in range(num_passes):
             record = self._accumulate(rows, clock, sample if index == 0 else None)
             if self._copies is not None:
                 with clock.device(CHECKPOINT):
@@ -200,7 +201,7 @@ class PolicyTrainer:
             if self._filler is not None:
                 let_go(self._model)
             with clock.device("optimizer"):
-                update = self._update(plan.step, record.loss)
+                norms.append(self._update(plan.step, record.loss))
             if index == 0:
                 with clock.host("metrics"):
                     metrics = summarise(record, plan)
@@ -210,7 +211,11 @@ class PolicyTrainer:
                     metrics |= routing_gaps(record, rows, sample)
                 self._gaps.see(metrics, plan.step, self._ranks.data)
                 metrics["logprob_gap_warnings"] = Max(value=float(self._gaps.num_warnings))
-            metrics |= update
+            with clock.host("metrics"):
+                passes.append(of_pass(record, num_passes))
+                if 0 < index == num_passes - 1:
+                    metrics |= of_last_pass(record)
+        metrics |= merge_metrics(passes) | self._update_facts(plan.step, norms)
         seconds = clock.seconds()
         waited_s = seconds.pop(CHECKPOINT, 0.0)
         if self._taking_s is not None:
@@ -317,8 +322,9 @@ class PolicyTrainer:
         self._policy.expect_routes()
         return (self._policy(row).logprobs - row.behaviour_logprobs).abs()
 
-    def _update(self, step: int, loss: float) -> dict[str, Metric]:
-        """Update the weights, unless the loss or the gradient is not finite on any rank."""
+    def _update(self, step: int, loss: float) -> float:
+        """Update the weights, unless the loss or the gradient is not finite on any rank. Returns the gradient's
+        norm."""
         loss = float(sum(part.sum() for part in self._ranks.data.gather(np.array([loss]))))
         self._optimizer.sum_gradients(self._ranks.gradients)
         norm = self._optimizer.gradient_norm(self._ranks.world)
@@ -340,9 +346,12 @@ class PolicyTrainer:
                     "weights are still those before them. Lower trainer.learning_rate; "
                     "trainer.max_skipped_updates sets how many are too many"
                 )
+        return norm
+
+    def _update_facts(self, step: int, norms: list[float]) -> dict[str, Metric]:
         return {
-            "grad_norm": Shared(value=norm),
-            "learning_rate": Shared(value=learning_rate),
+            "grad_norm": Shared(value=sum(norms) / len(norms)),
+            "learning_rate": Shared(value=learning_rate_at(step, self._total_steps, self._config)),
             "skipped_updates": Shared(value=float(self._num_skipped)),
         }
 

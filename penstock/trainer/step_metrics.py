@@ -1,5 +1,10 @@
-"""What a step says about itself, computed from the flat columns of all of its loss tokens."""
+"""What a step says about itself, computed from the flat columns of all of its loss tokens.
 
+How far the policy is from the one that sampled (ratios, `kl`, `ess`, the engine's gap), ages and advantages are of
+the first pass, before any update. What the updates were made of (loss, clipping, entropy, corrections) is of all.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +18,7 @@ AGE_BUCKETS = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))
 """Token ages that are reported together, first and last; the last bucket is open."""
 
 CORE = ("gap", "advantage", "age", "entropy", "weight", "fresh", "nonfinite", "left_out")
-"""Columns that `summarise` reads itself; the mean of every other column is a metric under its own name."""
+"""Columns with metrics of their own; the mean of every other column is a metric under its own name."""
 
 
 @dataclass(slots=True)
@@ -72,32 +77,63 @@ def mean_of(values: torch.Tensor) -> Mean:
 
 
 def summarise(record: StepRecord, plan: StepPlan) -> dict[str, Metric]:
-    """Metrics of one rank's step by name. Everything is over its loss tokens unless named otherwise."""
-    num_nonfinite = float(record.column("nonfinite").sum())
+    """Metrics of one rank's step by name, of its first pass. Everything is over its loss tokens unless named
+    otherwise."""
     record = record.known()
     scores = np.array([score.value for group in plan.scores for score in group], dtype=np.float64)
     gap = record.column("gap")
     metrics: dict[str, Metric] = {
-        "loss": Sum(value=record.loss),
         "num_loss_tokens": Sum(value=float(gap.numel())),
-        "nonfinite_logprobs": Sum(value=num_nonfinite),
         "reward_mean": Shared(value=float(scores.mean()) if scores.size else 0.0),
         "reward_std": Shared(value=float(scores.std()) if scores.size else 0.0),
     }
     metrics |= routing_facts(record.routing)
     if not gap.numel():
         return metrics
-    weight = record.column("weight")
+    metrics |= drift(gap)
+    metrics |= advantage_facts(record.column("advantage"), record.column("age"))
+    metrics |= engine_gap(gap, record.column("fresh"))
+    for name, chosen in by_age(record.column("age")):
+        metrics[f"tokens_{name}"] = Share(part=float(chosen.sum()), whole=float(chosen.numel()))
+        if bool(chosen.any()):
+            facts = {key: value for key, value in drift(gap[chosen]).items() if key != "ratio_max"}
+            metrics |= {f"{key}_{name}": value for key, value in facts.items()}
+    return metrics
+
+
+def of_pass(record: StepRecord, num_passes: int = 1) -> dict[str, Metric]:
+    """Metrics of one rank's pass by name; those of all passes, merged, are the step's."""
+    num_nonfinite = float(record.column("nonfinite").sum())
+    record = record.known()
+    metrics: dict[str, Metric] = {
+        "loss": Sum(value=record.loss / num_passes),
+        "nonfinite_logprobs": Sum(value=num_nonfinite),
+    }
+    weight, clipped = record.column("weight"), record.column("clip_fraction")
+    if not weight.numel():
+        return metrics
     metrics |= {
         "entropy": mean_of(record.column("entropy")),
         "correction_weight_mean": mean_of(weight),
         "masked_fraction": mean_of(weight == 0),
     }
-    metrics |= drift(gap)
-    metrics |= advantage_facts(record.column("advantage"), record.column("age"))
-    metrics |= engine_gap(gap, record.column("fresh"))
     metrics |= {name: mean_of(record.column(name)) for name in record.columns if name not in CORE}
-    metrics |= by_age(record)
+    if clipped.numel():
+        for name, chosen in by_age(record.column("age")):
+            if bool(chosen.any()):
+                metrics[f"clip_fraction_{name}"] = mean_of(clipped[chosen])
+    return metrics
+
+
+def of_last_pass(record: StepRecord) -> dict[str, Metric]:
+    """How far several passes have moved the policy from the one that sampled, and what is still trained then."""
+    record = record.known()
+    gap, clipped = record.column("gap"), record.column("clip_fraction")
+    metrics: dict[str, Metric] = {}
+    if gap.numel():
+        metrics["kl_last_pass"] = mean_of(behaviour_kl(gap))
+    if clipped.numel():
+        metrics["clip_fraction_last_pass"] = mean_of(clipped)
     return metrics
 
 
@@ -158,20 +194,11 @@ def engine_gap(gap: torch.Tensor, fresh: torch.Tensor) -> dict[str, Metric]:
     return {"logprob_gap_mean": mean_of(alone), "logprob_gap_max": Max(value=float(alone.max()))}
 
 
-def by_age(record: StepRecord) -> dict[str, Metric]:
-    """Drift and clip fraction for each bucket of ages that has tokens, as `ess_age_2_3` and so on."""
-    age, gap, clipped = record.column("age"), record.column("gap"), record.column("clip_fraction")
-    metrics: dict[str, Metric] = {}
+def by_age(age: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names of buckets of ages, `age_2_3` and so on, and which tokens are in each."""
     for first, last in AGE_BUCKETS:
-        chosen = age >= first if last is None else (age >= first) & (age <= last)
-        name = (
-            f"age_{first}" if first == last else f"age_{first}_up" if last is None else f"age_{first}_{last}"
-        )
-        metrics[f"tokens_{name}"] = Share(part=float(chosen.sum()), whole=float(chosen.numel()))
-        if not bool(chosen.any()):
-            continue
-        facts = {key: value for key, value in drift(gap[chosen]).items() if key != "ratio_max"}
-        if clipped.numel():
-            facts["clip_fraction"] = mean_of(clipped[chosen])
-        metrics |= {f"{key}_{name}": value for key, value in facts.items()}
-    return metrics
+        if last is None:
+            yield f"age_{first}_up", age >= first
+        else:
+            name = f"age_{first}" if first == last else f"age_{first}_{last}"
+            yield name, (age >= first) & (age <= last)

@@ -269,26 +269,28 @@ class Preparation:
 
 
 def ages_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
-    """Updates between the weights that sampled each loss token and those that the plan trains."""
-    first = min(plan.version_steps)
-    steps = torch.zeros(max(plan.version_steps) - first + 1)
-    for version, step in plan.version_steps.items():
-        steps[version - first] = step
-    return (plan.step - 1) - steps.to(row.versions.device)[row.versions - first]
+    """The age of each loss token, in steps."""
+    parts = []
+    for sequence, positions in zip(row.sequences, row.positions, strict=True):
+        ages = plan.ages[sequence.group]
+        first = min(ages)
+        by_version = np.zeros(max(ages) - first + 1, dtype=np.float32)
+        by_version[np.array(list(ages)) - first] = list(ages.values())
+        parts.append(by_version[sequence.sample.versions[positions] - first])
+    return torch.from_numpy(np.concatenate(parts)).to(row.input_ids.device)
 
 
 def fresh_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
     """Tokens on which engine and trainer should agree. An answer in flight may keep keys and values of older
     weights: a token of the current version that has read these was drawn in a context that the trainer does not
     compute. Where the engine does not say, that is every token behind an older one."""
-    current = [version for version, step in plan.version_steps.items() if step == plan.step - 1]
     parts = []
     for sequence, positions in zip(row.sequences, row.positions, strict=True):
         versions = sequence.sample.versions
-        older = (versions != NOT_SAMPLED) & ~np.isin(versions, current)
+        older = (versions != NOT_SAMPLED) & ~np.isin(versions, plan.fresh)
         is_stale = np.cumsum(older) > 0 if sequence.sample.mixed is None else older | sequence.sample.mixed
         parts.append(~is_stale[positions])
-    return torch.from_numpy(np.concatenate(parts)).to(row.versions.device)
+    return torch.from_numpy(np.concatenate(parts)).to(row.input_ids.device)
 
 
 def _token_facts(row: PackedRow, outputs: TokenOutputs | None) -> list[SequenceTokens]:

@@ -1,5 +1,6 @@
 """What episodes are worth."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -7,6 +8,17 @@ import numpy as np
 
 from penstock.types.base import FloatArray, Record, check_aligned
 from penstock.types.episodes import Episode, Group, Sample, Task, Turn
+
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""What float32 holds: a trainer computes with it."""
+
+
+def fits_float32(number: float) -> bool:
+    """Whether it stays a finite number in the trainer, which computes with float32."""
+    try:
+        return math.isfinite(number) and abs(float(number)) <= LARGEST_REWARD
+    except OverflowError:  # an int that no float can hold
+        return False
 
 
 class StepScore(Record, frozen=True, kw_only=True):

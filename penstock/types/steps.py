@@ -24,13 +24,16 @@ class StepPlan(Record, frozen=True, kw_only=True):
     every group, denominators) that every rank needs to normalise alike."""
 
     step: int
-    """The optimizer step that this plan makes: 1, 2, … Ages are counted from the weights of the step before."""
+    """The optimizer step that this plan makes: 1, 2, …"""
     policy: str = DEFAULT_POLICY
     """Whose weights are trained."""
     publishes: int | None = None
     """The version under which the weights that it makes are published; None publishes nothing."""
-    version_steps: dict[int, int] = {}
-    """The step of every version that sampled one of its tokens."""
+    ages: tuple[dict[int, int], ...] = ()
+    """By group, the age of every version that sampled tokens of its loss: steps from the weights of that version to
+    those for which the group was first selected."""
+    fresh: tuple[int, ...] = ()
+    """The versions that hold the very weights that are trained."""
     scores: tuple[tuple[Score, ...], ...]
     """Of every episode of the step, by group, on every rank."""
     micro_batches: tuple[tuple[TrainSequence, ...], ...]
@@ -48,8 +51,8 @@ class StepPlan(Record, frozen=True, kw_only=True):
 
 
 class TracedTokens(Record, frozen=True, kw_only=True):
-    """What the trainer knows of a sample's loss tokens, in their order. `group`, `episode` and `number` are those
-    of its `TrainSequence`."""
+    """What the trainer knows of a sample's loss tokens, in their order, before the step's first update. `group`,
+    `episode` and `number` are those of its `TrainSequence`."""
 
     group: int
     """Which group of the plan."""

@@ -39,6 +39,7 @@ from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.checkpoint_writer import CheckpointWriter
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_attention_check import check_packed_attention
+from penstock.trainer.objective import idle_corrections
 from penstock.trainer.parallel.joint_folder import joint_folder
 from penstock.trainer.parallel.model_sample import sample_of
 from penstock.trainer.parallel.rank_layout import RankLayout
@@ -280,6 +281,9 @@ def build_service(request: TrainerStart, events: Recorder) -> TrainerService:
     extend_search_path(request.search_path)
     algorithm = AlgorithmConfig.model_validate(request.algorithm)
     algorithm.load()
+    if request.rank == 0:
+        for line in idle_corrections(algorithm):
+            events.log(line)
     # Masters are made from float32 weights. Weights that stay need none, and are only ever read as they compute.
     dtype = "float32" if request.lora is None else config.dtype
     # A model that is split is whole on the host, and only its parts are on the devices.

@@ -272,6 +272,7 @@ def test_a_group_that_a_rollback_returned_goes_first_and_is_never_late() -> None
             samples=(scored(90, [1, 1]).samples(0),),
             oldest_step=1,
             selected_at=5,
+            steps_at_selection=(0, 1, 2, 3, 4, 5),
         )
         other = gate(late, per_step=1, max_staleness=1)
         other.restore(msgspec.structs.replace(state, ready=(*state.ready, old)))
@@ -279,6 +280,7 @@ def test_a_group_that_a_rollback_returned_goes_first_and_is_never_late() -> None
         assert taken is not None
         assert (taken.numbers, dropped) == ((90,), [])
         assert taken.groups[0].samples[0][0].num_loss_tokens == 2
+        assert taken.groups[0].age_of(1) == 4
 
 
 def test_a_rollback_while_generation_goes_on_returns_what_undone_steps_trained_on() -> None:
@@ -301,11 +303,17 @@ def test_a_rollback_while_generation_goes_on_returns_what_undone_steps_trained_o
     one.roll_back(1, consumed=((0, 0),), returned=[undone])
     state = one.state()
     assert (one.step, one.served_step, state.num_trained, state.consumed) == (1, 1, 1, ((0, 0),))
-    assert {group.ticket.number: group.oldest_step for group in state.ready} == {1: 1, 2: 1}
+    assert {group.ticket.number: group.oldest_step for group in state.ready} == {1: 1, 2: 2}
+    assert one.history.steps == (0, 1, 2, 3, 3, 3, 3, 3)  # two steps are made again
     assert [(ticket.number, ticket.deadline) for ticket in state.running] == [(3, 3)]
     again, _ = one.select()
     assert again is not None
     assert (again.step, again.numbers) == (1, (1,))
+    one.trained(again)
+    again, _ = one.select()
+    assert again is not None
+    assert (again.step, again.numbers, again.groups[0].selected_at) == (2, (2,), 2)
+    assert again.groups[0].age_of(2) == 0
 
 
 def test_a_step_that_nobody_trains_is_put_back() -> None:

@@ -21,6 +21,26 @@ def test_a_rollback_uses_no_version_again() -> None:
     assert history.newest == 5
 
 
+def test_versions_of_steps_that_are_made_again_keep_their_steps() -> None:
+    history = VersionHistory(steps=[0, 1, 2, 3, 4])
+    history.roll_back(1, num_again=2)
+    assert history.steps == (0, 1, 2, 3, 3)
+    history.withdraw(history.issue(2))
+    assert (history.issue(2), history.versions_of(2), history.versions_of(3)) == (6, (5, 6), ())
+
+
+def test_only_versions_since_the_last_rollback_are_known_to_hold_the_weights_of_its_step() -> None:
+    history = VersionHistory()
+    for step in (0, 1, 1, 2):
+        history.issue(step)
+    assert (history.versions_of(1), history.versions_of(3)) == ((1, 2), ())
+    history.roll_back(1)
+    history.issue(1)
+    assert history.steps == (0, 1, 1, 1, 1)
+    assert history.versions_of(1) == (4,)  # 3 was of step 2, which is undone
+    assert VersionHistory.of(history.state()).versions_of(1) == ()
+
+
 def test_a_version_without_weights_leaves_its_step_to_the_next() -> None:
     history = VersionHistory(steps=[0, 1])
     history.withdraw(history.issue(2))
@@ -40,7 +60,8 @@ def test_what_was_never_issued_has_no_step() -> None:
 
 
 def test_steps_come_in_order() -> None:
-    history = VersionHistory(steps=[0, 3])
+    history = VersionHistory(steps=[0, 5])
+    history.issue(3)
     with pytest.raises(ValueError, match="got step 2 after 3; roll_back first"):
         history.issue(2)
 

@@ -68,6 +68,21 @@ def test_versions_of_a_history_that_was_given_up_count_from_the_step_that_is_sha
     assert lived(*issued, RunResumed(step=1)).standing.version_steps == (0, 1, 1, 1)
 
 
+def test_versions_of_steps_whose_groups_came_back_keep_their_steps() -> None:
+    """Steps 2 and 3 are made again, and so is step 2 after another crash."""
+    issued = [VersionIssued(version=step, step=step) for step in range(6)]
+    groups = [record for number in range(3) for record in (admitted(number), finished(number))]
+    trained = [GroupsTrained(step=number + 1, numbers=(number,)) for number in range(3)]
+    lives = lived(*issued, *groups, *trained)
+    assert (lives.num_again(1), lives.num_again(3)) == (2, 0)
+    lives.apply(RunResumed(step=1, num_again=2))
+    assert lives.standing.version_steps == (0, 1, 2, 3, 3, 3)
+    lives.apply(GroupsTrained(step=2, numbers=(1,)))
+    assert lives.num_again(1) == 2
+    lives.apply(RunResumed(step=1, num_again=2))
+    assert lives.standing.version_steps == (0, 1, 2, 3, 3, 3)
+
+
 def test_a_task_that_was_put_back_is_tried_again_once() -> None:
     lives = lived(admitted(0), finished(0), GroupDropped(number=0, reason="stale", returns="t0"))
     assert lives.standing.returned == ("t0",)

@@ -19,7 +19,7 @@ from penstock.buffer.history import HistoryState
 from penstock.buffer.spans import with_numbers
 from penstock.errors import BaseMissing, ScoringFailed, UserError
 from penstock.observe.event_stream import EventStream
-from penstock.observe.events import AnyEvent, Drop, SampleEvent, Span, UpdateEvent
+from penstock.observe.events import AnyEvent, Drop, SampleEvent, Span, StepEvent, UpdateEvent
 from penstock.observe.readers import MemoryReader
 from penstock.observe.run_state import RunState
 from penstock.orchestration.assembly import Parts, build_controller
@@ -181,7 +181,7 @@ async def stop_at(controller: Controller, step: int) -> None:
 
 def staleness_of(world: World) -> list[int]:
     return [
-        plan.step - 1 - plan.version_steps[int(version)]
+        plan.ages[sequence.group][int(version)]
         for plan in world.trainer.plans
         for batch in plan.micro_batches
         for sequence in batch
@@ -266,7 +266,7 @@ def test_an_adapter_follows_the_weights_below_it_before_anything_is_generated() 
     world = build(steps=2, model={"lora": {"rank": 4}})
     first, second = world.trainer.plans
     assert (first.publishes, second.publishes) == (2, 3)
-    assert dict(first.version_steps) == {1: 0}
+    assert (first.ages, first.fresh) == (({1: 0},) * 2, (0, 1))
     assert world.engine.version == 3
 
 
@@ -475,6 +475,12 @@ def test_failed_episodes_are_out_of_loss_and_baseline_and_too_many_cost_the_grou
     assert world.state.row["failed_workflow_error"] > 0
 
 
+def test_the_mean_of_the_largest_rewards_is_finite() -> None:
+    world = build(value=lambda task, episode: 3e38, steps=1)
+    (reward,) = [event.reward for event in world.events if isinstance(event, StepEvent)]
+    assert reward == pytest.approx(3e38)
+
+
 @pytest.mark.parametrize("late", ["mask", "wait", "drop", "correct"])
 def test_steps_that_are_undone_while_the_next_waits_for_groups_are_trained_again(late: str) -> None:
     """Their groups are ready as soon as they are back, before the trainer is."""
@@ -486,13 +492,7 @@ def test_steps_that_are_undone_while_the_next_waits_for_groups_are_trained_again
         del done[step:]
         for number in (number for taken in steps for number in taken.numbers):
             log.entries[number].state = "scored"
-        return BroughtBack(
-            ready=[
-                msgspec.structs.replace(group, selected_at=taken.step)
-                for taken in steps
-                for group in taken.groups
-            ]
-        )
+        return BroughtBack(ready=[group for taken in steps for group in taken.groups])
 
     async def lose_the_trainer(controller: Controller) -> None:
         trained = controller.buffer.trained

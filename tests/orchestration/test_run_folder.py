@@ -1,12 +1,15 @@
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import pytest
 
+from penstock.algorithms.catalogue import describe
+from penstock.algorithms.registry import Description
 from penstock.buffer.history import HistoryState
 from penstock.checksums import write_checksums
 from penstock.config.loader import build
@@ -22,12 +25,17 @@ from penstock.orchestration.run_folder import held, load_saved_run, put_aside_ro
 from penstock.tasks.stream import StreamState, TaskStream
 from penstock.types import Task
 
+ARGUMENTS = {"arguments": {"token": "secret-1"}}
 
-def make_run(folder: Path, *, checkpoints: tuple[int, ...] = (2, 4), **changes: Any) -> Path:
-    config = build(
-        PenstockConfig,
-        {"run": {"folder": str(folder), "steps": 6}, "tasks": {"arguments": {"token": "secret-1"}}},
-    )
+
+def make_run(
+    folder: Path,
+    *,
+    checkpoints: tuple[int, ...] = (2, 4),
+    sections: Mapping[str, Any] = MappingProxyType({"tasks": ARGUMENTS}),
+    **changes: Any,
+) -> Path:
+    config = build(PenstockConfig, {"run": {"folder": str(folder), "steps": 6}, **sections})
     run = new_run_folder(config)
     for step in checkpoints:
         path = run / "checkpoints" / f"step-{step}"
@@ -172,6 +180,59 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     config, saved = load_saved_run(run, ["run.steps=8", AGAIN])
     assert (config.run.steps, saved.progress.step, saved.checkpoint.name) == (8, 4, "step-4")
     assert config.tasks.arguments == {"token": "again"}
+
+
+def algorithms_of(entry: Description) -> list[dict[str, Any]]:
+    """The `algorithm` section in every way that it can name this function."""
+    settings = {key: value for key, value in entry.parameters.items() if value is not None}
+    match entry.kind:
+        case "advantage" | "loss":
+            return [{entry.kind: entry.name, f"{entry.kind}_args": settings}]
+        case "correction":
+            return [{"corrections": {entry.name: settings}}, {"engine_corrections": {entry.name: settings}}]
+        case "selection":
+            return [{"selection": {entry.name: settings}}]
+    assert entry.kind == "kl_estimator", "a new kind belongs in this test"
+    return [{"kl_estimator": entry.name}]
+
+
+OF_USERS: list[dict[str, Any]] = [
+    {"corrections": {"mine.py:my_token": {"cap": 2.0, "per_token": True, "mode": "soft"}}},
+    {"engine_corrections": {"package.module:my_token": {}}},
+    {"selection": {"mine.py:by_token": {"max_token": 3}}},
+    {"advantage": "mine.py:each_token", "advantage_args": {"first_token": 2}},
+    {"loss": "mine.py:my_token", "loss_args": {"token": 0.5}},
+]
+
+
+@pytest.mark.parametrize(
+    "algorithm", [*(one for entry in describe() for one in algorithms_of(entry)), *OF_USERS], ids=str
+)
+def test_a_run_of_any_algorithm_is_resumed_with_its_settings(
+    tmp_path: Path, algorithm: dict[str, Any]
+) -> None:
+    config, _ = load_saved_run(make_run(tmp_path, sections={"algorithm": algorithm}), [])
+    assert config.algorithm == build(PenstockConfig, {"algorithm": algorithm}).algorithm
+
+
+def test_names_of_engines_and_resources_are_no_secrets(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "launcher": {"resources": {"trainer": {"our_token": 1.0}}},
+        "engine": {"settings": {"mine.py:of_token": {"size": 3, "api_key": "s3cret"}}},
+    }
+    run = make_run(tmp_path, sections=sections)
+    assert "s3cret" not in (run / "config.yaml").read_text()
+    again = "engine.settings={'mine.py:of_token': {size: 3, api_key: again}}"
+    config, _ = load_saved_run(run, [again])
+    assert config.launcher.resources == {"trainer": {"our_token": 1.0}}
+
+
+def test_a_secret_of_a_users_own_function_is_hidden(tmp_path: Path) -> None:
+    selection = {"mine.py:judged": {"api_key": "s3cret", "limit": 3}}
+    run = make_run(tmp_path, sections={"algorithm": {"selection": selection}})
+    assert "s3cret" not in (run / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match=r"algorithm\.selection\.mine\.py:judged\.api_key is hidden"):
+        load_saved_run(run, [])
 
 
 def test_the_checkpoint_that_an_orphan_still_names_counts(

@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 
 from penstock.buffer.admission import ReadyGroup, StepGroups, Ticket
@@ -49,6 +50,8 @@ def ready(number: int, *versions: list[int]) -> ReadyGroup:
         scored=scored,
         samples=tuple(scored.samples(index) for index in range(len(episodes))),
         oldest_step=0,
+        selected_at=4,
+        steps_at_selection=(0, 1, 3),
     )
 
 
@@ -58,12 +61,19 @@ TAKEN = StepGroups(step=4, groups=(ready(5, [0, 1], [1, 2, 2]), ready(6, [2])))
 def test_a_tokens_age_is_split_at_the_end_of_its_groups_generation() -> None:
     lives = GroupLives()
     lives.generated(5, began=0.0, now=1.0, step=3)
-    told = staleness_of(TAKEN, HISTORY, lives, 7.0)
+    told = staleness_of(TAKEN, lives, 7.0)
     # Weights of steps 0, 1, 1, 3, 3 were seen by the first group, which waited for one step; those of step 3 by the
     # second, of whose end nothing is known.
     assert told.tokens == ((0, 1, 3), (2, 1, 2), (3, 1, 1))
     assert told.groups == ((1, 1), (4, 1))
     assert told.step == 5
+
+
+def test_a_group_that_a_rollback_returned_keeps_its_ages() -> None:
+    """It was selected for step 9 with versions of steps 5, 6 and 8, and the run went back to step 1."""
+    returned = msgspec.structs.replace(ready(7, [0, 1, 2]), selected_at=9, steps_at_selection=(5, 6, 8))
+    told = staleness_of(StepGroups(step=1, groups=(returned,)), GroupLives(), 7.0)
+    assert (told.tokens, told.groups) == (((0, 1, 1), (2, 1, 1), (3, 1, 1)), ((4, 1),))
 
 
 def test_tokens_are_told_with_what_both_sides_know() -> None:
@@ -78,7 +88,7 @@ def test_tokens_are_told_with_what_both_sides_know() -> None:
     )
     result = StepResult(step=5, metrics={}, seconds={}, traces=(trace,))
     step = TrainedStep(number=5, taken=TAKEN, results=[result], waited_s=0, took_s=1, time_s=9)
-    (event,) = traced_tokens(step, HISTORY, 9.0)
+    (event,) = traced_tokens(step, 9.0)
     found = TokenTrace.of(event, {})
     assert (found.step, found.group, found.episode, found.sample) == (5, 5, 2, 0)
     assert found.token_ids.tolist() == [1, 2, 10, 11, 12]
@@ -99,7 +109,7 @@ def test_each_id_is_told_once() -> None:
     )
     result = StepResult(step=5, metrics={}, seconds={}, traces=(trace,))
     step = TrainedStep(number=5, taken=TAKEN, results=[result], waited_s=0, took_s=1, time_s=9)
-    events = list(traced_tokens(step, HISTORY, 9.0))
+    events = list(traced_tokens(step, 9.0))
     vocabulary = TokenVocabulary(lambda ids: "" if ids == [2] else f"t{ids[0]}")
     assert vocabulary.new_texts(events) == {1: "t1", 2: "<2>", 10: "t10"}
     assert vocabulary.new_texts(events) == vocabulary.new_texts([]) == {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.rollout.command_workflow import CommandWorkflow, reward_in, task_json
 from penstock.rollout.endpoint import Endpoint
+from penstock.rollout.episode_record import EpisodeRecord
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_runner import run_episode
 from penstock.rollout.workflow import is_command, load_workflow
@@ -102,6 +104,32 @@ def is_alive(pid: int) -> bool:
 def test_only_a_last_line_that_says_so_is_a_reward(output: bytes, value: float | None) -> None:
     found = reward_in(output)
     assert (found.value if isinstance(found, Score) else None) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"reward": %s}' % ("9" * 400), "a reward must be finite and within ±3.4e+38, got inf for 'reward'"),
+        ('{"reward": NaN}', "a reward must be finite and within ±3.4e+38, got nan for 'reward'"),
+        (
+            '{"reward": 1, "parts": {"x": -1e39}}',
+            "a reward must be finite and within ±3.4e+38, got -1e+39 for 'x'",
+        ),
+        ('{"reward": 1, "parts": 5}', "parts of a reward must be numbers by name, got 5"),
+        ('{"reward": 1, "parts": {"a": "x"}}', "parts of a reward must be numbers by name, got {'a': 'x'}"),
+        ('{"reward": 1, "parts": {"a": null}}', "parts of a reward must be numbers by name, got {'a': None}"),
+    ],
+)
+def test_a_reward_that_is_no_number_is_refused_in_a_sentence(line: str, message: str) -> None:
+    record = EpisodeRecord(spec_of())
+
+    def take() -> None:
+        score = reward_in(line.encode())
+        assert score is not None
+        record.set_reward(score.value, score.parts)
+
+    with pytest.raises(ValueError, match=re.escape(message)):
+        take()
 
 
 def test_chat_prompts_are_messages_and_columns_lie_beside_them() -> None:

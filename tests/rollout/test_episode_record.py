@@ -50,4 +50,9 @@ def test_the_last_reward_counts_and_must_be_finite() -> None:
     assert (episode.reward, episode.parts) == (0.5, {})
     with pytest.raises(ValueError, match="got nan for 'style'"):
         episode.set_reward(1.0, {"style": float("nan")})
+    for value in (1e39, 10**400):
+        with pytest.raises(
+            ValueError, match=r"a reward must be finite and within ±3\.4e\+38, got .* for 'reward'"
+        ):
+            episode.set_reward(value, {})
     assert episode.reward == 0.5

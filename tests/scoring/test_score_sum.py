@@ -88,6 +88,17 @@ NAN = TokenColumn(turn=0, name="x", values=np.array([0, math.nan, 0], dtype=np.f
             "score_nan",
             "reward 'a' on task 't' returned a Score with NaN or infinity in it",
         ),
+        *(
+            (scores, "score_nan", "reward 'a' on task 't' returned a Score with NaN or infinity in it")
+            for scores in (
+                (Score(value=-1e39),),
+                (Score(value=10**400),),
+                (Score(value=1.0, parts={"x": 1e308}),),
+                (Score(value=1.0, steps=(step(0, 1, 4e38),)),),
+                (Score(value=1.0, columns=(TokenColumn(turn=0, name="x", values=np.array([0, 1e39, 0])),)),),
+            )
+        ),
+        ((Score(value=3e38), Score(value=3e38)), "score_nan", "task 't': the rewards add up to 6e+38"),
         (
             (Score(value="1"),),  # type: ignore[arg-type]
             "score_shape",
@@ -99,3 +110,9 @@ def test_what_does_not_fit_fails(scores: tuple[Score | None, ...], reason: str, 
     with pytest.raises(ScoringFailed) as raised:
         total(*scores)
     assert (raised.value.reason, str(raised.value)) == (reason, sentence)
+
+
+def test_a_step_that_its_weight_makes_infinite_fails() -> None:
+    with pytest.raises(ScoringFailed, match=r"^task 't': a step is worth 4e\+38 with its weight$") as raised:
+        total(Score(value=0.0, steps=(step(0, 1, 2e38),)), weights=(2.0, 1.0, 1.0))
+    assert raised.value.reason == "score_nan"

@@ -169,7 +169,7 @@ def test_a_wide_training_inference_gap_warns_once_and_is_counted(caplog):
     trainer = trainer_for(model, learning_rate=0.0)
     with caplog.at_level(logging.WARNING):
         first = trainer.step(plan)
-        second = trainer.step(msgspec.structs.replace(plan, step=2, version_steps={0: 1}))
+        second = trainer.step(msgspec.structs.replace(plan, step=2))
     assert caplog.text.count("differ by") == 1
     assert "sampling masks" in caplog.text
     assert (first.values()["logprob_gap_warnings"], second.values()["logprob_gap_warnings"]) == (1, 2)
@@ -222,6 +222,12 @@ def test_the_engines_gap_is_of_answers_without_older_tokens():
     assert metrics["tokens_age_0"] > 0.4
     assert "logprob_gap_mean" not in metrics
     assert (clean["masked_fraction"] > 0.5, metrics["masked_fraction"]) == (True, 0)
+    undone = msgspec.structs.replace(
+        whole, fresh=()
+    )  # of age 0, and sampled by weights that a rollback undid
+    metrics, _ = gradients_of(copy.deepcopy(model), undone, algorithm=algorithm)
+    assert (metrics["tokens_age_0"], metrics["masked_fraction"]) == (1, 0)
+    assert "logprob_gap_mean" not in metrics
 
 
 def test_the_engines_gap_is_of_tokens_whose_keys_are_of_their_version_where_the_engine_says_so():
@@ -278,6 +284,52 @@ def test_several_passes_are_relative_to_the_start_of_the_step():
     assert max(moved) > 1e-3
     rows = often._prepare(plan)
     assert rows[0].start is not None
+
+
+def test_metrics_of_several_passes_by_hand():
+    """Weights before pass k are those that k − 1 passes leave. What is clipped and lost is of all passes; drift from
+    the policy that sampled, which staleness is judged by, is of the first."""
+    model = tiny_model("llama")
+    groups = near_policy(model, 9, shape=(4, 3), version=0)
+    (plan,) = plan_step(2, groups, micro_batch_tokens=30)
+    algorithm = AlgorithmConfig(loss="clip", proximal="start", corrections={})
+
+    def after(passes):
+        trainer = trainer_for(
+            copy.deepcopy(model), algorithm=algorithm, learning_rate=1e-2, passes=max(1, passes)
+        )
+        return trainer, trainer.step(plan) if passes else None
+
+    start, _ = after(0)
+    rows = start._prepare(plan)
+    first = [start._policy(row.row).logprobs.detach() for row in rows]
+    losses, clipped, kl, norms = [], [], [], []
+    for passes in range(4):
+        trainer, result = after(passes)
+        if passes:
+            norms.append(passes * result.values()["grad_norm"] - sum(norms))
+        losses.append(0.0)
+        clipped.append([])
+        kl.append([])
+        for row, old in zip(rows, first, strict=True):
+            now = trainer._policy(row.row).logprobs.detach()
+            ratio, advantage = (now - old).exp(), row.advantages
+            surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            losses[-1] -= float((surrogate * row.shares).sum())
+            clipped[-1] += (((ratio > 1.2) & (advantage > 0)) | ((ratio < 0.8) & (advantage < 0))).tolist()
+            gap = now - row.row.behaviour_logprobs
+            kl[-1] += (gap.exp() - 1 - gap).tolist()
+    metrics = after(4)[1].values()
+    assert clipped[0] == [False] * len(clipped[0]) and np.mean(clipped[3]) > 0.3
+    assert metrics["clip_fraction"] == pytest.approx(np.mean(clipped), abs=1e-6)
+    assert metrics["clip_fraction_age_1"] == pytest.approx(np.mean(clipped), abs=1e-6)
+    assert metrics["clip_fraction_last_pass"] == pytest.approx(np.mean(clipped[3]), abs=1e-6)
+    assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+    assert metrics["kl"] == pytest.approx(np.mean(kl[0]), rel=1e-4)
+    assert metrics["kl_last_pass"] == pytest.approx(np.mean(kl[3]), rel=1e-4)
+    assert metrics["num_loss_tokens"] == len(clipped[0])
+    assert min(norms) > 0 and norms[0] != pytest.approx(norms[1], rel=0.01)
+    assert metrics["grad_norm"] > sum(norms) / 4
 
 
 def test_a_value_head_learns_returns_and_stays_out_of_the_published_weights():

@@ -58,7 +58,7 @@ def test_plans_hold_every_sample_once_and_share_denominators(seed, ranks, budget
     ]
     tokens = sum(e.num_output_tokens for g in groups for e in g.group.episodes)
     for plan in plans:
-        assert (plan.step, plan.publishes, plan.version_steps) == (4, None, {0: 0})
+        assert (plan.step, plan.publishes, plan.ages) == (4, None, ({0: 3},) * len(groups))
         assert plan.num_loss_tokens == tokens
         assert plan.num_sequences == 9
         assert plan.scores == tuple(group.scores for group in groups)
@@ -108,12 +108,17 @@ def test_masked_samples_leave_the_plan_and_its_denominators():
     assert len(plan.scores[0]) == 2
 
 
-def test_a_plan_knows_the_step_of_every_version_it_trains_on():
-    groups = [*make_groups(0, shape=(1,), version=3), *make_groups(1, shape=(1,), version=5)]
-    (plan,) = plan_step(
-        2, groups, micro_batch_tokens=100, policy="policy", publishes=6, step_of={3: 0, 5: 1}.__getitem__
-    )
-    assert (plan.step, plan.publishes, plan.version_steps) == (2, 6, {3: 0, 5: 1})
+def test_a_plan_knows_the_age_of_every_version_in_each_group():
+    """Of a group that a rollback returned it may be another one than of its neighbours."""
+    groups = [
+        *make_groups(0, shape=(1,), version=3),
+        *make_groups(1, shape=(2,), version=5),
+        *make_groups(2, shape=(1,), version=5),
+    ]
+    ages = [{3: 0}.__getitem__, {5: 1}.__getitem__, {5: 7}.__getitem__]
+    (plan,) = plan_step(2, groups, micro_batch_tokens=100, publishes=6, age_of=ages, fresh=(4, 6))
+    assert (plan.step, plan.publishes, plan.fresh) == (2, 6, (4, 6))
+    assert plan.ages == ({3: 0}, {5: 1}, {5: 7})
 
 
 def test_samples_of_another_policy_are_not_planned():

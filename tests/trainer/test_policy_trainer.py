@@ -563,7 +563,8 @@ def test_sampling_mask_rows_follow_the_loss_tokens():
     )
     plan = StepPlan(
         step=1,
-        version_steps={2: 0},
+        ages=({2: 0},),
+        fresh=(2,),
         scores=make_groups(0)[0].scores[:1] and (make_groups(0)[0].scores,),
         micro_batches=((TrainSequence(sample=sample, group=0, episode=0),),),
         num_loss_tokens=3,

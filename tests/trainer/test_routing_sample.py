@@ -44,7 +44,8 @@ def plan_of(*batches: tuple[TrainSequence, ...]) -> StepPlan:
     sequences = [each for batch in batches for each in batch]
     return StepPlan(
         step=1,
-        version_steps={0: 0},
+        ages=({0: 0},),
+        fresh=(0,),
         micro_batches=batches,
         num_loss_tokens=sum(int(each.sample.loss_mask.sum()) for each in sequences),
         num_sequences=len(sequences),

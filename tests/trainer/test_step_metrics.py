@@ -7,13 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.channel import codec
-from penstock.trainer.step_metrics import StepRecord, summarise
+from penstock.trainer.step_metrics import StepRecord, of_pass, summarise
 from penstock.types import Score, StepPlan, StepResult, merge_metrics, metric_values
 
 
 def make_plan(*groups):
     scores = tuple(tuple(Score(value=value) for value in group) for group in groups)
     return StepPlan(step=6, scores=scores, micro_batches=(), num_loss_tokens=4, num_sequences=2)
+
+
+def all_of(record, plan):
+    return summarise(record, plan) | of_pass(record)
 
 
 def test_summary_by_hand():
@@ -24,7 +28,7 @@ def test_summary_by_hand():
         part = {name: torch.tensor([values[index]]) for name, values in {**columns, **gaps}.items()}
         record.add(torch.tensor(0.5), part)
     record.fetch()
-    metrics = metric_values(summarise(record, make_plan([1.0, 0.0], [2.0])))
+    metrics = metric_values(all_of(record, make_plan([1.0, 0.0], [2.0])))
     expected = {
         "loss": 1.0,
         "num_loss_tokens": 2,
@@ -77,11 +81,11 @@ def record_of(rows: list[tuple[float, ...]]) -> StepRecord:
 def test_a_step_split_over_ranks_has_the_metrics_of_one_rank(rows, seed):
     """Whoever computes which tokens, some ranks none: the same names, the same numbers."""
     plan = make_plan([1.0, 0.0], [2.0])
-    whole = metric_values(summarise(record_of(rows), plan))
+    whole = metric_values(all_of(record_of(rows), plan))
     for ranks in (2, 4):
         owner = np.random.default_rng(seed).integers(0, ranks, len(rows))
         parts = [[row for row, one in zip(rows, owner, strict=True) if one == rank] for rank in range(ranks)]
-        merged = merge_metrics([decode_again(summarise(record_of(part), plan)) for part in parts])
+        merged = merge_metrics([decode_again(all_of(record_of(part), plan)) for part in parts])
         assert metric_values(merged) == pytest.approx(whole, rel=1e-6, abs=1e-6)
         assert merged.keys() >= whole.keys()
 
@@ -93,7 +97,7 @@ def decode_again(metrics):
 
 
 def test_a_step_without_loss_tokens_still_reports_rewards():
-    assert metric_values(summarise(StepRecord(), make_plan([1.0, 3.0]))) == {
+    assert metric_values(all_of(StepRecord(), make_plan([1.0, 3.0]))) == {
         "loss": 0.0,
         "num_loss_tokens": 0.0,
         "nonfinite_logprobs": 0.0,
@@ -126,7 +130,7 @@ def test_tokens_without_a_finite_logprob_are_counted_and_in_no_mean():
         "left_out": [0.0, 0.0, 1.0],
     }
     record.add(torch.tensor(0.0), {name: torch.tensor(column) for name, column in columns.items()})
-    metrics = metric_values(summarise(record, make_plan([1.0])))
+    metrics = metric_values(all_of(record, make_plan([1.0])))
     assert metrics["nonfinite_logprobs"] == 1
     assert metrics["num_loss_tokens"] == 2
     assert metrics["entropy"] == 1

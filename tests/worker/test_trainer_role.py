@@ -10,6 +10,7 @@ import torch
 from penstock.errors import ConfigError, DiskFull, OutOfMemory, StepTooLarge, UserError
 from penstock.models.tensor_file import write_tensors
 from penstock.observe.event_queue import EventQueue
+from penstock.observe.events import LogLine
 from penstock.sync.config import SyncConfig
 from penstock.trainer.checkpoint_state import take_state
 from penstock.trainer.config import TrainerConfig
@@ -415,6 +416,18 @@ def test_a_model_that_can_not_replay_experts_is_refused_at_the_start(tiny_model,
     asked = msgspec.structs.replace(START, model=str(tiny_model), folder=str(tmp_path), replays_routing=True)
     with pytest.raises(UserError, match="routes were recorded, and the trained model has no experts"):
         worker.build_service(asked, EventQueue().of("trainer"))
+
+
+def test_a_correction_that_does_nothing_is_told_at_the_start(tiny_model, tmp_path):
+    algorithm = {"corrections": {"truncated_token": {"cap": 2.0}}}
+    asked = msgspec.structs.replace(START, model=str(tiny_model), folder=str(tmp_path), algorithm=algorithm)
+    queue = EventQueue()
+    worker._build(asked, queue.of("trainer"))
+    lines = [event.line for event in queue.take().events if isinstance(event, LogLine)]
+    assert [line for line in lines if "algorithm" in line] == [
+        "algorithm.corrections.truncated_token does nothing: algorithm.proximal=behaviour leaves the loss's own ratio "
+        "no gap to correct; set algorithm.proximal=start, or take it out"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ believes."""
 import asyncio
 import random
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,10 @@ class RememberingTrainer(SimulatedTrainer):
         self._ages = ages
 
     async def step(self, plan: StepPlan) -> StepResult:
-        samples = [one.sample for batch in plan.micro_batches for one in batch]
-        numbers = [self._truth.group_of(sample) for sample in samples]
-        self._ages.check(zip(numbers, samples, strict=True))
+        sequences = [one for batch in plan.micro_batches for one in batch]
+        numbers = [self._truth.group_of(one.sample) for one in sequences]
+        ages = [plan.ages[one.group] for one in sequences]
+        self._ages.check(zip(numbers, (one.sample for one in sequences), ages, strict=True))
         result = await super().step(plan)
         assert plan.step == len(self.weights) + 1
         self.weights.append(set(numbers))
@@ -116,19 +117,26 @@ class RememberingTrainer(SimulatedTrainer):
 
 
 class Ages:
-    """Which tokens of a group were in the loss when it was first selected. After a rollback it has the same ones,
-    since it keeps the age that it had."""
+    """Which tokens of a group were in the loss when it was first selected, and how old each was. After a rollback
+    they are the same ones, as old as they were then."""
 
-    def __init__(self) -> None:
+    def __init__(self, bound: int | None) -> None:
+        """`bound` is what no age may exceed; None where late groups are trained, as `wait` does after a crash."""
+        self._bound = bound
         self.selected: dict[int, int] = {}
         """Groups that the journal knows as selected, each with the step of the weights for which it was."""
-        self._tokens: dict[int, set[int]] = {}
-        """Those that were in the loss at the first selection that the journal knows of."""
+        self._tokens: dict[int, dict[int, int]] = {}
+        """The age of those that were in the loss at the first selection that the journal knows of."""
 
-    def check(self, samples: Iterable[tuple[int, Sample]]) -> None:
-        trained: dict[int, set[int]] = {}
-        for number, sample in samples:
-            trained.setdefault(number, set()).update(sample.token_ids[sample.loss_mask].tolist())
+    def check(self, samples: Iterable[tuple[int, Sample, Mapping[int, int]]]) -> None:
+        trained: dict[int, dict[int, int]] = {}
+        for number, sample, ages in samples:
+            ids, versions = sample.token_ids[sample.loss_mask], sample.versions[sample.loss_mask]
+            told = {one: ages[of] for one, of in zip(ids.tolist(), versions.tolist(), strict=True)}
+            trained.setdefault(number, {}).update(told)
+            assert self._bound is None or max(told.values()) <= self._bound, (
+                f"group {number} has tokens of ages {sorted(set(told.values()))}, and the bound is {self._bound}"
+            )
         for number, tokens in trained.items():
             if number in self.selected:
                 first = self._tokens.get(number, tokens)
@@ -153,7 +161,6 @@ class CrashWorld:
         self.num_awaits = 0
         """Of the last life."""
         self.truth = Truth()
-        self.ages = Ages()
         self.acknowledged: set[int] = set()
         """Groups of which the log has said that they are kept."""
         self.called: set[tuple[int, int]] = set()
@@ -164,12 +171,14 @@ class CrashWorld:
         self.outstanding: set[int] = set()
         """Groups that the controller knew of when it was done."""
         max_staleness = rng.randint(0, 3)
+        late = rng.choice(["mask", "wait", "drop", "correct"])
+        self.ages = Ages(max_staleness if late in ("mask", "drop") else None)
         self.config = PenstockConfig.model_validate(
             {
                 "rollout": {"group_size": 2, "groups_per_step": self.groups_per_step, "max_new_tokens": 99},
                 "staleness": {
                     "max_staleness": max_staleness,
-                    "late": rng.choice(["mask", "wait", "drop", "correct"]),
+                    "late": late,
                 },
                 "algorithm": {"selection": rng.choice([{}, {"zero_variance": {}}, {"overlong_filter": {}}])},
                 "sync": {"every": rng.choice([1, 1, min(2, max(1, max_staleness))])},

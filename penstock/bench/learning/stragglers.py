@@ -110,7 +110,8 @@ class StragglingSchedule:
             [group.scored for group in taken.groups],
             micro_batch_tokens=MICRO_BATCH_TOKENS,
             samples=[group.samples for group in taken.groups],
-            step_of=gate.history.step_of,
+            age_of=[group.age_of for group in taken.groups],
+            fresh=gate.history.versions_of(taken.step),
         )[0]
         self._bed.train(plan, tick)
         gate.trained(taken)

@@ -32,7 +32,6 @@ class PackedRow:
     targets: torch.Tensor
     temperature: torch.Tensor
     behaviour_logprobs: torch.Tensor
-    versions: torch.Tensor
     segments: torch.Tensor
     counts: tuple[int, ...]
     """Loss tokens of each sequence."""
@@ -107,7 +106,6 @@ class PackedRow:
             targets=column([s.token_ids[p] for s, p in picked], torch.long),
             temperature=column([np.full(len(p), s.sampling.temperature) for s, p in picked], torch.float32),
             behaviour_logprobs=column([s.logprobs[p] for s, p in picked], torch.float32),
-            versions=column([s.versions[p] for s, p in picked], torch.long),
             segments=column([np.full(n, i) for i, n in enumerate(counts)], torch.long),
             counts=tuple(counts),
             positions=tuple(positions_of),
