@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +102,9 @@ class Arm:
         """The controller is killed this long after its start, wherever it is by then."""
         with self._output.open("ab") as output:
             process = self._start(output)
-            time.sleep(after_s)
-            ended = process.poll()
+            ended = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                ended = process.wait(after_s)
             process.kill()
             process.wait()
         if can_resume(self.run):
