@@ -63,7 +63,7 @@ def parts_of(
 
 @asynccontextmanager
 async def running(parts: EngineParts) -> AsyncIterator[ServedEngine]:
-    engine = await open_engine(parts.config.kind, parts)
+    engine = await open_engine(parts)
     async with asyncio.TaskGroup() as group:
         group.create_task(engine.run())
         try:
