@@ -73,7 +73,7 @@ def test_an_engine_that_ran_out_of_memory_is_started_with_fewer_sequences() -> N
             engine.place.last_death = WorkerDied("no room", out_of_memory=True)
             await seat.prepare()
             assert engine.start is not None
-            assert engine.start.config == {"embedded": {"max_batch": 32}}
+            assert engine.start.config["embedded"]["max_batch"] == 32
             assert len(told) == 1
             assert said[0].startswith("engine0 computes 32 sequences at a time")
 
