@@ -1,7 +1,7 @@
 """Real processes: a deterministic run that is killed and resumed ends with the weights of one that never was."""
 
-import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -28,11 +28,26 @@ SETTINGS = (
     "observe.every_s=0.1",
 )
 CODE = "from penstock.cli import main; main()"
+DIES = """
+import os, signal, threading, time
+from pathlib import Path
+from penstock.cli import main
+from penstock.orchestration.kept_checkpoints import checkpoints_of
+
+def die():
+    while not checkpoints_of(Path("runs/killed")):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+threading.Thread(target=die, daemon=True).start()
+main()
+"""
+"""A controller that kills itself after its first checkpoint: from outside it could be seen too late."""
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, code: str, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", CODE, *words],
+        [sys.executable, "-c", code, *words],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -41,22 +56,11 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def play(folder: Path, *words: str) -> str:
-    with start(folder, *words) as process:
+def play(folder: Path, *words: str, code: str = CODE, ends_with: int = 0) -> str:
+    with start(folder, code, *words) as process:
         output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+    assert process.returncode == ends_with, output
     return output
-
-
-def kill_after(folder: Path, run: Path, step: int, *words: str) -> None:
-    """SIGKILL of the controller once there is a checkpoint of this step, or of a later one."""
-    with start(folder, *words) as process:
-        while process.poll() is None and max(checkpoints_of(run), default=-1) < step:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=0.01)
-        process.kill()
-        process.communicate(timeout=60)
-    wait_for_orphans(run)
 
 
 def weights_of(run: Path) -> bytes:
@@ -67,7 +71,8 @@ def weights_of(run: Path) -> bytes:
 def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
     play(tmp_path, "train", *SETTINGS, "run.name=whole")
     killed = tmp_path / "runs" / "killed"
-    kill_after(tmp_path, killed, 2, "train", *SETTINGS, "run.name=killed")
+    play(tmp_path, "train", *SETTINGS, "run.name=killed", code=DIES, ends_with=-signal.SIGKILL)
+    wait_for_orphans(killed)
     assert max(checkpoints_of(killed)) < STEPS
     output = play(tmp_path, "resume", "killed")
     assert "going on from step" in output

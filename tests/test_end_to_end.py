@@ -562,7 +562,7 @@ def test_a_run_goes_on_from_its_last_checkpoint(project: Path) -> None:
     run = project / "runs" / "run"
     found = list(checkpoints_of(run))
     assert (found[0], found[-1]) == (2, 6)
-    step = found[-2]  # 4, or 5 where the disk was slow
+    step = found[-2]  # 4, or another one where the disk was slow
     assert trainer_state(run, step)["num_updates"] == step
 
     shutil.rmtree(run / "checkpoints" / "step-6")  # as if it had been killed in step 6
@@ -583,8 +583,10 @@ def test_a_run_goes_on_from_its_last_checkpoint(project: Path) -> None:
     assert progress["history"]["steps"] == [*range(step + 1), *undone_versions, *range(step, 7)]
     assert not list((run / "checkpoints").rglob("*.bin"))
     assert (run / "checkpoints" / "latest").readlink() == Path("step-6")
-    assert rows[2]["checkpoint_stall_ms"] > 0
-    assert any(row.get("checkpoint_write_s", 0) > 0 for row in rows)
+    first = rows[:step] + undone  # of the first session
+    assert first[2]["checkpoint_stall_ms"] > 0
+    # Told with the step after it, so by no row where the first took the disk as long as all other steps.
+    assert any(row.get("checkpoint_write_s", 0) > 0 for row in first) or found == [2, 6]
     weights = load_file(run / "model" / "model.safetensors")
     saved = load_file(run / "checkpoints" / "step-6" / "model" / "model.safetensors")
     assert all(torch.equal(weights[name], saved[name]) for name in weights)

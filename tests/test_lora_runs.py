@@ -25,6 +25,7 @@ from penstock.trainer.trainer_client import PublishRequest, ReleaseRequest
 from penstock.types import WeightUpdate
 from penstock.worker import trainer_role
 from tests.orchestration.test_controller import Tasks
+from tests.rollout.contract import SEVEN
 from tests.test_end_to_end import project, train  # noqa: F401  (a fixture)
 from tests.worker.test_trainer_role import LORA, START
 
@@ -62,7 +63,6 @@ def test_an_adapter_from_training_to_a_merged_model(
     gaps = [row["logprob_gap_max"] for row in rows if "logprob_gap_max" in row]
     assert gaps
     assert max(gaps) < 1e-4
-    assert rows[-1]["reward_mean"] > rows[0]["reward_mean"]
 
     run_cli("resume", "run", "run.steps=12")
     assert [row["step"] for row in steps_of(run)] == list(range(1, 13))
@@ -70,7 +70,8 @@ def test_an_adapter_from_training_to_a_merged_model(
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
     plain = logits(base)
     adapted = PeftModel.from_pretrained(base, str(run / "model")).eval()
-    assert (logits(adapted) - plain).abs().max() > 0.05
+    rise = logits(adapted).log_softmax(-1)[..., SEVEN] - plain.log_softmax(-1)[..., SEVEN]
+    assert rise.mean() > 0.1  # 0.38 to 0.80 over six seeds; sampled rewards of so short a run are noise
     run_cli("export", "run", "--merge", "--to", "merged")
     assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained("merged")), logits(adapted), atol=1e-4)
 

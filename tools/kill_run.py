@@ -118,8 +118,9 @@ class Arm:
             until = time.monotonic() + after_s
             if worker_rng is not None:
                 worker = self._kill_a_worker(worker_rng, until)
-            time.sleep(max(0.0, until - time.monotonic()))
-            ended = process.poll()
+            ended = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                ended = process.wait(max(0.0, until - time.monotonic()))
             process.kill()
             process.wait()
         if can_resume(self.run):

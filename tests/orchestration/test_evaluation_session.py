@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.config.loader import build
-from penstock.errors import WorkerDied
+from penstock.errors import UserError, WorkerDied
 from penstock.orchestration import evaluation_session as module
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.evaluation_session import evaluate
+from penstock.orchestration.evaluation_session import evaluate, prepare_evaluation
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.simulation import SimulatedTokenizer
 from penstock.types import Task
@@ -57,3 +57,16 @@ def test_an_engine_that_always_dies_ends_the_evaluation(
         WorkerDied, match=r"^engine0 died 2 times in a row, so the run ends; the last time: worker "
     ):
         rewards_of(workers, tmp_path, [], monkeypatch)
+
+
+def test_what_an_engine_lacks_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    kind = "tests.engines.scripted_kind:SCRIPTED"
+    sections = {"model": {"name": "nowhere"}, "engine": {"kind": kind}}
+    config = build(PenstockConfig, {**sections, "eval": {"tasks": {}, "temperature": 0}})
+    with pytest.raises(UserError) as raised:
+        prepare_evaluation(config, folder=tmp_path, log=print, cache=tmp_path, gpus=())
+    assert str(raised.value) == (
+        f"engine.kind={kind} lacks seed (for run.seed=0), greedy (for eval.temperature=0); change the setting, or "
+        "choose another engine.kind"
+    )
+    assert list(tmp_path.iterdir()) == []

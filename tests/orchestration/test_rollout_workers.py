@@ -80,21 +80,31 @@ def test_clients_that_a_framework_keeps_by_address_fail_no_episode(tiny_model: P
 
 
 def test_what_hangs_or_dies_costs_its_episode_and_is_replaced(tiny_model: Path, tmp_path: Path) -> None:
-    async def main() -> list[Episode]:
+    paths = {"began": str(tmp_path / "began"), "until": str(tmp_path / "never")}
+
+    async def hang(episodes: EpisodeRunner) -> tuple[float, Episode]:
+        """With as much time as its first turn takes where the machine is busy."""
+        for timeout_s in (1.0, 4.0, 16.0):
+            episode = await episodes.run(spec_of("blocks", timeout_s=timeout_s, **paths))
+            if (tmp_path / "began").exists():
+                break
+        return timeout_s, episode
+
+    async def main() -> tuple[tuple[float, Episode], list[Episode]]:
         async with pool(sevens(), tiny_model, tmp_path) as episodes:
-            hangs = spec_of("blocks", timeout_s=1.0, began=str(tmp_path / "b"), until=str(tmp_path / "never"))
+            hung = await hang(episodes)
             once = spec_of("dies_once", mark=str(tmp_path / "mark"))
             always = spec_of("dies_always")
-            return [await episodes.run(spec) for spec in (hangs, spec_of("twice"), once, always)]
+            return hung, [await episodes.run(spec) for spec in (spec_of("twice"), once, always)]
 
-    hung, well, again, died = asyncio.run(main())
+    (timeout_s, hung), (well, again, died) = asyncio.run(main())
     assert [episode.failure for episode in (hung, well, again, died)] == [
         "timeout",
         None,
         None,
         "worker_died",
     ]
-    assert hung.message == "the episode blocks, 1 s (rollout.timeout_s) are over"
+    assert hung.message == f"the episode blocks, {timeout_s:g} s (rollout.timeout_s) are over"
     assert len(hung.turns) == 1
     assert "worker rollout0" in died.message and "exit code 7" in died.message
 

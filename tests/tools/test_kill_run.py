@@ -53,16 +53,18 @@ def test_the_last_step_is_that_of_the_last_whole_row(tmp_path: Path) -> None:
     assert tool.last_step(tmp_path) == 4
 
 
-@pytest.mark.parametrize(("program", "ended"), [("import time; time.sleep(60)", None), ("exit(3)", 3)])
+@pytest.mark.parametrize(
+    ("program", "after_s", "ended"), [("import time; time.sleep(60)", 0.1, None), ("exit(3)", 60.0, 3)]
+)
 def test_a_run_that_was_over_before_its_kill_is_a_complaint(
-    program: str, ended: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: str, after_s: float, ended: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that had not begun begins again; one that had is resumed."""
     monkeypatch.setattr(tool, "PENSTOCK", [sys.executable, "-c", program])
     arm = tool.Arm(tmp_path, "killed", 9)
     arm.run.mkdir()
-    kill = arm.play_and_kill(1.0, None)
-    assert kill == {"after_s": 1.0, "worker": None, "step": None, "checkpoint": None, "ended": ended}
+    kill = arm.play_and_kill(after_s, None)
+    assert kill == {"after_s": after_s, "worker": None, "step": None, "checkpoint": None, "ended": ended}
     message = "the run had ended by itself with exit code 3; give it more --steps, or see its output"
     assert arm.complaints_after(kill) == ([] if ended is None else [message])
     assert arm._command[0] == "train"

@@ -78,7 +78,7 @@ def test_the_work_of_an_engine_is_watched_by_the_limit_that_it_has(
         def progress(self) -> int:
             return 3
 
-    async def open_busy(kind: str, parts: Any) -> ScriptedEngine:
+    async def open_busy(parts: Any) -> ScriptedEngine:
         engine = Busy(lambda request: [1])
         for name, value in own.items():
             setattr(engine, name, value)

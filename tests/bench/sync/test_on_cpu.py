@@ -31,4 +31,4 @@ def test_a_tiny_adapter_and_a_restarted_engine() -> None:
     found = {name: result for _, name, result in part.measure(chosen)}
     adapter, restarted = (found[name] for name in chosen)
     assert adapter["bytes"] == 77824
-    assert restarted["fresh_ms"] > restarted["stall_ms"] > 100 * adapter["stall_ms"]
+    assert restarted["fresh_ms"] > restarted["stall_ms"] > adapter["stall_ms"] > 0

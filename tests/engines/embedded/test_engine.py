@@ -295,7 +295,8 @@ def test_the_report_says_what_the_engine_can_do() -> None:
         plain = set((await make_engine(make_model()).report()).capabilities)
         assert plain == {
             "logprobs", "versions", "greedy", "seed", "truncation", "penalties", "logit_bias", "min_tokens",
-            "priority", "forks", "prefix_cache", "sampling_mask", "adapters", "delta", "exact_resume", "waves",
+            "priority", "forks", "prefix_cache", "sampling_mask", "adapters", "dora", "merged_adapters", "delta",
+            "shards", "exact_resume", "waves",
             "interrupt:inflight", "interrupt:inflight_recompute", "interrupt:drain", "interrupt:abort_resume",
             "interrupt:abort_retry",
         }  # fmt: skip

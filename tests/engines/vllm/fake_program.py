@@ -18,7 +18,7 @@ def tokenize(text):
     return AutoTokenizer.from_pretrained(sys.argv[2])(text, add_special_tokens=False)["input_ids"]
 
 async def main():
-    fake = FakeVllm(max_context=int(option("--max-model-len")), token_s=0.002, tokenize=tokenize)
+    fake = FakeVllm(max_context=int(option("--max-model-len")), token_s=TOKEN_S, tokenize=tokenize)
     async with fake.served(Path(option("--uds"))):
         await asyncio.Event().wait()
 
@@ -26,9 +26,9 @@ asyncio.run(main())
 """
 
 
-def fake_vllm(folder: Path) -> str:
-    """The path of the program."""
+def fake_vllm(folder: Path, token_s: float = 0.002) -> str:
+    """The path of the program, which takes so long for a token."""
     path = folder / "fake-vllm"
-    path.write_text(TEXT)
+    path.write_text(TEXT.replace("TOKEN_S", str(token_s)))
     path.chmod(0o755)
     return str(path)

@@ -64,7 +64,7 @@ class TestContract(EngineContract):
 
 def play(scene: Any) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             await scene()
 
     asyncio.run(main())
@@ -281,10 +281,11 @@ def test_a_server_that_is_gone_is_an_engine_lost(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def started(
-    folder: Path, *, restarts: int = 3
+    folder: Path, *, restarts: int = 3, token_s: float = 0.002
 ) -> AsyncIterator[tuple[VllmEngine, "asyncio.Task[None]"]]:
     """An engine with a server of its own, and the task that watches it."""
-    process = ServerProcess("engine0", ServerSettings(model="m", command=fake_vllm(folder), max_context=64))
+    command = fake_vllm(folder, token_s)
+    process = ServerProcess("engine0", ServerSettings(model="m", command=command, max_context=64))
     await process.start()
     server = Server(ServerClient("engine0", process.url), WeightCalls, process=process, restarts=restarts)
     await server.weights.open(0)
@@ -299,10 +300,10 @@ async def started(
 
 def test_a_server_that_dies_is_started_again_and_waits_for_weights(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with started(tmp_path) as (engine, _):
+        async with started(tmp_path, token_s=0.2) as (engine, _):  # 50 tokens are not there before it dies
             first = engine.server_pid
             assert first is not None
-            async with aclosing(engine.generate(ask("a", max_tokens=50))) as answer:
+            async with aclosing(engine.generate(ask("a", max_tokens=50, chunk_tokens=1))) as answer:
                 await anext(answer)
                 os.kill(first, signal.SIGKILL)
                 with pytest.raises(EngineLost):
@@ -314,7 +315,7 @@ def test_a_server_that_dies_is_started_again_and_waits_for_weights(tmp_path: Pat
                     receipt = await engine.update(update_to(1))
                 await asyncio.sleep(0.05)
             assert engine.server_pid not in (first, None)
-            chunks = await collect(engine.generate(ask("b", max_tokens=8)))
+            chunks = await collect(engine.generate(ask("b", max_tokens=2)))
             assert {int(version) for chunk in chunks for version in chunk.versions} == {1}
 
     play(scene)

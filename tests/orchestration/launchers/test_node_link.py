@@ -77,7 +77,7 @@ def test_whatever_an_agent_sends_its_worker_is_given_up_and_nothing_else(tmp_pat
     ]
 
     async def main(data: bytes) -> WorkerDied:
-        async with asyncio.timeout(5), linked(tmp_path / "engine0.log") as (link, reader, writer):
+        async with asyncio.timeout(60), linked(tmp_path / "engine0.log") as (link, reader, writer):
             await reader.readexactly(4)  # it has asked for the output and for a heartbeat
             writer.write(data)
             writer.write_eof()
