@@ -40,8 +40,7 @@ class EngineSeat:
 
     async def prepare(self) -> None:
         """One that ran out of memory is started with less to hold."""
-        if (word := self._engine.hold_less()) is not None:
-            self._say(word)
+        self._engine.hold_less(self._say)
 
     async def returned(self) -> None:
         """The trainer publishes its present weights again, and the engine serves when it has taken them."""

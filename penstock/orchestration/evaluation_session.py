@@ -114,8 +114,7 @@ class _EvaluationSeat:
             self._pool.lose(self._engine.name)
 
     async def prepare(self) -> None:
-        if (word := self._engine.hold_less()) is not None:
-            self._log(word)
+        self._engine.hold_less(self._log)
 
     async def returned(self) -> None:
         await self._pool.join(self._engine.name, self._engine)

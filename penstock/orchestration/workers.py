@@ -76,16 +76,14 @@ class LaunchedEngine:
 
         self.place.begin_with(begin)
 
-    def hold_less(self) -> str | None:
-        """If it ran out of memory, its next process computes fewer sequences at a time: a word on that."""
+    def hold_less(self, say: Callable[[str], None]) -> None:
+        """If it ran out of memory, its next process computes fewer sequences at a time."""
         death = self.place.last_death
         if self.start is None or death is None or not death.out_of_memory:
-            return None
-        lowered = fewer_sequences(self.start)
-        if lowered is None:
-            return None
-        self.start, word = lowered
-        return word
+            return
+        if (lowered := fewer_sequences(self.start)) is not None:
+            self.start, word = lowered
+            say(word)
 
     async def _begin(self, client: EngineClient) -> EngineReport:
         assert self.start is not None
@@ -259,12 +257,7 @@ async def start_workers(
 
 def first_start(engine: LaunchedEngine, deaths: Deaths, log: Callable[[str], None]) -> FirstStart:
     """Of an engine, which holds less after it ran out of memory."""
-
-    def prepare() -> None:
-        if (word := engine.hold_less()) is not None:
-            log(word)
-
-    return FirstStart(engine.place, deaths, prepare=prepare)
+    return FirstStart(engine.place, deaths, prepare=lambda: engine.hold_less(log))
 
 
 async def start_scorers(launcher: Launcher, prepared: Prepared, care: PoolCare | None = None) -> ScorerPool:

@@ -35,6 +35,7 @@ from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.session import Session
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedTokenizer, SimulatedTrainer
 from penstock.orchestration.summary import Summary
+from penstock.rollout.rollout_client import START_ROLLOUT
 from penstock.scoring.scoring_client import (
     SCORE,
     START_SCORING,
@@ -129,6 +130,7 @@ class ScriptedWorkers:
         self._channels[name] = channel
         channel.serve(START_ENGINE, lambda start: self._be_engine(name, channel, start))
         channel.serve(START_TRAINER, lambda start: self._be_trainer(name, channel, start))
+        channel.serve(START_ROLLOUT, lambda start: self._load(name))
         channel.serve(START_SCORING, lambda start: self._be_scorer(name, channel, start))
         await channel.run()
 

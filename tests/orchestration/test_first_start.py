@@ -5,9 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.loader import build
 from penstock.errors import OutOfMemory, UserError, WorkerDied
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
-from tests.orchestration.scripted_run import Kill, ScriptedRun, ScriptedWorkers
+from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.kept_work import KeptWork
+from penstock.orchestration.preflight import Prepared
+from penstock.orchestration.rollout_workers import start_episodes
+from penstock.orchestration.simulation import SimulatedTokenizer
+from penstock.rollout.workflow import load_workflow
+from tests.orchestration.scripted_run import LONGEST_S, Kill, ScriptedLauncher, ScriptedRun, ScriptedWorkers
+from tests.rollout.contract import sevens
 
 KILLS = [
     *[("trainer", "trainer", where) for where in ("launch", "load", "publish")],
@@ -51,6 +59,29 @@ def test_a_worker_that_dies_at_each_start_ends_the_run_with_one_sentence(
         ):
             await run.run()
         assert workers.launches[victim] == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["launch", "load"])
+def test_a_rollout_worker_that_dies_while_it_starts_is_started_again(tmp_path: Path, where: str) -> None:
+    config = build(PenstockConfig, {"rollout": {"workers": 2, "workflow": "tests.rollout.workflows:twice"}})
+    prepared = Prepared(
+        config=config,
+        model="m",
+        tokenizer=SimulatedTokenizer(),  # type: ignore[arg-type]
+        tasks=[],
+        heldout=[],
+        folder=tmp_path,
+        max_context=64,
+        workflow=load_workflow("tests.rollout.workflows:twice"),
+    )
+
+    async def main() -> None:
+        workers = ScriptedWorkers(Kill(victim="rollout1", who="rollout1", where=where))
+        async with asyncio.timeout(LONGEST_S), ScriptedLauncher(workers) as launcher:
+            await start_episodes(launcher, prepared, KeptWork(engine=sevens()))
+            assert workers.launches == {"rollout0": 1, "rollout1": 2}
 
     asyncio.run(main())
 

@@ -91,7 +91,7 @@ class Engine(SimulatedEngine):
         self.refuses = False
         self._capabilities = capabilities
 
-    def hold_less(self) -> None:
+    def hold_less(self, say: object) -> None:
         """It never runs out of memory."""
 
     async def update(self, *arguments: Any) -> UpdateReceipt:
