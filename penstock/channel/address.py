@@ -17,6 +17,8 @@ PRIVATE_FOLDER_PREFIX = "penstock-"
 """How the name of a launcher's private folder begins; its Unix socket lies there."""
 GREETING_S, MAX_GREETINGS = 5.0, 64
 """How long a connection may take to prove who it is, and how many may be at it at once."""
+ANSWER_S = 30.0
+"""How long a worker waits for an answer to its greeting."""
 TRIES = 5
 """A controller that is busy, or flooded by strangers, may close a connection before it has heard the worker out."""
 
@@ -40,7 +42,8 @@ async def connect(address: str, name: str, token: str) -> Channel:
     for _ in range(TRIES):
         reader, writer = await _open(address)
         try:
-            await handshake.introduce(reader, writer, name=name, token=token)
+            async with asyncio.timeout(ANSWER_S):
+                await handshake.introduce(reader, writer, name=name, token=token)
             return Channel(reader, writer)
         except handshake.NO_GREETING:
             writer.close()
@@ -48,8 +51,9 @@ async def connect(address: str, name: str, token: str) -> Channel:
             writer.close()
             raise
     raise PenstockError(
-        f"what listens at {address.partition(':')[2]} closed {TRIES} connections before it had proved that it "
-        f"knows the run's token: it is no controller, or one of another version; {handshake.SAME_VERSION}"
+        f"what listens at {address.partition(':')[2]} closed {TRIES} connections, or left them unanswered, before "
+        "it had proved that it knows the run's token: it is no controller, or one of another version; "
+        f"{handshake.SAME_VERSION}"
     )
 
 

@@ -186,8 +186,25 @@ def test_what_is_no_controller_is_one_sentence() -> None:
     async def main() -> None:
         async with answering(close) as where:
             with pytest.raises(
-                PenstockError, match=r"what listens at 127\.0\.0\.1:\d+ closed 5 connections before"
+                PenstockError,
+                match=r"what listens at 127\.0\.0\.1:\d+ closed 5 connections, or left them unanswered, before",
             ):
+                await connect(where, "one.1", "token")
+
+    asyncio.run(main())
+    assert len(calls) == address.TRIES
+
+
+def test_a_worker_does_not_wait_for_ever_for_a_silent_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "ANSWER_S", 0.01)
+    calls = []
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls.append(await reader.read())
+
+    async def main() -> None:
+        async with answering(silent) as where, asyncio.timeout(30):
+            with pytest.raises(PenstockError, match=r"or left them unanswered, before it had proved"):
                 await connect(where, "one.1", "token")
 
     asyncio.run(main())
