@@ -135,6 +135,7 @@ class OpenEngine:
             output_ids=whole.token_ids,
             logprobs=whole.logprobs,
             versions=whole.versions,
+            mixed=whole.mixed,
             finish_reason=reason,
             sampling=request.sampling,
             text=self.tokenizer.decode(whole.token_ids.tolist()),
