@@ -24,7 +24,6 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.api import cache_folder
 from penstock.blobs.memory import MemoryBlobs
 from penstock.buffer.history import VersionHistory
-from penstock.cores import usable_cores
 from penstock.demo.model import open_builtin
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.opening import without_auto
@@ -78,7 +77,8 @@ async def open_engine(
     config = EngineConfig.model_validate(engine)
     device = resolve_device(config.device)
     folder = await asyncio.to_thread(open_builtin, model, cache_folder(), log=print)
-    torch.set_num_threads(config.threads or usable_cores())
+    if config.threads:
+        torch.set_num_threads(config.threads)
     config = config.model_copy(update={"device": device, "dtype": resolve_dtype(config.dtype, device)})
     adapter = None if lora is None else await asyncio.to_thread(_adapter, folder, lora)
     if adapter is not None:
@@ -191,7 +191,7 @@ async def open_trainer(
         start = TrainerStart(
             model=folder,
             device=device,
-            threads=settings.threads or usable_cores(),
+            threads=settings.threads or torch.get_num_threads(),
             total_steps=steps,
             seed=seed,
             folder=buckets,

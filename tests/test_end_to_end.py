@@ -578,8 +578,9 @@ def test_a_run_goes_on_from_its_last_checkpoint(project: Path) -> None:
     counts = {float(one["step"]) for one in after["optimizer"]["adamw"]["state"].values()}
     assert counts == {6.0}
     progress = json.loads((run / "checkpoints" / "step-6" / "progress.json").read_text())
-    # Versions of steps that were undone count as the checkpoint's; then the restored weights have one of their own.
-    undone_versions = [step] * (6 - step)
+    # Undone steps are made again from the same groups, so their versions keep their steps; then the restored weights
+    # have one of their own.
+    undone_versions = range(step + 1, 7)
     assert progress["history"]["steps"] == [*range(step + 1), *undone_versions, *range(step, 7)]
     assert not list((run / "checkpoints").rglob("*.bin"))
     assert (run / "checkpoints" / "latest").readlink() == Path("step-6")
@@ -614,8 +615,11 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_goes_on_elsewhere(pro
     progress = read_progress(moved / "checkpoints" / "step-3")
     groups_per_step = yaml.safe_load((moved / "config.yaml").read_text())["rollout"]["groups_per_step"]
     assert len(numbers_of(progress.consumed)) == 3 * groups_per_step
-    # Versions before the kill count as the weights of the start; the first of this session is one more.
-    assert progress.history.steps.count(0) >= 3
+    # Undone steps are made again from the same groups, so versions from before the kill keep their steps; the
+    # weights of the start have a version of this session too.
+    before = progress.history.steps[:-4]
+    assert progress.history.steps[-4:] == (0, 1, 2, 3)
+    assert list(before) == sorted(before) and before[:3] == (0, 1, 2)
     assert not run.exists()
 
 

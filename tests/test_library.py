@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penstock
 from penstock.errors import UserError
@@ -82,6 +83,19 @@ def test_an_adapter_alone_is_trained_and_served(tiny_model: Path) -> None:
     version, before, after, sampled_by = asyncio.run(scene())
     assert (version, sampled_by) == (2, 2)  # 0 is what is below the adapter, 1 the adapter as it began
     assert not np.array_equal(before, after)
+
+
+def test_threads_of_the_callers_process_are_the_callers(tiny_model: Path) -> None:
+    async def scene() -> None:
+        async with (
+            penstock.open_engine(str(tiny_model), max_context=64),
+            penstock.open_trainer(str(tiny_model)),
+        ):
+            pass
+
+    before = torch.get_num_threads()
+    asyncio.run(scene())
+    assert torch.get_num_threads() == before
 
 
 def test_what_can_not_be_replayed_is_refused(tiny_model: Path) -> None:

@@ -148,7 +148,7 @@ def test_an_adapter_that_does_not_reach_an_engine_ends_the_run(
     import msgspec
 
     start = msgspec.structs.replace(START, model=str(tiny_model), folder=str(tmp_path), lora=LORA)
-    service = trainer_role._build(start, EventQueue().of("trainer"))
+    service = trainer_role.build_service(start, EventQueue().of("trainer"))
     with torch.no_grad():
         for tensor in service._trainer.weights().values():
             tensor += 0.1

@@ -86,7 +86,7 @@ def test_every_choice_is_replayed_and_in_float32_nothing_flips(project: Path, mi
         assert step["routing_gap"] == pytest.approx(step["routing_gap_without"], abs=1e-6)
         assert max(step["routing_gap"], step["logprob_gap_max"]) < 1e-4
         assert step["prompt_tokens_shared"] > 0
-    assert steps[0]["reference_kl"] < 1e-6 < steps[-1]["reference_kl"]
+    assert 0 < steps[0]["reference_kl"] < steps[-1]["reference_kl"]  # means over both passes
 
 
 @pytest.mark.timeout(300)

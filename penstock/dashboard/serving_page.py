@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from penstock.dashboard.dashboard_app import make_app
 from penstock.dashboard.doors import make_doors
 from penstock.dashboard.open_runs import OpenRuns
-from penstock.http_server.connections import HttpServer
+from penstock.http_server.web_server import HttpServer
 from penstock.observe.reading.run_reading import RunReading
 
 CLOSING_S = 1.0

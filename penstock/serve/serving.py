@@ -15,8 +15,8 @@ from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.opening import open_embedded, without_auto
 from penstock.engines.kinds import EngineParts
 from penstock.errors import UserError
-from penstock.http_server.connections import HttpServer
 from penstock.http_server.guard import guard_for
+from penstock.http_server.web_server import HttpServer
 from penstock.models.load import resolve_device, resolve_dtype
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.open_files import allow_many_connections

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.http_server import connections
+from penstock.http_server import web_server
 from penstock.models.tokenizer import ChatTokenizer
 from tests.dashboard import live_page
 from tests.serve.agents.doors import opened, saying
@@ -42,7 +42,7 @@ async def agents(model: Path, tokenizer: ChatTokenizer) -> AsyncIterator[Door]:
     async with opened(saying(tokenizer, "x"), tokenizer) as visit:
         one = visit()
         port = urlsplit(one.root).port or 0
-        yield Door(port, "POST", "/v1/completions", one.endpoint.api_key)
+        yield Door(port, "POST", "/e/v1/completions", one.endpoint.api_key)
 
 
 @asynccontextmanager
@@ -114,7 +114,7 @@ def test_headers_that_never_come_end_the_connection(
     begun: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "HEADER_S", 0.01)
+    monkeypatch.setattr(web_server, "HEADER_S", 0.01)
 
     async def main() -> bytes:
         async with door(tiny_model, byte_tokenizer) as at:

@@ -55,7 +55,7 @@ def ask(prompt):
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/completions",
         json.dumps({"prompt": prompt}).encode(),
-        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
     )
     return json.load(urllib.request.urlopen(request))["choices"][0]["text"]
 

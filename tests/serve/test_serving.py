@@ -21,7 +21,7 @@ from penstock.bench.shapes import SHAPES, save_shape
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.opening import without_auto
 from penstock.errors import UserError
-from penstock.http_server.connections import HttpServer
+from penstock.http_server.web_server import HttpServer
 from penstock.interfaces import Engine
 from penstock.serve.serving import ServeSettings, is_loopback, open_engine, served
 from tests.engines.contract import EngineContract

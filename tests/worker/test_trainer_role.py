@@ -422,7 +422,7 @@ def test_a_correction_that_does_nothing_is_told_at_the_start(tiny_model, tmp_pat
     algorithm = {"corrections": {"truncated_token": {"cap": 2.0}}}
     asked = msgspec.structs.replace(START, model=str(tiny_model), folder=str(tmp_path), algorithm=algorithm)
     queue = EventQueue()
-    worker._build(asked, queue.of("trainer"))
+    worker.build_service(asked, queue.of("trainer"))
     lines = [event.line for event in queue.take().events if isinstance(event, LogLine)]
     assert [line for line in lines if "algorithm" in line] == [
         "algorithm.corrections.truncated_token does nothing: algorithm.proximal=behaviour leaves the loss's own ratio "

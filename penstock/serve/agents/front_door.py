@@ -6,8 +6,8 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from penstock.http_server.connections import HttpServer
 from penstock.http_server.guard import guard_for
+from penstock.http_server.web_server import HttpServer
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.open_files import allow_many_connections
 from penstock.rollout.endpoint import Endpoint

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from penstock.http_server import connections
-from penstock.http_server.connections import HttpServer
+from penstock.http_server import web_server
+from penstock.http_server.web_server import HttpServer
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 HALF = b"GET / HTTP/1.1\r\nHost:"
@@ -16,7 +16,7 @@ HALF = b"GET / HTTP/1.1\r\nHost:"
 
 @pytest.fixture(autouse=True)
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEADER_S", 0.02)
+    monkeypatch.setattr(web_server, "HEADER_S", 0.02)
 
 
 async def brief(request: web.Request) -> web.Response:
