@@ -36,6 +36,11 @@ class StalenessConfig(Section):
     idle_limit: float = Field(default=0.1, ge=0, lt=1)
     """Relax when the trainer waits for more than this share of its time."""
 
+    @property
+    def loosest(self) -> int:
+        """The bound that admission never exceeds."""
+        return self.adaptive_max if self.adaptive else self.max_staleness
+
     @model_validator(mode="after")
     def _bounds_fit(self) -> "StalenessConfig":
         if self.adaptive_min > self.adaptive_max:

@@ -109,7 +109,7 @@ def build_controller(
                 max_filtered_in_a_row=staleness.max_filtered_in_a_row,
             ),
             failures=FailureStreak(
-                limit_of(config.run.max_failed_in_a_row, rollout.groups_per_step, staleness.max_staleness)
+                limit_of(config.run.max_failed_in_a_row, rollout.groups_per_step, staleness.loosest)
             ),
             blobs=blobs,
             activity=activity,

@@ -1,3 +1,4 @@
+from penstock.buffer.config import StalenessConfig
 from penstock.orchestration.failure_streak import FailureStreak, limit_of
 
 
@@ -26,6 +27,8 @@ def test_without_a_setting_the_limit_is_some_steps_worth() -> None:
 
 def test_one_cause_that_costs_all_groups_under_way_never_ends_the_run() -> None:
     assert [limit_of(0, 4, 4), limit_of(0, 8, 8)] == [21, 73]
+    assert StalenessConfig(max_staleness=2).loosest == 2
+    assert StalenessConfig(max_staleness=2, adaptive=True, adaptive_max=9).loosest == 9
 
 
 def test_many_failures_among_good_groups_are_told_once_in_a_while() -> None:
