@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -14,9 +14,11 @@ from torch import nn
 from transformers import DynamicCache
 
 from penstock.blobs import MemoryBlobs
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.scheduler import Batch
 from penstock.interfaces import BlobStore
-from penstock.models.routing import Recording, find_routers
-from penstock.routing_records import store_routes
+from penstock.models.routing import Recording, Replay, find_routers
+from penstock.routing_records import fetch_routes, store_routes
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.types import (
@@ -33,7 +35,7 @@ from tests.engines.contract import ask
 from tests.engines.embedded.test_exact import play_move
 from tests.engines.embedded.test_interrupts import update
 from tests.engines.embedded.test_route_store import FAMILY, RecordingDriver, refs_of
-from tests.engines.embedded.test_swaps import any_engine
+from tests.engines.embedded.test_swaps import Shadow, any_engine
 from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine
 from tests.models.moe import CONFIGS, VOCAB, moe_model
 from tests.trainer.forward.test_row_routing import moved_by
@@ -319,17 +321,20 @@ REBUILT = [
 KEPT = [("inflight", "keep"), ("abort_resume", "keep")]
 
 
-@pytest.mark.parametrize("preempts", [False, True], ids=["", "preempted"])
-@pytest.mark.parametrize(("interrupt", "kv"), [*REBUILT, *KEPT])
-def test_one_pass_with_replay_gives_every_logprob_whatever_was_computed_again(
-    interrupt: Interrupt, kv: str, preempts: bool
-) -> None:
+def played(
+    weights: SeededWeights,
+    interrupt: Interrupt,
+    kv: str,
+    *,
+    preempts: bool,
+    watch: Callable[[EmbeddedEngine], object] = lambda engine: None,
+) -> Driver:
     """Updates in flight, groups, later turns whose parent's cache is there or gone, and sequences that lose theirs."""
-    weights = MoeWeights()
 
     async def main() -> Driver:
         options = {"receiver": weights, "prefill_chunk": 7, "keep_finished": 2, "resume_kv": kv}
         engine = make_engine(copy.deepcopy(weights.model(0)), kv_tokens=52 if preempts else 400, **options)
+        watch(engine)
         scheduler = engine._scheduler
         driver = RecordingDriver(engine)
         for turn in range(2):
@@ -351,12 +356,99 @@ def test_one_pass_with_replay_gives_every_logprob_whatever_was_computed_again(
 
     driver = asyncio.run(main())
     assert len(driver.finished()) == 8
+    return driver
+
+
+@pytest.mark.parametrize("preempts", [False, True], ids=["", "preempted"])
+@pytest.mark.parametrize(("interrupt", "kv"), [*REBUILT, *KEPT])
+def test_one_pass_with_replay_gives_every_logprob_whatever_was_computed_again(
+    interrupt: Interrupt, kv: str, preempts: bool
+) -> None:
+    weights = MoeWeights()
+    driver = played(weights, interrupt, kv, preempts=preempts)
     errors = torch.cat(list(gaps_by_version(driver, weights).values()))
     assert float(errors[~errors.isnan()].max()) < 1e-5
     if (interrupt, kv) in REBUILT:
         assert not bool(errors.isnan().any())
     else:
         assert 0 < int(errors.isnan().sum()) < len(errors)
+
+
+class Later(Shadow):
+    """Remembers the spans of every pass, and computes them again when all routes are on record: pass by pass, each
+    with the weights of its version, behind the keys and values that lay there."""
+
+    def __init__(self, engine: EmbeddedEngine, weights: SeededWeights) -> None:
+        super().__init__(engine, weights)
+        self.passes: list[tuple[list[tuple[int, int]], list[tuple[Any, ...]], int]] = []
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        spans = [
+            (
+                [each.request.id for each in (seq, *seq.followers)],
+                first,
+                seq.tokens[first : first + count],
+                list(seq.blocks),
+                first + count == seq.num_tokens,
+            )
+            for seq, first, count in batch.spans
+        ]
+        self.passes.append((list(batch.copies), spans, self.engine.versions["policy"]))
+        return self._forward(batch)
+
+    @torch.no_grad()
+    def logprobs(self, routes: dict[str, np.ndarray]) -> dict[tuple[str, int], torch.Tensor]:
+        """Of every token that could be drawn at a place of a request."""
+        found, size, models = {}, self.engine.config.block_size, dict[int, nn.Module]()
+        for copies, spans, version in self.passes:
+            self.copy(copies)
+            model = models.setdefault(version, copy.deepcopy(self.weights.model(version)))
+            for names, first, tokens, blocks, is_drawn in spans:
+                end = first + len(tokens)
+                slots = [(blocks[place // size], place % size) for place in range(end)]
+                again = replaying(model, routes[names[0]][first:end])
+                logprobs = self._compute(tokens, slots, first, again)
+                found |= {(name, end): logprobs for name in names if is_drawn}
+        return found
+
+
+def replaying(model: nn.Module, routes: np.ndarray) -> Any:
+    """The model, whose routers are answered with these routes."""
+    decoder: Any = model
+    routers = find_routers(decoder, lambda: decoder(input_ids=torch.zeros(1, 1, dtype=torch.long)))
+    assert routers is not None
+    routers.watch()
+    ids = torch.from_numpy(routes.astype(np.int64)).transpose(0, 1)
+
+    def run(tokens: torch.Tensor, **options: Any) -> Any:
+        known = torch.ones(ids.shape[1], dtype=torch.bool)
+        with routers.seen_by(Replay(ids, known, all_known=True)):
+            return decoder(tokens, **options)
+
+    return run
+
+
+@pytest.mark.parametrize("preempts", [False, True], ids=["", "preempted"])
+@pytest.mark.parametrize(("interrupt", "kv"), KEPT)
+def test_pass_by_pass_with_replay_gives_every_logprob_also_behind_older_keys(
+    interrupt: Interrupt, kv: str, preempts: bool
+) -> None:
+    """Tokens that read keys of several versions, which no single pass computes."""
+    weights, later = MoeWeights(), list[Later]()
+    driver = played(
+        weights, interrupt, kv, preempts=preempts, watch=lambda engine: later.append(Later(engine, weights))
+    )
+    routes = {
+        name: np.concatenate([fetch_routes(driver.engine.blobs, ref) for ref in refs_of(driver, name)])
+        for name in driver.finished()
+    }
+    expected, num_mixed = later[0].logprobs(routes), 0
+    for name in driver.finished():
+        start, recorded = len(driver.requests[name].token_ids), driver.logprobs(name)
+        again = [expected[name, start + place][token] for place, token in enumerate(driver.output(name))]
+        assert float((torch.stack(again) - recorded).abs().max()) < 1e-5
+        num_mixed += sum(driver.mixed(name))
+    assert num_mixed > 0
 
 
 def test_an_answer_that_another_engine_resumes_is_computed_again_with_its_recorded_experts() -> None:
