@@ -67,8 +67,8 @@ class RunConfig(Section):
 
     restarts: int = Field(default=4, ge=0)
     """How often in a row a worker that dies is started again; then the run ends. An engine or trainer that worked
-    for a minute begins a new row, and a scoring or rollout worker that has done a call. A task that ends its
-    process counts once."""
+    for a minute begins a new row, and a scoring or rollout worker that has done a call. Tasks that end their
+    process are counted by themselves, and may be as many as are under way."""
 
     freeze_s: float = Field(default=120.0, ge=0)
     """An engine or trainer that is silent for this long is frozen: it is ended, and another one takes its place. It

@@ -3,7 +3,8 @@
 A bad episode costs itself, never its neighbours: what was in a process that died runs again apart, half by half,
 until it is found who ends processes (`penstock.rollout.suspects`). One that hangs in a call costs itself too; its
 process takes no new ones, and is replaced when the others have ended. A worker that dies time after time with
-nothing in it ends the run, and so do tasks that end their process one after the other while no episode is finished.
+nothing in it ends the run. So do tasks that end their process one after the other while no episode is finished,
+once they are more than were under way together: those alone may all be bad.
 """
 
 import asyncio
@@ -59,13 +60,15 @@ class EpisodePool:
         self._max_deaths = max_deaths
         self._told = told
         self._suspects = Suspects()
-        self._tasks_in_a_row = 0
-        """Tasks that ended their process since an episode was last finished."""
+        self._under_way: set[Attempt] = set()
+        self._tasks_in_a_row = self._most_tasks = 0
+        """Tasks that ended their process since an episode was last finished, and the most that were under way."""
         self._changed = asyncio.Event()
         self._ended: Exception | None = None
 
     async def run(self, spec: EpisodeSpec) -> Episode:
         attempt = Attempt(spec)
+        self._under_way.add(attempt)
         try:
             while (place := await self._take(attempt)) is not None:
                 try:
@@ -76,6 +79,7 @@ class EpisodePool:
                 if episode is not None:
                     return episode
         finally:
+            self._under_way.remove(attempt)
             self._suspects.clear(attempt)
             self._wake()
         assert attempt.failure
@@ -163,7 +167,7 @@ class EpisodePool:
         except (WorkerDied, ChannelClosed) as error:
             self._note_death(place, error)
             return None
-        place.num_deaths = self._tasks_in_a_row = 0
+        place.num_deaths = self._tasks_in_a_row = self._most_tasks = 0
         place.broken = place.broken or outcome.stuck
         return outcome.episode
 
@@ -196,7 +200,8 @@ class EpisodePool:
 
     def _count_task(self, deed: str, error: Exception) -> None:
         self._tasks_in_a_row += 1
-        if self._tasks_in_a_row >= self._max_deaths:
+        self._most_tasks = max(self._most_tasks, len({attempt.group for attempt in self._under_way}))
+        if self._tasks_in_a_row >= max(self._max_deaths, self._most_tasks + 1):
             self._give_up(
                 f"{self._tasks_in_a_row} tasks in a row ended the process that they had to themselves, and no "
                 f"episode was finished between them; the last: {deed}; look at the workflow, and at what ends "

@@ -2,8 +2,8 @@
 
 A call is one episode, or one group where a function needs it. What a worker does wrong costs that call and nothing
 more: of several calls in a process that died, each runs again alone in one, and a call that ends two processes, the
-last of them alone, has failed. Only a worker that dies time after time without ever answering ends the run, since
-nothing would be scored any more.
+last of them alone, has failed. A worker that dies time after time with nothing in it ends the run, and so do tasks
+that end their process one after the other while nothing is scored, once they are more than were under way together.
 
 Calls that wait while every worker is busy go out several in a message, as many as a worker answers in a moment: a
 reward of microseconds is not held up by a round trip for each episode, and a slow one has its calls alone. The
@@ -80,12 +80,15 @@ class ScorerPool:
         self._told = told
         self._places = places = [_Place(worker, number) for number, worker in enumerate(workers)]
         seats = range(max(worker.concurrency for worker in workers))
-        self._free = deque(place for seat in seats for place in places if seat < place.worker.concurrency)
+        self._free = deque(place for seat in seats for place in places if seat < place.concurrency)
         self._waiting: deque[_Call] = deque()
         self._suspects: deque[_Call] = deque()
         """Calls whose process died under several."""
         self._apart: _Place | None = None
         """The worker that is kept for them, one at a time."""
+        self._under_way: set[_Call] = set()
+        self._tasks_in_a_row = self._most_tasks = 0
+        """Tasks that ended their process since something was last scored, and the most that were under way."""
         self._messages: dict[asyncio.Task[None], list[_Call]] = {}
         self._ended: Exception | None = None
         self.needs_group = any(worker.needs_group for worker in workers)
@@ -112,7 +115,7 @@ class ScorerPool:
         process = place.process
         if process not in (place.dead, place.hung):
             place.dead = process
-            if self._free.count(place) == place.worker.concurrency:
+            if self._free.count(place) == place.concurrency:
                 self._count_death(place, death)
         await self._replace(place, process)
 
@@ -123,8 +126,12 @@ class ScorerPool:
             raise self._ended
         call = _Call(ScoringRequest(task=task, episodes=episodes))
         self._waiting.append(call)
-        self._send()
-        return await call.answer
+        self._under_way.add(call)
+        try:
+            self._send()
+            return await call.answer
+        finally:
+            self._under_way.remove(call)
 
     def _send(self) -> None:
         """Give waiting calls to free workers."""
@@ -139,7 +146,7 @@ class ScorerPool:
     def _send_suspect(self) -> None:
         """Of those that have ended a process together: the next, once the worker that is kept for them is empty."""
         place = self._apart
-        if place is None or self._free.count(place) < place.worker.concurrency:
+        if place is None or self._free.count(place) < place.concurrency:
             return
         while self._suspects:
             call = self._suspects.popleft()
@@ -210,7 +217,7 @@ class ScorerPool:
             except (ScoringFailed, WorkerDied, ChannelClosed, RemoteError) as error:
                 failure = _as_failure(error)
                 if failure.reason != WORKER_DIED:
-                    place.num_deaths = 0
+                    place.num_deaths = self._tasks_in_a_row = self._most_tasks = 0
                     raise failure from error
                 if process == place.hung:
                     continue  # ended because of another message, that hung: this one is sent again
@@ -218,6 +225,7 @@ class ScorerPool:
                 await self._replace(place, process)
                 raise _ProcessDied(failure) from error
             place.answered(verdicts)
+            self._tasks_in_a_row = self._most_tasks = 0
             return verdicts
 
     async def _ready(self, place: "_Place") -> int:
@@ -253,14 +261,25 @@ class ScorerPool:
             self._suspects.extend(calls)
             self._apart = self._apart or place
             return
+        if calls[0].answer.done():
+            return  # its group has failed already, and is told of
         task = calls[0].request.task.id
         words = f"scoring task {task!r} ended its process twice, the last time alone in it: {death}"
         calls[0].fail(ScoringFailed(words, WORKER_DIED, death.detail))
         self._told(words)
-        self._count_death(place, WorkerDied(words, death.detail))
+        self._count_task(words, death)
+
+    def _count_task(self, words: str, death: ScoringFailed) -> None:
+        self._tasks_in_a_row += 1
+        self._most_tasks = max(self._most_tasks, len({call.request.task.id for call in self._under_way}))
+        if self._tasks_in_a_row >= max(self._max_deaths, self._most_tasks + 1) and self._ended is None:
+            message = (
+                f"{self._tasks_in_a_row} tasks in a row ended the process that scored them alone, and nothing was "
+                f"scored between them; the last: {words}"
+            )
+            self._end(WorkerDied(message, detail=death.detail))
 
     def _count_death(self, place: "_Place", error: Exception) -> None:
-        """One that says something against the worker, or the last of those that say something against a call."""
         place.num_deaths += 1
         if place.num_deaths >= self._max_deaths and self._ended is None:
             message = (
@@ -315,6 +334,7 @@ class _Place:
 
     def __init__(self, worker: ScoringWorker, number: int) -> None:
         self.worker = worker
+        self.concurrency = worker.concurrency  # while a process is started nobody says
         self.number = number
         self.process = 0
         """Counts its processes."""

@@ -302,10 +302,12 @@ def test_a_process_that_answers_no_more_is_ended_and_costs_who_hangs_alone() -> 
 def test_tasks_that_all_end_their_process_end_the_run() -> None:
     async def main() -> None:
         bench = Bench(capacity=1)
-        await bench.ask(6, group_size=1)
-        for _ in range(10):
-            bench.workers[0].die("oom")
-            await settle()
+        await bench.ask(1, group_size=1)
+        for _ in range(5):
+            await bench.ask(1, group_size=1)
+            for _ in range(2):
+                bench.workers[0].die("oom")
+                await settle()
         results = await asyncio.gather(*bench.episodes, return_exceptions=True)
         assert [getattr(result, "failure", None) for result in results] == ["worker_died"] * 4 + [None] * 2
         assert str(results[5]) == (
@@ -317,12 +319,26 @@ def test_tasks_that_all_end_their_process_end_the_run() -> None:
     run_in_virtual_time(main())
 
 
+def test_bad_tasks_that_were_under_way_together_never_end_the_run() -> None:
+    async def main() -> None:
+        bench = Bench(capacity=16)
+        await bench.ask(10, group_size=1)
+        worker = bench.workers[0]
+        while set(worker.answers) != {9}:
+            worker.die()
+            await settle()
+        worker.finish(9)
+        assert await bench.failures() == ["worker_died"] * 9 + [None]
+
+    run_in_virtual_time(main())
+
+
 def test_a_finished_episode_starts_the_count_of_bad_tasks_again() -> None:
     async def main() -> None:
         bench = Bench(capacity=1)
-        await bench.ask(9, group_size=1)
         worker = bench.workers[0]
         for index in range(9):
+            await bench.ask(1, group_size=1)
             if index in (4, 8):
                 worker.finish(index)
             else:
@@ -461,7 +477,7 @@ def test_every_innocent_episode_ends_well_and_every_culprit_fails(data: st.DataO
     async def main() -> None:
         workers = [PoisonedWorker(poison, takes_s) for _ in range(num_workers)]
         told: list[str] = []
-        pool = EpisodePool(workers, capacity=capacity, max_deaths=1000, told=told.append)
+        pool = EpisodePool(workers, capacity=capacity, told=told.append)
         specs = [msgspec.structs.replace(spec_of(index=index), group=group) for group, index in names]
         episodes = await asyncio.gather(*(pool.run(spec) for spec in specs))
         culprits = Counter(group for group, _ in poison)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import RemoteError, ScoringFailed
+from penstock.errors import ChannelClosed, RemoteError, ScoringFailed
 from penstock.scoring.scoring_client import ScoringRequest, Verdict
 from penstock.types import Episode, Score
 
@@ -51,13 +51,21 @@ class ScriptedWorker:
         self._ended = asyncio.Event()
         self._way_s = way_s
         self.needs_group = needs_group
-        self.concurrency = concurrency
+        self._concurrency = concurrency
+        self._is_there = True
         self.messages: list[list[int]] = []
         self.num_restarts = 0
         self.busy = 0
 
+    @property
+    def concurrency(self) -> int:
+        """As its process has said."""
+        if not self._is_there:
+            raise ChannelClosed("worker scorer0 has not been started")
+        return self._concurrency
+
     async def score(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
-        assert self.busy < self.concurrency, f"a worker answers {self.concurrency} messages at a time"
+        assert self.busy < self._concurrency, f"a worker answers {self._concurrency} messages at a time"
         self.busy += 1
         self.messages.append([int(request.task.id[1:] or 0) for request in requests])
         ended = self._ended
@@ -102,8 +110,10 @@ class ScriptedWorker:
         self.num_restarts += 1
         self._ended.set()
         self._ended = asyncio.Event()
+        self._is_there = False
         await asyncio.sleep(1.0)
         outcome = self._restarts.pop(0) if self._restarts else None
         if outcome is not None:
             raise outcome
+        self._is_there = True
         self.busy = 0

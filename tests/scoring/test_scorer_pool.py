@@ -129,12 +129,47 @@ def test_a_worker_that_dies_again_and_again_ends_the_run() -> None:
         assert outcomes[:5] == ["score_worker_died"] * 5
         assert isinstance(outcomes[5], WorkerDied)
         assert str(outcomes[5]) == (
-            "scoring worker 0 died at least 5 times in a row without scoring anything; the last time: scoring task "
-            "'t4' ended its process twice, the last time alone in it: worker scorer0 was killed by SIGKILL"
+            "5 tasks in a row ended the process that scored them alone, and nothing was scored between them; the last: "
+            "scoring task 't4' ended its process twice, the last time alone in it: worker scorer0 was killed by SIGKILL"
         )
         assert outcomes[5].detail == "its last words"
 
     run_in_virtual_time(main())
+
+
+def test_bad_tasks_that_were_under_way_together_never_end_the_run() -> None:
+    worker = Poisoned(range(9), lambda number: 1.0, concurrency=16)
+
+    async def main() -> list[float | str]:
+        pool = ScorerPool([worker], timeout_s=30)
+        return await asyncio.gather(*(outcome(pool, number) for number in range(10)))
+
+    assert run_in_virtual_time(main()) == ["score_worker_died"] * 9 + [9]
+
+
+def test_calls_that_come_while_the_worker_of_a_bad_one_is_started_wait_for_it() -> None:
+    async def main() -> list[float | str]:
+        pool = ScorerPool([Poisoned({0}, lambda number: 1.0)], timeout_s=30)
+        bad = asyncio.create_task(outcome(pool, 0))
+        await asyncio.sleep(3.5)  # it has died twice, and is not back
+        return [await outcome(pool, 1), await bad]
+
+    assert run_in_virtual_time(main()) == [1, "score_worker_died"]
+
+
+def test_a_task_whose_calls_end_their_process_one_after_the_other_is_told_of_once() -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        pool = ScorerPool([Poisoned({3}, lambda number: 1.0)], timeout_s=30, told=told.append)
+        calls = [asyncio.create_task(outcome(pool, 3)) for _ in range(4)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        for call in calls:
+            call.cancel()  # as the group does that has failed
+        assert await outcome(pool, 1) == 1
+
+    run_in_virtual_time(main())
+    assert len(told) == 1
 
 
 def test_a_worker_that_cannot_be_started_again_ends_the_run() -> None:
@@ -438,7 +473,7 @@ def test_a_call_that_ends_its_process_costs_no_other(
 
     async def main() -> None:
         workers = [Poisoned(poison, takes_s, concurrency=concurrency) for _ in range(num_workers)]
-        pool = ScorerPool(workers, timeout_s=100, max_deaths=1000)
+        pool = ScorerPool(workers, timeout_s=100)
         outcomes = await asyncio.gather(*(outcome(pool, number) for number in range(num_calls)))
         bad = {number for number in poison if number < num_calls}
         assert outcomes == ["score_worker_died" if number in bad else number for number in range(num_calls)]
