@@ -1,5 +1,6 @@
 """Arguments that several commands take."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,6 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its na
 def file_and_words(config: str | None, overrides: list[str] | None) -> tuple[Path | None, list[str]]:
     """A first argument that is no file but has a `=` is an override."""
     words = list(overrides or [])
-    if config is not None and "=" in config and not Path(config).exists():
+    if config is not None and "=" in config and not os.path.exists(config):
         return None, [config, *words]
     return (None if config is None else Path(config)), words

@@ -4,6 +4,7 @@ What is wrong here is a `UserError` in one sentence; no process has been started
 """
 
 import json
+import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -255,14 +256,18 @@ def new_run_folder(config: PenstockConfig) -> Path:
 
 
 def check_parent(folder: Path) -> None:
-    """Refuse a `run.folder` that is something else than a folder, or to be one."""
-    if folder.is_symlink() and not folder.exists():
-        raise UserError(
-            f"run.folder must be a folder, and {folder} is a link to {folder.readlink()}, which is not there; is a "
-            "disk not mounted?"
-        )
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"run.folder must be a folder, and {folder} is a file; name another one")
+    """Refuse a `run.folder` that is something else than a folder, or lies in it."""
+    for part in (folder, *folder.parents):
+        rule = "must be a folder" if part == folder else "must lie in a folder"
+        if os.path.isdir(part):
+            return
+        if os.path.exists(part):
+            raise UserError(f"run.folder {rule}, and {part} is a file; name another one")
+        if os.path.islink(part):
+            raise UserError(
+                f"run.folder {rule}, and {part} is a link to {part.readlink()}, which is not there; is a disk not "
+                "mounted?"
+            )
 
 
 def open_writers(prepared: Prepared) -> list[MetricsWriter]:

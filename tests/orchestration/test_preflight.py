@@ -62,9 +62,9 @@ def test_a_run_folder_that_is_none_is_refused_at_once(
         prepare(config, tasks=[Task(id="a", prompt="1+2=")], log=[].append, cache=tmp_path)
     with pytest.raises(UserError, match="^run.folder must be a folder"):
         new_run_folder(config)
-    config = build(PenstockConfig, {"run": {"folder": str(tmp_path / "runs" / "deeper")}})
-    with pytest.raises(UserError, match="can't be made"):
-        new_run_folder(config)
+    deeper = {"run": {"folder": str(tmp_path / "runs" / "deeper")}, "model": {"name": "none"}}
+    with pytest.raises(UserError, match=f"^run.folder must lie in a folder, and .*runs {sentence}"):
+        prepare(build(PenstockConfig, deeper), tasks=[], log=[].append, cache=tmp_path)
 
 
 def test_a_gpu_that_is_not_there_stops_the_run_before_its_model_is_read(tmp_path: Path) -> None:
