@@ -2,7 +2,7 @@
 
 It is called once, in the controller's process, with `tasks.arguments` as keyword arguments."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from penstock.config.secrets import hidden, without_secrets
@@ -19,11 +19,15 @@ def call_source(
         function = load_function(source, what="task source")
     except UserError as error:
         raise TaskError(str(error)) from error
-    try:
+
+    def given() -> Iterator[Row]:
         rows = function(**arguments)
         if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
             raise TaskError(f"the task source {source!r} must return rows, got a {type(rows).__name__}")
-        return take_rows(rows, source, limit, say)
+        yield from rows
+
+    try:
+        return take_rows(given(), source, limit, say)  # `say` is told too while a function makes a whole list
     except TaskError:
         raise
     except (Exception, SystemExit) as error:

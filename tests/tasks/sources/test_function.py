@@ -1,3 +1,4 @@
+import threading
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,17 @@ def test_a_limit_bounds_a_generator_that_never_ends(tmp_path: Path) -> None:
     module.write_text(ENDLESS)
     tasks = load_tasks(TasksConfig(source=f"{module}:rows", limit=3))
     assert [task.prompt for task in tasks] == ["0", "1", "2"]
+
+
+def test_a_function_that_makes_a_whole_list_tells_that_it_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tasks.task_rows.TELL_EVERY_S", 0.001)
+    module = tmp_path / "lists.py"
+    module.write_text("def rows(told):\n    assert told.wait(30)\n    return [{'prompt': 'p'}]\n")
+    told = threading.Event()
+    config = TasksConfig(source=f"{module}:rows", arguments={"told": told})
+    assert len(load_tasks(config, lambda line: told.set())) == 1
 
 
 def test_a_source_that_fails_does_not_tell_its_secrets(tmp_path: Path) -> None:
