@@ -297,7 +297,8 @@ def test_a_library_that_gives_the_systems_words_alone_is_understood(tmp_path):
 
 def test_a_disk_that_is_full_before_the_weights_are_written_still_tells_what_they_need(tmp_path):
     with pytest.raises(
-        DiskFull, match=r"model can't be written: .*; its weights need 1,600 bytes, and [\d,]+ bytes are free$"
+        DiskFull,
+        match=r"model can't be written: .*; its weights need 1,600 bytes, and [\d,]+ bytes are free$",
     ):
         save_with(Saving(OSError(28, "No space left on device")), tmp_path / "model")
 
