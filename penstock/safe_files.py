@@ -18,7 +18,12 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def is_full_disk(error: BaseException) -> bool:
     """Libraries written in Rust (tokenizers, safetensors) give the system's words, and no number."""
     number = getattr(error, "errno", None)
-    return isinstance(error, DiskFull) or number in FULL_DISK or "(os error 28)" in str(error)
+    words = str(error)
+    return (
+        isinstance(error, DiskFull)
+        or number in FULL_DISK
+        or any(f"(os error {number})" in words for number in FULL_DISK)
+    )
 
 
 def open_private(path: Path, mode: str) -> IO[Any]:

@@ -18,6 +18,7 @@ from penstock.cli.reading_commands import doctor, inspect, report, samples, trac
 from penstock.cli.training_commands import chaos, init, list_entries, resume, scale, simulate, train, worker
 from penstock.errors import PenstockError, UserError, WorkerDied
 from penstock.observe.plain_text import plain_block, plain_line
+from penstock.safe_files import is_full_disk
 
 
 class Commands(TyperGroup):
@@ -76,6 +77,11 @@ def main(arguments: list[str] | None = None) -> None:
     except PenstockError as error:
         _complain(str(error), debug)
         sys.exit(1)
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        _complain(f"the disk is full ({error}); make room, and give the same command again", debug)
+        sys.exit(2)
     finally:
         _leave_closed_output()
 

@@ -138,11 +138,11 @@ def open_checkpoint(checkpoint: Path) -> Progress:
 def newest_whole(run: Path, say: Callable[[str], None]) -> tuple[Path, Progress] | None:
     """The newest checkpoint that is as it was written; of damaged ones behind it is said what is wrong. None where
     there are no checkpoints yet."""
-    first: UserError | None = None
+    first: UserError | OSError | None = None
     for path in reversed(checkpoints_of(run).values()):
         try:
             return path, open_checkpoint(path)
-        except UserError as error:
+        except (UserError, OSError) as error:  # a disk may also fail to say what is there
             say(f"{error}; the run goes back to the checkpoint before {path.name}")
             first = first or error
     if first is None:

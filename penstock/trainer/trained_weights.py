@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.checksums import Checksum
-from penstock.models.published import published_tensors
+from penstock.models.published import published_tensors, wire_dtypes
 from penstock.models.saving import write_config, write_weights
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.parallel.local_shards import LocalShard, local_values, own_shards
@@ -90,6 +90,17 @@ class TrainedWeights:
         given = {name: replace(shards[name], values=values) for name, values in own.items()}
         whole = gather_model(given, list(dict.fromkeys(names.values())), self._ranks)
         return {name: whole[sent] for name, sent in names.items()} if self.is_first else {}
+
+    @property
+    def saved_bytes(self) -> int:
+        """About how many bytes of weights `save` writes."""
+        if self._adapter is not None:
+            return sum(tensor.nbytes for tensor in self._adapter.tensors().values())
+        tensors = published_tensors(self._model)
+        dtypes = {} if self._saved_dtype is None else wire_dtypes(self._model, self._saved_dtype, tensors)
+        return sum(
+            tensor.numel() * dtypes.get(name, tensor.dtype).itemsize for name, tensor in tensors.items()
+        )
 
     def write_config(self, folder: Path) -> None:
         """What belongs to a saved model besides weights and tokenizer. An adapter's goes with its weights."""

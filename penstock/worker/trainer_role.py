@@ -215,7 +215,10 @@ class TrainerService:
             if not is_full_disk(error):
                 raise
             free = shutil.disk_usage(folder.parent).free
-            raise DiskFull(f"{folder} can't be written: {error}, and {free:,} bytes are free") from error
+            what = str(error)
+            if not isinstance(error, DiskFull):  # no room for what comes before the weights, or beside them
+                what += f"; its weights need {self._trainer.trained.saved_bytes:,} bytes"
+            raise DiskFull(f"{folder} can't be written: {what}, and {free:,} bytes are free") from error
 
     def _checkpoint(self, request: CheckpointRequest) -> None:
         self.warmed_up.result()

@@ -31,6 +31,23 @@ def test_init_writes_a_config_that_loads_and_says_every_default(
         assert f"  # {key}" in text
 
 
+def test_a_full_disk_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(number, words)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    number, words = 28, "No space left on device"
+    assert call("init") == 2
+    assert capsys.readouterr().err == (
+        "error: the disk is full ([Errno 28] No space left on device); make room, and give the same command again\n"
+    )
+    number, words = 5, "Input/output error"
+    with pytest.raises(OSError, match="Input/output error"):
+        main(["init"])
+
+
 def test_init_never_overwrites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

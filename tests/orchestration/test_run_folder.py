@@ -89,6 +89,25 @@ def test_a_run_goes_back_behind_a_damaged_checkpoint(
         load_saved_run(run, [AGAIN], 4)
 
 
+def test_a_run_goes_back_behind_a_checkpoint_whose_disk_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+    bad, is_file = run / "checkpoints" / "step-4" / "trainer" / "state.json", Path.is_file
+
+    def failing(path: Path) -> bool:
+        if path == bad:
+            raise OSError(5, "Input/output error", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", failing)
+    saved = load_saved_run(run, [AGAIN])[1]
+    assert saved.progress.step == 2
+    assert saved.words == (
+        f"[Errno 5] Input/output error: '{bad}'; the run goes back to the checkpoint before step-4",
+    )
+
+
 def test_with_no_whole_checkpoint_nothing_is_guessed(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     for step in (2, 4):

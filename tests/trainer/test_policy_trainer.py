@@ -25,6 +25,7 @@ from penstock.trainer.packing import plan_step
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.sharing import forward_length
 from penstock.trainer.state_files import load_state, write_state
+from penstock.trainer.trained_weights import TrainedWeights
 from penstock.types import Sample, SamplingParams, StepPlan, TrainSequence
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 from tests.trainer.forward.test_packed_model import make_model
@@ -476,6 +477,14 @@ def test_saved_model_loads_and_gives_the_same_logits(tmp_path, states):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
     for name, parameter in loaded.named_parameters():
         torch.testing.assert_close(parameter, trainer.weights()[name])
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_what_a_model_needs_on_the_disk_is_known_before_it_is_saved(tmp_path, dtype):
+    trained = TrainedWeights(tiny_model("llama"), None, saved_dtype=dtype)
+    trained.save(tmp_path)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert 0 < size - trained.saved_bytes < 10_000, "the rest is the file's header"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ class Publisher:
 class Trainer:
     checkpoint_ranks = None
     is_first = True
+    saved_bytes = 1600
 
     def __init__(self, error=None):
         self.done = []
@@ -290,6 +291,16 @@ def test_a_library_that_gives_the_systems_words_alone_is_understood(tmp_path):
     """As tokenizers and safetensors, which are written in Rust."""
     with pytest.raises(DiskFull, match="No space left"):
         save_with(Saving(Exception("No space left on device (os error 28)")), tmp_path / "model")
+    with pytest.raises(DiskFull, match="quota"):
+        save_with(Saving(Exception("Disk quota exceeded (os error 122)")), tmp_path / "model")
+
+
+def test_a_disk_that_is_full_before_the_weights_are_written_still_tells_what_they_need(tmp_path):
+    with pytest.raises(
+        DiskFull,
+        match=r"model can't be written: .*; its weights need 1,600 bytes, and [\d,]+ bytes are free$",
+    ):
+        save_with(Saving(OSError(28, "No space left on device")), tmp_path / "model")
 
 
 def test_a_checkpoint_is_begun_and_waited_for(tmp_path):

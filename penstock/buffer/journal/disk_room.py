@@ -31,11 +31,12 @@ class DiskRoom:
 
     async def patiently(self, write: Callable[[], Awaitable[None]]) -> None:
         """Try until the disk takes it. A write that fails must leave things so that it can be tried again."""
-        is_waiting = False
+        is_waiting = is_written = False
         try:
             while True:
                 try:
                     await write()
+                    is_written = True
                     return
                 except (OSError, DiskFull) as error:
                     if not is_full_disk(error) or self._given_up.is_set():
@@ -46,7 +47,7 @@ class DiskRoom:
                 await self._pause()
         finally:
             if is_waiting:
-                self._end_waiting()
+                self._end_waiting(there_is_room=is_written)
 
     def give_up(self) -> None:
         """The run ends: every write has one more try."""
@@ -68,9 +69,9 @@ class DiskRoom:
         self._num_waiting += 1
         self._there.clear()
 
-    def _end_waiting(self) -> None:
+    def _end_waiting(self, *, there_is_room: bool) -> None:
         self._num_waiting -= 1
         if not self.is_full:
             self._there.set()
-            if not self._given_up.is_set():
+            if there_is_room and not self._given_up.is_set():
                 self._say("the disk has room again: the run goes on, and nothing was lost")

@@ -64,6 +64,23 @@ def test_when_the_run_ends_the_wait_ends_too() -> None:
     run_in_virtual_time(scene())
 
 
+def test_of_a_wait_that_is_cancelled_nobody_hears_that_there_is_room() -> None:
+    said: list[str] = []
+
+    async def scene() -> None:
+        disk, room = Disk(), DiskRoom(say=said.append)
+        writing = asyncio.create_task(room.patiently(lambda: disk.write("a")))
+        await asyncio.sleep(1)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert not room.is_full
+
+    run_in_virtual_time(scene())
+    (line,) = said
+    assert line.startswith("the disk is full")
+
+
 def test_any_other_error_is_not_waited_out() -> None:
     async def scene() -> None:
         room = DiskRoom()
