@@ -17,6 +17,8 @@ PRIVATE_FOLDER_PREFIX = "penstock-"
 """How the name of a launcher's private folder begins; its Unix socket lies there."""
 GREETING_S, MAX_GREETINGS = 5.0, 64
 """How long a connection may take to prove who it is, and how many may be at it at once."""
+ACCEPTED_AT_ONCE = 16
+"""asyncio takes as many connections as may queue before it looks at any: each is an open file beside those at it."""
 ANSWER_S = 30.0
 """How long a worker waits for an answer to its greeting."""
 TRIES = 5
@@ -90,7 +92,9 @@ class Listener:
             self._server = await asyncio.start_unix_server(self._greet, rest)
         else:
             host, _, port = rest.rpartition(":")
-            self._server = await asyncio.start_server(self._greet, host, int(port))
+            self._server = await asyncio.start_server(
+                self._greet, host, int(port), backlog=ACCEPTED_AT_ONCE
+            )
             bound = self._server.sockets[0].getsockname()
             self.address = f"tcp:{bound[0]}:{bound[1]}"
 

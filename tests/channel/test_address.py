@@ -1,6 +1,8 @@
 import asyncio
 import contextlib
+import os
 import resource
+import socket
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,31 @@ def test_who_listens_may_open_many_files(tmp_path: Path) -> None:
         assert asyncio.run(main()) > 128
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_crowd_of_strangers_is_let_in_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "MAX_GREETINGS", 4)
+
+    def num_open() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def main() -> int:
+        listener = Listener("tcp:127.0.0.1:0", "token", lambda name, channel: True)
+        await listener.start()
+        host, _, port = listener.address.removeprefix("tcp:").partition(":")
+        with contextlib.ExitStack() as stack:
+            for _ in range(100):
+                stranger = stack.enter_context(socket.socket())
+                stranger.setblocking(False)
+                stranger.connect_ex((host, int(port)))
+            before, most = num_open(), 0
+            for _ in range(50):
+                await asyncio.sleep(0)
+                most = max(most, num_open() - before)
+            await listener.close()
+        return most
+
+    assert 4 <= asyncio.run(main()) <= 4 + address.ACCEPTED_AT_ONCE + 1
 
 
 def test_without_a_token_nobody_is_listened_to() -> None:

@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
+from penstock.channel.address import GREETING_S, MAX_GREETINGS
 from penstock.sync import bucket_server
-from penstock.sync.bucket_server import MAX_STRANGERS, BucketServer
+from penstock.sync.bucket_server import HEAD_S, MAX_STRANGERS, BucketServer
 
 DATA = torch.arange(200, dtype=torch.uint8)
 
@@ -87,6 +88,10 @@ def test_what_is_no_request_costs_its_own_connection_alone(server: BucketServer,
             assert bytes(DATA.numpy()) not in answer
             assert b" 200 " not in answer
     assert get(url, Authorization="Bearer secret") == (200, bytes(range(200)))
+
+
+def test_strangers_may_do_as_little_here_as_with_a_controller() -> None:
+    assert (HEAD_S, MAX_STRANGERS) == (GREETING_S, MAX_GREETINGS)
 
 
 def numbers_of_threads() -> set[int | None]:
