@@ -94,9 +94,7 @@ class Listener:
             self._server = await asyncio.start_unix_server(self._greet, rest)
         else:
             host, _, port = rest.rpartition(":")
-            self._server = await asyncio.start_server(
-                self._greet, host, int(port), backlog=ACCEPTED_AT_ONCE
-            )
+            self._server = await asyncio.start_server(self._greet, host, int(port), backlog=ACCEPTED_AT_ONCE)
             for one in self._server.sockets:  # asyncio has one number for both
                 with socket.fromfd(one.fileno(), one.family, one.type) as listening:
                     listening.listen(MAX_QUEUED)

@@ -125,7 +125,7 @@ def test_a_stranger_who_is_there_at_the_end_is_not_logged(caplog: pytest.LogCapt
         await listener.start()
         host, _, port = listener.address.removeprefix("tcp:").partition(":")
         stranger = socket.create_connection((host, int(port)), timeout=10)
-        while not listener._greetings:
+        while not listener._greetings:  # noqa: ASYNC110 (nothing tells)
             await asyncio.sleep(0)
         await listener.close()
         return stranger

@@ -606,7 +606,9 @@ def test_a_folder_that_cant_be_put_in_order_is_a_sentence(
     monkeypatch.setattr(module, "put_aside_rows_past", fail)
     second = Run(tmp_path, monkeypatch, **settings)
     second.saved = last_checkpoint(tmp_path)
-    with pytest.raises(PenstockError, match=r"Stale file handle; this was not expected, and its traceback is in"):
+    with pytest.raises(
+        PenstockError, match=r"Stale file handle; this was not expected, and its traceback is in"
+    ):
         second.play(lambda run: asyncio.sleep(0))
     assert "put_aside_rows_past" in (tmp_path / "error.txt").read_text()
 
