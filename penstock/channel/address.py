@@ -5,6 +5,7 @@ anything else is said (`handshake`); a connection that does not is closed.
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,9 @@ PRIVATE_FOLDER_PREFIX = "penstock-"
 """How the name of a launcher's private folder begins; its Unix socket lies there."""
 GREETING_S, MAX_GREETINGS = 5.0, 64
 """How long a connection may take to prove who it is, and how many may be at it at once."""
+ACCEPTED_AT_ONCE, MAX_QUEUED = 4, 128
+"""Of TCP: so many connections are taken in a turn of the event loop, and each is an open file for some turns before
+another one has given way to it. The others queue in the kernel."""
 ANSWER_S = 30.0
 """How long a worker waits for an answer to its greeting."""
 TRIES = 5
@@ -90,7 +94,10 @@ class Listener:
             self._server = await asyncio.start_unix_server(self._greet, rest)
         else:
             host, _, port = rest.rpartition(":")
-            self._server = await asyncio.start_server(self._greet, host, int(port))
+            self._server = await asyncio.start_server(self._greet, host, int(port), backlog=ACCEPTED_AT_ONCE)
+            for one in self._server.sockets:  # asyncio has one number for both
+                with socket.fromfd(one.fileno(), one.family, one.type) as listening:
+                    listening.listen(MAX_QUEUED)
             bound = self._server.sockets[0].getsockname()
             self.address = f"tcp:{bound[0]}:{bound[1]}"
 
@@ -104,8 +111,8 @@ class Listener:
             async with self._place():
                 name = await handshake.meet(reader, writer, token=self._token)
             is_taken = name is not None and self._accept(name, Channel(reader, writer))
-        except handshake.NO_GREETING:
-            pass
+        except (*handshake.NO_GREETING, asyncio.CancelledError):
+            pass  # cancelled is what the end of the run finds here: nobody awaits it, and asyncio would log it
         finally:
             if not is_taken:
                 writer.close()

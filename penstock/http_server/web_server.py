@@ -12,7 +12,6 @@ from aiohttp import StreamReader, web
 from penstock.http_server.request_log import request_logger
 
 HEADER_S = 10.0
-END_OF_HEADERS = b"\r\n\r\n"
 
 
 class Connection(web.RequestHandler):
@@ -31,16 +30,16 @@ class Connection(web.RequestHandler):
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:
-        """aiohttp calls it without data too, to look again at what has come."""
-        is_half = (
+        """aiohttp calls it without data too, to look again at what has come. A request that is whole begins in the
+        next turn of the loop, and ends the wait."""
+        may_be_half = (
             data
             and self._headers_due is None
             and not self._is_answering
             and (self._body is None or self._body.is_eof())
-            and END_OF_HEADERS not in data
         )
         super().data_received(data)
-        if is_half:
+        if may_be_half:
             self._await_headers()
 
     def connection_lost(self, exc: BaseException | None) -> None:

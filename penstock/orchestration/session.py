@@ -103,7 +103,6 @@ class Session:
 
     async def run(self) -> Summary:
         with held(self._prepared.folder):
-            self._take_over()
             return await in_a_sentence(self._run(), self._prepared.folder)
 
     def _take_over(self) -> None:
@@ -122,6 +121,7 @@ class Session:
             write_config(saved.folder, self._config)
 
     async def _run(self) -> Summary:
+        self._take_over()
         loop = asyncio.get_running_loop()
         self._ending.bind()
         stream, state = self._shown.stream, self._shown.state

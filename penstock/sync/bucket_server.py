@@ -1,6 +1,6 @@
 """Serves published buckets over HTTP, to whoever knows the token.
 
-    one thread: accept ─► head of a request, within 10 s ─► token ─► a thread for each connection that has it
+    one thread: accept ─► head of a request, within 5 s ─► token ─► a thread for each connection that has it
 
 So strangers cost a socket each, of which there are at most 64. It listens on one address, the loopback unless told
 otherwise. A fetch that broke off continues where it stopped (`Range: bytes=N-`).
@@ -24,7 +24,7 @@ import torch
 
 IDLE_S = 120.0
 """After which a connection without requests is closed."""
-HEAD_S, MAX_STRANGERS = 10.0, 64
+HEAD_S, MAX_STRANGERS = 5.0, 64
 """How long the head of a connection's first request may take, and of how many connections it may be awaited. The
 oldest gives way."""
 MAX_HEAD = 64 << 10

@@ -1,6 +1,8 @@
 import asyncio
 import contextlib
+import os
 import resource
+import socket
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,46 @@ def test_who_listens_may_open_many_files(tmp_path: Path) -> None:
         assert asyncio.run(main()) > 128
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_crowd_of_strangers_takes_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those at their greeting and those that have given way, or wait to be looked at."""
+    monkeypatch.setattr(address, "MAX_GREETINGS", 8)
+
+    def num_open() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def main() -> int:
+        listener = Listener("tcp:127.0.0.1:0", "token", lambda name, channel: True)
+        await listener.start()
+        host, _, port = listener.address.removeprefix("tcp:").partition(":")
+        with contextlib.ExitStack() as stack:
+            for _ in range(address.MAX_QUEUED):
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            before, most = num_open(), 0
+            for _ in range(address.MAX_QUEUED):
+                await asyncio.sleep(0)
+                most = max(most, num_open() - before)
+            await listener.close()
+        return most
+
+    assert 8 <= asyncio.run(main()) <= 8 + 8 * address.ACCEPTED_AT_ONCE
+
+
+def test_a_stranger_who_is_there_at_the_end_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> socket.socket:
+        listener = Listener("tcp:127.0.0.1:0", "token", lambda name, channel: True)
+        await listener.start()
+        host, _, port = listener.address.removeprefix("tcp:").partition(":")
+        stranger = socket.create_connection((host, int(port)), timeout=10)
+        while not listener._greetings:  # noqa: ASYNC110 (nothing tells)
+            await asyncio.sleep(0)
+        await listener.close()
+        return stranger
+
+    with asyncio.run(main()) as stranger:
+        assert stranger.recv(1) == b""
+    assert caplog.records == []
 
 
 def test_without_a_token_nobody_is_listened_to() -> None:

@@ -95,12 +95,13 @@ def test_one_that_rests_between_requests_is_left_alone() -> None:
     asyncio.run(main())
 
 
-def test_half_a_header_after_a_request_ends_it() -> None:
+@pytest.mark.parametrize("data", [HALF, b"\r\n\r\n", b"\r\n\r\n" + HALF])
+def test_half_a_header_after_a_request_ends_it(data: bytes) -> None:
     async def main() -> bytes:
         async with served() as server:
             reader, writer = await client(server, GET)
             await reader.readuntil(b"brief")
-            writer.write(HALF)
+            writer.write(data)
             told = await reader.read()
             writer.close()
             return told

@@ -1,6 +1,7 @@
 """A session with simulated workers: however it ends, the model is saved."""
 
 import asyncio
+import errno
 import json
 import re
 import shutil
@@ -591,6 +592,25 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_step(
     assert [plan.step for plan in second.trainer.plans] == [5, 6, 7, 8, 9]
     assert [plan.publishes for plan in second.trainer.plans] == [6, 7, 8, 9, 10]
     assert last_checkpoint(tmp_path).progress.history.steps == (0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9)
+
+
+def test_a_folder_that_cant_be_put_in_order_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"run": {"steps": 3, "checkpoint_every": 3}}
+    Run(tmp_path, monkeypatch, **settings).play(lambda run: asyncio.sleep(0))
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(module, "put_aside_rows_past", fail)
+    second = Run(tmp_path, monkeypatch, **settings)
+    second.saved = last_checkpoint(tmp_path)
+    with pytest.raises(
+        PenstockError, match=r"Stale file handle; this was not expected, and its traceback is in"
+    ):
+        second.play(lambda run: asyncio.sleep(0))
+    assert "put_aside_rows_past" in (tmp_path / "error.txt").read_text()
 
 
 def test_a_resumed_run_skips_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
