@@ -99,9 +99,9 @@ def idle_corrections(algorithm: AlgorithmConfig) -> list[str]:
     """Says of each correction whose weight is always 1, because the loss has the gap already, what to do about it.
     Each is tried on made-up tokens: it is idle if it leaves all their weights 1 here, and would not elsewhere."""
     covers = algorithm.loss in COVERS_BEHAVIOUR
+    proximal = "behaviour" if covers else algorithm.effective_proximal
     said = []
     for section in ("corrections", "engine_corrections"):
-        proximal = "behaviour" if covers and section == "corrections" else algorithm.effective_proximal
         for name, arguments in getattr(algorithm, section).items():
             correction = CORRECTIONS.bind(name, arguments)
             try:

@@ -50,16 +50,18 @@ class AnswerSoFar:
 
     def rest(self, chunks: Sequence[Chunk]) -> GenerateRequest:
         """What is left to sample after these chunks; the request as it was when there are none."""
+        asked = self._request
         if not chunks:
-            return self._request
-        token_ids = np.concatenate([self._request.token_ids, *(chunk.token_ids for chunk in chunks)])
+            return asked
+        token_ids = np.concatenate([asked.token_ids, *(chunk.token_ids for chunk in chunks)])
         routing = tuple(c.routing for c in chunks if c.routing is not None) if self._needs_routes else ()
         return msgspec.structs.replace(
-            self._request,
+            asked,
             token_ids=token_ids.astype(np.int32),
-            num_resumed=self._request.num_resumed + sum(len(chunk.token_ids) for chunk in chunks),
-            routing_start=routing[-1].end if routing else self._request.routing_start,
-            routing=(*self._request.routing, *routing),
+            num_resumed=asked.num_resumed + sum(len(chunk.token_ids) for chunk in chunks),
+            routing_start=routing[-1].end if routing else asked.routing_start,
+            routing=(*asked.routing, *routing),
+            routing_before=asked.routing_before if asked.num_resumed else asked.routing_start,
         )
 
     def ending(self, chunks: Sequence[Chunk]) -> Chunk | None:

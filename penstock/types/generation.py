@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from penstock.types.base import DEFAULT_POLICY, BoolArray, FloatArray, IntArray, Record, check_aligned
-from penstock.types.blobs import MaskRef, RoutingRef
+from penstock.types.blobs import MaskRef, RoutingRef, routes_within
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -122,6 +122,8 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     """The first token whose experts are asked for: those of earlier ones are known."""
     routing: tuple[RoutingRef, ...] = ()
     """Where these are: an engine that must compute such tokens again does so with the same experts."""
+    routing_before: int = 0
+    """Where `routing_start` was before any of the output was known."""
     record_every: int = 0
     """Recorded data goes into the blob store every so many tokens, so that another engine can go on from there; 0:
     only at the end."""
@@ -146,14 +148,15 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
         return len(self.token_ids) - self.num_resumed
 
     def from_beginning(self) -> "GenerateRequest":
-        """The same request with none of its output known."""
+        """The same request with none of its output known. Experts that came with the output are asked for again."""
         if not self.num_resumed:
             return self
         return msgspec.structs.replace(
             self,
             token_ids=self.token_ids[: self.num_prompt],
             num_resumed=0,
-            routing_start=min(self.routing_start, self.num_prompt),
+            routing_start=self.routing_before,
+            routing=routes_within(self.routing, 0, self.routing_before),
         )
 
 

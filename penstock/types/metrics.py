@@ -136,7 +136,7 @@ class SampleSize(Record, frozen=True, kw_only=True, tag="sample_size"):
         if not log_weights.size:
             return cls(count=0.0, offset=0.0, total=0.0, squares=0.0)
         offset = float(log_weights.max())
-        weights = np.exp((log_weights - log_weights.max()).astype(np.float64))
+        weights = np.exp(log_weights.astype(np.float64) - offset)
         squares = float((weights**2).sum())
         return cls(count=float(weights.size), offset=offset, total=float(weights.sum()), squares=squares)
 

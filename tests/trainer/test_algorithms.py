@@ -246,15 +246,17 @@ def test_the_engines_gap_is_of_tokens_whose_keys_are_of_their_version_where_the_
     assert kept["masked_fraction"] == 0
 
 
+@pytest.mark.parametrize("section", ["corrections", "engine_corrections"])
 @pytest.mark.parametrize("correction", ["truncated_token", "truncated_sequence", "icepop"])
-def test_decoupled_counts_no_gap_twice(correction):
+def test_decoupled_counts_no_gap_twice(correction, section):
     """Its own weight is the whole of π_prox/π_behaviour, so a weight beside it is 1; masks still act."""
     model = tiny_model("llama")
     (plan,) = plan_step(1, near_policy(model, 8), micro_batch_tokens=1000)
+    assert plan.fresh
     wide = {"cap": 100.0} if correction != "icepop" else {"low": 0.0, "high": 100.0}
     alone = AlgorithmConfig(loss="decoupled", corrections={})
     _, expected = gradients_of(copy.deepcopy(model), plan, algorithm=alone)
-    both = AlgorithmConfig(loss="decoupled", corrections={correction: wide})
+    both = AlgorithmConfig(loss="decoupled", **{"corrections": {}, section: {correction: wide}})
     metrics, grads = gradients_of(copy.deepcopy(model), plan, algorithm=both)
     assert_same(grads, expected)
     assert metrics["correction_weight_mean"] == pytest.approx(1)

@@ -28,7 +28,11 @@ ALL: dict[str, Any] = {name: {} for name in CORRECTIONS.names()}
         ({"corrections": {"truncated_token": {"cap": 0.5}}}, []),  # it halves every weight
         (
             {"corrections": ALL, "engine_corrections": ALL, "loss": "decoupled"},
-            [DECOUPLED.format(f"corrections.{name}") for name in WEIGHTS],
+            [
+                DECOUPLED.format(f"{section}.{name}")
+                for section in ("corrections", "engine_corrections")
+                for name in WEIGHTS
+            ],
         ),
     ],
 )

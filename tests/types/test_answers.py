@@ -61,10 +61,10 @@ def test_what_a_request_went_on_after_counts_too() -> None:
 
 
 def test_an_answer_of_one_version_begins_again() -> None:
-    asked = request(token_ids=np.array([1, 2, 5], np.int32), num_resumed=1, routing_start=3)
+    asked = request(token_ids=np.array([1, 2, 5], np.int32), num_resumed=1)
     handed_on = answer_of(asked).hand_on(resumes=False)
     assert handed_on.request.token_ids.tolist() == [1, 2]
-    assert (handed_on.request.num_resumed, handed_on.request.routing_start) == (0, 2)
+    assert handed_on.request.num_resumed == 0
     assert handed_on.is_void
 
 
@@ -83,6 +83,24 @@ def test_routes_are_asked_for_from_where_they_end() -> None:
     resumed = answer.hand_on(resumes=True).request
     assert (resumed.routing_start, resumed.routing) == (3, (routes,))
     assert answer_of(asked, chunk(5, 6), records_routing=True).hand_on(resumes=True).is_void
+
+
+def test_an_answer_that_begins_again_asks_again_for_the_routes_that_are_void() -> None:
+    """Those of its prompt came with its first chunks, which no longer count. An earlier turn's are still known."""
+    earlier, own = (
+        RoutingRef(start=start, num_tokens=count, shape=SHAPE, blob=BLOB) for start, count in ((0, 1), (1, 2))
+    )
+    asked = request(record_routing=True, routing_start=1, routing=(earlier,))
+    resumed = answer_of(asked, chunk(5, 6, routing=own), records_routing=True).hand_on(resumes=True).request
+    assert (resumed.routing_start, resumed.routing) == (3, (earlier, own))
+    later = answer_of(resumed, chunk(7), records_routing=True)
+    handed_on = later.hand_on(resumes=True)
+    assert handed_on.is_void
+    assert handed_on.request.token_ids.tolist() == [1, 2]
+    assert (handed_on.request.routing_start, handed_on.request.routing) == (1, (earlier,))
+    later.add(chunk(8, restarts=True, routing=own))
+    again = later.hand_on(resumes=True).request
+    assert (again.routing_start, again.routing) == (3, (earlier, own))
 
 
 def test_an_answer_that_began_again_is_what_came_since() -> None:

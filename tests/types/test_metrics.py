@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.types import merge_metrics, metric_values
@@ -80,6 +80,7 @@ NUMBERS = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=60).map(
 
 
 @given(NUMBERS, st.integers(0, 60), st.integers(0, 60))
+@example(np.array([0, 0, 0, 2, 2**-24], np.float32), 0, 4)
 def test_parts_merge_to_the_whole(values: np.ndarray, first: int, second: int) -> None:
     parts = np.split(values, sorted((first, second)))
     for of, tolerance in ((SampleSize.of, 1e-9), (Deviation.of, 1e-9)):

@@ -74,7 +74,8 @@ class Sequence:
         self.routes = None
         self.restarts = self.restarts or self.num_sent > 0
         self.num_sent = self.num_recorded = 0
-        self.num_routed = min(self.request.routing_start, self.num_prompt)
+        self.request = self.request.from_beginning()
+        self.num_routed = self.request.routing_start
 
     @property
     def policy(self) -> str:

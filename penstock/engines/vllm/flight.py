@@ -119,7 +119,14 @@ class Flight:
             token_ids=np.array(self.tokens[start:end], dtype=np.int32),
             logprobs=np.array(self.logprobs[start:end], dtype=np.float32),
             versions=np.array(self.versions[start:end], dtype=np.int32),
+            mixed=np.array(self._mixed(start, end), dtype=np.bool_),
             finish_reason=reason,
             routing=routing,
             restarts=restarts,
         )
+
+    def _mixed(self, start: int, end: int) -> list[bool]:
+        """A call reads nothing that is older than itself. Under `inflight` what it computed before an update stays,
+        a prompt that was half computed among it; otherwise that is computed again, or the call is ended."""
+        keeps = self.interrupt == "inflight"
+        return [keeps and version != self.version for version in self.versions[start:end]]

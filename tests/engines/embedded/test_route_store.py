@@ -17,7 +17,7 @@ from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.route_store import RouteStore
 from penstock.errors import UserError
 from penstock.models.routing import Recording, Replay, find_routers
-from penstock.routing_records import fetch_routes
+from penstock.routing_records import fetch_routes, no_routes, store_routes
 from penstock.sampling_masks import fetch_mask
 from penstock.types import (
     AnswerSoFar,
@@ -289,5 +289,30 @@ def test_an_answer_that_another_engine_goes_on_with_keeps_masks_and_routes() -> 
         assert again.words.tolist() == fetch_mask(whole.blobs, last.sampling_mask).words.tolist()
         one_rows = fetch_routes(whole.blobs, last.routing)
         assert fetch_routes(other.engine.blobs, rest.routing).tolist() == one_rows.tolist()
+
+    asyncio.run(main())
+
+
+def test_a_resumed_answer_that_begins_again_sends_all_of_its_routes() -> None:
+    """Those of its prompt came with chunks that are void now."""
+    weights = SeededWeights(FAMILY)
+
+    async def main() -> None:
+        engine = make_engine(copy.deepcopy(weights.model(0)), receiver=weights)
+        shape, options = engine.routing, {"max_tokens": 9, "record_routing": True}
+        assert shape is not None
+        known = store_routes(engine.blobs, "s/known", no_routes(shape, len(PROMPT) + 1), shape, start=0)
+        driver = Driver(engine)
+        resumed = {"num_resumed": 2, "routing_start": known.end, "routing": (known,)}
+        await driver.start(msgspec.structs.replace(ask("a", [*PROMPT, 1, 2], **options), **resumed))
+        for _ in range(3):
+            await driver.step()
+        await update(driver, "abort_retry")
+        await driver.drain()
+        chunks = since_restart(driver.chunks["a"])
+        assert sum(len(chunk.token_ids) for chunk in chunks) == 9
+        (ref,) = (chunk.routing for chunk in chunks if chunk.routing is not None)
+        assert (ref.start, ref.end) == (0, len(PROMPT) + 8)
+        assert fetch_routes(engine.blobs, ref)[: len(PROMPT)].any()
 
     asyncio.run(main())

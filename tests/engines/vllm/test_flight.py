@@ -3,7 +3,7 @@ import pytest
 from penstock.engines.vllm.dialect import Event, Span
 from penstock.engines.vllm.flight import Flight
 from penstock.errors import PenstockError
-from penstock.types import BlobRef, Chunk, RoutingRef, RoutingShape
+from penstock.types import BlobRef, Chunk, Interrupt, RoutingRef, RoutingShape, joined_chunk
 from tests.engines.contract import ask, joined
 
 
@@ -41,6 +41,30 @@ def test_tokens_after_an_update_wait_for_the_end() -> None:
     assert joined(chunks) == [2, 3, 4]
     assert versions(chunks) == [4, 5, 5]
     assert [chunk.finish_reason for chunk in chunks] == [None, None, "length"]
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "mixed"), [("inflight", [False, True, True]), ("inflight_recompute", [False] * 3)]
+)
+def test_tokens_behind_keys_that_an_update_left_are_mixed(interrupt: Interrupt, mixed: list[bool]) -> None:
+    flight = begun()
+    flight.add(tokens(1))
+    flight.is_certain, flight.interrupt = False, interrupt
+    flight.add(tokens(2, 3, reason="stop", spans=(Span("4", 0, 1), Span("5", 1, 3))))
+    told = joined_chunk(list(flight.rest("stop"))).mixed
+    assert told is not None
+    assert told.tolist() == mixed
+
+
+def test_an_update_before_the_first_token_may_find_the_prompt_half_computed() -> None:
+    flight = begun()
+    flight.is_certain, flight.interrupt = False, "inflight"
+    flight.add(tokens(1, 2, reason="stop", spans=(Span("5", 0, 2),)))
+    chunks = list(flight.rest("stop"))
+    assert versions(chunks) == [5, 5]
+    told = joined_chunk(chunks).mixed
+    assert told is not None
+    assert told.tolist() == [True, True]
 
 
 def test_versions_that_were_wrong_are_an_error() -> None:
