@@ -132,7 +132,7 @@ def ways_of(prepared: Prepared, log: Callable[[str], None]) -> WeightWays | None
 def sync_section(sync: SyncConfig, launcher: LauncherConfig) -> SyncConfig:
     """A trainer of this machine serves weights to engines of others where `launcher.listen` lets these come in. One
     that Ray has placed finds its address out itself."""
-    if launcher.kind != "local" or not launcher.listen or sync.interface or sync.transport == "collective":
+    if not (launcher.is_local and launcher.listen) or sync.interface or sync.transport == "collective":
         return sync
     host, _ = host_and_port(launcher.listen, "launcher.listen")
     return sync if is_loopback(host) else sync.model_copy(update={"interface": address_for_others(host)})
