@@ -110,8 +110,8 @@ engine:
 `penstock.sync.transports.Transport`: a publisher for the trainer's side, a receiver for the engines', and what both
 hold in memory. `launcher` takes the path of a `penstock.orchestration.launchers.launcher_kinds.LauncherKind`: an
 async context manager that gives a `penstock.orchestration.launchers.Launcher`, which starts worker processes where
-you want them. `penstock.orchestration.launchers.remote.RemoteLauncher` does that on other machines, given a `Placer`
-that starts a program there.
+you want them. `penstock.orchestration.launchers.remote.RemoteLauncher` does that on other machines, given a
+`Placer` that starts a program there.
 
 Nothing is inherited. Each interface has an implementation in
 memory that your tests can use: `penstock.engines.scripted.ScriptedEngine`,
