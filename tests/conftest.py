@@ -23,6 +23,7 @@ WITH_PROCESSES = (
     "test_end_to_end.py",
     "test_examples.py",
     "test_lora_runs.py",
+    "test_docs.py",
     "test_own_parts.py",
     "test_parallel_runs.py",
     "test_routing_runs.py",

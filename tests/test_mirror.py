@@ -12,6 +12,7 @@ ACROSS_MODULES = {
     "test_deterministic_runs.py": "whole runs, killed and resumed",
     "test_lora_runs.py": "whole runs of adapters",
     "test_parallel_runs.py": "whole runs with several ranks",
+    "test_docs.py": "what the docs show",
     "test_own_parts.py": "whole runs with parts of a user's own",
     "test_routing_runs.py": "whole runs of mixtures of experts",
     "test_installation.py": "what pip may take",

@@ -120,6 +120,25 @@ PIGEON = Transport(needs="a loft", publisher=FilesystemPublisher, publisher_take
 """
 
 
+LAUNCHER = """
+from contextlib import asynccontextmanager
+from penstock.config import Section
+from penstock.orchestration.launchers.launcher_kinds import LauncherKind
+from penstock.orchestration.launchers.local import open_local
+
+class Settings(Section):
+    motto: str = ""
+
+@asynccontextmanager
+async def open_mine(parts):
+    parts.log(parts.settings.motto)
+    async with open_local(parts) as launcher:
+        yield launcher
+
+MINE = LauncherKind(opener=open_mine, settings=Settings, on_this_machine=True)
+"""
+
+
 def own_engine() -> str:
     """Write the engine of docs/api.md, and give the config that names it."""
     code, config = (blocks("api.md", "Parts of your own", language)[0] for language in ("python", "yaml"))
@@ -127,14 +146,19 @@ def own_engine() -> str:
     return config
 
 
-def test_an_engine_and_a_transport_of_ones_own_serve_a_run(project: dict[str, Any]) -> None:
+def test_an_engine_a_transport_and_a_launcher_of_ones_own_serve_a_run(
+    project: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     config = own_engine()
     Path("pigeons.py").write_text(TRANSPORT)
+    Path("places.py").write_text(LAUNCHER)
     own = {**project, **yaml.safe_load(config), "algorithm": {}, "sync": {"transport": "pigeons.py:PIGEON"}}
+    own["launcher"] = {"kind": "places.py:MINE", "settings": {"motto": "workers go where I say"}}
     Path("config.yaml").write_text(yaml.safe_dump(own))
     with pytest.raises(SystemExit) as ended:
         main(["train", "config.yaml", "rollout.max_new_tokens=8"])
     assert ended.value.code == 0
+    assert "workers go where I say" in capsys.readouterr().out
     rows = [row for row in metrics() if "answer_tokens_max" in row]
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert max(row["answer_tokens_max"] for row in rows) == 3
@@ -149,6 +173,8 @@ def test_an_engine_and_a_transport_of_ones_own_serve_a_run(project: dict[str, An
             "the engine kind 'mine.py:Settings' must be a penstock.engines.kinds.",
         ),
         ("engine.kind=mime.py:SHORT", "the engine kind file mime.py does not exist in the current folder"),
+        ("launcher=mine.py:SHORT", "the launcher kind 'mine.py:SHORT' must be a penstock.orchestration."),
+        ("launcher.settings={motto: x}", "unknown key 'motto' in NoSettings"),
         ("sync.transport=mine.py:SHORT", "the transport 'mine.py:SHORT' must be a penstock.sync.transports."),
     ],
 )

@@ -59,7 +59,7 @@ asyncio.run(main())
 """
 
 PARTS = """\
-An engine or a transport of your own is a small record that the config names by path, `file.py:NAME` or
+An engine, a transport or a launcher of your own is a small record that the config names by path, `file.py:NAME` or
 `module:NAME`. The record says how the part is made, and what a run must know before anything starts. The part
 itself is a class with the methods below. This one is the embedded engine with a limit on the length of
 every answer:
@@ -108,7 +108,10 @@ engine:
 
 `plugins/sglang` is a larger example: servers that another program runs. `sync.transport` takes the path of a
 `penstock.sync.transports.Transport`: a publisher for the trainer's side, a receiver for the engines', and what both
-hold in memory.
+hold in memory. `launcher` takes the path of a `penstock.orchestration.launchers.launcher_kinds.LauncherKind`: an
+async context manager that gives a `penstock.orchestration.launchers.Launcher`, which starts worker processes where
+you want them. `penstock.orchestration.launchers.remote.RemoteLauncher` does that on other machines, given a
+`Placer` that starts a program there.
 
 Nothing is inherited. Each interface has an implementation in
 memory that your tests can use: `penstock.engines.scripted.ScriptedEngine`,

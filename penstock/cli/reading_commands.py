@@ -7,19 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.shared_arguments import Debug, Run
-
-
-def watch(
-    run: Run,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing; end when the run ends.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines, also in a terminal.")] = False,
-    debug: Debug = False,
-) -> None:
-    """Attach to a run with the view of `penstock train`, also after its end. Ctrl-C leaves the run alone."""
-    from penstock.cli.run_views import watch_run
-
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
-        watch_run(run, quiet=quiet, plain=plain)
+from penstock.errors import UserError
 
 
 def view(
@@ -34,9 +22,21 @@ def view(
     allow_host: Annotated[
         list[str] | None, typer.Option(help="Another name under which the page may be asked for: a proxy's.")
     ] = None,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="In the terminal, as `penstock train` shows it. One run.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="The same as lines, also in a terminal.")] = False,
     debug: Debug = False,
 ) -> None:
     """Look at runs in a browser: samples, tokens, time, staleness, drops, a timeline. Also while they run."""
+    if terminal or plain:
+        from penstock.cli.run_views import watch_run
+
+        if len(runs) != 1:
+            raise UserError(f"the terminal shows one run, got {len(runs)}; leave --terminal out")
+        with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+            watch_run(runs[0], plain=plain)
+        return
     from penstock.cli.view import ViewSettings, view_runs
 
     settings = ViewSettings(host=host, port=port, token_file=token_file, allow_hosts=tuple(allow_host or ()))

@@ -1,4 +1,4 @@
-"""`penstock trace`, `report` and `watch`: a run from its event files, while it goes on and afterwards."""
+"""`penstock trace`, `report` and `view --terminal`: a run from its event files, while it goes on and afterwards."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from penstock.errors import MissingExtraError, UserError
 from penstock.observe.config import ObserveConfig
 from penstock.observe.file_sizes import file_size
 from penstock.observe.reading.run_reading import RunReading
-from penstock.observe.views import SilentView, View, make_view
+from penstock.observe.views import View, make_view
 from penstock.observe.watching import EVERY_S, Watcher
 
 
@@ -57,7 +57,6 @@ def report_run(name: str, to: Path | None) -> Iterator[str]:
 def watch_run(
     name: str,
     *,
-    quiet: bool = False,
     plain: bool = False,
     view: View | None = None,
     sleep: Callable[[float], None] = time.sleep,
@@ -65,12 +64,11 @@ def watch_run(
     """Until the run ends. Its last picture stays."""
     run = RunReading(run_folder(name))
     if view is None:
-        view = SilentView() if quiet else make_view(ObserveConfig(view="plain" if plain else "auto"))
+        view = make_view(ObserveConfig(view="plain" if plain else "auto"))
     watcher = Watcher(run, view)
     try:
         while watcher.look():
             sleep(EVERY_S)
     finally:
         view.close()
-    if not quiet:
-        watcher.show_end()
+    watcher.show_end()

@@ -3,7 +3,7 @@
     controller, monitor ──────────────────► EventStream ─► RunState ─► terminal, summary.json
     engines, trainer, scorers ─► EventQueue ───────┘        └► metrics.jsonl, TensorBoard, wandb, trackio
                                                        └► EventStore: RUN/events, which page, report, trace and
-                                                          `penstock watch` read
+                                                          `penstock view` read
 
 `process` says who it happened in. `time` is in seconds of the controller's event loop, which is `time.monotonic` in
 a real run (on Linux one clock for all processes of a machine) and jumps in a simulated one; a `RunEvent` ties it to

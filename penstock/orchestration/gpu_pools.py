@@ -146,7 +146,7 @@ def _named(config: PenstockConfig, gpus: Sequence[Gpu]) -> Pools:
 
 
 def _check_named(config: PenstockConfig, gpus: Sequence[Gpu]) -> None:
-    if config.launcher.kind != "local":
+    if not config.launcher.is_local:
         raise UserError(
             f"placement.trainer and placement.engines need launcher=local, got {config.launcher.kind}, which finds "
             "the GPUs itself; name launcher.resources"
@@ -168,7 +168,7 @@ def _chosen(config: PenstockConfig, gpus: Sequence[Gpu], needs: Needs) -> Pools 
     """As few GPUs as hold the trainer, and the others for engines; None where both share one."""
     sizes, ranks = engine_sizes(config.engine), num_ranks(config)
     devices = {config.model.device, config.engine.device}
-    is_elsewhere = config.launcher.kind != "local" or config.model.device == "cpu"
+    is_elsewhere = not config.launcher.is_local or config.model.device == "cpu"
     if is_elsewhere or (ranks == 1 and _shares(devices, sizes, needs)):
         return None
     for setting, device in (("model.device", config.model.device), ("engine.device", config.engine.device)):

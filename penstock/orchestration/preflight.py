@@ -30,6 +30,7 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.config_file import shown, write_config
 from penstock.orchestration.gpu_pools import used_gpus
 from penstock.orchestration.gpus import Gpu, why_missing
+from penstock.orchestration.launchers.launcher_kinds import launcher_settings
 from penstock.orchestration.memory_plan import MemoryPlan
 from penstock.orchestration.placed_config import outline_on_gpu, place
 from penstock.orchestration.run_facts import read_facts, write_facts
@@ -102,6 +103,7 @@ def prepare(
     check_capabilities(config)
     if config.sync.transport != AUTO:
         transport_of(config.sync.transport)  # one by path is loaded before anything starts
+    launcher_settings(config.launcher)  # the same
     load_curriculum(config.tasks.curriculum, train_tasks)
     if workflow is None and config.rollout.workflow is not None:
         workflow = load_workflow(config.rollout.workflow, config.rollout.http)

@@ -29,7 +29,8 @@ from penstock.orchestration.dashboard_door import dashboard
 from penstock.orchestration.ending import Ending, Hurried
 from penstock.orchestration.kept_checkpoints import checkpoints_of, put_aside_past, sweep_unfinished
 from penstock.orchestration.launchers import Launcher
-from penstock.orchestration.launchers.launcher_choice import kind_of, open_joining, open_launcher
+from penstock.orchestration.launchers.launcher_choice import kind_of, open_joining
+from penstock.orchestration.launchers.launcher_kinds import LauncherParts, open_launcher
 from penstock.orchestration.launchers.remote import RemoteLauncher
 from penstock.orchestration.launchers.volunteers import Volunteers
 from penstock.orchestration.machine_load import machine_load
@@ -162,9 +163,9 @@ class Session:
         prepared = self._prepared
         sites = sites_of(self._config, prepared.gpus)
         first = {f"engine{index}" for index in range(len(self._config.engine.members))}
-        return open_launcher(
-            self._config.launcher,
-            prepared.folder,
+        parts = LauncherParts(
+            config=self._config.launcher,
+            folder=prepared.folder,
             files=lambda: files_of_run(prepared, Path.cwd()),
             on_gpu=sites.kinds_on_gpu,
             together=[[f"trainer{rank or ''}" for rank in range(self._config.trainer.parallel.num_ranks)]],
@@ -174,6 +175,7 @@ class Session:
             log=events.log,
             on_launch=collector.follow,
         )
+        return open_launcher(parts)
 
     def _open_joining(
         self, events: Recorder, collector: EventCollector

@@ -7,9 +7,11 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from penstock.blobs import open_blobs
+from penstock.channel.address import host_and_port
 from penstock.cores import usable_cores
 from penstock.engines.config import with_settings
 from penstock.engines.engine_client import EngineClient, EngineStart
@@ -22,6 +24,7 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.first_start import FirstStart, start_alike, start_together
 from penstock.orchestration.gpu_pools import engine_pools, visible_gpus
 from penstock.orchestration.launchers import Launcher
+from penstock.orchestration.launchers.config import LauncherConfig, is_loopback
 from penstock.orchestration.launchers.memory_limit import memory_environment
 from penstock.orchestration.less_memory import fewer_sequences
 from penstock.orchestration.placement import (
@@ -37,10 +40,11 @@ from penstock.orchestration.rank_places import RankPlaces
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.orchestration.restart_policy import Deaths, RestartPolicy
 from penstock.orchestration.trainer_group import TrainerGroup
-from penstock.orchestration.weight_ways import WeightWays, sync_section, ways_of, with_way
 from penstock.scoring.scorer_pool import ScorerPool
 from penstock.scoring.scoring_client import ScoringClient, ScoringRequest, ScoringStart, Verdict
-from penstock.trainer.trainer_client import TrainerClient, TrainerReady, TrainerStart
+from penstock.sync.config import SyncConfig
+from penstock.sync.interface import address_for_others
+from penstock.trainer.trainer_client import TrainerClient, TrainerStart
 from penstock.types import (
     CheckpointWritten,
     Chunk,
@@ -66,15 +70,6 @@ class LaunchedEngine:
         self.start = start
         if start is not None:
             place.begin_with(self._begin)
-
-    def look_first(self, ways: WeightWays) -> None:
-        """Before it starts: whether the run's weights can reach it."""
-
-        async def begin(client: EngineClient) -> EngineReport:
-            await ways.look(self.name, self.place.channel)
-            return await self._begin(client)
-
-        self.place.begin_with(begin)
 
     def hold_less(self, say: Callable[[str], None]) -> None:
         """If it ran out of memory, its next process computes fewer sequences at a time."""
@@ -117,15 +112,6 @@ class LaunchedTrainer:
         """`start` is what its first process was told."""
         self.place = place
         self.start = start
-
-    def find_way(self, ways: WeightWays, folder: str) -> None:
-        """Before it starts: which transport reaches every engine."""
-
-        async def begin(client: TrainerClient) -> TrainerReady:
-            self.start = with_way(self.start, await ways.settle(lambda: self.place.channel), folder)
-            return await client.start(self.start)
-
-        self.place.begin_with(begin)
 
     async def step(self, plan: StepPlan) -> StepResult:
         return await self._ask(lambda trainer: trainer.step(plan))
@@ -233,18 +219,13 @@ async def start_workers(
     token, more = secrets.token_urlsafe(24), sync_environment(config.sync)
     own = visible_gpus(config.placement.trainer, os.environ)
     trainer = trainer_of(launcher, prepared, threads.trainer, {**environments.trainer, **more, **own}, token)
-    pools, ways = engine_pools(config), ways_of(prepared, log)
-    if ways is not None and isinstance(trainer, LaunchedTrainer):
-        trainer.find_way(ways, str(prepared.folder / "weights"))
+    pools = engine_pools(config)
 
     def engine(index: int, launcher: Launcher) -> LaunchedEngine:
         gpus = visible_gpus(pools[index], os.environ) if index < len(pools) else {}
         start = engine_start(launcher, prepared, index, threads.engine, token)
         environment = {**environments.engine, **more, **gpus}
-        launched = LaunchedEngine(engine_place(launcher, start, environment, config.run.start_s), start)
-        if ways is not None:
-            launched.look_first(ways)
-        return launched
+        return LaunchedEngine(engine_place(launcher, start, environment, config.run.start_s), start)
 
     engines = [engine(index, launcher) for index in range(len(config.engine.members))]
     policy = RestartPolicy(max_deaths=config.run.restarts + 1)
@@ -342,7 +323,7 @@ def trainer_of(
         folder=str(launcher.folder),
         blobs=str(launcher.blobs),
         max_context=prepared.max_context,
-        sync=sync_section(config.sync, config.launcher).model_dump(mode="json"),
+        sync=sync_section(config.sync, config.launcher, prepared.folder).model_dump(mode="json"),
         sync_token=sync_token,
         wire_dtype=config.sync.wire_dtype(config.engine.dtype),
         replays_routing=config.engine.record_routing == "on",
@@ -390,3 +371,14 @@ def scorer_place(
         threads=config.reward.threads,
         environment=environment,
     )
+
+
+def sync_section(sync: SyncConfig, launcher: LauncherConfig, folder: Path) -> SyncConfig:
+    """What the trainer is told where engines may be on other machines: files go to a folder of the run, and a
+    trainer of this machine serves on the address that these come in by. One elsewhere finds its address itself."""
+    if launcher.reaches_other_machines and sync.transport == "filesystem" and not sync.folder:
+        return sync.model_copy(update={"folder": str(folder / "weights")})
+    if not (launcher.is_local and launcher.listen) or sync.interface or sync.transport == "collective":
+        return sync
+    host, _ = host_and_port(launcher.listen, "launcher.listen")
+    return sync if is_loopback(host) else sync.model_copy(update={"interface": address_for_others(host)})

@@ -17,12 +17,11 @@ class SyncConfig(Section):
     `collective` by broadcast to all engines at once (gloo, or NCCL where each has a GPU of its own), `filesystem`
     through files of `sync.folder`, `http` from a server of the trainer, or a transport of your own by path
     (`file.py:NAME`, `module:NAME`). `auto`: the fastest of the first two that
-    the run's devices allow. Over several machines (`launcher`) the workers find out who reaches whom: `http` where
-    every engine can connect to the trainer's machine, otherwise `filesystem` where all of them see the run folder;
-    `filesystem` first where `folder` is named, `collective` first where `interface` is."""
+    the run's devices allow. Over several machines (`launcher`) `filesystem` where `folder` is named, `collective`
+    where `interface` is, otherwise `http`."""
     folder: str = ""
     """Of `filesystem`: a folder that trainer and engines see under the same path, on a shared disk or a mounted
-    object store. Empty: a folder of the run on this machine."""
+    object store. Empty: a folder of the run, on this machine where all workers are."""
     interface: str = ""
     """Of `http` and `collective`: the network interface (`eth0`) on which trainer and engines meet; nothing listens
     elsewhere. Empty: the loopback. Broadcasts know no token: use them on a trusted network."""

@@ -99,7 +99,11 @@ class HttpReceiver(StagingReceiver):
                 self._disconnect()
                 pause = next(pauses, None)
                 if pause is None:
-                    raise PenstockError(f"{what} can't be fetched from the trainer: {error!r}") from error
+                    host = urlsplit(update.buckets[number]).netloc
+                    raise PenstockError(
+                        f"{what} can't be fetched from the trainer at {host}: {error!r}; let engines reach that "
+                        "machine, or set sync.transport=filesystem where all of them see one disk"
+                    ) from error
                 told.wait(pause)
         raise UpdateAbandoned(f"version {update.version}: the update was cancelled")
 

@@ -35,7 +35,6 @@ from penstock.worker.bounded_output import bound_prints
 from penstock.worker.moved_request import moved
 from penstock.worker.out_of_memory import is_out_of_memory
 from penstock.worker.priority import GoingFirst
-from penstock.worker.reach import serve_reach
 
 LOOKS, LOOK_AGAIN_S = 20, 0.05
 
@@ -101,7 +100,6 @@ async def _serve(
 
     queue = EventQueue()
     serve_events(channel, queue)
-    serve_reach(channel)
     events = queue.of(name)
     _serve_lazily(channel, START_ENGINE, "penstock.worker.engine_role", fail, events, places, first)
     _serve_lazily(channel, START_TRAINER, "penstock.worker.trainer_role", fail, events, places, first)

@@ -11,9 +11,11 @@ from penstock.config.loader import build
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.launchers.config import LauncherConfig
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.launchers.task_launcher import InProcessLauncher
-from penstock.orchestration.workers import LaunchedEngine, start_scorers
+from penstock.orchestration.workers import LaunchedEngine, start_scorers, sync_section
+from penstock.sync.config import SyncConfig
 from penstock.types import Task
 from tests.engines.contract import ask, collect, joined, update_to
 from tests.orchestration.scripted_worker import place, serve_scripted
@@ -73,3 +75,25 @@ def test_a_reward_past_its_limits_costs_its_group(
             assert raised.value.reason == reason
 
     asyncio.run(main())
+
+
+def test_a_trainer_serves_weights_where_engines_of_other_machines_come_in() -> None:
+    def told(listen: str, kind: str = "local", **sync: str) -> SyncConfig:
+        launcher = LauncherConfig(kind=kind, listen=listen, token_file="token")
+        return sync_section(SyncConfig(**{"transport": "http", **sync}), launcher, Path("/runs/a"))
+
+    assert told("10.1.2.3:7000").interface == "10.1.2.3"
+    assert told("127.0.0.1:7000").interface == ""
+    assert told("10.1.2.3:7000", kind="ray").interface == ""
+    assert told("10.1.2.3:7000", interface="eth0").interface == "eth0"
+    assert told("10.1.2.3:7000", transport="collective").interface == ""
+
+
+def test_files_for_other_machines_go_to_the_run_folder() -> None:
+    def folder(launcher: LauncherConfig, **sync: str) -> str:
+        return sync_section(SyncConfig(transport="filesystem", **sync), launcher, Path("/runs/a")).folder
+
+    assert folder(LauncherConfig(kind="ray")) == "/runs/a/weights"
+    assert folder(LauncherConfig(listen="127.0.0.1:0")) == "/runs/a/weights"
+    assert folder(LauncherConfig(kind="ray"), folder="/shared") == "/shared"
+    assert folder(LauncherConfig()) == ""

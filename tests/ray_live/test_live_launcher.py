@@ -11,7 +11,7 @@ import pytest
 from penstock.bench.cluster.namespaced_nodes import NamespacedCluster
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.config import LauncherConfig
-from penstock.orchestration.launchers.launcher_choice import open_launcher
+from penstock.orchestration.launchers.launcher_kinds import LauncherParts, open_launcher
 from penstock.orchestration.launchers.user_files import UserFiles
 from tests.orchestration.launchers.contract import LauncherContract
 
@@ -28,15 +28,14 @@ class TestOnNode(LauncherContract):
         self.path = tmp_path
 
     def open_launcher(self) -> AbstractAsyncContextManager[Launcher]:
-        return open_launcher(
-            LauncherConfig(kind="ray"),
-            self.path,
+        parts = LauncherParts(
+            config=LauncherConfig(kind="ray"),
+            folder=self.path,
             files=UserFiles,
-            on_gpu=(),
             environ={"RAY_AUTH_MODE": "token"},
             log=print,
-            on_launch=lambda channel: None,
         )
+        return open_launcher(parts)
 
 
 def test_the_launcher_contract_holds_on_ray(cluster: NamespacedCluster) -> None:

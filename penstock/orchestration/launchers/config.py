@@ -1,11 +1,12 @@
 """The `launcher` section: who starts the workers, and where."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
 from penstock.channel.address import host_and_port
 from penstock.config import Section
+from penstock.orchestration.launchers.launcher_kinds import check_launcher, launcher_kind
 
 
 class LauncherConfig(Section):
@@ -13,9 +14,9 @@ class LauncherConfig(Section):
 
     alone: ClassVar[str] = "kind"
 
-    kind: Literal["local", "ray"] = "local"
+    kind: str = "local"
     """`local`: processes of this machine. `ray`: processes on the nodes of a Ray cluster; Ray finds the places, and
-    nothing else goes through it."""
+    nothing else goes through it. Or a launcher of your own by path (`file.py:NAME`, `module:NAME`)."""
     address: str = "auto"
     """Of `ray`: the cluster. `auto`: the one that this machine is a node of, as inside `ray job submit`.
     From a machine outside of it: `ray://HOST:10001`."""
@@ -36,6 +37,15 @@ class LauncherConfig(Section):
     files_mb: float = Field(default=100.0, gt=0)
     """The most that the working directory's files may have together, in megabytes: they are copied to every
     worker on another machine. Hidden folders, environments of Python and `run.folder` stay."""
+
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Of a launcher of your own."""
+
+    @field_validator("kind")
+    @classmethod
+    def _is_a_kind(cls, name: str) -> str:
+        check_launcher(name)
+        return name
 
     @field_validator("listen")
     @classmethod
@@ -58,7 +68,12 @@ class LauncherConfig(Section):
     @property
     def reaches_other_machines(self) -> bool:
         """Whether workers may be on machines that share no memory with this one."""
-        return self.kind == "ray" or bool(self.listen)
+        return not self.is_local or bool(self.listen)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the workers that the run starts are on this machine."""
+        return launcher_kind(self.kind).on_this_machine
 
 
 def is_loopback(host: str) -> bool:

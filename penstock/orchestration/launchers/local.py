@@ -11,7 +11,8 @@ import os
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,9 +21,10 @@ from penstock.channel import Channel
 from penstock.channel.address import Listener, incarnation_name
 from penstock.channel.token_pipe import token_pipe
 from penstock.errors import WorkerDied
-from penstock.orchestration.launchers import Worker
+from penstock.orchestration.launchers import Launcher, Worker
 from penstock.orchestration.launchers.keeper import Keeper, end_group
 from penstock.orchestration.launchers.last_words import count_oom_kills, death_of
+from penstock.orchestration.launchers.launcher_kinds import LauncherParts
 from penstock.orchestration.launchers.private_folder import PrivateFolder
 from penstock.orchestration.launchers.signals import STACKS, held
 from penstock.safe_files import open_private
@@ -173,3 +175,10 @@ class LocalLauncher:
             return False
         arrival.set_result(channel)
         return True
+
+
+@asynccontextmanager
+async def open_local(parts: LauncherParts) -> AsyncIterator[Launcher]:
+    """Workers that are processes of this machine."""
+    async with LocalLauncher(parts.folder / "logs", on_launch=parts.on_launch) as launcher:
+        yield launcher

@@ -8,15 +8,23 @@ in threads.
 
 import asyncio
 import contextlib
+import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.channel import Channel
 from penstock.errors import UserError
+from penstock.orchestration.launchers import Launcher
+from penstock.orchestration.launchers.config import LauncherConfig
+from penstock.orchestration.launchers.launcher_choice import kind_of, read_token
+from penstock.orchestration.launchers.launcher_kinds import LauncherParts
 from penstock.orchestration.launchers.placing_actor import AgentEnd, PlacingActor
-from penstock.orchestration.launchers.ray_connection import first_line
+from penstock.orchestration.launchers.ray_connection import connect_to_ray, first_line
+from penstock.orchestration.launchers.remote import RemoteLauncher
+from penstock.orchestration.launchers.signals import take_back
 
 NODE_ID = "ray.io/node-id"
 HOST = "NodeManagerHostname"
@@ -253,3 +261,39 @@ def _amounts(resources: Mapping[str, float], wanted: Mapping[str, float]) -> str
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1] if lines else ""
+
+
+@asynccontextmanager
+async def open_ray(parts: LauncherParts) -> AsyncIterator[Launcher]:
+    """Workers on the nodes of the cluster that `launcher.address` names."""
+    config, files = parts.config, parts.files()
+    host = await asyncio.to_thread(connect_to_ray, config.address, parts.environ, parts.log)
+    take_back()
+    placer = RayPlacer(
+        resources=lambda name, threads: resources_of(config, parts.on_gpu, name, threads),
+        together=parts.together,
+        may_spread=parts.may_spread,
+        joins=parts.joins,
+        wait_s=config.wait_s,
+        log=parts.log,
+    )
+    remote = RemoteLauncher(
+        parts.folder / "logs",
+        placer,
+        address=f"tcp:{config.listen or f'{host}:0'}",
+        token=read_token(config) or secrets.token_hex(16),
+        blobs=parts.folder / "blobs",
+        files=files,
+        on_launch=parts.on_launch,
+    )
+    async with remote as launcher:
+        yield launcher
+
+
+def resources_of(
+    config: LauncherConfig, on_gpu: Sequence[str], name: str, threads: int
+) -> Mapping[str, float]:
+    kind = kind_of(name)
+    if kind in config.resources:
+        return config.resources[kind]
+    return {"CPU": float(threads), **({"GPU": 1.0} if kind in on_gpu else {})}

@@ -7,8 +7,9 @@ float32 output, and Triton kernels read them once in each direction.
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -114,9 +115,8 @@ class TokenHead:
             bias = None if bias is None else own_vocabulary(bias)[0]
             kept = kept and KeptIds(offsets=kept.offsets, ids=part.places(kept.ids), are_places=True)
         fused = self._fused if self._fused is not None else states.is_cuda and kernels_available()
-        return _Logprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-            states, weight, bias, targets, temperature, kept, shape, self._chunk, fused, part
-        )
+        head = Projection(kept=kept, shape=shape, chunk=self._chunk, fused=fused, vocabulary=part)
+        return _Logprobs.apply(states, weight, bias, targets, temperature, head)  # type: ignore[no-any-return, no-untyped-call]
 
     @torch.no_grad()
     def verify(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
@@ -147,6 +147,64 @@ def states_dtype(model: nn.Module) -> torch.dtype:
     return next(model.parameters()).dtype
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """How rows are projected: what belongs to all chunks, and needs no gradient."""
+
+    kept: KeptIds | None
+    shape: LogitShape
+    chunk: int
+    fused: bool
+    """Whether the kernels read the logits."""
+    vocabulary: VocabularyPart | None
+
+    def chunks(self, rows: int) -> Iterator[slice]:
+        return (slice(start, min(start + self.chunk, rows)) for start in range(0, rows, self.chunk))
+
+    def prepare(self, raw: torch.Tensor, temperature: torch.Tensor, part: slice) -> torch.Tensor:
+        """What gradients are made from: for the kernels the raw logits, else the shaped ones over their
+        temperature; minus infinity where truncation cut."""
+        logits = raw if self.fused else self.shape.apply(raw) / temperature[:, None]
+        return logits if self.kept is None else _restrict(logits, self.kept, part.start, part.stop)
+
+    def normalise(
+        self, raw: torch.Tensor, temperature: torch.Tensor, part: slice
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The prepared logits of a chunk, the logs of their normalisers, and their entropies."""
+        logits = self.prepare(raw, temperature, part)
+        if self.fused:
+            from penstock.trainer.forward.logprob_kernel import statistics
+
+            scale, softcap = self.shape.scale, self.shape.softcap
+            return logits, *statistics(logits, temperature, scale=scale, softcap=softcap)
+        lse = logits.logsumexp(dim=-1)
+        probs = (logits - lse[:, None]).exp_()
+        return logits, lse, lse - (probs * logits).nan_to_num_(nan=0.0).sum(dim=-1)
+
+    def gradient(self, logits: torch.Tensor, rows: "_Rows", dtype: torch.dtype) -> torch.Tensor:
+        """The gradient of the raw logits of one chunk, from its prepared ones."""
+        if self.fused:
+            from penstock.trainer.forward.logprob_kernel import gradient
+
+            scale, softcap = self.shape.scale, self.shape.softcap
+            return gradient(logits, *rows, dtype=dtype, scale=scale, softcap=softcap)
+        return _gradient(logits, rows, self.shape).to(dtype)
+
+
+class _Rows(NamedTuple):
+    """What backward knows of the rows of a chunk, beside their logits."""
+
+    targets: torch.Tensor
+    temperature: torch.Tensor
+    lse: torch.Tensor
+    entropy: torch.Tensor
+    grad_logprobs: torch.Tensor
+    grad_entropy: torch.Tensor | None
+
+    def of(self, part: slice) -> "_Rows":
+        return _Rows(*(None if each is None else each[part] for each in self))  # type: ignore[arg-type]
+
+
 class _Logprobs(torch.autograd.Function):
     """Project, shape, divide by the temperature, restrict, normalise: forward and backward by hand."""
 
@@ -158,28 +216,22 @@ class _Logprobs(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         temperature: torch.Tensor,
-        kept: KeptIds | None,
-        shape: LogitShape,
-        chunk: int,
-        fused: bool,
-        vocabulary: VocabularyPart | None,
+        head: Projection,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = states.shape[0]
         lse, chosen, entropy = (torch.empty(rows, device=states.device) for _ in range(3))
         logits = None
-        for start in range(0, rows, chunk):
-            part = slice(start, min(start + chunk, rows))
+        for part in head.chunks(rows):
             raw = _project(states[part], weight, bias)
-            chosen[part] = _chosen(raw, targets[part], shape) / temperature[part]
-            logits, lse[part], entropy[part] = _normalise(raw, temperature[part], kept, shape, part, fused)
+            chosen[part] = _chosen(raw, targets[part], head.shape) / temperature[part]
+            logits, lse[part], entropy[part] = head.normalise(raw, temperature[part], part)
             # Else a chunk would live on while the next one is made.
             del raw
-            logits = logits if rows <= chunk else None
-        if vocabulary is not None:
-            lse, entropy, chosen = vocabulary.join(lse, entropy, chosen)
+            logits = logits if rows <= head.chunk else None
+        if head.vocabulary is not None:
+            lse, entropy, chosen = head.vocabulary.join(lse, entropy, chosen)
         ctx.save_for_backward(states, weight, bias, targets, temperature, lse, entropy, logits)
-        ctx.kept, ctx.shape, ctx.chunk, ctx.fused = kept, shape, chunk, fused
-        ctx.vocabulary = vocabulary
+        ctx.head = head
         ctx.set_materialize_grads(False)
         return chosen - lse, entropy
 
@@ -187,39 +239,20 @@ class _Logprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         grad_logprobs, grad_entropy = grads
         states, weight, bias, targets, temperature, lse, entropy, saved = ctx.saved_tensors
+        head: Projection = ctx.head
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(lse)
-        rows = states.shape[0]
+        rows = _Rows(targets, temperature, lse, entropy, grad_logprobs, grad_entropy)
         grad_states = torch.empty_like(states)
         # An embedding that is not trained (under an adapter) gets no gradient, which would be its largest.
         _, trains_weight, trains_bias, *_ = ctx.needs_input_grad
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if trains_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if trains_bias else None
-        for start in range(0, rows, ctx.chunk):
-            part = slice(start, min(start + ctx.chunk, rows))
+        for part in head.chunks(states.shape[0]):
             logits = saved
             if logits is None:
-                logits = _prepare(
-                    _project(states[part], weight, bias),
-                    temperature[part],
-                    ctx.kept,
-                    ctx.shape,
-                    part,
-                    ctx.fused,
-                )
-            from_entropy = None if grad_entropy is None else grad_entropy[part]
-            gradient = _fused_gradient if ctx.fused else _gradient
-            grad = gradient(
-                logits,
-                targets[part],
-                temperature[part],
-                lse[part],
-                entropy[part],
-                grad_logprobs[part],
-                from_entropy,
-                ctx.shape,
-                states.dtype,
-            )
+                logits = head.prepare(_project(states[part], weight, bias), temperature[part], part)
+            grad = head.gradient(logits, rows.of(part), states.dtype)
             del logits
             if weight is None:
                 grad_states[part] = grad
@@ -231,10 +264,10 @@ class _Logprobs(torch.autograd.Function):
                 grad_bias += grad.sum(dim=0, dtype=torch.float32)
             del grad
         return (
-            grad_states if ctx.vocabulary is None else ctx.vocabulary.sum(grad_states),
+            grad_states if head.vocabulary is None else head.vocabulary.sum(grad_states),
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            *(None,) * 7,
+            *(None,) * 3,
         )
 
 
@@ -265,89 +298,19 @@ def _sums_in_float32(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype in HALF_TYPES
 
 
-def _prepare(
-    raw: torch.Tensor,
-    temperature: torch.Tensor,
-    kept: KeptIds | None,
-    shape: LogitShape,
-    part: slice,
-    fused: bool,
-) -> torch.Tensor:
-    """What gradients are made from: for the kernels the raw logits, else the shaped ones over their
-    temperature; minus infinity where truncation cut."""
-    logits = raw if fused else shape.apply(raw) / temperature[:, None]
-    return logits if kept is None else _restrict(logits, kept, part.start, part.stop)
-
-
-def _normalise(
-    raw: torch.Tensor,
-    temperature: torch.Tensor,
-    kept: KeptIds | None,
-    shape: LogitShape,
-    part: slice,
-    fused: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The prepared logits of a chunk, the logs of their normalisers, and their entropies."""
-    logits = _prepare(raw, temperature, kept, shape, part, fused)
-    if fused:
-        from penstock.trainer.forward.logprob_kernel import statistics
-
-        return logits, *statistics(logits, temperature, scale=shape.scale, softcap=shape.softcap)
-    lse = logits.logsumexp(dim=-1)
-    probs = (logits - lse[:, None]).exp_()
-    return logits, lse, lse - (probs * logits).nan_to_num_(nan=0.0).sum(dim=-1)
-
-
-def _gradient(
-    scaled: torch.Tensor,
-    targets: torch.Tensor,
-    temperature: torch.Tensor,
-    lse: torch.Tensor,
-    entropy: torch.Tensor,
-    grad_logprobs: torch.Tensor,
-    grad_entropy: torch.Tensor | None,
-    shape: LogitShape,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """The gradient of the raw logits of one chunk."""
-    logp = scaled - lse[:, None]
+def _gradient(scaled: torch.Tensor, rows: _Rows, shape: LogitShape) -> torch.Tensor:
+    logp = scaled - rows.lse[:, None]
     probs = logp.exp()
-    grad = probs * -grad_logprobs[:, None]
-    if grad_entropy is not None:
-        inner = (probs * (logp + entropy[:, None])).nan_to_num_(nan=0.0)
-        grad -= inner * grad_entropy[:, None]
+    grad = probs * -rows.grad_logprobs[:, None]
+    if rows.grad_entropy is not None:
+        inner = (probs * (logp + rows.entropy[:, None])).nan_to_num_(nan=0.0)
+        grad -= inner * rows.grad_entropy[:, None]
     index = torch.arange(grad.shape[0], device=grad.device)
-    grad[index, targets.clamp_min(0)] += torch.where(targets == ELSEWHERE, 0.0, grad_logprobs)
-    grad /= temperature[:, None]
-    logits = (scaled * temperature[:, None]).nan_to_num_(neginf=0.0) if shape.softcap else scaled
-    return shape.grad_(grad, logits).to(dtype)
-
-
-def _fused_gradient(
-    raw: torch.Tensor,
-    targets: torch.Tensor,
-    temperature: torch.Tensor,
-    lse: torch.Tensor,
-    entropy: torch.Tensor,
-    grad_logprobs: torch.Tensor,
-    grad_entropy: torch.Tensor | None,
-    shape: LogitShape,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    from penstock.trainer.forward.logprob_kernel import gradient
-
-    return gradient(
-        raw,
-        targets,
-        temperature,
-        lse,
-        entropy,
-        grad_logprobs,
-        grad_entropy,
-        dtype=dtype,
-        scale=shape.scale,
-        softcap=shape.softcap,
-    )
+    grad[index, rows.targets.clamp_min(0)] += torch.where(rows.targets == ELSEWHERE, 0.0, rows.grad_logprobs)
+    grad /= rows.temperature[:, None]
+    if not shape.softcap:
+        return shape.grad_(grad, scaled)
+    return shape.grad_(grad, (scaled * rows.temperature[:, None]).nan_to_num_(neginf=0.0))
 
 
 def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> torch.Tensor:

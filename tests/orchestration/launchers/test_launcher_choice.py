@@ -8,7 +8,8 @@ from penstock.config.loader import load_config
 from penstock.errors import ConfigError
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.launchers.config import LauncherConfig
-from penstock.orchestration.launchers.launcher_choice import kind_of, read_token, resources_of
+from penstock.orchestration.launchers.launcher_choice import kind_of, read_token
+from penstock.orchestration.launchers.ray_placer import resources_of
 
 
 def test_the_kind_may_stand_alone() -> None:

@@ -3,7 +3,7 @@ import torch
 
 from tests.triton_device import DEVICE
 
-from penstock.trainer.forward.logprob_head import LogitShape, _Logprobs, KeptIds  # isort: skip
+from penstock.trainer.forward.logprob_head import KeptIds, LogitShape, Projection, _Logprobs  # isort: skip
 from penstock.trainer.forward.logprob_kernel import gradient, statistics  # isort: skip
 
 
@@ -78,8 +78,9 @@ def test_the_head_gives_the_same_with_kernels_and_without(kept, softcap):
     results = []
     for fused in (False, True):
         leaves = [tensor.to(DEVICE).requires_grad_() for tensor in (states, weight, bias)]
-        rest = (targets.to(DEVICE), temperature.to(DEVICE), kept, LogitShape(scale=0.7, softcap=softcap), 2)
-        logprobs, entropy = _Logprobs.apply(*leaves, *rest, fused, None)
+        shape = LogitShape(scale=0.7, softcap=softcap)
+        how = Projection(kept=kept, shape=shape, chunk=2, fused=fused, vocabulary=None)
+        logprobs, entropy = _Logprobs.apply(*leaves, targets.to(DEVICE), temperature.to(DEVICE), how)
         value = (logprobs * torch.tensor([1.0, 2.0, -1.0], device=DEVICE)).sum() + entropy.square().sum()
         results.append([logprobs, entropy, *torch.autograd.grad(value, leaves)])
     for plain, fused in zip(*results, strict=True):
@@ -93,9 +94,8 @@ def test_logits_that_are_given_are_not_written_to():
     kept = KeptIds(offsets=torch.tensor([0, 2, 2, 5]), ids=torch.tensor([1, 4, 0, 2, 6], device=DEVICE))
     targets, temperature = torch.tensor([4, 5, 0], device=DEVICE), torch.ones(3, device=DEVICE)
     for fused in (False, True):
-        logprobs, _ = _Logprobs.apply(
-            logits, None, None, targets, temperature, kept, LogitShape(), 2, fused, None
-        )
+        how = Projection(kept=kept, shape=LogitShape(), chunk=2, fused=fused, vocabulary=None)
+        logprobs, _ = _Logprobs.apply(logits, None, None, targets, temperature, how)
         want = [before[0, [1, 4]].log_softmax(0)[1], before[1].log_softmax(0)[5]]
         want.append(before[2, [0, 2, 6]].log_softmax(0)[0])
         torch.testing.assert_close(logprobs, torch.stack(want), atol=1e-5, rtol=1e-5)
