@@ -1,6 +1,6 @@
 """What a config needs of its engines, against what their kinds can do: refused before anything starts."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from penstock.engines.kinds import kind_of, settings_of
 from penstock.errors import UserError
@@ -34,16 +34,18 @@ def check_capabilities(config: PenstockConfig, *, trains: bool = True) -> None:
     for member in {member.kind: member for member in config.engine.members}.values():
         settings_of(member)  # of a kind by path they are checked here
         can = kind_of(member.kind).can(member, lora)
-        _check_kind(member.kind, needed, can, with_lora=lora is not None)
+        beside = ["model.lora"] * (lora is not None) + ["engine.record_routing=on"] * ("routing" in needed)
+        _check_kind(member.kind, needed, can, beside)
 
 
-def _check_kind(kind: str, needed: Mapping[str, str], can: Collection[str], *, with_lora: bool) -> None:
+def _check_kind(kind: str, needed: Mapping[str, str], can: Collection[str], beside: Sequence[str]) -> None:
+    """`beside` are settings that an engine's interrupts depend on."""
     interrupts = [each.removeprefix(INTERRUPT) for each in can if each.startswith(INTERRUPT)]
     lacking = [name for name in needed if name not in can]
     if lacking and lacking[0].startswith(INTERRUPT) and interrupts:
-        adapter = " and model.lora" if with_lora else ""
+        settings = " and ".join([f"engine.kind={kind}", *beside])
         raise UserError(
-            f"sync.interrupt must be {' or '.join(interrupts)} with engine.kind={kind}{adapter}, got "
+            f"sync.interrupt must be {' or '.join(interrupts)} with {settings}, got "
             f"{lacking[0].removeprefix(INTERRUPT)}"
         )
     if lacking:

@@ -89,6 +89,19 @@ def test_an_interrupt_that_a_kind_lacks_is_refused_with_those_it_has() -> None:
     check_capabilities(config(engine={"kind": "vllm"}))
 
 
+@pytest.mark.parametrize("interrupt", ["inflight_recompute", "abort_resume"])
+def test_experts_of_vllm_are_not_recorded_where_it_computes_again(interrupt: str) -> None:
+    """It would compute with other experts than the record's, and the trainer with the record's."""
+    engine = {"kind": "vllm", "record_routing": "on"}
+    with pytest.raises(UserError) as caught:
+        check_capabilities(config(engine=engine, sync={"interrupt": interrupt}))
+    assert str(caught.value) == (
+        "sync.interrupt must be inflight or drain or abort_retry with engine.kind=vllm and "
+        f"engine.record_routing=on, got {interrupt}"
+    )
+    check_capabilities(config(engine={"kind": "vllm"}, sync={"interrupt": interrupt}))
+
+
 @pytest.mark.parametrize(
     ("sections", "sentence"),
     [

@@ -83,7 +83,7 @@ class VllmEngine:
 
     @property
     def interrupts(self) -> tuple[Interrupt, ...]:
-        return interrupts(with_adapter=self._adapters is not None)
+        return interrupts(with_adapter=self._adapters is not None, with_routing=self._layout is not None)
 
     @property
     def server_pid(self) -> int | None:

@@ -26,13 +26,20 @@ CAPABILITIES = (
 """Of every vLLM engine."""
 
 
-def interrupts(*, with_adapter: bool) -> tuple[Interrupt, ...]:
-    """An answer keeps the adapter that it began with, so an adapter's update waits for the answers' ends."""
-    return ("drain",) if with_adapter else get_args(Interrupt)
+def interrupts(*, with_adapter: bool, with_routing: bool) -> tuple[Interrupt, ...]:
+    """An answer keeps the adapter that it began with, so an adapter's update waits for the answers' ends. What vLLM
+    computes again it computes with live routers, so where experts are recorded an update has nothing of an answer
+    computed again."""
+    if with_adapter:
+        return ("drain",)
+    every: tuple[Interrupt, ...] = get_args(Interrupt)
+    again = ("inflight_recompute", "abort_resume") if with_routing else ()
+    return tuple(each for each in every if each not in again)
 
 
 def _can(section: "EngineConfig", lora: LoraConfig | None) -> tuple[str, ...]:
-    own = tuple(f"interrupt:{each}" for each in interrupts(with_adapter=lora is not None))
+    possible = interrupts(with_adapter=lora is not None, with_routing=section.record_routing == "on")
+    own = tuple(f"interrupt:{each}" for each in possible)
     return (*CAPABILITIES, "shards", "adapters", "routing", *own)
 
 
