@@ -152,6 +152,8 @@ class EngineFleet:
             try:
                 await engine.place.start()
                 self._is_placing = False
+                if is_guest:  # before it counts, or an engine of the run would have to leave for it
+                    self._guests.add(engine)
                 self.engines.append(engine)
                 await EngineSeat(engine, self._pool, self._controller, self._events.log).returned()
             except PenstockError as error:
@@ -162,8 +164,6 @@ class EngineFleet:
                 await self._part_with(engine)
                 raise
             else:
-                if is_guest:
-                    self._guests.add(engine)
                 self._begin_watch(engine)
                 took_s = self._events.now() - since
                 self._events.log(f"{engine.name} joins after {took_s:.1f} s: {len(self.engines)} engines")

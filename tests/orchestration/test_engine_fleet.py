@@ -24,12 +24,19 @@ from tests.orchestration.scripted_worker import place, serve_scripted
 class Training:
     """The part of a controller that a fleet needs."""
 
-    is_ready = is_training = True
+    is_ready = True
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
         self.version = 0
         self.activity = Activity()
+        self.num_looks = 0
+        """How often the fleet has asked."""
+
+    @property
+    def is_training(self) -> bool:
+        self.num_looks += 1
+        return True
 
     async def bring_below_adapter(self, engine: Any) -> None:
         pass
@@ -60,11 +67,12 @@ class Stage:
         self.controller = Training(self.pool)
         built: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         built.set_result(self.controller)
+        self.another = lambda index: LaunchedEngine(place(launcher, f"engine{index}", model))
         self.fleet = EngineFleet(
             [self.first],
             self.pool,
             built,
-            another=lambda index: LaunchedEngine(place(launcher, f"engine{index}", model)),
+            another=self.another,
             watch=lambda engine, seat: Watch(engine),
             size=size,
             folder=folder,
@@ -187,6 +195,49 @@ def test_one_that_waits_for_a_place_is_given_up_when_it_is_not_wanted_any_more(t
             await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(main())
+
+
+class Guests:
+    """`Volunteers` of whom one has come."""
+
+    def __init__(self) -> None:
+        self.has_come = True
+
+    async def wait(self) -> None:
+        if not self.has_come:
+            await asyncio.Event().wait()
+        self.has_come = False
+
+
+def test_a_guest_takes_nobodys_place(tmp_path: Path) -> None:
+    """Not even while it loads weights: an engine of the run would leave for it, and the run end when the guest goes."""
+
+    async def scene(stage: Stage) -> None:
+        running = asyncio.create_task(stage.fleet.run())
+        republish = stage.controller.republish
+
+        async def slowly() -> None:
+            seen = stage.controller.num_looks
+            while stage.controller.num_looks < seen + 2:
+                await asyncio.sleep(0.01)
+            await republish()
+
+        stage.controller.republish = slowly  # type: ignore[method-assign]
+        welcoming = asyncio.create_task(stage.fleet.welcome(Guests(), stage.another))  # type: ignore[arg-type]
+        await stage.pool.wait_serving("engine1")
+        seen = stage.controller.num_looks
+        while stage.controller.num_looks < seen + 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert stage.pool.names == ("engine0", "engine1")
+        await stage.fleet.engines[1].place.give_up("the guest leaves")
+        while stage.pool.names != ("engine0",):
+            await asyncio.sleep(0.01)
+        assert await collect(stage.pool.generate(request("r", [7], max_tokens=2)))
+        for task in (running, welcoming):
+            task.cancel()
+        await asyncio.gather(running, welcoming, return_exceptions=True)
+
+    play(tmp_path, scene, FleetSize(1, 1))
 
 
 def test_a_watch_that_ends_is_the_end_of_the_fleet(tmp_path: Path) -> None:
