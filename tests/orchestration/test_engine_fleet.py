@@ -197,6 +197,11 @@ def test_one_that_waits_for_a_place_is_given_up_when_it_is_not_wanted_any_more(t
     asyncio.run(main())
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
 class Guests:
     """`Volunteers` of whom one has come."""
 
@@ -218,20 +223,17 @@ def test_a_guest_takes_nobodys_place(tmp_path: Path) -> None:
 
         async def slowly() -> None:
             seen = stage.controller.num_looks
-            while stage.controller.num_looks < seen + 2:
-                await asyncio.sleep(0.01)
+            await until(lambda: stage.controller.num_looks >= seen + 2)
             await republish()
 
         stage.controller.republish = slowly  # type: ignore[method-assign]
         welcoming = asyncio.create_task(stage.fleet.welcome(Guests(), stage.another))  # type: ignore[arg-type]
         await stage.pool.wait_serving("engine1")
         seen = stage.controller.num_looks
-        while stage.controller.num_looks < seen + 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: stage.controller.num_looks >= seen + 2)
         assert stage.pool.names == ("engine0", "engine1")
         await stage.fleet.engines[1].place.give_up("the guest leaves")
-        while stage.pool.names != ("engine0",):
-            await asyncio.sleep(0.01)
+        await until(lambda: stage.pool.names == ("engine0",))
         assert await collect(stage.pool.generate(request("r", [7], max_tokens=2)))
         for task in (running, welcoming):
             task.cancel()
