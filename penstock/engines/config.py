@@ -30,7 +30,7 @@ class EngineConfig(Section):
 
     kind: str = "embedded"
     """Which engine generates: `embedded`, `vllm`, or a kind of your own by path (`file.py:NAME`, `module:NAME`).
-    Settings that only one kind has are in the section of its name."""
+    Settings of one kind alone are in the section of its name; those of a kind of your own in `settings`."""
     count: Annotated[int, Field(ge=1)] | RangeConfig = 1
     """Number of engine processes. `{min: 1, max: 4}`: one starts, others join while the trainer waits for
     groups and leave while they are idle. Where `urls` of its kind name servers, there are as many as these."""

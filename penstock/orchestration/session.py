@@ -205,7 +205,7 @@ class Session:
     async def _train_and_save(
         self, launcher: Launcher, environments: Environments, stream: EventStream, state: RunState
     ) -> None:
-        """However training ends, the model is saved if its trainer lives."""
+        """Once training has begun, the model is saved however it ends, if its trainer lives."""
         events = stream.of("controller")
         async with begin(self._prepared, open_blobs(str(launcher.blobs)), events.log) as beginning:
             if beginning.tasks.curriculum is not None:

@@ -21,7 +21,7 @@ class SyncConfig(Section):
     where `interface` is, otherwise `http`."""
     folder: str = ""
     """Of `filesystem`: a folder that trainer and engines see under the same path, on a shared disk or a mounted
-    object store. Empty: a folder of the run, on this machine where all workers are."""
+    object store. Empty: `weights` in the run folder where workers may be elsewhere, otherwise a private folder."""
     interface: str = ""
     """Of `http` and `collective`: the network interface (`eth0`) on which trainer and engines meet; nothing listens
     elsewhere. Empty: the loopback. Broadcasts know no token: use them on a trusted network."""
