@@ -134,7 +134,7 @@ def scale(
 
 def worker(
     connect: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where a run listens (launcher.listen).")],
-    token_file: Annotated[Path | None, typer.Option(help="A file with the run's token.")] = None,
+    token_file: Annotated[Path, typer.Option(help="A file with the run's token.")],
     debug: Debug = False,
 ) -> None:
     """Join a run on another machine: this one computes for it as an engine, until the run ends."""

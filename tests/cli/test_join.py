@@ -9,19 +9,16 @@ import pytest
 
 from penstock.cli.join import join_run
 from penstock.cli.scale import scale_run
-from penstock.errors import ConfigError, UserError
+from penstock.errors import ConfigError
 
 PENSTOCK = (sys.executable, "-c", "from penstock.cli import main; main()")
 
 
 def test_another_machine_needs_a_token(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"--token-file must name a file with the run's token .* got none for 10\.0\.0\.9:7000",
-    ):
-        join_run("10.0.0.9:7000", None)
+    with pytest.raises(ConfigError, match="--token-file: .*token can't be read: No such file"):
+        join_run("10.0.0.9:7000", tmp_path / "token")
     with pytest.raises(ConfigError, match="--connect must be HOST:PORT, got '7000'"):
-        join_run("7000", None)
+        join_run("7000", tmp_path / "token")
 
 
 def test_a_run_that_is_not_there_is_one_sentence(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

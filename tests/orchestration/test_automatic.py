@@ -215,7 +215,7 @@ def test_the_demo_learns_with_what_is_chosen_on_a_gpu(
         (["launcher=ray"], "http"),
         (["launcher=ray", "sync.folder=/shared"], "filesystem"),
         (["launcher=ray", "sync.interface=eth0"], "collective"),
-        (["launcher.listen=127.0.0.1:0"], "http"),
+        (["launcher.listen=127.0.0.1:0", "launcher.token_file=token"], "http"),
         (["launcher=ray", "sync.transport=filesystem", "sync.interface=eth0"], "filesystem"),
     ],
 )

@@ -94,6 +94,6 @@ def test_files_for_other_machines_go_to_the_run_folder() -> None:
         return sync_section(SyncConfig(transport="filesystem", **sync), launcher, Path("/runs/a")).folder
 
     assert folder(LauncherConfig(kind="ray")) == "/runs/a/weights"
-    assert folder(LauncherConfig(listen="127.0.0.1:0")) == "/runs/a/weights"
+    assert folder(LauncherConfig(listen="127.0.0.1:0", token_file="token")) == "/runs/a/weights"
     assert folder(LauncherConfig(kind="ray"), folder="/shared") == "/shared"
     assert folder(LauncherConfig()) == ""

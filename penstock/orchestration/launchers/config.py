@@ -25,7 +25,7 @@ class LauncherConfig(Section):
     With `ray` and empty: this node's address, and a free port. With `local` and empty: nothing listens;
     otherwise `penstock worker --connect HOST:PORT` joins the run from another machine as an engine."""
     token_file: str = ""
-    """A file with the token that workers of other machines bring. Needed with `listen` unless that is the loopback;
+    """A file with the token that workers of other machines bring. Needed with `listen`;
     `ray` makes a token of its own where there is none."""
     resources: dict[str, dict[str, Annotated[float, Field(ge=0)]]] = Field(default_factory=dict)
     """Of `ray`: what a worker of each kind (`engine`, `trainer`, `scorer`, `rollout`) takes of a node, in
@@ -56,13 +56,11 @@ class LauncherConfig(Section):
 
     @model_validator(mode="after")
     def _needs_a_token(self) -> "LauncherConfig":
-        if self.kind == "local" and self.listen and not self.token_file:
-            host, _ = host_and_port(self.listen, "launcher.listen")
-            if not is_loopback(host):
-                raise ValueError(
-                    f"token_file must name a file with a token when launcher.listen is not the loopback, got "
-                    f"listen={self.listen} without one; make it with: openssl rand -hex 16 > token"
-                )
+        if self.kind != "ray" and self.listen and not self.token_file:
+            raise ValueError(
+                f"token_file must name a file with the token that workers bring, got listen={self.listen} without "
+                "one; make it with: openssl rand -hex 16 > token"
+            )
         return self
 
     @property

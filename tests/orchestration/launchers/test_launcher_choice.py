@@ -21,14 +21,16 @@ def test_the_kind_may_stand_alone() -> None:
         load_config(PenstockConfig, None, ["launcher=slurm"])
 
 
-def test_an_address_other_than_the_loopback_needs_a_token() -> None:
-    load_config(PenstockConfig, None, ["launcher.listen=127.0.0.1:0"])
-    with pytest.raises(
-        ConfigError, match=r"token_file must name a file with a token .* got listen=0\.0\.0\.0:7000"
-    ):
-        load_config(PenstockConfig, None, ["launcher.listen=0.0.0.0:7000"])
+def test_who_listens_needs_a_token() -> None:
+    load_config(PenstockConfig, None, ["launcher.listen=0.0.0.0:7000", "launcher=ray"])  # it makes one
+    for launcher in ("local", "mine.py:NEAR"):
+        for listen in ("0.0.0.0:7000", "127.0.0.1:0"):
+            with pytest.raises(
+                ConfigError, match=f"token_file must name a file .* got listen={listen} without"
+            ):
+                load_config(PenstockConfig, None, [f"launcher.listen={listen}", f"launcher.kind={launcher}"])
     with pytest.raises(ConfigError, match=r"launcher\.listen must be HOST:PORT, got '7000'"):
-        load_config(PenstockConfig, None, ["launcher.listen='7000'"])
+        load_config(PenstockConfig, None, ["launcher.listen='7000'", "launcher.token_file=token"])
 
 
 def test_what_a_worker_takes_of_a_node() -> None:
