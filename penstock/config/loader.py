@@ -105,10 +105,15 @@ def build(root: type[Root], data: dict[str, Any]) -> Root:
     data = _without_empty_sections(root, data)
     check_keys(root, data, "")
     refuse_hidden(data)
+    return build_section(root, data)
+
+
+def build_section(section: type[Root], data: dict[str, Any], path: str = "") -> Root:
+    """One section alone; `path` is where its keys are, for the error."""
     try:
-        return root.model_validate(data)
+        return section.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_sentence(error)) from error
+        raise ConfigError(f"{path}: {_sentence(error)}" if path else _sentence(error)) from error
 
 
 def _without_empty_sections(model: type[BaseModel], data: Any) -> Any:

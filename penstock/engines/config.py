@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.config import Section
 from penstock.engines.embedded.config import EmbeddedConfig, RecordRouting
-from penstock.engines.kinds import check_kind, settings_of
+from penstock.engines.kinds import KINDS, check_kind, settings_of
 from penstock.engines.vllm.config import VllmConfig
 
 
@@ -69,6 +69,11 @@ class EngineConfig(Section):
             )
         for name in self.beside:
             check_kind(name)
+        if unused := [name for name in self.settings if name not in self.kinds or name in KINDS]:
+            raise ValueError(
+                f"settings must be of kinds of your own that are used ({', '.join(self.kinds)}), got some of "
+                f"{', '.join(unused)}"
+            )
         if isinstance(self.count, RangeConfig) and self.kind == "vllm" and self.vllm.urls:
             raise ValueError("count must be a number where vllm.urls name servers, got a range")
         return self

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.config import Section
+from penstock.config.loader import build_section
 from penstock.errors import ConfigError, UserError
 from penstock.interfaces import BlobStore, Engine, WeightReceiver
 from penstock.models.config import LoraConfig
@@ -127,7 +128,8 @@ def settings_of(section: "EngineConfig") -> Section:
     if section.kind in KINDS:
         own: Section = getattr(section, section.kind)
         return own
-    return kind_of(section.kind).settings.model_validate(section.settings.get(section.kind, {}))
+    settings = section.settings.get(section.kind, {})
+    return build_section(kind_of(section.kind).settings, settings, f"engine.settings of {section.kind}")
 
 
 async def open_engine(parts: EngineParts) -> ServedEngine:

@@ -14,8 +14,6 @@ from penstock.safe_files import write_private
 
 FILE = "config.yaml"
 LAST_LINE = "# checksum: "
-NO_SECRET_NAMES = ("algorithm", "launcher")
-"""Sections whose keys are names of functions, settings and resources: a `truncated_token` is none to hide."""
 
 
 def write_config(run: Path, config: PenstockConfig) -> None:
@@ -29,9 +27,13 @@ def to_yaml(config: PenstockConfig) -> str:
 
 
 def shown(config: PenstockConfig) -> dict[str, Any]:
-    """The config's sections with secrets hidden."""
+    """The config's sections with secrets hidden. Keys of `algorithm` and `launcher.resources` are names of
+    functions, settings and resources: a `truncated_token` is none to hide."""
     sections = config.model_dump(mode="json")
-    return {name: hidden(section, only_texts=name in NO_SECRET_NAMES) for name, section in sections.items()}
+    resources = sections["launcher"].pop("resources")
+    found = {name: hidden(section, only_texts=name == "algorithm") for name, section in sections.items()}
+    found["launcher"]["resources"] = hidden(resources, only_texts=True)
+    return found
 
 
 def last_line(text: str) -> str:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from penstock.blobs import MemoryBlobs
+from penstock.config.loader import build
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.kinds import KINDS, EngineParts, ServedEngine, kind_of, open_engine, settings_of
 from penstock.errors import ConfigError, UserError
 from penstock.interfaces import Engine
 from penstock.models.config import LoraConfig
+from penstock.orchestration.config import PenstockConfig
 from penstock.types import DEFAULT_POLICY
 from tests.engines.contract import EngineContract
 from tests.engines.embedded.tiny import NoWeights
@@ -119,3 +121,13 @@ def test_what_a_kind_can_do_is_known_before_it_starts(name: str) -> None:
 def test_kinds_are_known_without_what_they_need() -> None:
     code = "import sys; from penstock.engines.kinds import KINDS, kind_of; [kind_of(name) for name in KINDS]; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["mine.py:SHRT", "embedded"])
+def test_settings_of_a_kind_that_is_not_used_are_refused(name: str) -> None:
+    """A name that is mistyped would be a run with default settings."""
+    sections = {"engine": {"kind": SCRIPTED, "settings": {name: {"num_tokens": 3}}}}
+    with pytest.raises(
+        ConfigError, match=rf"settings must be of kinds of your own that are used .* of {name}"
+    ):
+        build(PenstockConfig, sections)

@@ -237,13 +237,22 @@ def test_a_run_of_any_algorithm_is_resumed_with_its_settings(
 def test_names_of_engines_and_resources_are_no_secrets(tmp_path: Path) -> None:
     sections: dict[str, Any] = {
         "launcher": {"resources": {"trainer": {"our_token": 1.0}}},
-        "engine": {"settings": {"mine.py:of_token": {"size": 3, "api_key": "s3cret"}}},
+        "engine": {
+            "kind": "mine.py:of_token",
+            "settings": {"mine.py:of_token": {"size": 3, "api_key": "s3cret"}},
+        },
     }
     run = make_run(tmp_path, sections=sections)
     assert "s3cret" not in (run / "config.yaml").read_text()
     again = "engine.settings={'mine.py:of_token': {size: 3, api_key: again}}"
     config, _ = load_saved_run(run, [again])
     assert config.launcher.resources == {"trainer": {"our_token": 1.0}}
+
+
+def test_a_secret_of_a_users_own_launcher_is_hidden(tmp_path: Path) -> None:
+    launcher = {"kind": "mine.py:OWN", "settings": {"password": 481516}}
+    run = make_run(tmp_path, sections={"launcher": launcher})
+    assert "481516" not in (run / "config.yaml").read_text()
 
 
 def test_a_secret_of_a_users_own_function_is_hidden(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.channel import Channel
 from penstock.config import Section
+from penstock.config.loader import build_section
 from penstock.engines.kinds import NoSettings
 from penstock.errors import ConfigError, UserError
 from penstock.orchestration.launchers import Launcher
@@ -92,7 +93,7 @@ def check_launcher(name: str) -> None:
 
 def launcher_settings(config: "LauncherConfig") -> Section:
     """`launcher.settings` as the section of its kind, checked."""
-    return launcher_kind(config.kind).settings.model_validate(config.settings)
+    return build_section(launcher_kind(config.kind).settings, config.settings, "launcher.settings")
 
 
 def open_launcher(parts: LauncherParts) -> AbstractAsyncContextManager[Launcher]:

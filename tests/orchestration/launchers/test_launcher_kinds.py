@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config import Section
 from penstock.config.loader import load_config
 from penstock.errors import ConfigError, UserError
 from penstock.orchestration.config import PenstockConfig
@@ -15,8 +16,14 @@ from penstock.orchestration.launchers.launcher_kinds import (
     launcher_settings,
 )
 
+
+class Politeness(Section):
+    nice: int = 5
+
+
 FAR = LauncherKind(opener="nowhere:open_far")
 NEAR = LauncherKind(opener="nowhere:open_near", on_this_machine=True)
+POLITE = LauncherKind(opener="nowhere:open_polite", settings=Politeness)
 HERE = "tests.orchestration.launchers.test_launcher_kinds"
 
 
@@ -42,7 +49,7 @@ def test_a_kind_is_one_of_ours_or_a_path() -> None:
 def test_to_read_a_config_executes_no_file_of_the_users(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("raise RuntimeError('executed')")
-    config = load_config(PenstockConfig, None, [f"launcher={file}:MINE", "launcher.listen=127.0.0.1:0"])
+    config = load_config(PenstockConfig, None, [f"launcher={file}:MINE", "launcher.files_mb=1"])
     with pytest.raises(UserError, match="RuntimeError: executed"):
         launcher_settings(config.launcher)
 
@@ -50,3 +57,7 @@ def test_to_read_a_config_executes_no_file_of_the_users(tmp_path: Path) -> None:
 def test_a_kind_checks_its_settings() -> None:
     with pytest.raises(ConfigError, match="unknown key 'nice'"):
         launcher_settings(LauncherConfig(settings={"nice": 5}))
+    with pytest.raises(
+        ConfigError, match=r"^launcher.settings: nice: input should be a valid integer.* got 'very'"
+    ):
+        launcher_settings(LauncherConfig(kind=f"{HERE}:POLITE", settings={"nice": "very"}))
