@@ -228,16 +228,20 @@ class OpenTrainer:
                 for turn in episode.turns:
                     _check_trainable(turn.sampling)
         version = self.history.issue(self.num_steps + 1)
-        (plan,) = plan_step(
-            self.num_steps + 1,
-            groups,
-            micro_batch_tokens=self._config.micro_batch_tokens,
-            shared_prompts=self._config.shared_prompts,
-            publishes=version,
-            age_of=[lambda version: self.num_steps - self.history.step_of(version)] * len(groups),
-            fresh=self.history.versions_of(self.num_steps),
-        )
-        result = await self._service.step(plan)
+        try:
+            (plan,) = plan_step(
+                self.num_steps + 1,
+                groups,
+                micro_batch_tokens=self._config.micro_batch_tokens,
+                shared_prompts=self._config.shared_prompts,
+                publishes=version,
+                age_of=[lambda version: self.num_steps - self.history.step_of(version)] * len(groups),
+                fresh=self.history.versions_of(self.num_steps),
+            )
+            result = await self._service.step(plan)
+        except BaseException:
+            self.history.withdraw(version)  # what is published under it is as it was before
+            raise
         self.num_steps += 1
         return result.values()
 

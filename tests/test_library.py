@@ -120,3 +120,20 @@ def test_an_error_of_the_callers_comes_as_it_is(tiny_model: Path) -> None:
         asyncio.run(scene())
     with pytest.raises(UserError, match="unknown key 'max_contex' in EngineConfig"):
         asyncio.run(penstock.open_engine(str(tiny_model), max_contex=64).__aenter__())
+
+
+def test_after_a_step_that_failed_the_weights_count_as_those_before_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("def fails(tokens):\n    raise ArithmeticError('too steep')\n")
+
+    async def scene() -> tuple[list[int], int]:
+        async with penstock.open_engine(str(tiny_model), max_context=64) as engine:
+            answers = [await engine.answer([1, 2, 3], max_tokens=4, seed=seed) for seed in range(2)]
+        algorithm = {"loss": f"{tmp_path}/mine.py:fails"}
+        async with penstock.open_trainer(str(tiny_model), algorithm=algorithm) as trainer:
+            with pytest.raises(UserError, match="ArithmeticError: too steep"):
+                await trainer.step([penstock.ScoredGroup.of(answers, [0.0, 1.0])])
+            return list(trainer.history.steps), trainer.num_steps
+
+    assert asyncio.run(scene()) == ([0, 0], 0)

@@ -136,6 +136,10 @@ class Registry(Generic[Function]):
             return self._check(result, *inputs)
         except ValueError as error:
             raise UserError(f"the {self.kind} {name!r} must return {error}") from None
+        except (TypeError, AttributeError) as error:
+            raise UserError(
+                f"the {self.kind} {name!r} has returned a {type(result).__name__}, which can't be used: {error}"
+            ) from None
 
     def _check_ranges(self, name: str, arguments: Mapping[str, Any]) -> None:
         parameters = inspect.signature(self.get(name)).parameters

@@ -121,7 +121,9 @@ class Listener:
     async def _place(self) -> AsyncIterator[None]:
         """Where there is none, whoever has been silent for the longest gives way: a worker needs milliseconds."""
         if len(self._greetings) >= MAX_GREETINGS:
-            self._greetings.pop(0).reschedule(asyncio.get_running_loop().time())
+            oldest = self._greetings.pop(0)
+            if not oldest.expired():  # whose time is over leaves by itself
+                oldest.reschedule(asyncio.get_running_loop().time())
         async with asyncio.timeout(GREETING_S) as limit:
             self._greetings.append(limit)
             try:

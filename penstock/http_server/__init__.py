@@ -1,2 +1,2 @@
 """What all our HTTP servers share: who may ask (`guard`), and connections that must say what they want
-(`connections`)."""
+(`web_server`)."""

@@ -55,7 +55,12 @@ class Connection(web.RequestHandler):
         self._is_answering = False
 
     def _await_headers(self) -> None:
-        self._headers_due = asyncio.get_running_loop().call_later(HEADER_S, self.force_close)
+        self._headers_due = asyncio.get_running_loop().call_later(HEADER_S, self._give_up)
+
+    def _give_up(self) -> None:
+        """Headers that came while the event loop stood still have not been looked at yet, and are in time."""
+        if not self._messages:
+            self.force_close()
 
     def _have_headers(self) -> None:
         if self._headers_due is not None:

@@ -18,7 +18,7 @@ LINES = (
     "{name}: ending at once; the model is not saved",
 )
 LINES_AT_START = (
-    "{name}: ending; nothing has been trained yet, so no model is saved",
+    "{name}: ending; nothing has been trained since the start, so no model is saved",
     "{name}: still ending, without a model (once more to end at once)",
     LINES[2],
 )

@@ -46,7 +46,7 @@ class ReplaceableWorker(Generic[Client]):
         self._worker: Worker | None = None
         self._client: Client | None = None
         self.last_death: WorkerDied | None = None
-        """Of the last process that ended by itself."""
+        """Of the process before the present one, or of this one, if it ended by itself."""
         self._given_up = ""
         """Why the present process was ended, where it did not end by itself."""
         self._there = asyncio.Event()
@@ -68,7 +68,7 @@ class ReplaceableWorker(Generic[Client]):
         """Launch a process and wait for its first answer; when it ends instead, say so with its traceback."""
         worker = await self._launcher.launch(self.name, threads=self._threads, environment=self._environment)
         self.incarnation += 1
-        self._given_up = ""
+        self._given_up, self.last_death = "", None
         self._worker, client = worker, self._connect(worker.channel)
         try:
             async with asyncio.timeout(self._start_s):

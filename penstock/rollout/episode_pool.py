@@ -81,6 +81,8 @@ class EpisodePool:
         finally:
             self._under_way.remove(attempt)
             self._suspects.clear(attempt)
+            if not any(other.group == attempt.group for other in self._under_way):
+                self._suspects.forget(attempt.group)
             self._wake()
         assert attempt.failure
         return failed_episode(spec, WORKER_DIED, attempt.failure)

@@ -81,6 +81,10 @@ class Suspects:
             if not half.members:
                 self.halves.remove(half)
 
+    def forget(self, group: tuple[str, int]) -> None:
+        """It has ended. A later evaluation has groups of the same numbers."""
+        self._culprits.pop(group, None)
+
     def judge(self, attempt: Attempt) -> None:
         """Look at an episode before it runs: others of its task may have ended their process since it was last
         looked at."""

@@ -1,7 +1,7 @@
 """From the rows of any source (plain mappings) to tasks, with the checks that all sources share."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ def take_rows(rows: Iterable[Row], source: str, limit: int, say: Callable[[str],
     """The first `limit` rows that a function of a user gives, or all. One that never ends is refused, and `say` is
     told how far it is while it takes long, also while it gives nothing."""
     taken: list[Row] = []
+    has_end = limit > 0 or isinstance(rows, Sized)
     is_done = threading.Event()
 
     def tell() -> None:
@@ -56,15 +57,15 @@ def take_rows(rows: Iterable[Row], source: str, limit: int, say: Callable[[str],
     thread = threading.Thread(target=tell, name="tasks", daemon=True)
     thread.start()
     try:
-        for row in islice(rows, limit or MOST_ROWS + 1):
+        for row in islice(rows, limit or (None if has_end else MOST_ROWS + 1)):
             taken.append(row)
     finally:
         is_done.set()
         thread.join()
-    if not limit and len(taken) > MOST_ROWS:
+    if not has_end and len(taken) > MOST_ROWS:
         raise TaskError(
-            f"the task source {source!r} has given {MOST_ROWS:,} rows and does not end; set tasks.limit to how "
-            "many tasks to take"
+            f"the task source {source!r} has given {MOST_ROWS:,} rows and is not at its end; set tasks.limit to "
+            "how many tasks to take"
         )
     return taken
 

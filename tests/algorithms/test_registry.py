@@ -45,6 +45,9 @@ def takes_none():
 def divides(value, by=0):
     return value / by
 
+def nothing(value):
+    pass
+
 two = 2
 """
 
@@ -96,6 +99,10 @@ def test_what_a_users_function_raises_or_returns_amiss_is_a_sentence_that_names_
     with pytest.raises(UserError) as raised:
         registry.bind(f"{file}:scale", {"by": 0.1})(10)
     assert str(raised.value) == f"the thing '{file}:scale' must return a number of at least 10, got 1.0"
+    with pytest.raises(
+        UserError, match=r"own.py:nothing' has returned a NoneType, which can't be used: '<' not"
+    ):
+        registry.bind(f"{file}:nothing", {})(3)
 
 
 def test_a_config_is_read_without_executing_a_users_file(tmp_path):

@@ -138,3 +138,33 @@ def test_a_stranger_who_is_there_at_the_end_is_not_logged(caplog: pytest.LogCapt
 def test_without_a_token_nobody_is_listened_to() -> None:
     with pytest.raises(ConfigError, match="workers are let in with a token, got an empty one"):
         Listener("tcp:127.0.0.1:0", "", lambda name, channel: True)
+
+
+def test_a_worker_that_comes_as_the_oldest_strangers_time_ends_is_let_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(address, "MAX_GREETINGS", 1)
+    monkeypatch.setattr(address, "GREETING_S", 0.01)
+    listener = Listener("tcp:127.0.0.1:0", "token", lambda name, channel: True)
+
+    async def stranger() -> None:
+        async with listener._place():
+            await asyncio.Event().wait()
+
+    async def worker(comes: asyncio.Event) -> str:
+        await comes.wait()
+        async with listener._place():
+            return "let in"
+
+    async def main() -> str:
+        comes = asyncio.Event()
+        tasks = [asyncio.create_task(stranger()), asyncio.create_task(worker(comes))]
+        await asyncio.sleep(0)
+        (limit,) = listener._greetings
+        due = limit.when()
+        assert due is not None
+        asyncio.get_running_loop().call_at(due - 1e-9, comes.set)
+        _, answer = await asyncio.gather(*tasks, return_exceptions=True)
+        return str(answer)
+
+    assert asyncio.run(main()) == "let in"

@@ -1,6 +1,7 @@
 """Which connections end by themselves. No test waits for the limit: each that must hold waits for another's end."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -68,6 +69,25 @@ async def limit_passed(server: HttpServer, times: int = 3) -> None:
         reader, writer = await client(server)
         assert await reader.read() == b""
         writer.close()
+
+
+def test_a_request_that_comes_while_the_loop_stands_still_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_server, "HEADER_S", 0.3)
+
+    async def main() -> bytes:
+        async with served() as server:
+            reader, writer = await client(server)
+            for _ in range(20):
+                await asyncio.sleep(0)  # the server has the connection, and its time runs
+            writer.write(HALF + b" 127.0.0.1\r\n\r\n")
+            over = time.monotonic() + 0.4
+            while time.monotonic() < over:
+                pass  # as a forward pass on this thread would
+            answer = await reader.read(12)
+            writer.close()
+        return answer
+
+    assert asyncio.run(main()) == b"HTTP/1.1 200"
 
 
 @pytest.mark.parametrize("data", [b"", b"G", HALF])

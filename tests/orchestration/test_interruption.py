@@ -74,7 +74,7 @@ def test_before_anything_is_trained_no_model_is_promised() -> None:
 
     asyncio.run(main())
     assert lines == [
-        "Ctrl-C: ending; nothing has been trained yet, so no model is saved",
+        "Ctrl-C: ending; nothing has been trained since the start, so no model is saved",
         "Ctrl-C: still ending, without a model (once more to end at once)",
     ]
 

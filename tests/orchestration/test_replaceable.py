@@ -21,6 +21,19 @@ def test_a_worker_that_ends_at_its_start_says_so() -> None:
     asyncio.run(main())
 
 
+def test_a_death_is_of_the_process_before() -> None:
+    """An old one would be taken for the cause of what comes later."""
+
+    async def main() -> None:
+        async with asyncio.timeout(30), InProcessLauncher(serve_scripted) as launcher:
+            worker = place(launcher, "engine0")
+            worker.last_death = WorkerDied("it ran out of memory", out_of_memory=True)
+            await worker.start()
+            assert worker.last_death is None
+
+    asyncio.run(main())
+
+
 def test_what_has_not_been_started_has_no_client() -> None:
     async def main() -> None:
         async with InProcessLauncher(serve_scripted) as launcher:

@@ -261,6 +261,24 @@ def test_two_culprits_stand_for_their_task() -> None:
     run_in_virtual_time(main())
 
 
+def test_a_culprit_of_an_evaluation_is_tried_again_in_the_next() -> None:
+    """Its group has the same number there."""
+
+    async def main() -> None:
+        bench = Bench(capacity=8)
+        (worker,) = bench.workers
+        await bench.ask(2)
+        for _ in range(5):
+            worker.die()
+            await settle()
+        assert await bench.failures() == ["worker_died"] * 2
+        await bench.ask(1)
+        worker.finish(2)
+        assert (await bench.episodes[2]).failure is None
+
+    run_in_virtual_time(main())
+
+
 def test_a_stuck_episode_lets_the_others_end_before_the_process_is_replaced() -> None:
     async def main() -> None:
         bench = Bench()

@@ -171,5 +171,6 @@ def test_more_rows_than_most_are_taken_where_a_limit_is_named(monkeypatch: pytes
     rows: list[Row] = [{"prompt": str(number)} for number in range(9)]
     assert len(take_rows(rows, "s", 8, print)) == 8
     assert len(take_rows(rows[:5], "s", 0, print)) == 5
-    with pytest.raises(TaskError, match="'s' has given 5 rows and does not end; set tasks.limit"):
-        take_rows(rows, "s", 0, print)
+    assert len(take_rows(rows, "s", 0, print)) == 9  # a list has an end
+    with pytest.raises(TaskError, match="'s' has given 5 rows and is not at its end; set tasks.limit"):
+        take_rows(iter(rows), "s", 0, print)

@@ -30,16 +30,18 @@ class PlacingActor:
         reading, writing = os.pipe()
         os.write(writing, token.encode())
         os.close(writing)
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            stdin=reading,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=environment,
-            preexec_fn=_die_with_parent,
-        )
-        os.close(reading)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=reading,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=environment,
+                preexec_fn=_die_with_parent,
+            )
+        finally:
+            os.close(reading)
         assert process.stderr is not None
         with process.stderr:
             lines = deque(process.stderr, maxlen=NUM_LAST_LINES)

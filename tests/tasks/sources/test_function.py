@@ -50,7 +50,7 @@ def test_a_function_of_a_file_is_called_with_the_arguments(file: Path) -> None:
         ("rows", {"number": 3}, "raised TypeError: rows() got an unexpected keyword argument 'number'"),
         ("one_string", {}, "must return rows, got a str"),
         ("broken", {}, "called with {}, raised RuntimeError: no network"),
-        ("endless", {}, "has given 50 rows and does not end; set tasks.limit to how many tasks to take"),
+        ("endless", {}, "has given 50 rows and is not at its end; set tasks.limit to how many tasks to take"),
         ("leaves", {}, "called with {}, raised SystemExit: 0"),
         ("missing", {}, "has no function 'missing'"),
     ],
