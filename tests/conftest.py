@@ -13,6 +13,7 @@ if not Path("/dev/nvidiactl").exists():
 
 WITH_PROCESSES = (
     "bench",
+    "benchmarks",
     "cli",
     "engines/vllm",
     "orchestration",

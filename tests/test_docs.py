@@ -19,6 +19,7 @@ import yaml
 from typer._click.exceptions import BadOptionUsage, MissingParameter, UsageError
 
 import penstock
+from benchmarks.__main__ import lab
 from penstock.cli.main import app
 from penstock.config.loader import build, load_config
 from penstock.errors import PenstockError
@@ -66,15 +67,18 @@ def test_yaml_is_a_config(block: Block) -> None:
 
 
 def commands(page: str) -> Iterator[str]:
-    """Lines of blocks that begin with `penstock`, without what the shell adds; and commands with all that they need
-    in the text."""
+    """Lines of blocks that begin with `penstock`, without what the shell adds; and commands in the text, those of
+    the lab among them."""
     for block in blocks("", [page]):
         for line in block.text.replace("\\\n", "").splitlines():
             if found := re.match(r"(?:\$ |\S+=\S+ )*(penstock [a-z].*)", line):
                 yield found[1]
     text = (ROOT / page).read_text()
     outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    yield from (" ".join(found.split()) for found in re.findall(r"`(penstock [a-z][^`]*)`", outside))
+    yield from (
+        " ".join(found.split())
+        for found in re.findall(r"`((?:penstock|python -m benchmarks) [a-z][^`]*)`", outside)
+    )
 
 
 PLACEHOLDER = re.compile(r"…|\[-| \| |section\.key")
@@ -84,7 +88,9 @@ OVERRIDE = re.compile(r"[a-z_]+(\.\S+)?=")
 def parse(command: str) -> None:
     """Raise where the command, an option or a key that it sets is not known, or a value is not of its type."""
     words = ["3" if word in ("N", "K", "S") else word for word in shlex.split(command.partition(" #")[0])[1:]]
-    context = typer.main.get_command(app).make_context("penstock", list(words))
+    commands = app if words[0] != "-m" else lab
+    words = words if commands is app else words[2:]
+    context = typer.main.get_command(commands).make_context("penstock", list(words))
     while isinstance(context.command, typer.core.TyperGroup) and context._protected_args:
         name, found, rest = context.command.resolve_command(
             context, [*context._protected_args, *context.args]
@@ -121,6 +127,7 @@ def test_commands_are_parsed(page: str) -> None:
         ("penstock train config.yaml rollout.group_size=four", "rollout.group_size"),
         ("penstock simulate simulation.rank=4", "unknown key"),
         ("penstock bench sync --only", "--only"),
+        ("python -m benchmarks learning --only nothing", "nothing"),
     ],
 )
 def test_a_wrong_command_is_seen(command: str, why: str) -> None:

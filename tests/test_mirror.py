@@ -61,7 +61,7 @@ ACROSS_MODULES = {
 
 
 def has_source(test: Path) -> bool:
-    """In the package, or beside it: tools."""
+    """In the package, or beside it: tools, benchmarks."""
     source = test.parent / test.name.removeprefix("test_")
     modules = (PACKAGE / source, PACKAGE.parent / source)
     return any(module.exists() or (module.with_suffix("") / "__init__.py").exists() for module in modules)

@@ -44,7 +44,7 @@ run_part() {
         ;;
     checkpoint)
         python -m pytest -q -p no:cacheprovider tests/trainer/test_host_copies.py &&
-            penstock bench checkpoint --shape 1.5b --json "$out/checkpoint.json"
+            python -m benchmarks checkpoint --shape 1.5b --json "$out/checkpoint.json"
         ;;
     moe)
         worked=0

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.bench.chromium import Page, chromium
+from benchmarks.chromium import Page, chromium
 from penstock.dashboard.serving_page import served_page
 from penstock.observe.page_address import bind, new_token, page_address
 from penstock.observe.reading.run_reading import RunReading

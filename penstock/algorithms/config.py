@@ -22,7 +22,7 @@ Arguments = dict[str, bool | float | str]
 
 
 def default_corrections() -> dict[str, Arguments]:
-    """What `penstock bench learning` found best at staleness 4 (docs/algorithms.md)."""
+    """What `python -m benchmarks learning` found best at staleness 4 (docs/algorithms.md)."""
     return {"negative_sequence_mask": {}}
 
 

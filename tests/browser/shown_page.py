@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from penstock.bench.chromium import Chromium, Page
+from benchmarks.chromium import Chromium, Page
 from penstock.dashboard.serving_page import served_page
 from penstock.observe.page_address import bind, page_address
 from tests.dashboard.fake_run import FakeRun

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.chromium import Page
-from penstock.bench.made_run import write_made_run
-from penstock.bench.page_chart import open_charts
+from benchmarks.chromium import Page
+from benchmarks.made_run import write_made_run
+from benchmarks.page_chart import open_charts
 from penstock.observe.events import AnyEvent, PhaseEvent, RunEvent, StepEvent
 from penstock.observe.page_address import page_address
 from penstock.observe.reading.run_reading import LOCK, RunReading

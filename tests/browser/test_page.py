@@ -7,7 +7,7 @@ from urllib.parse import quote_plus
 
 import pytest
 
-from penstock.bench.chromium import Page
+from benchmarks.chromium import Page
 from tests.browser.shown_page import TOKEN, go, says, shown, words
 from tests.dashboard.fake_run import FakeRun
 

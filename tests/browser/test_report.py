@@ -6,7 +6,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from penstock.bench.chromium import Chromium
+from benchmarks.chromium import Chromium
 from penstock.observe.events import TokenTexts
 from penstock.observe.report.run_report import write_report
 from tests.observe.examples import TOKENS, phase, run_event, step

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from penstock.bench.chromium import Page
+from benchmarks.chromium import Page
 from tests.browser.shown_page import go, shown, words
 from tests.dashboard.fake_run import FakeRun
 

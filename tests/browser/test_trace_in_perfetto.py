@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from penstock.bench.made_run import write_made_run
+from benchmarks.made_run import write_made_run
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.trace.run_trace import write_trace
 from tests.browser.perfetto_ui import opened_trace, query

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.bench.crashes.power_loss import PowerLossFiles
+from benchmarks.crashes.power_loss import PowerLossFiles
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import Ticket
 from penstock.buffer.blob_copies import BlobCopies

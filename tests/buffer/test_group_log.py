@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.crashes.power_loss import PowerLossFiles
+from benchmarks.crashes.power_loss import PowerLossFiles
 from penstock.buffer.admission import Ticket
 from penstock.buffer.durable_log import DurableGroupLog, open_log
 from penstock.buffer.group_log import GroupLog, MemoryGroupLog, NoGroupLog

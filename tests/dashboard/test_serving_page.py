@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.bench.made_run import write_made_run
+from benchmarks.made_run import write_made_run
 from penstock.dashboard.dashboard_app import ALL_RUNS, ONE_RUN, ONE_THING
 from penstock.observe.reading.run_reading import RunReading
 from tests.dashboard.live_page import TOKEN, served

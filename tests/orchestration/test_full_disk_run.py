@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.crashes.crash_audit import audit
-from penstock.bench.crashes.crash_world import CrashWorld
+from benchmarks.crashes.crash_audit import audit
+from benchmarks.crashes.crash_world import CrashWorld
 from penstock.buffer.ledger import LedgerCounts
 from penstock.observe.writers.samples_jsonl import read_samples
 from tests.small_disk import enlarge, small_filesystem

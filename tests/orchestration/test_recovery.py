@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.bench.crashes.crash_audit import audit, audit_returned, naming, naming_await
-from penstock.bench.crashes.crash_truth import audit_acknowledged
-from penstock.bench.crashes.crash_world import CrashWorld
+from benchmarks.crashes.crash_audit import audit, audit_returned, naming, naming_await
+from benchmarks.crashes.crash_truth import audit_acknowledged
+from benchmarks.crashes.crash_world import CrashWorld
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import Ticket
 from penstock.buffer.durable_log import open_log, read_lives

@@ -50,7 +50,7 @@ def test_the_slowest_of_many_ranks_decides() -> None:
 
 
 def test_the_controllers_cost_per_group_does_not_grow_with_engines() -> None:
-    """`penstock bench ray` measures it up to 1,000."""
+    """`python -m benchmarks ray` measures it up to 1,000."""
     few = outcome_of(8, steps=32)
     many = outcome_of(128, steps=2)
     assert few.groups == many.groups

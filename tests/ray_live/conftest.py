@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests: its nodes are namespaces of this machine (`penstock.bench.cluster`)."""
+"""One Ray cluster for all tests: its nodes are namespaces of this machine (`benchmarks.cluster`)."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.cluster.namespaced_nodes import NamespacedCluster
+from benchmarks.cluster.namespaced_nodes import NamespacedCluster
 
 HEAD = {"CPU": 4, "home": 4}
 ENGINE = {"CPU": 2, "engine": 1}

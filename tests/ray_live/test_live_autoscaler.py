@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.cluster.autoscaled import autoscaled_cluster
-from penstock.bench.cluster.clustered_run import ClusteredRun
-from penstock.bench.cluster.namespaced_nodes import NamespacedCluster
+from benchmarks.cluster.autoscaled import autoscaled_cluster
+from benchmarks.cluster.clustered_run import ClusteredRun
+from benchmarks.cluster.namespaced_nodes import NamespacedCluster
 from penstock.cli.scale import scale_run
 from tests.ray_live.conftest import ENGINE, HEAD, HERE
 

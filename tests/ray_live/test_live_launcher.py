@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.cluster.namespaced_nodes import NamespacedCluster
+from benchmarks.cluster.namespaced_nodes import NamespacedCluster
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.config import LauncherConfig
 from penstock.orchestration.launchers.launcher_kinds import LauncherParts, open_launcher

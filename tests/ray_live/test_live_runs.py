@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.cluster.clustered_run import PENSTOCK, ClusteredRun
+from benchmarks.cluster.namespaced_nodes import NamespacedCluster
+from benchmarks.cluster.ray_bench import OUTSTANDING_STEPS, node_of, workers_on
 from penstock.bench.chaos.run_audit import complaints_of
-from penstock.bench.cluster.clustered_run import PENSTOCK, ClusteredRun
-from penstock.bench.cluster.namespaced_nodes import NamespacedCluster
-from penstock.bench.cluster.ray_bench import OUTSTANDING_STEPS, node_of, workers_on
 from penstock.cli.scale import scale_run
 from penstock.orchestration.kept_checkpoints import checkpoints_of
 from tests.ray_live.conftest import ENGINE

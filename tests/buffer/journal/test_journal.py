@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bench.crashes.power_loss import PowerLossFiles, PowerLost
+from benchmarks.crashes.power_loss import PowerLossFiles, PowerLost
 from penstock.buffer.journal.disk_room import DiskRoom
 from penstock.buffer.journal.journal import Journal, JournalFailed
 from penstock.buffer.journal.journal_files import DiskFiles, JournalFiles

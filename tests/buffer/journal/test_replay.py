@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.bench.crashes.power_loss import PowerLossFiles
+from benchmarks.crashes.power_loss import PowerLossFiles
 from penstock.buffer.journal.frames import JournalDamaged, frame, header
 from penstock.buffer.journal.replay import BASE, base_file, mend, replay, segment_name
 

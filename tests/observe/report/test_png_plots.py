@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.made_run import write_made_run
+from benchmarks.made_run import write_made_run
 from penstock.errors import MissingExtraError
 from penstock.observe.report.png_plots import write_pngs
 from tests.observe.store.written import read

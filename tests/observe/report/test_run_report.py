@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.bench.made_run import write_made_run
+from benchmarks.made_run import write_made_run
 from penstock.observe.events import ConfigEvent, LogLine, TokenTexts
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.report.run_report import report_html, write_report

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.made_run import write_made_run
+from benchmarks.made_run import write_made_run
 from penstock.observe.events import Span
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.trace.run_trace import nested, write_trace

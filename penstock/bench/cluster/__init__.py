@@ -1,1 +1,0 @@
-"""`penstock bench ray`: a Ray cluster of several nodes on this machine, each in namespaces of its own."""

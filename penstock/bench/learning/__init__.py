@@ -1,5 +1,0 @@
-"""The proof that asynchronous training learns: see `experiment`."""
-
-from penstock.bench.learning.experiment import run
-
-__all__ = ["run"]

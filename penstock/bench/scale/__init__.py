@@ -1,1 +1,0 @@
-"""`penstock bench scale`: a trainer of several ranks against one, and an update from ranks to engines."""
