@@ -19,6 +19,7 @@ from penstock.orchestration.simulation import SimulatedEngine, SimulatedScorer
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import place_of
 from penstock.rollout.kept_calls import KeepCall
+from penstock.rollout.kept_turns import key_of
 from penstock.types import CallAnswer, Chunk, Episode, GenerateRequest, Sample, Score, ScoredGroup, Task, Turn
 
 FIRST_TOKEN = 1000
@@ -87,8 +88,8 @@ class Known:
     """Groups that were finished."""
     ended: set[tuple[int, int]] = field(default_factory=set)
     """Episodes of groups that were running."""
-    turns: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    """Turns of other episodes: how many tokens are known, and whether those are all."""
+    turns: dict[str, tuple[int, bool, bytes]] = field(default_factory=dict)
+    """Turns of other episodes: how many tokens are known, whether those are all, and what was asked."""
     calls: set[str] = field(default_factory=set)
     """Episodes whose call is known."""
     scored: set[tuple[int, int]] = field(default_factory=set)
@@ -109,7 +110,7 @@ class Known:
                 known.calls |= {f"g{number}.{episode}" for episode, _ in life.partial.calls}
                 for (episode, turn), parts in life.partial.turns.items():
                     is_whole = parts[-1].chunk.finish_reason is not None
-                    known.turns[f"g{number}.{episode}.{turn}"] = (parts[-1].end, is_whole)
+                    known.turns[f"g{number}.{episode}.{turn}"] = (parts[-1].end, is_whole, parts[0].key)
         return known
 
     def check_request(self, request: GenerateRequest, *, is_wayward: bool) -> None:
@@ -120,8 +121,8 @@ class Known:
         assert (group, episode) not in self.ended, (
             f"episode {episode} of group {group} had ended, and runs again"
         )
-        num_known, is_whole = self.turns.pop(request.id, (0, False))
-        if is_wayward and turn:
+        num_known, is_whole, asked = self.turns.pop(request.id, (0, False, b""))
+        if is_wayward and turn and asked != key_of(request):  # it may ask the same by chance
             assert request.num_resumed == 0
             return
         assert not is_whole, f"turn {request.id} was whole, and is generated again"
