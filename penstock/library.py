@@ -22,7 +22,7 @@ import torch
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.api import cache_folder
-from penstock.blobs.memory import MemoryBlobs
+from penstock.blobs import MemoryBlobs
 from penstock.buffer.history import VersionHistory
 from penstock.demo.model import open_builtin
 from penstock.engines.config import EngineConfig

@@ -1,6 +1,7 @@
 """Between host and device without waiting for either: copies both ways, and marks in the device's queue."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,3 +42,16 @@ def mark(device: torch.device) -> Callable[[], None]:
 
 def _nothing() -> None:
     pass
+
+
+@contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """What is queued inside neither waits for the engine's passes nor holds them up; it is done when the block
+    ends. On a CPU there is nothing to it."""
+    if device.type != "cuda":
+        yield
+        return
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()

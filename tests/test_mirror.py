@@ -20,7 +20,6 @@ ACROSS_MODULES = {
     "test_mirror.py": "this",
     "http_server/test_every_door.py": "every HTTP server of ours",
     "worker/test_main.py": "the entry point of a worker",
-    "blobs/test_contract.py": "one suite over every store",
     "scoring/test_contract.py": "one suite over every scorer",
     "buffer/test_full_disk.py": "journal, ledger and blobs on a disk without room",
     "buffer/test_ledger_power_loss.py": "the ledger on a disk that loses power",

@@ -6,7 +6,7 @@ A group's blobs are one file, in the order in which the group refers to them: on
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.blobs.verification import refs_of, verified
+from penstock.blobs import refs_of, verified
 from penstock.errors import BlobLost
 from penstock.interfaces import BlobStore
 from penstock.safe_files import replace_private, sync_path

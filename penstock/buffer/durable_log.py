@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.blobs.verification import refs_of, refs_of_episode
+from penstock.blobs import refs_of, refs_of_episode
 from penstock.buffer.admission import STALE, Samples, Ticket
 from penstock.buffer.blob_copies import BlobCopies
 from penstock.buffer.journal.disk_room import RETRY_S, DiskRoom

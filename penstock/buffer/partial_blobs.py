@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from penstock.blobs.folder import FolderBlobs
+from penstock.blobs import FolderBlobs
 from penstock.buffer.journal.journal import Runner
 from penstock.errors import BlobLost
 from penstock.interfaces import BlobStore

@@ -6,7 +6,7 @@ is mostly of older weights. All others go to the least loaded.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.engines.rolling_update import Member
@@ -27,29 +27,19 @@ class AtWork:
 class EngineChoice:
     """`begin` and `end` tell it what each engine works on."""
 
-    def __init__(self, takes_requests: Callable[[Member], bool]) -> None:
-        """`takes_requests` says whether a member is one now."""
-        self._takes_requests = takes_requests
-        self._members: tuple[Member, ...] = ()
+    def __init__(self) -> None:
         self._homes: OrderedDict[str | bytes, Member] = OrderedDict()
         """By prompt, and by request."""
         self._at_work: dict[bytes, AtWork] = {}
         """By prompt."""
-
-    def renew(self, members: Iterable[Member]) -> None:
-        """Members have come or gone."""
-        self._members = tuple(members)
 
     def forget(self, member: Member) -> None:
         """It has left."""
         for key in [key for key, home in self._homes.items() if home is member]:
             del self._homes[key]
 
-    def find(self, request: GenerateRequest) -> Member | None:
-        """None while nobody takes requests."""
-        taking = [member for member in self._members if self._takes_requests(member)]
-        if not taking:
-            return None
+    def find(self, request: GenerateRequest, taking: Sequence[Member]) -> Member:
+        """One of those that take requests now."""
         least = min(taking, key=_order)
         prompt = prompt_of(request)
         home = self._homes.get(request.parent.id) if request.parent is not None else None
@@ -58,7 +48,7 @@ class EngineChoice:
         if home is None:
             home = self._homes.get(prompt, least)
             home = home if home.load <= least.load else least
-        if not self._takes_requests(home) or home.is_draining or home.is_leaving:
+        if home not in taking or home.is_draining or home.is_leaving:
             home = least
         for key in (prompt, request.id):
             self._homes[key] = home

@@ -48,8 +48,7 @@ class EnginePool:
         self._changed = asyncio.Event()
         """Set when an engine has joined, left or taken an update, and made anew."""
         self._members = {name: Member(name, engine) for name, engine in engines.items()}
-        self._choice = EngineChoice(self._takes_requests)
-        self._choice.renew(self._members.values())
+        self._choice = EngineChoice()
         self._updating = asyncio.Lock()
         self._begun: tuple[str, int] | None = None
         """Policy and version of an update that some engines have and others do not."""
@@ -155,7 +154,9 @@ class EnginePool:
         beginning where that can't be, and the next chunk says so."""
         answer, is_void = AnswerSoFar(request), False
         while not answer.is_over:
-            member, is_lost = await self._choose(request), False
+            if not self._serving():
+                await self._anybody(serving=True)
+            member, is_lost = self._choice.find(request, self._serving()), False
             at_work = self._choice.begin(request, member)
             try:
                 async with aclosing(member.engine.generate(request)) as chunks:  # type: ignore[type-var]
@@ -197,35 +198,28 @@ class EnginePool:
         """Every engine takes the update, one after the other; the receipt tells of the slowest. When some fail, the
         first error leaves once all have answered. Where it is sent to all at once, the others are told as soon as
         one fails, and stay as they are. When it is tried again, those that have it are not asked again."""
+        begun = (update.policy, update.version)
         while True:
             await self._anybody()
             async with self._updating:
                 if not self._members:
                     continue
-                receipt = await self._update(update, interrupt)
-            if receipt is not None:
-                return receipt
-
-    async def _update(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt | None:
-        """None when every engine left meanwhile and others will come."""
-        members = [member for member in self._present() if not member.has(update)]
-        is_retry = self._begun == (update.policy, update.version)
-        if not members and is_retry:  # those that lacked it have left
-            self._begun = None
-            return slowest([member.acknowledged[update.policy] for member in self._present()])
-        members = members or self._present()
-        self._begun = (update.policy, update.version)
-        for member in members:
-            member.failure = None
-        answers = await roll(members, update, interrupt)
-        receipts = self._receipts(members, answers)
-        if not receipts and not self._members and self._awaited:
-            return None
-        self._begun = None
-        if not receipts:
-            raise PenstockError("every engine left the pool while it was updated")
-        self._wake()  # an engine that was new may take requests now
-        return slowest(receipts)
+                members = [member for member in self._present() if not member.has(update)]
+                if not members and self._begun == begun:  # those that lacked it have left
+                    self._begun = None
+                    return slowest([member.acknowledged[update.policy] for member in self._present()])
+                members = members or self._present()
+                self._begun = begun
+                for member in members:
+                    member.failure = None
+                receipts = self._receipts(members, await roll(members, update, interrupt))
+                if not receipts and not self._members and self._awaited:
+                    continue  # every engine left meanwhile, and others will come
+                self._begun = None
+                if not receipts:
+                    raise PenstockError("every engine left the pool while it was updated")
+                self._wake()  # an engine that was new may take requests now
+                return slowest(receipts)
 
     def _receipts(self, members: Sequence[Member], answers: Sequence[Answer]) -> list[UpdateReceipt]:
         """Raises the first error of an engine that is still there."""
@@ -315,31 +309,17 @@ class EnginePool:
         self.lose(member.name)
         return True
 
-    def _is_any_serving(self) -> bool:
-        return any(not member.is_lost for member in self._members.values())
-
     def _serving(self) -> list[Member]:
         return [member for member in self._members.values() if not member.is_lost]
 
     async def _anybody(self, *, serving: bool = False) -> None:
         """Wait for an engine, where one will come; `serving`: for one that takes requests."""
         while self._awaited or (serving and self._members):
-            if self._is_any_serving() if serving else self._members:
+            if self._serving() if serving else self._members:
                 return
             await self._changed.wait()
         self._present()
 
-    def _takes_requests(self, member: Member) -> bool:
-        return not member.is_lost and self._members.get(member.name) is member
-
     def _wake(self) -> None:
-        self._choice.renew(self._members.values())
         self._changed.set()
         self._changed = asyncio.Event()
-
-    async def _choose(self, request: GenerateRequest) -> Member:
-        member = self._choice.find(request)
-        if member is None:
-            await self._anybody(serving=True)
-            member = self._choice.find(request) or self._serving()[0]
-        return member

@@ -10,7 +10,7 @@ slowest.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -67,7 +67,10 @@ async def roll(members: Sequence[Member], update: WeightUpdate, interrupt: Inter
     for member, failure in zip(members, failures, strict=True):
         if failure is None and update.sends and any(failures):
             failure = asyncio.CancelledError()
-        answers.append(failure or await _caught(member.update(update, interrupt)))
+        try:
+            answers.append(failure or await member.update(update, interrupt))
+        except Exception as error:
+            answers.append(error)
     return answers
 
 
@@ -93,10 +96,3 @@ def slowest(receipts: Sequence[UpdateReceipt]) -> UpdateReceipt:
         **{name: max(getattr(receipt, name) for receipt in receipts) for name in times},
         **{name: sum(getattr(receipt, name) for receipt in receipts) for name in tokens},
     )
-
-
-async def _caught(updating: Awaitable[UpdateReceipt]) -> Answer:
-    try:
-        return await updating
-    except Exception as error:
-        return error

@@ -1,5 +1,6 @@
 """Load a Hugging Face causal LM and its tokenizer, with errors a person can act on."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.errors import UserError
 from penstock.models import attention
-from penstock.models.matmul_check import check_matmul
-from penstock.models.precision import guard_bfloat16
-from penstock.models.support import check_supported
+from penstock.models.precision import check_matmul, guard_bfloat16
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -91,3 +90,36 @@ def _broken_weights(folder: Path) -> Path | None:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+
+
+def check_supported(config: Any) -> None:
+    """Refuse a family by its config alone, before any weight is loaded: one that does not use transformers'
+    attention interface, behind which Penstock puts its own attention, or whose layers are not all attention."""
+    reason = refusal(config)
+    if reason is not None:
+        raise UserError(reason)
+
+
+def refusal(config: Any) -> str | None:
+    """Why models of this config can't be served, in a sentence that names the family; None when nothing speaks
+    against it."""
+    family = getattr(config, "model_type", type(config).__name__)
+    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if model_class is None:
+        return None  # transformers says it better, or the model brings its own code
+    others = sorted({*(getattr(config.get_text_config(), "layer_types", None) or ())} - ATTENTION_LAYERS)
+    if others or model_class._is_stateful:
+        return (
+            f"{model_class.__name__} can't be served: not all of its layers are plain attention "
+            f"({', '.join(others) or 'some are recurrent'}), and engines here keep nothing but keys and values; "
+            f"choose a family whose every layer is attention, not {family}"
+        )
+    if not hasattr(sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS"):
+        return (
+            f"{model_class.__name__} can't be served: its code in transformers does not use the attention "
+            f"interface, behind which Penstock puts its own attention; choose a family that does, not {family}"
+        )
+    return None

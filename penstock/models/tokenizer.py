@@ -7,13 +7,13 @@ imports without torch and, until a tokenizer is loaded, without transformers.
 
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from penstock.errors import TaskError, UserError
 from penstock.interfaces import Tokenizer
-from penstock.models.kept_prompts import KeptPrompts
 from penstock.types import Message, Task
 
 ANSWER = "\u2402answer\u2403"
@@ -262,3 +262,31 @@ def _read_json(name_or_path: str, file_name: str) -> dict[str, Any]:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+P = TypeVar("P", bound=Hashable)
+
+MAX_TOKENS = 1 << 21
+"""Eight megabytes."""
+
+
+class KeptPrompts(Generic[P]):
+    """Encodes each prompt once while it is remembered: a run sees each of its prompts when it checks them, then in
+    every episode of every epoch. When they have more than `max_tokens` together, those that
+    came first are forgotten."""
+
+    def __init__(self, encode: Callable[[P], Sequence[int]], *, max_tokens: int = MAX_TOKENS) -> None:
+        self._encode = encode
+        self._max_tokens = max_tokens
+        self._kept: dict[P, array[int]] = {}
+        self._num_tokens = 0
+
+    def token_ids(self, prompt: P) -> list[int]:
+        """A list of the caller's own."""
+        kept = self._kept.get(prompt)
+        if kept is None:
+            kept = self._kept[prompt] = array("i", self._encode(prompt))
+            self._num_tokens += len(kept)
+            while self._num_tokens > self._max_tokens and len(self._kept) > 1:
+                self._num_tokens -= len(self._kept.pop(next(iter(self._kept)), ()))
+        return kept.tolist()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.blobs.verification import check_group
+from penstock.blobs import check_group
 from penstock.buffer.admission import NO_VERSIONS, Dropped, ReadyGroup, Ticket
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.errors import BlobLost, RolloutFailed, ScoringFailed

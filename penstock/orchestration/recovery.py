@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.blobs.verification import refs_of_episode
+from penstock.blobs import refs_of_episode
 from penstock.buffer.admission import EMPTY, ReadyGroup, masked_before, of_policy, oldest_step
 from penstock.buffer.durable_log import DurableGroupLog, read_lives
 from penstock.buffer.history import HistoryState, VersionHistory

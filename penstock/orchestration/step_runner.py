@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from penstock.blobs.verification import check_group
+from penstock.blobs import check_group
 from penstock.buffer.admission import StepGroups
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.errors import BlobLost, StepTooLarge, TrainerLost

@@ -29,10 +29,9 @@ from penstock.sync.private_group import (
     device_id,
     open_group,
 )
-from penstock.sync.side_stream import side_stream
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
 from penstock.sync.staging_receiver import StagingReceiver
-from penstock.transfer import mark
+from penstock.transfer import mark, side_stream
 from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "collective"

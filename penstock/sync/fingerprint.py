@@ -13,29 +13,44 @@ It runs on whatever device holds the tensor, in pieces of bounded size: on the h
 or, on a GPU with Triton, for all tensors in one pass over their memory.
 """
 
-import importlib.util
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from penstock.errors import FingerprintMismatch
-from penstock.sync.host_hash import sum_on_host
-from penstock.sync.mixing import CARRY, FACTOR, LOW, WALK, walk_from
+from penstock.models.compilation import has_triton
 from penstock.transfer import download, mark
 
 if TYPE_CHECKING:
     from penstock.sync.hash_kernel import SumPlan
 
+
+FACTOR, WALK, CARRY = 0x5851F42D, 0x61C88647, 0x2545F491
+"""Odd numbers of at most 31 bits, so that no multiplication gives a negative number; the last is for what
+WALK · index loses at 2³²."""
+LOW = (1 << 32) - 1
 _PIECE = 1 << 18
+HOST_PIECE = 1 << 15
+"""Elements at a time on the host: few enough for a core's cache."""
 _MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not pile up plans
 _MASK = (1 << 64) - 1
 _THREADS_FROM = 16 << 20
 """Bytes on the host from which on it takes threads."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+def walk_from(index: int) -> int:
+    """What is added to the bits of the element at this place, as a signed number of 32 bits. Each place after it
+    has WALK more, up to a multiple of 2³²."""
+    walk = (index * WALK + (index >> 32) * CARRY) & LOW
+    return walk - (1 << 32) if walk >> 31 else walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +118,37 @@ def fingerprint(tensor: torch.Tensor, *, offset: int = 0) -> int:
     return sum_by_torch(bits, offset)
 
 
+def sum_on_host(bits: npt.NDArray[np.integer], offset: int) -> int:
+    """Of elements of at most 32 bits, the first of which has index `offset`. numpy multiplies integers of 64
+    bits with vector instructions, which torch does one by one, and leaves the GIL to others meanwhile."""
+    size = min(HOST_PIECE, len(bits))
+    places = np.empty(size, dtype=np.int32)
+    products, highs = np.empty(size, dtype=np.uint64), np.empty(size, dtype=np.uint64)
+    total = start = 0
+    while start < len(bits):
+        count = min(size, len(bits) - start, (1 << 32) - (offset + start) % (1 << 32))
+        place, product, high = places[:count], products[:count], highs[:count]
+        np.copyto(place, bits[start : start + count])
+        place += _walk()[:count]
+        place += np.int32(walk_from(offset + start))
+        np.copyto(product, place.view(np.uint32))
+        product *= np.uint64(FACTOR)
+        np.right_shift(product, np.uint64(32), out=high)
+        high |= np.uint64(1 << 31)
+        product &= np.uint64(LOW)
+        product *= high
+        total += int(product.sum())
+        start += count
+    return total & _MASK
+
+
+@cache
+def _walk() -> npt.NDArray[np.int32]:
+    walk = (np.arange(HOST_PIECE, dtype=np.uint64) * np.uint64(WALK)).astype(np.uint32).view(np.int32)
+    walk.setflags(write=False)
+    return walk
+
+
 def sum_by_torch(bits: torch.Tensor, offset: int) -> int:
     """On any device."""
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
@@ -164,7 +210,7 @@ class Fingerprinter:
     def __init__(self, *, fused: bool | None = None) -> None:
         """`fused` asks for the Triton kernel, or for none; None takes it where tensors are on a GPU."""
         self._fused = fused
-        self._has_triton = importlib.util.find_spec("triton") is not None
+        self._has_triton = has_triton()
         self._plans: dict[tuple[tuple[int, int, int], ...], SumPlan] = {}
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:

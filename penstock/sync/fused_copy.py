@@ -1,11 +1,11 @@
 """Copies between the same tensors again and again, in one launch that also adds up fingerprints."""
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from penstock.models.compilation import has_triton
 from penstock.sync.fingerprint import Shard, add_up, unit_bytes, unsigned
 from penstock.transfer import download
 
@@ -31,7 +31,7 @@ def make_copy(targets: Sequence[torch.Tensor], sources: Sequence[Shard]) -> Fuse
     Where no tensor changes its type, the pass that copies also adds up fingerprints. From the second run on no
     memory is taken for this."""
     pairs = list(zip(targets, sources, strict=True))
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         values = [source.values for source in sources]
         return FusedCopy((), lambda: torch._foreach_copy_(list(targets), values))
     from penstock.sync.hash_kernel import CopyPlan

@@ -12,8 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.sync.fingerprint import unit_bytes
-from penstock.sync.mixing import CARRY, FACTOR, WALK, walk_from
+from penstock.sync.fingerprint import CARRY, FACTOR, WALK, unit_bytes, walk_from
 
 BLOCK = 1024
 SPAN = 64 * BLOCK

@@ -13,9 +13,9 @@ import torch
 
 from penstock.errors import PenstockError
 from penstock.sync.bucket_receiver import BucketReceiver
-from penstock.sync.side_stream import side_stream
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
 from penstock.sync.staging_receiver import StagingReceiver
+from penstock.transfer import side_stream
 from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "in_process"

@@ -14,8 +14,8 @@ from penstock.sync.bucket_layout import specs_by_bucket, view
 from penstock.sync.bucket_receiver import BucketReceiver
 from penstock.sync.fingerprint import Shard
 from penstock.sync.look_ahead import one_ahead
-from penstock.sync.side_stream import side_stream
 from penstock.sync.staged_bucket import StagedBucket, Values, check_payload, open_payload
+from penstock.transfer import side_stream
 from penstock.types import WeightUpdate
 
 

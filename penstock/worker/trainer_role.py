@@ -29,11 +29,10 @@ from penstock.models.tokenizer import ChatTokenizer, max_positions
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
 from penstock.safe_files import is_full_disk
-from penstock.sync.adapter_publisher import AdapterPublisher
 from penstock.sync.bucket_layout import Slice
 from penstock.sync.config import SyncConfig
-from penstock.sync.configured_publisher import open_publisher
 from penstock.sync.private_group import bind_nccl
+from penstock.sync.publishers import AdapterPublisher, open_publisher
 from penstock.sync.transports import Rendezvous
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.checkpoint_writer import CheckpointWriter

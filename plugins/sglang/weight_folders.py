@@ -4,8 +4,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from penstock.engines.checkpoint_names import as_checkpoint
 from penstock.interfaces import WeightReceiver
+from penstock.models.published import as_checkpoint
 from penstock.types import WeightUpdate
 
 COPIED = ("*.json", "*.model", "*.txt", "*.jinja")

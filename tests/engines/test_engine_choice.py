@@ -5,11 +5,8 @@ from tests.engines.contract import ask
 
 def test_those_that_leave_or_drain_come_last_and_lost_ones_never() -> None:
     one, two, three = members = [Member(name, None) for name in ("a", "b", "c")]  # type: ignore[arg-type]
-    choice = EngineChoice(lambda member: not member.is_lost)
-    choice.renew(members)
+    choice = EngineChoice()
     one.is_leaving, two.is_draining, three.load = True, True, 5
-    assert choice.find(ask("1", [1])) is three
-    three.is_lost = True
-    assert choice.find(ask("2", [2])) is two
-    two.is_lost = one.is_lost = True
-    assert choice.find(ask("3", [3])) is None
+    assert choice.find(ask("1", [1]), members) is three
+    assert choice.find(ask("2", [2]), [one, two]) is two
+    assert choice.find(ask("3", [1]), [one, two]) is two

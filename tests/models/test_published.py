@@ -5,7 +5,7 @@ from torch import nn
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from penstock.models.load import load_model
-from penstock.models.published import published_tensors, wire_dtypes
+from penstock.models.published import as_checkpoint, published_tensors, wire_dtypes
 
 
 class Router(nn.Module):
@@ -62,3 +62,30 @@ def test_the_trainer_sends_what_an_engine_of_fewer_bits_holds(tmp_path: Path) ->
     served = published_tensors(load_model(str(tmp_path), dtype="bfloat16"))
     assert wire_dtypes(trained, torch.bfloat16) == {name: tensor.dtype for name, tensor in served.items()}
     assert served["model.layers.1.mlp.gate.e_score_correction_bias"].dtype == torch.float32
+
+
+def test_joined_experts_become_one_tensor_each() -> None:
+    gate_up = torch.arange(2 * 4 * 3).view(2, 4, 3)
+    down = torch.arange(2 * 3 * 2).view(2, 3, 2)
+    found = dict(
+        as_checkpoint(
+            {
+                "l.mlp.experts.gate_up_proj": gate_up,
+                "l.mlp.experts.down_proj": down,
+                "l.mlp.gate.weight": down[0],
+                "l.mlp.down_proj.weight": down[1],
+            }.items()
+        )
+    )
+    assert list(found) == [
+        "l.mlp.experts.0.gate_proj.weight",
+        "l.mlp.experts.0.up_proj.weight",
+        "l.mlp.experts.1.gate_proj.weight",
+        "l.mlp.experts.1.up_proj.weight",
+        "l.mlp.experts.0.down_proj.weight",
+        "l.mlp.experts.1.down_proj.weight",
+        "l.mlp.gate.weight",
+        "l.mlp.down_proj.weight",
+    ]
+    assert torch.equal(found["l.mlp.experts.1.up_proj.weight"], gate_up[1, 2:])
+    assert torch.equal(found["l.mlp.experts.1.down_proj.weight"], down[1])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.blobs.memory import MemoryBlobs
+from penstock.blobs import MemoryBlobs
 from penstock.sampling_masks import pack_mask, store_mask
 from penstock.serve.served_model import ServedModel
 from penstock.serve.token_routes import TokenRoutes

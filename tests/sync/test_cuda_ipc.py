@@ -5,7 +5,7 @@ import torch
 
 from penstock.errors import FingerprintMismatch
 from penstock.interfaces import Staged, WeightPublisher, WeightReceiver
-from penstock.sync.cuda_ipc import CudaIpcPublisher, CudaIpcReceiver
+from penstock.sync.cuda_ipc import CudaIpcPublisher, CudaIpcReceiver, Handle
 from penstock.sync.fingerprint import Fingerprinter, fingerprints
 from penstock.sync.in_process import InProcessPublisher
 from penstock.sync.slot_publisher import Publishing
@@ -140,3 +140,16 @@ def test_weights_that_have_moved_are_found_again() -> None:
     weights = {"b": weights["b"], "w": weights["w"]}  # in another order
     assert publish(publisher, 5, weights).fingerprint == fingerprints(weights)
     publisher.close()
+
+
+def test_a_handle_survives_its_way_as_text() -> None:
+    handle = Handle(
+        size=12,
+        offset=512,
+        counter_offset=7,
+        waits=True,
+        memory=b"\x00:\xff",
+        counter=b"/torch_1:2",
+        event=b"",
+    )
+    assert Handle.decode(handle.encode()) == handle

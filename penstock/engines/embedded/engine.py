@@ -23,18 +23,17 @@ from penstock.blobs import MemoryBlobs
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.adapters.policy_adapters import PolicyAdapters
 from penstock.engines.embedded.blocks import BlockPool
-from penstock.engines.embedded.delivery import Stream
 from penstock.engines.embedded.embedded_kind import CAPABILITIES
 from penstock.engines.embedded.interrupts import Interrupts
 from penstock.engines.embedded.model_runner import ModelRunner
-from penstock.engines.embedded.outbox import Outbox
+from penstock.engines.embedded.outbox import Outbox, Stream
 from penstock.engines.embedded.prefix_cache import PrefixCache
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.engines.embedded.stepper import HostStepper, Stepper
-from penstock.engines.embedded.validation import check_request
 from penstock.engines.embedded.waves import WaveLine
 from penstock.engines.embedded.weight_updates import Health, WeightUpdates
+from penstock.engines.refusals import check_request, embedded_rules
 from penstock.errors import PenstockError
 from penstock.interfaces import BlobStore, Tokenizer, WeightReceiver
 from penstock.models.published import published_tensors
@@ -135,20 +134,25 @@ class EmbeddedEngine:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Chunks of the request's output. Closing the iterator cancels the request."""
         self._health.check()
+        limits = {"vocab_size": self._runner.vocab_size, "max_context": self._runner.max_context}
         check_request(
             request,
             policies=self.versions,
-            vocab_size=self._runner.vocab_size,
-            max_context=self._runner.max_context,
-            cache_tokens=self._runner.num_blocks * self.config.block_size,
-            has_tokenizer=self._tokenizer is not None,
+            **limits,
             is_known=request.id in self._outbox.streams,
+            further=embedded_rules(
+                request,
+                **limits,
+                cache_tokens=self._runner.num_blocks * self.config.block_size,
+                has_tokenizer=self._tokenizer is not None,
+            ),
         )
         seq = self._sequence(request)
         stream = self._outbox.streams[request.id] = Stream()
         self._stepper.joins(seq)
         self._num_requests += 1
-        self._begin(self._waves.arrive(seq))
+        self._scheduler.add(*self._waves.arrive(seq))
+        self._wake.set()
         try:
             while True:
                 chunk = await stream.next()
@@ -160,13 +164,9 @@ class EmbeddedEngine:
             self._stepper.leaves(seq)
             if self._scheduler.find(request.id) is seq:
                 self._scheduler.cancel(seq)
-            self._begin(self._waves.left(seq))
-
-    def _begin(self, sequences: list[Sequence]) -> None:
-        for seq in sequences:
-            self._scheduler.add(seq)
-        if sequences:
-            self._wake.set()
+            if wave := self._waves.left(seq):
+                self._scheduler.add(*wave)
+                self._wake.set()
 
     async def stage(self, update: WeightUpdate) -> None:
         await self._updates.stage(update)
@@ -235,7 +235,7 @@ class EmbeddedEngine:
     def cancel_all(self) -> None:
         """End every request as cancelled, with the tokens that it has."""
         for seq in self._scheduler.live():
-            self._outbox.end(seq, "cancelled")
+            self._outbox.send(seq, "cancelled")
 
     def check(self) -> None:
         """Raise unless requests can be served."""

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +13,18 @@ from penstock.engines.embedded.adapters.row_slots import HostSlots
 from penstock.engines.embedded.batch_layout import lay_out
 from penstock.engines.embedded.cache_sizing import adapter_bytes, count_blocks, device_memory
 from penstock.engines.embedded.config import EmbeddedConfig, RecordRouting
-from penstock.engines.embedded.expert_matmuls import set_expert_matmuls
-from penstock.engines.embedded.float32_logits import keep_logits_in_float32
 from penstock.engines.embedded.joined_projections import join_projections
+from penstock.engines.embedded.model_preparation import (
+    compile_layers,
+    keep_logits_in_float32,
+    set_expert_matmuls,
+)
 from penstock.engines.embedded.paged_attention import LayerShape, PagedAttention, ShapeProbe
 from penstock.engines.embedded.route_store import BlockRoutes, RouteStore
 from penstock.engines.embedded.scheduler import Batch
 from penstock.errors import UserError
-from penstock.models import attention, triton_support
+from penstock.models import attention
+from penstock.models.compilation import has_triton
 from penstock.models.routing import Recording, Routers, find_routers, unwatch
 
 if TYPE_CHECKING:
@@ -140,7 +143,7 @@ class ModelRunner:
         """On a GPU: its kernels behind the model, launched ahead of the host."""
         if self.device.type != "cuda":
             return None
-        if not triton_support.available():
+        if not has_triton():
             raise UserError("an engine on a GPU needs triton: pip install 'penstock[gpu]'")
         from penstock.engines.embedded.cuda.device import Device
 
@@ -205,22 +208,6 @@ class ModelRunner:
                 f"and {len(probe.shapes)} attentions"
             )
         return probe.shapes
-
-
-def compile_layers(model: nn.Module, count: int) -> None:
-    """Fuse what lies between the matmuls of each layer, and the small modules beside the layers: rotary
-    embedding and last norm. All layers share one compiled graph, so this costs what one layer costs, and code
-    that was compiled before is found in torch's cache."""
-    for noise in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):  # what users can't change
-        warnings.filterwarnings("ignore", message=noise)
-    options: dict[str, Any] = {"combo_kernels": True}  # neighbours as one launch
-    for parent in list(model.modules()):
-        children = list(parent.children())
-        stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == count]
-        if stacks:
-            small = [child for child in children if not isinstance(child, nn.ModuleList | nn.Embedding)]
-            for module in [*small, *(layer for stack in stacks for layer in stack)]:
-                module.compile(dynamic=True, options=options)
 
 
 def _max_context(text_config: Any, wanted: int) -> int:

@@ -1,8 +1,11 @@
-"""Where drawn tokens go: onto their sequence, and out in chunks to whoever asked for them."""
+"""Where drawn tokens go: onto their sequence, up to where it ends, and out in chunks to the request's stream."""
 
+import asyncio
+from collections import deque
 from math import isfinite
 
-from penstock.engines.embedded.delivery import Stream, cut_chunk, end_within
+import numpy as np
+
 from penstock.engines.embedded.route_store import BlockRoutes
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence
@@ -10,7 +13,7 @@ from penstock.errors import BlobLost, NonFiniteLogits
 from penstock.interfaces import BlobStore, Tokenizer
 from penstock.routing_records import store_routes
 from penstock.sampling_masks import Packed, first_tokens, join_packed, store_mask
-from penstock.types import FinishReason, MaskRef, RoutingRef
+from penstock.types import Chunk, FinishReason, MaskRef, RoutingRef, joined_chunk
 
 
 class Outbox:
@@ -60,22 +63,22 @@ class Outbox:
         self.num_tokens += count
         return reason
 
-    def send_due(self, seq: Sequence, reason: FinishReason | None) -> None:
-        """A chunk, if the sequence has ended or has enough tokens for one."""
-        if reason is not None:
-            self.end(seq, reason)
-        elif seq.num_output - seq.num_sent >= seq.request.chunk_tokens:
-            self._send(seq, None)
-
-    def end(self, seq: Sequence, reason: FinishReason) -> None:
+    def send(self, seq: Sequence, reason: FinishReason | None) -> None:
+        """A chunk, if the sequence has ended or has enough tokens for one. One that has ended leaves the batch."""
+        if reason is None and seq.num_output - seq.num_sent < seq.request.chunk_tokens:
+            return
+        stream = self.streams[seq.request.id]
         if seq.request.id in self._broken:
             self._broken.discard(seq.request.id)
-            self.streams[seq.request.id].fail(_nonfinite(seq))
+            stream.fail(_nonfinite(seq))
         else:
-            self._send(seq, reason)
+            try:
+                stream.put(cut_chunk(seq, reason, *self._record(seq, reason)))
+            except BlobLost as error:  # costs this request, not the engine
+                stream.fail(error)
         if reason == "cancelled":
             self._scheduler.cancel(seq)
-        else:
+        elif reason is not None:
             self._scheduler.finish(seq)
 
     def refuse(self, seq: Sequence, error: BaseException) -> None:
@@ -87,17 +90,13 @@ class Outbox:
         for stream in self.streams.values():
             stream.fail(error)
 
-    def _send(self, seq: Sequence, reason: FinishReason | None) -> None:
-        stream = self.streams[seq.request.id]
-        mask = routing = None
-        if reason is not None or 0 < seq.request.record_every <= seq.num_output - seq.num_recorded:
-            try:
-                mask, routing = self._store_mask(seq), self._store_routes(seq)
-            except BlobLost as error:  # costs this request, not the engine
-                stream.fail(error)
-                return
-            seq.num_recorded = seq.num_output
-        stream.put(cut_chunk(seq, reason, mask, routing))
+    def _record(self, seq: Sequence, reason: FinishReason | None) -> tuple[MaskRef | None, RoutingRef | None]:
+        """Store what a sequence records, at its end and where `record_every` asks for it."""
+        if reason is None and not 0 < seq.request.record_every <= seq.num_output - seq.num_recorded:
+            return None, None
+        mask, routing = self._store_mask(seq), self._store_routes(seq)
+        seq.num_recorded = seq.num_output
+        return mask, routing
 
     def _store_mask(self, seq: Sequence) -> MaskRef | None:
         """Few blobs a request, most often one: most are small, and files are not free."""
@@ -130,3 +129,129 @@ def _nonfinite(seq: Sequence) -> NonFiniteLogits:
         f"request {seq.request.id!r} failed after {seq.num_output} tokens: the model's logits are not finite. The "
         "weights have diverged, or the number format overflows: try engine.dtype=bfloat16 instead of float16"
     )
+
+
+UNREAD = 64
+"""Chunks that nobody reads are joined by so many: a slow client costs memory for its tokens, not for records."""
+
+
+class Stream:
+    """Chunks on their way to the one task that iterates a request."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[Chunk] = deque()
+        self._num_joinable = 0
+        """Of the last chunks, those that may become one."""
+        self._error: BaseException | None = None
+        self._ready = asyncio.Event()
+
+    def put(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._num_joinable = self._num_joinable + 1 if _is_plain(chunk) else 0
+        if self._num_joinable == UNREAD:
+            last = [self._chunks.pop() for _ in range(UNREAD)]
+            self._chunks.append(_join(last[::-1]))
+            self._num_joinable = 0
+        self._ready.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._ready.set()
+
+    async def next(self) -> Chunk:
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            self._ready.clear()
+            await self._ready.wait()
+        chunk = self._chunks.popleft()
+        self._num_joinable = min(self._num_joinable, len(self._chunks))
+        return chunk
+
+
+def _is_plain(chunk: Chunk) -> bool:
+    """Whether it has nothing but tokens."""
+    return (chunk.finish_reason, chunk.sampling_mask, chunk.routing, chunk.restarts) == (
+        None,
+        None,
+        None,
+        False,
+    )
+
+
+def _join(chunks: list[Chunk]) -> Chunk:
+    return joined_chunk(chunks)
+
+
+def finish_reason(seq: Sequence, tokenizer: Tokenizer | None) -> FinishReason | None:
+    """Whether its newest token ends a sequence. A stop token, and the token whose text completes a stop
+    string, stay in the output: the policy sampled them."""
+    sampling = seq.request.sampling
+    if seq.num_output >= sampling.min_tokens:
+        if seq.tokens[-1] in sampling.stop_token_ids:
+            return "stop"
+        if sampling.stop and tokenizer is not None and _completes(seq, sampling.stop, tokenizer):
+            return "stop"
+    return "length" if seq.num_tokens >= seq.limit else None
+
+
+def end_within(
+    seq: Sequence, tokens: list[int], tokenizer: Tokenizer | None
+) -> tuple[int, FinishReason | None]:
+    """How many of the tokens drawn after `seq` belong to it, and why it ends there, if it does."""
+    sampling = seq.request.sampling
+    room = seq.limit - seq.num_tokens
+    plain = not sampling.stop and sampling.min_tokens == 0
+    if plain and (not sampling.stop_token_ids or set(sampling.stop_token_ids).isdisjoint(tokens)):
+        return (room, "length") if room <= len(tokens) else (len(tokens), None)
+    start = len(seq.tokens)
+    try:
+        for count, token in enumerate(tokens, start=1):
+            seq.tokens.append(token)
+            reason = finish_reason(seq, tokenizer)
+            if reason is not None:
+                return count, reason
+        return len(tokens), None
+    finally:
+        del seq.tokens[start:]
+
+
+def cut_chunk(
+    seq: Sequence,
+    reason: FinishReason | None,
+    mask: MaskRef | None = None,
+    routing: RoutingRef | None = None,
+) -> Chunk:
+    """What has been drawn since the last chunk."""
+    start, seq.num_sent = seq.num_sent, seq.num_output
+    restarts, seq.restarts = seq.restarts, False
+    return Chunk(
+        token_ids=np.array(seq.tokens[seq.num_prompt + start :], dtype=np.int32),
+        logprobs=np.array(seq.logprobs[start:], dtype=np.float32),
+        versions=np.array(seq.versions[start:], dtype=np.int32),
+        mixed=np.array(seq.mixed[start:], dtype=np.bool_),
+        finish_reason=reason,
+        sampling_mask=mask,
+        routing=routing,
+        restarts=restarts,
+    )
+
+
+def _completes(seq: Sequence, stops: tuple[str, ...], tokenizer: Tokenizer) -> bool:
+    """Whether the newest token's text completes one of `stops`.
+
+    Decodes the tail only: at least as many characters as the longest stop string has, or all there is."""
+    output = seq.tokens[seq.num_prompt :]
+    longest = max(len(stop) for stop in stops)
+    width = longest + 4
+    while True:
+        tail = output[-width:]
+        text = tokenizer.decode(tail)
+        if len(text) >= longest + 4 or len(tail) == len(output):
+            break
+        width *= 2
+    before = tokenizer.decode(tail[:-1]) if len(tail) > 1 else ""
+    common = next((at for at, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), None)
+    if common is None:
+        common = min(len(before), len(text))
+    return any(stop in text[max(0, common - len(stop) + 1) :] for stop in stops)

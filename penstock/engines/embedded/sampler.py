@@ -1,7 +1,7 @@
 """From logits to tokens, for the whole batch at once.
 
 In this order: logit bias, repetition and presence penalties, the ban on stop tokens before `min_tokens`
-(`penstock.engines.embedded.shaping`), temperature, top-k, top-p of what top-k left, min-p. The logprob of a
+(`shape_logits`), temperature, top-k, top-p of what top-k left, min-p. The logprob of a
 token is that of the distribution it was drawn from, after all of it. At temperature 0 the most likely
 token is taken, and its logprob is that of the shaped logits at temperature 1, without truncation.
 
@@ -17,13 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.engines.embedded.noise import Words, exponentials, streams
 from penstock.engines.embedded.sequence import Sequence
-from penstock.engines.embedded.shaping import shape_logits
-from penstock.engines.embedded.truncation import truncate
 from penstock.sampling_masks import NO_WORDS
+from penstock.types import SamplingParams
 
 Ids = npt.NDArray[np.int32]
+Words = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +120,121 @@ def _draw_truncated(probs: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
             kept = names[row][left[row]].astype(np.int32)
             drawn.kept[row] = np.sort(kept) if len(kept) < probs.shape[1] else NO_WORDS
     return drawn
+
+
+def shape_logits(logits: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
+    """Bias, penalties, and the ban on stop tokens that come too early. Changes a copy, and only if some row
+    asks for it."""
+    params = [seq.request.sampling for seq in sequences]
+    biased = [row for row, each in enumerate(params) if each.logit_bias]
+    repeating = [row for row, each in enumerate(params) if each.repetition_penalty != 1.0]
+    present = [row for row, each in enumerate(params) if each.presence_penalty != 0.0]
+    early = [
+        row
+        for row, seq in enumerate(sequences)
+        if seq.num_output < params[row].min_tokens and params[row].stop_token_ids
+    ]
+    if not (biased or repeating or present or early):
+        return logits
+    logits = logits.clone()
+    if biased:
+        _add_bias(logits, sequences, biased)
+    if repeating:
+        seen = _seen([sequences[row].tokens for row in repeating], logits)
+        penalties = _column([params[row].repetition_penalty for row in repeating], logits)
+        part = logits[repeating]
+        worse = torch.where(part < 0, part * penalties, part / penalties)
+        logits[repeating] = torch.where(seen, worse, part)
+    if present:
+        seen = _seen([sequences[row].tokens[sequences[row].num_prompt :] for row in present], logits)
+        logits[present] -= seen * _column([params[row].presence_penalty for row in present], logits)
+    if early:
+        pairs = [(row, token) for row in early for token in params[row].stop_token_ids]
+        rows, tokens = zip(*pairs, strict=True)
+        logits[list(rows), list(tokens)] = -torch.inf
+    return logits
+
+
+def _add_bias(logits: torch.Tensor, sequences: Rows[Sequence], biased: list[int]) -> None:
+    rows, tokens, values = [], [], []
+    for row in biased:
+        for token, value in sequences[row].request.sampling.logit_bias.items():
+            rows.append(row)
+            tokens.append(token)
+            values.append(value)
+    logits[rows, tokens] += torch.tensor(values, device=logits.device)
+
+
+def _seen(histories: list[list[int]], like: torch.Tensor) -> torch.Tensor:
+    """(rows, vocabulary): which tokens occur in each history."""
+    vocab = like.shape[1]
+    longest = max(len(history) for history in histories)
+    padded = [history + [vocab] * (longest - len(history)) for history in histories]
+    seen = torch.zeros(len(histories), vocab + 1, dtype=torch.bool, device=like.device)
+    if longest:
+        seen.scatter_(1, torch.tensor(padded, device=like.device), True)
+    return seen[:, :vocab]
+
+
+def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, device=like.device, dtype=like.dtype)[:, None]
+
+
+FIRST_CANDIDATES = 64
+"""How many of the likeliest tokens are looked at first."""
+
+
+def truncate(probs: torch.Tensor, params: list[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Top-k, top-p and min-p without sorting the vocabulary. The likeliest tokens of each row come first:
+    (weights, ids), weight 0 where a row's truncation cut the token. Weights are probabilities before
+    renormalisation, in double precision.
+
+    Top-p keeps the fewest tokens that hold its share of what top-k left, min-p those with at least its share
+    of the likeliest token's probability. Few tokens are looked at first, and more only when a row's
+    truncation may reach past them."""
+    device, vocab = probs.device, probs.shape[1]
+    top_k = torch.tensor([min(each.top_k or vocab, vocab) for each in params], device=device)[:, None]
+    top_p = torch.tensor([each.top_p for each in params], device=device, dtype=torch.float64)[:, None]
+    min_p = torch.tensor([each.min_p for each in params], device=device, dtype=torch.float64)[:, None]
+    count = min(vocab, max(FIRST_CANDIDATES, *(each.top_k for each in params)))
+    while True:
+        values, ids = probs.topk(count, dim=-1)
+        weights = values.double().masked_fill_(torch.arange(count, device=device) >= top_k, 0.0)
+        total = torch.where(top_k <= count, weights.sum(dim=-1, keepdim=True), 1.0)
+        before = weights.cumsum(dim=-1) - weights
+        cut = (before >= top_p * total) & (top_p < 1)
+        cut |= weights < min_p * weights[:, :1]
+        cut[:, 0] = False
+        if count == vocab or bool((cut[:, -1:] | (top_k <= count)).all()):
+            return weights.masked_fill_(cut, 0.0), ids
+        count = min(vocab, count * 8)
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def streams(seeds: Words, places: Words) -> Words:
+    """One stream of random numbers per draw: of the request's seed, and of the place of the token that is drawn.
+
+    Drawing by counter instead of from a running generator makes a token's draw the same whatever else is in the
+    batch, however often the sequence was preempted, and in any order of requests."""
+    return _scramble(_scramble(seeds) + (places + np.uint64(1)) * _GOLDEN)
+
+
+def exponentials(stream: Words, cells: Words) -> npt.NDArray[np.float64]:
+    """(rows, n): exponentially distributed numbers, cell by cell of each row's stream; never 0.
+
+    `cells` is (n,) or (rows, n)."""
+    mixed = _scramble(stream[:, None] + (cells + np.uint64(1)) * _GOLDEN)
+    uniform = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    result: npt.NDArray[np.float64] = -np.log(uniform)
+    return result
+
+
+def _scramble(words: Words) -> Words:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014): every input bit moves every output bit."""
+    words = (words ^ (words >> np.uint64(30))) * _MIX_1
+    words = (words ^ (words >> np.uint64(27))) * _MIX_2
+    return words ^ (words >> np.uint64(31))

@@ -71,9 +71,8 @@ class Scheduler:
         self._prefilling: dict[tuple[str, bytes], Sequence] = {}
         self._is_full = False
         """The next waiting sequence did not fit the cache, and nothing has been freed since."""
-        self._draining: Collection[str] = ()
-        """Policies whose sequences are to end before any other begins."""
-        self._on_drained: Callable[[], None] = _nobody_waits
+        self._drain: tuple[Collection[str], Callable[[], None]] | None = None
+        """Policies whose sequences are to end before any other begins, and what is called when they have."""
 
     @property
     def num_waiting(self) -> int:
@@ -91,21 +90,22 @@ class Scheduler:
     def find(self, request_id: str) -> Sequence | None:
         return self._live.get(request_id)
 
-    def add(self, seq: Sequence) -> None:
-        self._live[seq.request.id] = seq
-        self._waiting.arrive(seq)
+    def add(self, *sequences: Sequence) -> None:
+        for seq in sequences:
+            self._live[seq.request.id] = seq
+            self._waiting.arrive(seq)
 
     def hold(self, policies: Collection[str], on_drained: Callable[[], None]) -> None:
         """Requests of these policies that have not begun wait until `let_go`; `on_drained` is called when all
         others of these policies have ended."""
-        assert not self._draining, "updates are taken one after another"
-        self._draining, self._on_drained = policies, on_drained
+        assert self._drain is None, "updates are taken one after another"
+        self._drain = policies, on_drained
         self._waiting.hold(policies)
         self._tell_if_drained()
 
     def let_go(self) -> None:
         """Those that were held may begin."""
-        self._draining, self._on_drained = (), _nobody_waits
+        self._drain = None
         self._waiting.let_go()
         self._is_full = False
 
@@ -350,10 +350,11 @@ class Scheduler:
         follower.routes = leader.routes
 
     def _tell_if_drained(self) -> None:
-        if self._draining:
-            num_left = sum(seq.policy in self._draining for seq in self._live.values())
+        if self._drain is not None:
+            policies, on_drained = self._drain
+            num_left = sum(seq.policy in policies for seq in self._live.values())
             if num_left == self._waiting.num_held:
-                self._on_drained()
+                on_drained()
 
     def _enter(self, seq: Sequence) -> None:
         self._waiting.pop()
@@ -395,7 +396,3 @@ def _may_begin_again(seq: Sequence) -> bool:
     """Whether its prompt is computed in part, and only its time is lost when that is done again. A later turn keeps
     what its parent computed."""
     return not (seq.num_output or seq.num_pending or seq.num_preempted or seq.request.parent is not None)
-
-
-def _nobody_waits() -> None:
-    pass

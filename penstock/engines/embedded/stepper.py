@@ -160,7 +160,7 @@ def draw_and_send(
         if seq.request.record_sampling_mask:
             masks = pack_token(result.kept.get(row, NO_WORDS), outbox.vocab_size)
         reason = outbox.take(seq, [result.tokens[row]], [result.logprobs[row]], [versions[seq.policy]], masks)
-        outbox.send_due(seq, reason)
+        outbox.send(seq, reason)
 
 
 def count(batch: Batch, counters: dict[str, float]) -> None:

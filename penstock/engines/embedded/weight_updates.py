@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -22,7 +23,7 @@ from penstock.engines.embedded.outbox import Outbox
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.staged_updates import StagedUpdates
 from penstock.engines.embedded.stepper import Stepper, Swapped
-from penstock.engines.update_check import check_update
+from penstock.engines.refusals import check_update
 from penstock.errors import EngineLost, PenstockError
 from penstock.interfaces import Staged, Verification, WeightReceiver
 from penstock.types import Interrupt, UpdateReceipt, WeightUpdate
@@ -158,7 +159,7 @@ class WeightUpdates:
                     self._take_off_adapters(update)
                 swapped, cost = self._swap(
                     update,
-                    lambda: self._receiver.load(staged, self._tensors),
+                    partial(self._receiver.load, staged, self._tensors),
                     interrupt,
                     is_prepared=self._receiver.is_prepared(staged),
                 )

@@ -1,9 +1,11 @@
 """What is wrong with a server, said at the start: not there, too old, without RL routes, or of another model."""
 
+import asyncio
+import contextlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engines.vllm.installed_version import NEEDED
 from penstock.engines.vllm.server_client import GENERATE, ServerClient
 from penstock.errors import EngineLost, PenstockError, UserError
 
@@ -107,3 +109,35 @@ async def _version(client: ServerClient) -> str:
         return str((await client.get("/version"))["version"])
     except (PenstockError, KeyError, TypeError):
         return "of unknown version"
+
+
+NEEDED = "0.32"
+"""The first vLLM with every route and flag that the engine uses."""
+ASK_S = 120.0
+"""`vllm --version` loads all of vLLM."""
+
+
+async def too_old(command: str) -> str:
+    """The version of vLLM that `command` starts, where that is too old; else, and where it does not say, "".
+
+    It is asked when a server has ended before it answered: one that is too old does not know our flags."""
+    process = await asyncio.create_subprocess_exec(
+        command,
+        "--version",
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        said, _ = await asyncio.wait_for(process.communicate(), ASK_S)
+    except TimeoutError:
+        return ""
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    found = re.search(r"\d+\.\d+(\.\d+)?", said.decode(errors="replace"))
+    return found.group() if found is not None and _numbers(found.group()) < _numbers(NEEDED) else ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])

@@ -10,8 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.engines.vllm.installed_version import NEEDED, too_old
-from penstock.engines.vllm.leftovers import MARK, end_leftovers
+from penstock.engines.vllm.server_check import NEEDED, too_old
 from penstock.engines.vllm.server_client import ServerClient
 from penstock.errors import EngineLost, UserError
 
@@ -227,3 +226,29 @@ async def _is_healthy(client: ServerClient) -> bool:
 
 def _how(code: int) -> str:
     return f" (killed by {signal.Signals(-code).name})" if code < 0 else f" with exit code {code}"
+
+
+MARK = "PENSTOCK_SERVER"
+"""The environment variable that holds a server's mark. vLLM's engine and its workers are processes of their
+own; when their server is killed they go on, and keep its memory. They inherit the mark, so they can be
+found."""
+
+
+def marked(mark: str, processes: Path = Path("/proc")) -> list[int]:
+    """The processes with this mark, but for this one. None where the system does not tell."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for folder in processes.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            if wanted in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def end_leftovers(mark: str) -> int:
+    """Kill them; returns how many there were."""
+    found = marked(mark)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return len(found)

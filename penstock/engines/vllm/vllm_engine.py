@@ -12,19 +12,16 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
-from penstock.engines.update_check import check_update
+from penstock.engines.refusals import check_request, check_update
 from penstock.engines.vllm.adapter_files import AdapterFiles
 from penstock.engines.vllm.call import SILENCE_S, Call
 from penstock.engines.vllm.dialect import Ask, Event, parse_event
 from penstock.engines.vllm.flight import Flight
-from penstock.engines.vllm.pauses import ABORTING, paused
-from penstock.engines.vllm.request_check import check_request
-from penstock.engines.vllm.routed_experts import store_answer
-from penstock.engines.vllm.router_layout import RouterLayout
+from penstock.engines.vllm.routed_experts import RouterLayout, store_answer
 from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_client import GENERATE
 from penstock.engines.vllm.vllm_kind import CAPABILITIES, interrupts
-from penstock.engines.vllm.weight_calls import HalfLoaded, Loaded
+from penstock.engines.vllm.weight_calls import ABORTING, HalfLoaded, Loaded, paused
 from penstock.errors import EngineLost, PenstockError
 from penstock.interfaces import BlobStore
 from penstock.types import (
@@ -99,6 +96,12 @@ class VllmEngine:
             vocab_size=self._vocab_size,
             max_context=self._max_context,
             is_known=request.id in self._flights,
+            further=(
+                (
+                    not request.record_sampling_mask,
+                    "vLLM records no sampling masks here; use engine.kind=embedded",
+                ),
+            ),
         )
         flight = self._begin(request)
         try:

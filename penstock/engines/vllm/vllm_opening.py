@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.engines.kinds import EngineParts
 from penstock.engines.vllm.adapter_files import AdapterFiles
-from penstock.engines.vllm.router_layout import read_layout
+from penstock.engines.vllm.routed_experts import read_layout
 from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_check import (
     SAMPLE,

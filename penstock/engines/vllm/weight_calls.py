@@ -1,19 +1,29 @@
 """The calls that bring new weights into a vLLM server: stage beside generation, load while it is paused.
 
 The server's part is `penstock.vllm_plugin`. It answers with what happened instead of raising, since vLLM does not
-survive an update that raises.
+survive an update that raises. `sync.interrupt` decides how the server pauses:
+
+                   the pause                       answers in flight
+inflight           keep, the cache stays           are frozen, and go on with their keys and values
+inflight_recompute keep, the cache is cleared      are frozen, and compute their keys and values again
+drain              wait                            end first; new requests wait meanwhile
+abort_resume       abort                           are ended; the engine asks again from their prefix
+abort_retry        abort                           are ended; the engine asks again from their prompt
 """
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from penstock import errors
 from penstock.engines.vllm.server_client import ServerClient
 from penstock.errors import EngineLost, PenstockError
-from penstock.types import WeightUpdate
+from penstock.types import Interrupt, WeightUpdate
 
 LOOK_S = 0.02
 """How often workers that stage are asked."""
@@ -117,3 +127,43 @@ def _raise_first(answers: list[dict[str, Any]]) -> None:
             if is_ours:
                 raise known(answer["message"])
             raise PenstockError(f"{answer['kind']}: {answer['message']}")
+
+
+INTERRUPTS: tuple[Interrupt, ...] = get_args(Interrupt)
+ABORTING: tuple[Interrupt, ...] = ("abort_resume", "abort_retry")
+_QUERIES: dict[Interrupt, str] = {
+    "inflight": "mode=keep&clear_cache=false",
+    "inflight_recompute": "mode=keep&clear_cache=true",
+    "drain": "mode=wait&clear_cache=true",
+    "abort_resume": "mode=abort&clear_cache=true",
+    "abort_retry": "mode=abort&clear_cache=true",
+}
+
+
+class Stall:
+    """How long a server stood still."""
+
+    def __init__(self) -> None:
+        self.paused_at = 0.0
+        self.pause_s = 0.0
+        """How long it took to come to a stop."""
+        self.stall_s = 0.0
+
+
+@asynccontextmanager
+async def paused(client: ServerClient, interrupt: Interrupt) -> AsyncIterator[Stall]:
+    """While the block runs, the server computes nothing. It goes on afterwards, unless its weights are neither the
+    old ones nor the new: then not another token may be sampled with them."""
+    stall, started = Stall(), time.perf_counter()
+    await client.post(f"/pause?{_QUERIES[interrupt]}")
+    stall.paused_at = time.perf_counter()
+    stall.pause_s = stall.paused_at - started
+    try:
+        yield stall
+    except HalfLoaded:
+        raise
+    except BaseException:
+        await client.post("/resume")
+        raise
+    await client.post("/resume")
+    stall.stall_s = time.perf_counter() - stall.paused_at

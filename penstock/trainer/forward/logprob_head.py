@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from penstock.models.compilation import has_triton
 from penstock.models.precision import HALF_TYPES, float32_matmul
-from penstock.models.triton_support import available as kernels_available
 from penstock.trainer.forward.adapted_head import head_of
 from penstock.trainer.forward.split_vocabulary import ELSEWHERE, VocabularyPart, own_vocabulary
 from penstock.transfer import upload
@@ -114,7 +114,7 @@ class TokenHead:
             targets = part.places(targets)
             bias = None if bias is None else own_vocabulary(bias)[0]
             kept = kept and KeptIds(offsets=kept.offsets, ids=part.places(kept.ids), are_places=True)
-        fused = self._fused if self._fused is not None else states.is_cuda and kernels_available()
+        fused = self._fused if self._fused is not None else states.is_cuda and has_triton()
         head = Projection(kept=kept, shape=shape, chunk=self._chunk, fused=fused, vocabulary=part)
         return _Logprobs.apply(states, weight, bias, targets, temperature, head)  # type: ignore[no-any-return, no-untyped-call]
 

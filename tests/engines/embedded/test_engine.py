@@ -11,7 +11,7 @@ from penstock.interfaces import Engine
 from penstock.types import Wave
 from tests.engines.capability_contract import CapabilityContract, Stage
 from tests.engines.contract import EngineContract, ask, collect, joined, update_to
-from tests.engines.embedded.test_delivery import Letters
+from tests.engines.embedded.test_outbox import Letters
 from tests.engines.embedded.tiny import VOCAB, Driver, make_engine, make_model, serve
 
 

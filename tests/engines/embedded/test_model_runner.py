@@ -3,7 +3,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
 from penstock.engines.embedded.config import EmbeddedConfig
-from penstock.engines.embedded.model_runner import ModelRunner, compile_layers
+from penstock.engines.embedded.model_preparation import compile_layers
+from penstock.engines.embedded.model_runner import ModelRunner
 from penstock.errors import UserError
 from tests.engines.embedded.tiny import make_model
 
@@ -49,7 +50,7 @@ def test_an_8_bit_cache_needs_a_gpu() -> None:
 def test_a_gpu_without_triton_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ModelRunner(make_model(), EmbeddedConfig())
     runner.device = torch.device("cuda")
-    monkeypatch.setattr("penstock.models.triton_support.available", lambda: False)
+    monkeypatch.setattr("penstock.engines.embedded.model_runner.has_triton", lambda: False)
     with pytest.raises(UserError, match=r"needs triton: pip install 'penstock\[gpu\]'"):
         runner.open_device(EmbeddedConfig(), {"policy": 0})
 

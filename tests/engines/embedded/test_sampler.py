@@ -3,9 +3,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from penstock.engines.embedded.sampler import draw
+from penstock.engines.embedded import sampler
+from penstock.engines.embedded.sampler import draw, exponentials, shape_logits, streams, truncate
 from penstock.engines.embedded.sequence import Sequence, sequence_of
+from penstock.types import SamplingParams
 from tests.engines.contract import ask
 
 
@@ -104,3 +115,144 @@ def test_masks_of_a_mixed_batch_stay_with_their_rows() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]]).repeat(3, 1)
     kept = draw(logits, [row(), row(temperature=0.0), row(top_k=1, record_sampling_mask=True)]).kept
     assert {key: value.tolist() for key, value in kept.items()} == {2: [1]}
+
+
+def test_plain_requests_leave_the_logits_alone() -> None:
+    logits = torch.randn(2, 9)
+    assert shape_logits(logits, [row(), row(temperature=0.3)]) is logits
+
+
+def test_bias_is_added_to_its_tokens() -> None:
+    logits = torch.zeros(2, 4)
+    result = shape_logits(logits, [row(logit_bias={1: 2.5, 3: -1.0}), row()])
+    assert result.tolist() == [[0, 2.5, 0, -1.0], [0, 0, 0, 0]]
+    assert logits.sum() == 0
+
+
+def test_repetition_counts_prompt_and_output_as_transformers_does() -> None:
+    logits = torch.randn(1, 12)
+    result = shape_logits(logits, [row(prompt=[1, 2, 2], output=[7], repetition_penalty=1.7)])
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[1, 2, 2, 7]]), logits.clone())
+    torch.testing.assert_close(result, expected)
+
+
+def test_presence_counts_output_only_and_once() -> None:
+    logits = torch.zeros(3, 5)
+    result = shape_logits(
+        logits,
+        [
+            row(prompt=[0, 1], output=[2, 2, 4], presence_penalty=0.5),
+            row(prompt=[0, 1], output=[], presence_penalty=0.5),
+            row(prompt=[0, 1], output=[3], presence_penalty=-2.0),
+        ],
+    )
+    assert result.tolist() == [[0, 0, -0.5, 0, -0.5], [0] * 5, [0, 0, 0, 2.0, 0]]
+
+
+def test_stop_tokens_are_banned_before_min_tokens() -> None:
+    logits = torch.zeros(2, 4)
+    options = {"min_tokens": 2, "stop_token_ids": (1, 3)}
+    result = shape_logits(logits, [row(output=[0], **options), row(output=[0, 0], **options)])
+    assert result.tolist() == [[0, -torch.inf, 0, -torch.inf], [0, 0, 0, 0]]
+
+
+def dense(probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """The truncated, renormalised distribution over the whole vocabulary."""
+    weights, ids = truncate(probs, params)
+    table = torch.zeros(probs.shape, dtype=torch.float64).scatter_(1, ids, weights)
+    return table / table.sum(dim=1, keepdim=True)
+
+
+def reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    warpers = LogitsProcessorList()
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    return torch.softmax(warpers(None, logits[None].double()), dim=-1)[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    vocab=st.sampled_from([5, 70, 700]),
+    rows=st.lists(
+        st.builds(
+            SamplingParams,
+            top_k=st.sampled_from([0, 0, 1, 4, 90]),
+            top_p=st.sampled_from([1.0, 0.01, 0.6, 0.95, 0.999]),
+            min_p=st.sampled_from([0.0, 0.0, 0.02, 0.5]),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    spread=st.sampled_from([0.1, 1.0, 4.0]),
+)
+def test_equals_transformers_warpers(
+    seed: int, vocab: int, rows: list[SamplingParams], spread: float
+) -> None:
+    logits = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(seed)) * spread
+    result = dense(torch.softmax(logits, dim=-1), rows)
+    for row, params in enumerate(rows):
+        torch.testing.assert_close(result[row], reference(logits[row], params), atol=2e-6, rtol=1e-4)
+
+
+def test_the_likeliest_token_always_stays() -> None:
+    probs = torch.tensor([[0.4, 0.35, 0.25]])
+    for params in (SamplingParams(top_p=1e-9), SamplingParams(min_p=0.99), SamplingParams(top_k=1)):
+        weights, ids = truncate(probs, [params])
+        assert ids[0, 0] == 0
+        assert (weights > 0).tolist() == [[True, False, False]]
+
+
+def test_top_p_is_a_share_of_what_top_k_left() -> None:
+    probs = torch.tensor([[0.4, 0.3, 0.2, 0.1]])
+    weights, _ = truncate(probs, [SamplingParams(top_k=2, top_p=0.55)])
+    assert (weights > 0).sum() == 1
+    weights, _ = truncate(probs, [SamplingParams(top_p=0.55)])
+    assert (weights > 0).sum() == 2
+
+
+@pytest.mark.parametrize("first", [1, 2, 1000])
+def test_looks_further_when_the_first_candidates_do_not_suffice(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "FIRST_CANDIDATES", first)
+    probs = torch.full((1, 50), 0.02)
+    weights, _ = truncate(probs, [SamplingParams(top_p=0.5)])
+    assert int((weights > 0).sum()) == 25
+
+
+def words(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.uint64)
+
+
+def test_a_number_depends_on_seed_place_and_cell_alone() -> None:
+    alone = exponentials(streams(words(7), words(3)), np.arange(5, dtype=np.uint64))
+    among = exponentials(streams(words(1, 7, 2**64 - 1), words(9, 3, 0)), np.arange(2, 9, dtype=np.uint64))
+    np.testing.assert_array_equal(alone[0, 2:], among[1, :3])
+
+
+def test_seed_place_and_cell_each_change_it() -> None:
+    base = exponentials(streams(words(7, 8, 7), words(3, 3, 4)), np.arange(4, dtype=np.uint64))
+    assert len(np.unique(base)) == base.size
+
+
+def test_numbers_are_exponential_and_positive() -> None:
+    rows = np.arange(400, dtype=np.uint64)
+    values = exponentials(streams(rows, rows), np.arange(500, dtype=np.uint64)).ravel()
+    assert values.min() > 0
+    assert abs(values.mean() - 1) < 0.01
+    assert abs(values.var() - 1) < 0.02
+    levels = np.exp(-np.quantile(values, [0.1, 0.5, 0.9]))
+    np.testing.assert_allclose(levels, [0.9, 0.5, 0.1], atol=0.005)
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.01
+
+
+def test_cells_may_differ_by_row() -> None:
+    stream = streams(words(1, 2), words(0, 0))
+    cells = np.array([[4, 5], [6, 4]], dtype=np.uint64)
+    plain = exponentials(stream, np.arange(8, dtype=np.uint64))
+    np.testing.assert_array_equal(exponentials(stream, cells), [plain[0, [4, 5]], plain[1, [6, 4]]])

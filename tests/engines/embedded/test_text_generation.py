@@ -15,7 +15,7 @@ from penstock.models.tokenizer import ChatTokenizer
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.types import Message, SamplingParams
 from tests.engines.contract import update_to
-from tests.engines.embedded.test_delivery import Letters
+from tests.engines.embedded.test_outbox import Letters
 
 
 class Prompted(Letters):

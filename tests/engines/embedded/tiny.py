@@ -210,7 +210,7 @@ def open_device_on_cpu(runner: Any, config: EmbeddedConfig, versions: Mapping[st
     """What `ModelRunner.open_device` does on a GPU; kernels run under Triton's interpreter."""
     from penstock.engines.embedded.cuda.device import Device
     from penstock.engines.embedded.joined_projections import join_projections
-    from penstock.engines.embedded.model_runner import compile_layers
+    from penstock.engines.embedded.model_preparation import compile_layers
 
     join_projections(runner.model)
     if config.compile == "on":

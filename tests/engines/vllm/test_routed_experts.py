@@ -1,21 +1,32 @@
 """A vLLM server's routed experts, from an answer in its documented format."""
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig
 
 from penstock.blobs import MemoryBlobs
 from penstock.engines.vllm.dialect import Event
 from penstock.engines.vllm.flight import Flight
-from penstock.engines.vllm.routed_experts import read_routes, store_answer
-from penstock.engines.vllm.router_layout import RouterLayout
-from penstock.errors import BlobLost
+from penstock.engines.vllm.routed_experts import (
+    RouterLayout,
+    layout_of,
+    read_layout,
+    read_routes,
+    store_answer,
+)
+from penstock.errors import BlobLost, UserError
+from penstock.models.routing import find_routers
 from penstock.routing_records import fetch_routes
 from penstock.types import RoutingShape
 from tests.engines.contract import ask
 from tests.engines.vllm.fake_server import encoded
+from tests.models.moe import CONFIGS, moe_model
+from tests.trainer.builders import tiny_model
 
 SHAPE = RoutingShape(family="Glm4MoeForCausalLM", num_layers=2, num_experts=8, top_k=2)
 LAYERS = (1, 2)
@@ -103,3 +114,37 @@ def test_what_is_no_record_of_this_model_costs_its_group(case: str) -> None:
     text, sentence = BAD[case]
     with pytest.raises(BlobLost, match=sentence):
         store_answer(MemoryBlobs(), flight(), text, layout())
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_layout_is_that_of_the_routers_that_choose(family: str) -> None:
+    model = moe_model(family)
+    routers = find_routers(model, lambda: model(input_ids=torch.zeros(1, 1, dtype=torch.long)))
+    layout = layout_of(model)
+    assert routers is not None and layout is not None
+    assert layout.shape == routers.shape
+    assert layout.num_decoder_layers == 3
+    assert layout.layers == tuple(range(3))[-routers.shape.num_layers :]
+
+
+def test_no_weights_are_needed(tmp_path: Path) -> None:
+    model = moe_model("glm4-moe")
+    model.config.save_pretrained(tmp_path)
+    layout = read_layout(str(tmp_path))
+    assert layout == layout_of(model)
+    assert layout is not None and layout.layers == (1, 2)
+
+
+def test_a_dense_model_has_none(tmp_path: Path) -> None:
+    assert layout_of(tiny_model("llama")) is None
+    LlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path)
+    assert read_layout(str(tmp_path)) is None
+
+
+def test_a_model_whose_experts_are_not_found_is_refused_by_name() -> None:
+    model = moe_model("mixtral")
+    model.config.num_local_experts = 5
+    with pytest.raises(
+        UserError, match=r"^MixtralForCausalLM's routers can't be found: .*record_routing=off"
+    ):
+        layout_of(model)

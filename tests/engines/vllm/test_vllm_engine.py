@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.blobs import MemoryBlobs
-from penstock.engines.vllm.router_layout import RouterLayout
+from penstock.engines.vllm.routed_experts import RouterLayout
 from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_client import ServerClient
 from penstock.engines.vllm.server_process import ServerProcess, ServerSettings

@@ -134,7 +134,7 @@ class DeviceStepper:
             if each.seq.is_running:
                 reason = self._outbox.take(each.seq, each.tokens, each.logprobs, each.versions, each.masks)
                 self._scheduler.taken(each.seq, has_ended=reason is not None)
-                self._outbox.send_due(each.seq, reason)
+                self._outbox.send(each.seq, reason)
 
     def _pass(self, versions: Mapping[str, int]) -> None:
         """One pass that the host waits for, as on a CPU."""
@@ -150,7 +150,7 @@ class DeviceStepper:
         if theirs:
             for each in self.device.draw(logits, [seq for _, seq in theirs], [row for row, _ in theirs]):
                 reason = self._outbox.take(each.seq, each.tokens, each.logprobs, each.versions, each.masks)
-                self._outbox.send_due(each.seq, reason)
+                self._outbox.send(each.seq, reason)
         if ours:
             draw_and_send(logits[[row for row, _ in ours]], [seq for _, seq in ours], self._outbox, versions)
             self.device.gate.drew()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.triton_device import DEVICE
 
 from penstock.engines.embedded.model_runner import ModelRunner  # isort: skip
-from penstock.engines.embedded.float32_logits import keep_logits_in_float32
+from penstock.engines.embedded.model_preparation import keep_logits_in_float32
 from penstock.errors import EngineLost, FingerprintMismatch
 from penstock.interfaces import Engine, Staged
 from tests.engines.contract import EngineContract, ask, interrupt_of, update_to

@@ -5,7 +5,7 @@ from tests.triton_device import DEVICE  # noqa: F401
 
 from penstock.engines.embedded.cuda import device_attention as attention  # isort: skip
 from penstock.engines.embedded.joined_projections import join_projections
-from penstock.engines.embedded.model_runner import compile_layers
+from penstock.engines.embedded.model_preparation import compile_layers
 from penstock.models import attention as interface
 from tests.engines.embedded.tiny import make_model
 

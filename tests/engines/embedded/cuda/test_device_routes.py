@@ -14,7 +14,8 @@ from torch import nn
 
 from tests.triton_device import DEVICE
 
-from penstock.engines.embedded.model_runner import ModelRunner, compile_layers  # isort: skip
+from penstock.engines.embedded.model_preparation import compile_layers  # isort: skip
+from penstock.engines.embedded.model_runner import ModelRunner  # isort: skip
 from penstock.engines.embedded.cuda.device_attention import (
     CurrentPass,
     DeviceAttention,

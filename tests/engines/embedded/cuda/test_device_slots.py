@@ -8,7 +8,8 @@ import torch
 
 from tests.triton_device import DEVICE
 
-from penstock.engines.embedded.model_runner import ModelRunner, compile_layers  # isort: skip
+from penstock.engines.embedded.model_preparation import compile_layers  # isort: skip
+from penstock.engines.embedded.model_runner import ModelRunner  # isort: skip
 from penstock.engines.embedded.adapters.unmerged import UnmergedAdapters
 from penstock.engines.embedded.cuda import device_attention
 from penstock.engines.embedded.cuda.device_slots import DeviceSlots

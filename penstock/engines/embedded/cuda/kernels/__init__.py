@@ -1,1 +1,1 @@
-"""Triton kernels of the engine. Importable only where triton is installed: see `penstock.models.triton_support`."""
+"""Triton kernels of the engine. Importable only where triton is installed: see `penstock.models.compilation`."""

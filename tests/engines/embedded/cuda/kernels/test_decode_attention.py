@@ -4,7 +4,7 @@ import torch
 from tests.triton_device import DEVICE
 
 from penstock.engines.embedded.cuda.kernels import decode_attention as decode  # isort: skip
-from penstock.engines.embedded.cuda.kernels.reference import attend_paged  # isort: skip
+from tests.engines.embedded.cuda.kernels.reference import attend_paged  # isort: skip
 from penstock.models.attention_options import AttentionOptions
 
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no bfloat16 matmul

@@ -6,7 +6,7 @@ import torch
 from tests.triton_device import DEVICE
 
 from penstock.engines.embedded.cuda.kernels import paged_varlen as varlen  # isort: skip
-from penstock.engines.embedded.cuda.kernels.reference import attend_paged  # isort: skip
+from tests.engines.embedded.cuda.kernels.reference import attend_paged  # isort: skip
 from penstock.models.attention_options import AttentionOptions
 
 QUERY = torch.zeros(3, 4, 16, dtype=torch.float16, device=DEVICE)

@@ -4,7 +4,7 @@ import torch
 from tests.triton_device import DEVICE
 
 from penstock.engines.embedded.cuda.kernels.prefill_attention import QueryTiles, attend_packed  # isort: skip
-from penstock.engines.embedded.cuda.kernels.reference import attend_paged  # isort: skip
+from tests.engines.embedded.cuda.kernels.reference import attend_paged  # isort: skip
 from penstock.models.attention_options import AttentionOptions
 
 BLOCK = 16

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from penstock.sync.side_stream import side_stream
+from penstock.transfer import side_stream
 
 
 def test_on_a_cpu_there_is_nothing_to_it() -> None:

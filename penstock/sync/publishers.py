@@ -1,4 +1,6 @@
-"""The trainer's side of a run that trains an adapter: the weights below it once, then the adapter alone.
+"""The trainer's publisher: the one that the `sync` section asks for, and the one of a run that trains an adapter.
+
+A run of an adapter sends the weights below it once, then the adapter alone:
 
 version b      full       the base weights; when every engine has them, their buckets are freed
 version b+1 …  adapter    small, complete in itself, and on top of b
@@ -7,8 +9,27 @@ version b+1 …  adapter    small, complete in itself, and on top of b
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from penstock.interfaces import WeightPublisher
+from penstock.sync.config import SyncConfig
+from penstock.sync.slot_publisher import Publishing
+from penstock.sync.transports import Rendezvous, make_publisher
 from penstock.types import WeightUpdate
+
+
+def open_publisher(
+    section: SyncConfig, tensors: Mapping[str, torch.Tensor], at: Rendezvous, **options: Any
+) -> WeightPublisher:
+    """`options` are fields of `Publishing`, and override the section."""
+    settings = {
+        "slots": section.slots,
+        "bucket_bytes": section.bucket_mb << 20,
+        "selection": section.selection,
+        "anchor_every": section.anchor_every,
+        "replaces": True,
+    }
+    return make_publisher(section.transport, tensors, Publishing(**{**settings, **options}), at)
 
 
 class AdapterPublisher:

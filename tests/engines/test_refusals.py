@@ -1,9 +1,11 @@
+from typing import Any
+
 import pytest
 
-from penstock.engines.update_check import check_update
-from penstock.errors import BaseMissing, PenstockError
+from penstock.engines.refusals import check_request, check_update, embedded_rules
+from penstock.errors import BaseMissing, PenstockError, RequestRefused
 from penstock.types import AdapterSpec
-from tests.engines.contract import update_to
+from tests.engines.contract import ask, update_to
 
 ENGINE = {"name": "engine0", "versions": {"policy": 4}, "interrupts": ("inflight",)}
 
@@ -61,3 +63,44 @@ def test_full_weights_of_any_version_end_half_an_update() -> None:
         check_update(update_to(2), "inflight", **ENGINE)
     with pytest.raises(BaseMissing, match="has weights of no version, got an update to 5"):
         check_update(adapter_to(5, 4), "inflight", **ENGINE, is_intact=False)
+
+
+LIMITS: dict[str, Any] = {"vocab_size": 10, "max_context": 32}
+CACHE: dict[str, Any] = {"cache_tokens": 24, "has_tokenizer": False}
+
+
+def check(request, *, is_known=False, **cache) -> None:
+    rules = embedded_rules(request, **LIMITS, **{**CACHE, **cache})
+    check_request(request, policies=("policy",), **LIMITS, is_known=is_known, further=rules)
+
+
+def test_accepts_what_fits() -> None:
+    check(ask("a", [0, 9] * 4, max_tokens=16))
+    check(ask("a", [1], max_tokens=23, stop=("x",)), has_tokenizer=True)
+    check(ask("a", [1], max_tokens=99), cache_tokens=32)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": []}, "prompt is empty"),
+        ({"prompt": [1] * 32}, "prompt has 32 tokens and the context holds 32"),
+        ({"max_tokens": 99}, "may grow to 32 tokens and the cache holds 24; raise engine.embedded.kv_tokens"),
+        ({"prompt": [10], "max_tokens": 1}, r"token ids must be in 0\.\.9"),
+        ({"prompt": [-1], "max_tokens": 1}, r"token ids must be in 0\.\.9"),
+        ({"max_tokens": 2, "stop_token_ids": (10,)}, "stop and bias ids"),
+        ({"max_tokens": 2, "logit_bias": {-1: 1.0}}, "stop and bias ids"),
+        ({"max_tokens": 2, "stop": ("x",)}, "need an engine with a tokenizer"),
+        ({"max_tokens": 2, "policy": "other"}, "serves policy 'policy', got 'other'"),
+        ({"max_tokens": 2, "routing_start": 4}, r"routing_start must be in 0\.\.3, .*, got 4"),
+        ({"max_tokens": 2, "chunk_tokens": 0}, "chunk_tokens must be >= 1, got 0"),
+    ],
+)
+def test_refuses_with_a_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestRefused, match=f"request 'a' was refused: .*{message}"):
+        check(ask("a", **options))
+
+
+def test_refuses_an_id_in_use() -> None:
+    with pytest.raises(RequestRefused, match="id is in use"):
+        check(ask("a", max_tokens=2), is_known=True)

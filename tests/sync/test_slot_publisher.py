@@ -1,4 +1,4 @@
-from penstock.sync.bases import Bases
+from penstock.sync.slot_publisher import Bases
 
 
 def sent(bases: Bases, version: int, **options: bool) -> tuple[int | None, list[int]]:

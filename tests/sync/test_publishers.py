@@ -1,10 +1,14 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from penstock.errors import PenstockError
-from penstock.sync.adapter_publisher import AdapterPublisher
+from penstock.sync.config import SyncConfig
 from penstock.sync.in_process import InProcessPublisher, InProcessReceiver
+from penstock.sync.publishers import AdapterPublisher, open_publisher
 from penstock.sync.slot_publisher import Publishing
+from penstock.sync.transports import Rendezvous
 from penstock.types import AdapterSpec
 from tests.sync.contract import load, make_tensors, publish
 
@@ -89,3 +93,21 @@ def test_the_base_can_be_sent_again_to_an_engine_that_joins_later(
     of_both = len(exchange)
     publisher.release(5)
     assert len(exchange) == of_both - len(again.buckets)
+
+
+def test_the_section_decides_and_options_override_it(tmp_path: Path) -> None:
+    section = SyncConfig(transport="shared_memory", selection="delta", anchor_every=2, bucket_mb=1, slots=1)
+    source = {"w": torch.zeros(300, 1024)}
+    publisher = open_publisher(section, source, Rendezvous(tmp_path), policy="critic")
+    selections = []
+    for version in (1, 2, 3):
+        update = publish(publisher, version, source)
+        publisher.release(version)
+        selections.append(update.selection)
+    publisher.close()
+    assert selections == ["full", "delta", "full"]
+    assert (update.policy, update.transport, len(update.buckets)) == ("critic", "shared_memory", 2)
+    other = open_publisher(section, source, Rendezvous(tmp_path), selection="full", bucket_bytes=1 << 30)
+    update = publish(other, 1, source)
+    other.close()
+    assert (update.selection, len(update.buckets)) == ("full", 1)
