@@ -1,8 +1,10 @@
-"""Between host and device without waiting for either: copies both ways, and marks in the device's queue."""
+"""Between host and device without waiting for either: copies both ways, marks in the device's queue, and work that
+overlaps a transfer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,3 +57,26 @@ def side_stream(device: torch.device) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     stream.synchronize()
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def one_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """`map`, with the next call under way in a thread while the caller works on a result: packing, transfer and
+    unpacking overlap, and two results exist at once. Leaving early waits for the call under way."""
+    remaining = iter(items)
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
+        pending = [thread.submit(function, item) for item in _first(remaining)]
+        while pending:
+            result = pending.pop().result()
+            pending = [thread.submit(function, item) for item in _first(remaining)]
+            yield result
+
+
+def _first(items: Iterator[Item]) -> Iterator[Item]:
+    """The next one, if there is one."""
+    for item in items:
+        yield item
+        return

@@ -1,7 +1,9 @@
+import threading
+
 import pytest
 import torch
 
-from penstock.transfer import side_stream
+from penstock.transfer import one_ahead, side_stream
 
 
 def test_on_a_cpu_there_is_nothing_to_it() -> None:
@@ -21,3 +23,30 @@ def test_what_is_queued_inside_is_done_at_the_end() -> None:
         done.record(torch.cuda.current_stream(device))
     assert done.query()
     assert bool((value == 1).all())
+
+
+def test_the_next_call_is_under_way_while_a_result_is_used() -> None:
+    started = [threading.Event() for _ in range(3)]
+
+    def call(number: int) -> int:
+        started[number].set()
+        return number * 10
+
+    results = one_ahead(call, range(3))
+    assert next(results) == 0
+    assert started[1].wait(10)
+    assert not started[2].is_set()
+    assert list(results) == [10, 20]
+    assert list(one_ahead(call, [])) == []
+
+
+def test_an_error_comes_in_its_turn() -> None:
+    def call(number: int) -> int:
+        if number == 1:
+            raise ValueError("one")
+        return number
+
+    results = one_ahead(call, range(3))
+    assert next(results) == 0
+    with pytest.raises(ValueError, match="one"):
+        next(results)

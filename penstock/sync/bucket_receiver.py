@@ -1,15 +1,17 @@
 """The engine's side that transports share: buckets that this process can see, copied and verified."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 
 import torch
 
+from penstock.errors import DamagedBucket, UpdateAbandoned
 from penstock.interfaces import Staged, Verification
-from penstock.sync.bucket_layout import check_same_model, covered, part, specs_by_bucket
+from penstock.sync.bucket_layout import check_same_model, covered, part, specs_by_bucket, view
 from penstock.sync.fingerprint import Fingerprinter, Shard, compare
 from penstock.sync.staged_bucket import StagedBucket, Values, check_payload, open_payload
-from penstock.transfer import mark, side_stream
+from penstock.transfer import mark, one_ahead, side_stream
 from penstock.types import WeightUpdate
 
 
@@ -97,3 +99,67 @@ def verification(
         return time.perf_counter() - start
 
     return verify
+
+
+class StagingReceiver(BucketReceiver):
+    """Stages a copy: bytes are fetched, checked and unpacked while the engine generates. A transport says how
+    to fetch those of one bucket.
+
+    The next bucket is fetched while one is checked and unpacked. Until all of them are there and good, nothing is
+    loaded: what is lost or damaged on its way leaves the engine on the version that it serves."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self._cancelled = threading.Event()
+
+    def stages(self, update: WeightUpdate) -> bool:
+        return True
+
+    def stage(self, update: WeightUpdate) -> Staged:
+        cancelled = self._cancelled = threading.Event()
+        specs = specs_by_bucket(update)
+        staged: list[StagedBucket] = []
+
+        def fetch(number: int) -> torch.Tensor:
+            if cancelled.is_set():
+                raise UpdateAbandoned(f"version {update.version}: the update was cancelled")
+            return self._fetch(update, number, cancelled)
+
+        for number, data in enumerate(one_ahead(fetch, range(len(update.buckets)))):
+            payload = update.payloads[number]
+            with side_stream(self._device):
+                check_payload(payload, data, what=f"version {update.version}: bucket {number}")
+                staged.append(open_payload(payload, data, specs[number], self._device))
+        self._check_values(update, staged)
+        return Staged(update, staged)
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def drop(self, staged: Staged) -> None:
+        staged.held.clear()
+
+    def _check_values(self, update: WeightUpdate, staged: list[StagedBucket]) -> None:
+        """Where buckets came without a checksum: by their fingerprints, which takes all buckets as they are."""
+        unchecked = [number for number, each in enumerate(update.payloads) if each.checksum is None]
+        if not unchecked:
+            return
+        values = [bucket for bucket in staged if isinstance(bucket, Values)]
+        if len(values) < len(staged):
+            raise DamagedBucket(
+                f"version {update.version}: bucket {unchecked[0]} must come with a checksum, since others hold "
+                "only changes; send a full update"
+            )
+        shards = [
+            Shard(spec.name, view(bucket.bucket, spec), spec.shape, spec.start)
+            for bucket in values
+            for spec in bucket.specs
+        ]
+        found = self._fingerprints.start(shards)()
+        wrong = [name for name, value in update.fingerprint.items() if found.get(name) != value]
+        if wrong:
+            raise DamagedBucket(f"version {update.version}: {wrong[0]} arrived damaged")
+
+    def _fetch(self, update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
+        """The bytes that came for a bucket. Once it is `cancelled`, this may raise anything."""
+        raise NotImplementedError

@@ -19,8 +19,8 @@ import torch
 
 from penstock.errors import UpdateAbandoned
 from penstock.interfaces import Staged
+from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.interface import address_of
-from penstock.sync.look_ahead import one_ahead
 from penstock.sync.meeting import Arrival, Go, Meeting, connect_store, open_store
 from penstock.sync.private_group import (
     PrivateGroup,
@@ -30,8 +30,7 @@ from penstock.sync.private_group import (
     open_group,
 )
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
-from penstock.sync.staging_receiver import StagingReceiver
-from penstock.transfer import mark, side_stream
+from penstock.transfer import mark, one_ahead, side_stream
 from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "collective"
@@ -55,7 +54,7 @@ class CollectivePublisher(SlotPublisher):
         self._device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
         self._address = address_of(interface)
         self._store, self._place = open_store(self._address)
-        self._told = threading.Event()
+        self._cancelled = threading.Event()
         self._meetings: dict[int, str] = {}
         """The name under which each version is sent next."""
         self._held: dict[int, list[Meeting]] = {}
@@ -80,8 +79,8 @@ class CollectivePublisher(SlotPublisher):
         name = self._meetings.pop(version, None)
         if name is None:
             raise UpdateAbandoned(f"version {version} was sent already; describe it again to send it again")
-        told = self._told = threading.Event()
-        meeting = Meeting(self._store, name, told)
+        cancelled = self._cancelled = threading.Event()
+        meeting = Meeting(self._store, name, cancelled)
         self._held.setdefault(version, []).append(meeting)
         try:
             arrivals = meeting.gather()
@@ -101,10 +100,10 @@ class CollectivePublisher(SlotPublisher):
             meeting.forget()
 
     def cancel(self) -> None:
-        self._told.set()
+        self._cancelled.set()
 
     def _meet(self, meeting: Meeting, arrivals: list[Arrival]) -> PrivateGroup:
-        """The group of those who came: the one that is there if they are all in it and nobody is missing."""
+        """The present group stays if its members are exactly those who came; otherwise a new one is formed."""
         ids = {arrival.id for arrival in arrivals}
         stays = self._group is not None and ids == self._members
         if not stays or any(arrival.epoch != self._epoch for arrival in arrivals):
@@ -198,11 +197,11 @@ class CollectiveReceiver(StagingReceiver):
         for place in list(self._groups):
             self._leave(place)
 
-    def _fetch(self, update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+    def _fetch(self, update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
         place, _, _ = update.buckets[number].split("/")
         if number == 0:  # all engines come to the ranks in this order, so none waits for another
             for each, name in _meetings_of(update):
-                self._meet(each, name, update.receivers, told)
+                self._meet(each, name, update.receivers, cancelled)
         group = self._groups[place]
         device = self._device if group.backend == "nccl" else torch.device("cpu")
         with side_stream(device):
@@ -211,11 +210,11 @@ class CollectiveReceiver(StagingReceiver):
                 group.broadcast(data).finish(self._meetings[place])
         return data
 
-    def _meet(self, place: str, name: str, receivers: int, told: threading.Event) -> None:
+    def _meet(self, place: str, name: str, receivers: int, cancelled: threading.Event) -> None:
         """Arrive, and be in the group that the sender decides on."""
         if place not in self._stores:
             self._stores[place] = connect_store(place)
-        meeting = self._meetings[place] = Meeting(self._stores[place], name, told)
+        meeting = self._meetings[place] = Meeting(self._stores[place], name, cancelled)
         known = self._groups.get(place)
         arrival = Arrival(
             id=self._id,

@@ -20,9 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from penstock.errors import DamagedBucket, PenstockError, UpdateAbandoned, UserError
-from penstock.sync.host_publisher import HostPublisher
-from penstock.sync.slot_publisher import Publishing
-from penstock.sync.staging_receiver import StagingReceiver
+from penstock.sync.bucket_receiver import StagingReceiver
+from penstock.sync.slot_publisher import HostPublisher, Publishing
 from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "filesystem"
@@ -81,7 +80,7 @@ class FilesystemPublisher(HostPublisher):
 class FilesystemReceiver(StagingReceiver):
     """The engine's side."""
 
-    def _fetch(self, update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+    def _fetch(self, update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
         path = Path(update.buckets[number])
         until = time.monotonic() + PATIENCE_S
         while not path.is_file():
@@ -90,7 +89,7 @@ class FilesystemReceiver(StagingReceiver):
                     f"version {update.version}: the published bucket {path} is not there; every engine must see "
                     "sync.folder under the same path"
                 )
-            if told.wait(LOOK_AGAIN_S):
+            if cancelled.wait(LOOK_AGAIN_S):
                 raise UpdateAbandoned(f"version {update.version}: the update was cancelled")
         try:
             with safe_open(path, framework="pt") as file:

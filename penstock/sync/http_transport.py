@@ -17,11 +17,10 @@ import torch
 
 from penstock.errors import PenstockError, UpdateAbandoned
 from penstock.interfaces import Staged
+from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.bucket_server import BucketServer
-from penstock.sync.host_publisher import HostPublisher
 from penstock.sync.interface import address_of
-from penstock.sync.slot_publisher import Publishing
-from penstock.sync.staging_receiver import StagingReceiver
+from penstock.sync.slot_publisher import HostPublisher, Publishing
 from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "http"
@@ -87,13 +86,13 @@ class HttpReceiver(StagingReceiver):
             with suppress(OSError, AttributeError):  # it is not connected, or not any more
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _fetch(self, update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+    def _fetch(self, update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
         arriving = Arriving(torch.empty(update.payloads[number].num_bytes, dtype=torch.uint8))
         what = f"version {update.version}: bucket {number}"
         pauses = iter(RETRY_AFTER_S)
-        while not told.is_set():
+        while not cancelled.is_set():
             try:
-                self._receive(update.buckets[number], arriving, told, what)
+                self._receive(update.buckets[number], arriving, cancelled, what)
                 return arriving.data[: arriving.received]
             except (OSError, HTTPException) as error:
                 self._disconnect()
@@ -104,10 +103,10 @@ class HttpReceiver(StagingReceiver):
                         f"{what} can't be fetched from the trainer at {host}: {error!r}; let engines reach that "
                         "machine, or set sync.transport=filesystem where all of them see one disk"
                     ) from error
-                told.wait(pause)
+                cancelled.wait(pause)
         raise UpdateAbandoned(f"version {update.version}: the update was cancelled")
 
-    def _receive(self, url: str, arriving: Arriving, told: threading.Event, what: str) -> None:
+    def _receive(self, url: str, arriving: Arriving, cancelled: threading.Event, what: str) -> None:
         """Go on until all that the trainer has is there. `HTTPException` where the connection breaks."""
         parts = urlsplit(url)
         connection = self._connections.setdefault(
@@ -122,7 +121,7 @@ class HttpReceiver(StagingReceiver):
         target = arriving.data.numpy().data
         while count := response.readinto(target[arriving.received : arriving.received + PIECE]):
             arriving.received += count
-            if told.is_set():
+            if cancelled.is_set():
                 raise HTTPException("cancelled")
         if response.length and arriving.received < len(target):
             raise HTTPException(f"the connection ended after {arriving.received} of {len(target)} bytes")

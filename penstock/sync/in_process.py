@@ -12,9 +12,8 @@ from collections.abc import Mapping
 import torch
 
 from penstock.errors import PenstockError
-from penstock.sync.bucket_receiver import BucketReceiver
+from penstock.sync.bucket_receiver import BucketReceiver, StagingReceiver
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
-from penstock.sync.staging_receiver import StagingReceiver
 from penstock.transfer import side_stream
 from penstock.types import Payload, WeightUpdate
 
@@ -97,7 +96,7 @@ class InProcessStagingReceiver(StagingReceiver):
         super().__init__(device)
         self._exchange = exchange
 
-    def _fetch(self, update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+    def _fetch(self, update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
         name = update.buckets[number]
         if name not in self._exchange:
             raise PenstockError(f"the published bucket {name} is gone")

@@ -80,12 +80,12 @@ def connect_store(place: str) -> Any:
 
 
 class Meeting:
-    """One side of one meeting. `told` is set by whoever cancels this side."""
+    """One side of one meeting. `cancelled` is set by whoever cancels this side."""
 
-    def __init__(self, store: Any, name: str, told: threading.Event) -> None:
+    def __init__(self, store: Any, name: str, cancelled: threading.Event) -> None:
         self._store = store
         self._name = name
-        self._told = told
+        self._cancelled = cancelled
 
     def arrive(self, arrival: Arrival) -> Go:
         """As a receiver: say who this is, and wait until the sender has decided."""
@@ -118,7 +118,7 @@ class Meeting:
         """Wait for a transfer, unless this side is cancelled or another one has failed."""
         look_again = time.monotonic() + STOP_EVERY_S
         while not done():
-            if self._told.wait(LOOK_S):
+            if self._cancelled.wait(LOOK_S):
                 raise UpdateAbandoned("the update was cancelled")
             if time.monotonic() > look_again:
                 self.raise_if_stopped()
@@ -142,7 +142,7 @@ class Meeting:
         """The store wakes us. Between two waits it is seen whether there is still something to wait for."""
         until = time.monotonic() + TIMEOUT_S
         while time.monotonic() < until:
-            if self._told.is_set():
+            if self._cancelled.is_set():
                 raise UpdateAbandoned("the update was cancelled")
             try:
                 self._store.wait([self._key(key)], timedelta(seconds=WAIT_S))

@@ -15,8 +15,7 @@ import torch
 
 from penstock.errors import DamagedBucket, PenstockError, UserError
 from penstock.sync.bucket_receiver import BucketReceiver
-from penstock.sync.host_publisher import HostPublisher
-from penstock.sync.slot_publisher import Publishing
+from penstock.sync.slot_publisher import HostPublisher, Publishing
 from penstock.types import Payload
 
 TRANSPORT = "shared_memory"

@@ -13,9 +13,8 @@ from sglang_dialect import GENERATE, CumulativeStream, body_of
 from weight_folders import WeightFolders
 
 from penstock.engines.refusals import check_update
-from penstock.engines.vllm.call import SILENCE_S, Call
 from penstock.engines.vllm.flight import Flight
-from penstock.engines.vllm.server_client import ServerClient
+from penstock.engines.vllm.server_client import SILENCE_S, Call, ServerClient
 from penstock.errors import PenstockError
 from penstock.types import (
     Chunk,

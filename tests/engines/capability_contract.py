@@ -24,7 +24,7 @@ ELSEWHERE = {
     "shards": "tests/trainer/parallel",
     "dora": "tests/engines/embedded/adapters",
     "merged_adapters": "tests/engines/embedded/adapters",
-    "waves": "tests/engines/embedded/test_waves.py",
+    "waves": "tests/engines/embedded/test_waiting_line.py",
     "adapters": "tests/engines/embedded/adapters, tests/vllm_live/test_live_adapters.py",
     "sampling_mask": "tests/engines/embedded/test_engine.py",
     "routing": "tests/engines/embedded/test_route_store.py, tests/engines/vllm/test_vllm_engine.py",

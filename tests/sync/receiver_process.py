@@ -13,8 +13,8 @@ import msgspec
 import torch
 
 from penstock.errors import PenstockError
+from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.fingerprint import fingerprints
-from penstock.sync.staging_receiver import StagingReceiver
 from penstock.sync.transports import AnyReceiver, Rendezvous
 from penstock.types import WeightUpdate
 
@@ -27,8 +27,8 @@ class Mortal(AnyReceiver):
         if isinstance(receiver, StagingReceiver):
             fetch = receiver._fetch
 
-            def fetch_one(update: WeightUpdate, number: int, told: Any) -> Any:
-                return os._exit(9) if number == 1 else fetch(update, number, told)
+            def fetch_one(update: WeightUpdate, number: int, cancelled: Any) -> Any:
+                return os._exit(9) if number == 1 else fetch(update, number, cancelled)
 
             receiver._fetch = fetch_one  # type: ignore[method-assign]
         super().stage(update)

@@ -156,10 +156,10 @@ def test_an_engine_that_can_not_take_it_stops_the_others() -> None:
     good, bad = CollectiveReceiver(), CollectiveReceiver()
     fetch = bad._fetch
 
-    def fetch_one(update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+    def fetch_one(update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
         if number:
             raise PenstockError("no memory left")
-        return fetch(update, number, told)
+        return fetch(update, number, cancelled)
 
     bad._fetch = fetch_one  # type: ignore[method-assign]
     update = publish(publisher, 1, source)
@@ -257,10 +257,10 @@ def test_a_failing_engine_stops_every_rank() -> None:
     engine, failures = CollectiveReceiver(), []
     fetch = engine._fetch
 
-    def fail(update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
+    def fail(update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
         if number == 1:
             raise PenstockError("no room")
-        return fetch(update, number, told)
+        return fetch(update, number, cancelled)
 
     engine._fetch = fail  # type: ignore[method-assign]
 

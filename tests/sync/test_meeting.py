@@ -15,11 +15,11 @@ class Place:
 
     def __init__(self) -> None:
         self.store, self.place = open_store("127.0.0.1")
-        self.told = threading.Event()
-        self.sender = Meeting(self.store, "m", self.told)
+        self.cancelled = threading.Event()
+        self.sender = Meeting(self.store, "m", self.cancelled)
 
-    def receiver(self, told: threading.Event | None = None) -> Meeting:
-        return Meeting(connect_store(self.place), "m", told or threading.Event())
+    def receiver(self, cancelled: threading.Event | None = None) -> Meeting:
+        return Meeting(connect_store(self.place), "m", cancelled or threading.Event())
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ def test_whoever_fails_tells_the_others_wherever_they_wait(place: Place) -> None
 
 
 def test_a_side_that_is_cancelled_waits_no_longer(place: Place) -> None:
-    told = threading.Event()
-    waiting = in_thread(lambda: place.receiver(told).arrive(Arrival("a", -1, "cpu", 2)))
-    transferring = in_thread(lambda: place.receiver(told).until(lambda: False))
+    cancelled = threading.Event()
+    waiting = in_thread(lambda: place.receiver(cancelled).arrive(Arrival("a", -1, "cpu", 2)))
+    transferring = in_thread(lambda: place.receiver(cancelled).until(lambda: False))
     gathering = in_thread(place.sender.gather)
-    told.set()
-    place.told.set()
+    cancelled.set()
+    place.cancelled.set()
     for error in (waiting(), transferring(), gathering()):
         assert isinstance(error, UpdateAbandoned)
         assert str(error) == "the update was cancelled"

@@ -103,9 +103,9 @@ def test_a_group_over_nccl_opens_sends_and_ends(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_group_that_lacks_a_member_is_waited_for_until_somebody_says_stop() -> None:
     store, place = open_store("127.0.0.1")
-    told = threading.Event()
-    meeting = Meeting(store, "m", told)
-    threading.Timer(0.0, told.set).start()
+    cancelled = threading.Event()
+    meeting = Meeting(store, "m", cancelled)
+    threading.Timer(0.0, cancelled.set).start()
     with pytest.raises(UpdateAbandoned, match="cancelled"):
         open_group(
             meeting,

@@ -31,7 +31,7 @@ from penstock.engines.embedded.prefix_cache import PrefixCache
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.engines.embedded.stepper import HostStepper, Stepper
-from penstock.engines.embedded.waves import WaveLine
+from penstock.engines.embedded.waiting_line import WaveLine
 from penstock.engines.embedded.weight_updates import Health, WeightUpdates
 from penstock.engines.refusals import check_request, embedded_rules
 from penstock.errors import PenstockError

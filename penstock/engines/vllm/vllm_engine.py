@@ -14,12 +14,11 @@ from contextlib import aclosing
 
 from penstock.engines.refusals import check_request, check_update
 from penstock.engines.vllm.adapter_files import AdapterFiles
-from penstock.engines.vllm.call import SILENCE_S, Call
 from penstock.engines.vllm.dialect import Ask, Event, parse_event
 from penstock.engines.vllm.flight import Flight
 from penstock.engines.vllm.routed_experts import RouterLayout, store_answer
 from penstock.engines.vllm.server import Server
-from penstock.engines.vllm.server_client import GENERATE
+from penstock.engines.vllm.server_client import GENERATE, SILENCE_S, Call
 from penstock.engines.vllm.vllm_kind import CAPABILITIES, interrupts
 from penstock.engines.vllm.weight_calls import ABORTING, HalfLoaded, Loaded, paused
 from penstock.errors import EngineLost, PenstockError

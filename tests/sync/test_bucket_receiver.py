@@ -6,9 +6,9 @@ import torch
 
 from penstock.errors import DamagedBucket, UpdateAbandoned
 from penstock.sync.bucket_layout import lay_out
+from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.fingerprint import fingerprints
 from penstock.sync.staged_bucket import checksum
-from penstock.sync.staging_receiver import StagingReceiver
 from penstock.types import Encoding, Payload, WeightUpdate
 
 SPECS, SIZES = lay_out({"w": torch.zeros(3, 64, dtype=torch.uint8)}, bucket_bytes=64)
@@ -26,13 +26,13 @@ UPDATE = WeightUpdate(
 class Listed(StagingReceiver):
     """Gives buckets that are there already, and does something before each."""
 
-    def __init__(self, before=lambda number, told: None) -> None:
+    def __init__(self, before=lambda number, cancelled: None) -> None:
         super().__init__()
         self.fetched: list[int] = []
         self._before = before
 
-    def _fetch(self, update: WeightUpdate, number: int, told: threading.Event) -> torch.Tensor:
-        self._before(number, told)
+    def _fetch(self, update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
+        self._before(number, cancelled)
         self.fetched.append(number)
         return BUCKETS[number]
 
@@ -47,25 +47,25 @@ def test_all_buckets_are_held_until_they_are_dropped() -> None:
 
 def test_a_cancelled_stage_fetches_nothing_more() -> None:
     """Cancelled while the second bucket is fetched; another stage is not concerned."""
-    receiver = Listed(lambda number, told: receiver.cancel() if number == 1 else None)
+    receiver = Listed(lambda number, cancelled: receiver.cancel() if number == 1 else None)
     with pytest.raises(UpdateAbandoned, match="version 7: the update was cancelled"):
         receiver.stage(UPDATE)
     assert receiver.fetched == [0, 1]
-    receiver._before = lambda number, told: None
+    receiver._before = lambda number, cancelled: None
     assert len(receiver.stage(UPDATE).held) == 3
 
 
-def test_a_fetch_that_waits_is_told() -> None:
+def test_a_fetch_that_waits_is_cancelled() -> None:
     waiting = threading.Event()
 
-    def wait(number: int, told: threading.Event) -> None:
+    def wait(number: int, cancelled: threading.Event) -> None:
         waiting.set()
-        assert told.wait(30)
-        raise UpdateAbandoned("told")
+        assert cancelled.wait(30)
+        raise UpdateAbandoned("cancelled")
 
     receiver = Listed(wait)
     threading.Thread(target=lambda: waiting.wait(30) and receiver.cancel()).start()
-    with pytest.raises(UpdateAbandoned, match="told"):
+    with pytest.raises(UpdateAbandoned, match="cancelled"):
         receiver.stage(UPDATE)
 
 
@@ -101,6 +101,6 @@ def test_a_bucket_without_a_checksum_among_changes_is_refused() -> None:
     """Of a tensor of which only a part is there, the fingerprint says nothing."""
     receiver = Listed()
     fetch = receiver._fetch
-    receiver._fetch = lambda update, number, told: fetch(update, number, told)[: 64 * (number != 1)]  # type: ignore[method-assign]
+    receiver._fetch = lambda update, number, cancelled: fetch(update, number, cancelled)[: 64 * (number != 1)]  # type: ignore[method-assign]
     with pytest.raises(DamagedBucket, match="version 7: bucket 0 must come with a checksum"):
         receiver.stage(without_checksums("dense", "sparse", "dense"))
