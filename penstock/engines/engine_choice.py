@@ -1,8 +1,8 @@
 """Which engine of a pool gets a request.
 
-Requests with the same prompt go to the same engine while it works on it, forks to the engine of their parent: that
-is where their cache is. A prompt that comes again later goes where it was only if nobody has less to do: its cache
-is mostly of older weights. All others go to the least loaded.
+Requests with the same prompt go to the same engine while it works on it, forks to the engine of their parent:
+that is where their cache is. A prompt that comes again later goes where it was only if no engine has less to
+do: its cache is mostly of older weights. All others go to the least loaded.
 """
 
 from collections import OrderedDict
@@ -25,7 +25,7 @@ class AtWork:
 
 
 class EngineChoice:
-    """`begin` and `end` tell it what each engine works on."""
+    """It learns from `begin` and `end` what each engine works on."""
 
     def __init__(self) -> None:
         self._homes: OrderedDict[str | bytes, Member] = OrderedDict()

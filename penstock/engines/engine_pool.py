@@ -53,7 +53,7 @@ class EnginePool:
         self._begun: tuple[str, int] | None = None
         """Policy and version of an update that some engines have and others do not."""
         self.on_lost: Callable[[str, EngineLost], None] | None = None
-        """Told when an engine is lost, to send it weights. Without it nobody does, and a lost engine stays lost."""
+        """Called when an engine is lost, to send it weights. Without it a lost engine stays lost."""
 
     @property
     def names(self) -> tuple[str, ...]:

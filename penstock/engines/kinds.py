@@ -21,6 +21,20 @@ if TYPE_CHECKING:
     from penstock.engines.config import EngineConfig
 
 
+SAMPLING = (
+    "logprobs",
+    "versions",
+    "greedy",
+    "seed",
+    "truncation",
+    "penalties",
+    "logit_bias",
+    "min_tokens",
+    "priority",
+)
+"""Capabilities of every engine that samples by all of `SamplingParams`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
     """What an engine is opened with."""

@@ -58,7 +58,7 @@ class Member:
 
 async def roll(members: Sequence[Member], update: WeightUpdate, interrupt: Interrupt) -> list[Answer]:
     """What each answers. When one can't stage what is sent to all at once, the others are cancelled, which tells
-    them, and nobody loads it."""
+    them, and none loads it."""
     if update.sends:
         update = msgspec.structs.replace(update, receivers=len(members))
     needs_stage = not update.is_read_in_place and (len(members) > 1 or update.sends)

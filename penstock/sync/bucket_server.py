@@ -1,4 +1,4 @@
-"""Serves published buckets over HTTP, to whoever knows the token.
+"""Serves published buckets over HTTP, to clients that know the token.
 
     one thread: accept ─► head of a request, within 5 s ─► token ─► a thread for each connection that has it
 

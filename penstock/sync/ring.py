@@ -6,13 +6,13 @@ from penstock.errors import SnapshotReplaced
 
 
 class SlotRing:
-    """Hands out slots, and waits for one when all are taken; closing wakes whoever waits. With `replaces`, a
-    version that nobody has asked for yet gives its slot to a newer one that would have to wait."""
+    """Hands out slots, and waits for one when all are taken; closing wakes those that wait. With `replaces`, a
+    version that no call has asked for yet gives its slot to a newer one that would have to wait."""
 
     def __init__(self, slots: int, *, replaces: bool = False) -> None:
         self._replaces = replaces
         self._idle: set[int] = set()
-        """Versions that nobody has asked for."""
+        """Versions that no call has asked for."""
         self._replaced: set[int] = set()
         self._free = list(range(slots))
         self._taken: dict[int, int] = {}

@@ -52,7 +52,7 @@ class Bases:
         return self._base
 
     def released(self, version: int, *, delivered: bool) -> list[int]:
-        """Versions whose snapshots nobody needs any more."""
+        """Versions whose snapshots are not needed any more."""
         if self._selection != "delta":
             if delivered and self._base is not None and self._selection != "adapter":
                 self._base = version

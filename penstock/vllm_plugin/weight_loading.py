@@ -12,7 +12,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from penstock.errors import FingerprintMismatch
 from penstock.models.published import as_checkpoint
 from penstock.sync.fingerprint import compare
-from penstock.vllm_plugin.load_witness import PACKING, PROCESS, LoadWitness
+from penstock.vllm_plugin.load_verifier import PACKING, PROCESS, LoadVerifier
 
 
 def load_weights(
@@ -29,14 +29,14 @@ def load_weights(
     `is_whole` (the model is one shard of several) that is all of them. Raises when a layer differs."""
     forget_packed_experts(model)
     started = time.perf_counter()
-    witness = LoadWitness(model, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    with torch.no_grad(), witness.watching():
+    verifier = LoadVerifier(model, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    with torch.no_grad(), verifier.watching():
         initialize_layerwise_reload(model)
         model.load_weights(as_checkpoint(tensors.items()))  # type: ignore[operator]
         finalize_layerwise_reload(model, model_config)
-    pack_tied(model, witness.packed)
+    pack_tied(model, verifier.packed)
     took_s = time.perf_counter() - started
-    found = witness.found if is_whole else {}
+    found = verifier.found if is_whole else {}
     missing = [name for name in expected if name not in found]
     compare({name: value for name, value in expected.items() if name in found}, found, version)
     return took_s, missing

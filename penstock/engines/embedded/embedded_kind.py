@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, get_args
 
 from penstock.engines.embedded.config import EmbeddedConfig
-from penstock.engines.kinds import EngineKind
+from penstock.engines.kinds import SAMPLING, EngineKind
 from penstock.models.config import LoraConfig
 from penstock.types import Interrupt
 
@@ -11,15 +11,7 @@ if TYPE_CHECKING:
     from penstock.engines.config import EngineConfig
 
 CAPABILITIES = (
-    "logprobs",
-    "versions",
-    "greedy",
-    "seed",
-    "truncation",
-    "penalties",
-    "logit_bias",
-    "min_tokens",
-    "priority",
+    *SAMPLING,
     "forks",
     "prefix_cache",
     "sampling_mask",

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.engines.embedded.cuda.device import Device
 
 SERVES_DEFAULT: Mapping[str, int] = MappingProxyType({DEFAULT_POLICY: 0})
-"""What an engine serves that nobody has told otherwise."""
+"""What an engine serves unless its owner says otherwise."""
 LONG_STEP_S, LONG_STEP_TURNS = 0.005, 6
 LOOK_AGAIN_S = 0.0005
 """How often a device at work is looked at."""

@@ -107,7 +107,8 @@ class Outbox:
         return store_mask(self._blobs, _key(seq, "mask"), mask, start=seq.num_recorded)
 
     def _store_routes(self, seq: Sequence) -> RoutingRef | None:
-        """The rows that whoever asked does not have yet. The newest token's is not computed, or is on its way."""
+        """Store the rows that the client does not have yet. The newest token's is not computed, or is on its
+        way."""
         if self._routes is None or not seq.request.record_routing:
             return None
         start = seq.num_routed

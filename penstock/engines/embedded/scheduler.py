@@ -60,7 +60,7 @@ class Scheduler:
         prefill_chunk: int,
         on_preempt: Callable[[Sequence], None] | None = None,
     ) -> None:
-        """`on_preempt` is told of a sequence that is about to lose its blocks and will be computed again."""
+        """`on_preempt` is called with a sequence that is about to lose its blocks and will be computed again."""
         self.cache = cache
         self._on_preempt = on_preempt
         self.max_batch = max_batch
@@ -164,7 +164,7 @@ class Scheduler:
 
     def schedule_prompts(self, *, may_preempt: bool) -> Batch | None:
         """Plan a pass over prompts alone: those that only wait for their next token are left out. None when
-        somebody would have to be preempted and may not."""
+        a sequence would have to be preempted and may not."""
         prompts = [seq for seq in self.running if seq.leader is None and _missing(seq) > 1]
         if not may_preempt:
             budget, ends = self.prefill_chunk, []
@@ -188,7 +188,7 @@ class Scheduler:
         self, sequences: list[Sequence], count: int, *, may_preempt: bool
     ) -> list[tuple[int, int]] | None:
         """Room for `count` more tokens of each of these, the youngest preempted if there is not enough. Returns
-        the block copies to make first; None when somebody would have to be preempted and may not."""
+        the block copies to make first; None when a sequence would have to be preempted and may not."""
         batch = Batch()
         counts = [min(count, seq.limit - seq.num_computed) for seq in sequences]
         if not may_preempt:
@@ -296,7 +296,7 @@ class Scheduler:
         return any(self.cache.make_room(self._needed(seq, num_tokens) + spare) for _ in range(2))
 
     def _all_fit(self, sequences: list[Sequence], ends: list[int]) -> bool:
-        """Whether all of them can grow to these numbers of tokens, with nobody preempted."""
+        """Whether all of them can grow to these numbers of tokens without a preemption."""
 
         def needed() -> int:
             return sum(self._needed(seq, end) for seq, end in zip(sequences, ends, strict=True))

@@ -31,7 +31,7 @@ class StagedUpdates:
         self._kept = await self.fetch(update)
 
     async def fetch(self, update: WeightUpdate) -> Fetched:
-        """The update that is kept, if it is this one; otherwise that one is dropped, and this one fetched."""
+        """Return the kept update if it is this one; otherwise drop it and fetch this one."""
         kept, self._kept = self._kept, None
         if kept is not None and _identity(kept.staged.update) == _identity(update):
             return kept
@@ -47,7 +47,8 @@ class StagedUpdates:
             self._kept = None
 
     async def _stage(self, update: WeightUpdate) -> Staged:
-        """In a thread, if it takes long. Cancelled, it is told so; what it stages for nobody is dropped."""
+        """Stage in a thread, if it takes long. When this is cancelled, so is the receiver, and its result is
+        dropped."""
         receiver = self._receiver
         if not receiver.stages(update):
             return receiver.stage(update)

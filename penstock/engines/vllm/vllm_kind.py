@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, get_args
 
-from penstock.engines.kinds import EngineKind
+from penstock.engines.kinds import SAMPLING, EngineKind
 from penstock.engines.vllm.config import VllmConfig
 from penstock.models.config import LoraConfig
 from penstock.types import Interrupt
@@ -10,19 +10,7 @@ from penstock.types import Interrupt
 if TYPE_CHECKING:
     from penstock.engines.config import EngineConfig
 
-CAPABILITIES = (
-    "logprobs",
-    "versions",
-    "greedy",
-    "seed",
-    "truncation",
-    "penalties",
-    "logit_bias",
-    "min_tokens",
-    "priority",
-    "prefix_cache",
-    "stop_strings",
-)
+CAPABILITIES = (*SAMPLING, "prefix_cache", "stop_strings")
 """Of every vLLM engine."""
 
 

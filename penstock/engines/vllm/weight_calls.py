@@ -119,7 +119,7 @@ class WeightCalls:
 
 
 def _raise_first(answers: list[dict[str, Any]]) -> None:
-    """The error that a worker names, as the one that it is here."""
+    """Raise the first error that a worker names, as our class of that name."""
     for answer in answers:
         if answer["kind"]:
             known = getattr(errors, answer["kind"], PenstockError)

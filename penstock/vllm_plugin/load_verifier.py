@@ -3,7 +3,7 @@
 vLLM joins projections (`qkv_proj` is q, k and v), pads vocabularies, and on a CPU packs matrices and frees the
 originals. So each layer is looked at when its weights have been loaded and not yet been packed:
 
-    q, k, v ─► layer.weight (joined) ─► witnessed: rows of q, of k, of v ─► packed
+    q, k, v ─► layer.weight (joined) ─► verified: rows of q, of k, of v ─► packed
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ WRAPPED = (".base_layer", ".routed_experts")
 """What vLLM puts between a layer's name and its tensors."""
 
 
-class LoadWitness:
+class LoadVerifier:
     """`shapes` are those of the tensors that are loaded, by the trainer's names."""
 
     def __init__(self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:

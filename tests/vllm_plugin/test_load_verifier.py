@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from penstock.sync.fingerprint import fingerprints
-from penstock.vllm_plugin.load_witness import LoadWitness
+from penstock.vllm_plugin.load_verifier import LoadVerifier
 
 
 class Packing:
@@ -58,18 +58,18 @@ def load(model: Model) -> None:
         model.norm.weight.copy_(TENSORS["norm.weight"])
 
 
-def witnessed(model: Model) -> dict[str, int]:
-    witness = LoadWitness(model, {name: tuple(tensor.shape) for name, tensor in TENSORS.items()})
-    with witness.watching():
+def verified(model: Model) -> dict[str, int]:
+    verifier = LoadVerifier(model, {name: tuple(tensor.shape) for name, tensor in TENSORS.items()})
+    with verifier.watching():
         load(model)
         for layer in (model.attn.qkv_proj, model.other):
             layer.quant_method.process_weights_after_loading(layer)
-    return witness.found
+    return verifier.found
 
 
 def test_every_tensor_is_found_in_the_layer_that_holds_it() -> None:
     model = Model()
-    assert witnessed(model) == fingerprints(TENSORS)
+    assert verified(model) == fingerprints(TENSORS)
     assert model.attn.qkv_proj.weight.numel() == 0
     assert "process_weights_after_loading" not in vars(model.attn.qkv_proj.quant_method)
 
@@ -78,7 +78,7 @@ def test_a_tensor_that_lies_elsewhere_has_another_fingerprint() -> None:
     packed = {"qkv_proj": ["k_proj", "q_proj", "v_proj"]}
     model = Model()
     model.packed_modules_mapping = packed
-    found = witnessed(model)
+    found = verified(model)
     expected = fingerprints(TENSORS)
     wrong = {name for name in expected if found.get(name) != expected[name]}
     assert wrong == {"attn.q_proj.weight", "attn.k_proj.weight"}
