@@ -15,9 +15,8 @@ from penstock.errors import RequestRefused
 from penstock.interfaces import Tokenizer
 from penstock.rollout.endpoint import Endpoint
 from penstock.rollout.episode_record import EpisodeRecord, turn_number
-from penstock.rollout.episode_spec import EpisodeSpec
+from penstock.rollout.episode_spec import EpisodeSpec, check_replayed
 from penstock.rollout.kept_calls import KeepCall, KeptCalls, keep_nothing
-from penstock.rollout.replay_check import check_replayed
 from penstock.types import (
     DEFAULT_POLICY,
     Chunk,

@@ -18,7 +18,7 @@ from penstock.models.adapter_folder import PREFIX, TENSORS
 from penstock.models.config import LoraConfig
 from penstock.models.lora_targets import all_linear, target_layers
 from penstock.models.published import published_tensors
-from penstock.trainer.forward.gradient_dropout import GradientDropout
+from penstock.trainer.forward.checkpointing import GradientDropout
 from penstock.types import AdapterSpec
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""All that a checkpoint holds of a trainer, as it was at one moment."""
+"""All that a checkpoint holds of a trainer, as it was at one moment; its random numbers go on from there."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,3 +46,18 @@ def take_state(
         weights=dict(zip(weights, copies.tensors[len(tensors) :], strict=True)),
         copies=copies,
     )
+
+
+def random_states(device: str) -> dict[str, torch.Tensor]:
+    """The states of the generators that a process has by default."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.device(device).type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_random_states(device: str, states: Mapping[str, torch.Tensor]) -> None:
+    """A GPU's numbers go on where the state was of one too; elsewhere fresh ones are as random."""
+    torch.set_rng_state(states["cpu"])
+    if torch.device(device).type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

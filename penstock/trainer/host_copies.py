@@ -3,24 +3,26 @@
     tensors ─► side stream (GPU), thread (CPU) ─► buffers ─► whoever writes them
                          └─ only the next optimizer update waits
 
-The buffers are allocated once and kept: to pin gigabytes takes seconds.
+The buffers are allocated once and kept: to pin gigabytes takes seconds. Where the host has no room for them, the
+caller writes the live tensors instead.
 """
 
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-
-from penstock.trainer.host_memory import available_bytes
 
 BUFFER_BYTES = 1 << 30
 """Tensors share buffers of at most this size. torch rounds pinned memory up to a power of two."""
 ALIGNMENT = 64
 SHARE = 0.8
 """Of the memory that is free: more is not taken for copies."""
+MEMINFO = Path("/proc/meminfo")
+GROUP = Path("/sys/fs/cgroup")
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Where a copy goes, and what is copied."""
 Key = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
@@ -151,3 +153,30 @@ def _cut(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Te
         places.append(flat.view(tensor.dtype).view(tensor.shape))
         start += math.ceil(tensor.nbytes / ALIGNMENT) * ALIGNMENT
     return places
+
+
+def available_bytes(meminfo: Path = MEMINFO, group: Path = GROUP) -> int | None:
+    """How much of the host's memory this process may still take; None where the system does not say. A container's
+    limit counts too."""
+    known = [size for size in (_of_machine(meminfo), _of_container(group)) if size is not None]
+    return min(known, default=None)
+
+
+def _of_machine(path: Path) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    sizes = dict(line.split(":", 1) for line in lines if ":" in line)
+    kilobytes = sizes.get("MemAvailable", "").split()
+    return int(kilobytes[0]) * 1024 if kilobytes else None
+
+
+def _of_container(folder: Path) -> int | None:
+    """Its limit, less what its processes hold. Cached files are not held: they give way."""
+    try:
+        limit = int((folder / "memory.max").read_text())
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return limit - int(counts.get("anon", 0))

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from penstock.models.outline import Outline
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.eightbit_adamw import CHUNK_VALUES
-from penstock.trainer.eightbit_grid import BLOCK
+from penstock.trainer.eightbit_adamw import BLOCK, CHUNK_VALUES
 from penstock.trainer.host_adamw import BUCKET_VALUES
 
 FLOAT_BYTES = 4

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,8 +16,10 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.blobs import MemoryBlobs
 from penstock.errors import BlobLost
 from penstock.interfaces import Ranks
+from penstock.trainer.config import ParallelConfig
 from penstock.trainer.packing import plan_step
-from penstock.trainer.ranks import SingleRank, ThreadRanks
+from penstock.trainer.parallel.rank_layout import RankLayout
+from penstock.trainer.ranks import RankRoles, SingleRank, ThreadRanks
 from penstock.types import BlobRef, MaskRef, StepPlan, merge_metrics, metric_values
 from penstock.types.metrics import QUANTILE_ERROR
 from tests.trainer.builders import VOCAB, tiny_model
@@ -150,3 +153,34 @@ def test_a_loss_that_is_not_finite_on_one_rank_skips_the_update_on_both(
         return result.values()["skipped_updates"], kept
 
     assert on_each(ThreadRanks.of(2), work) == [(1.0, True), (1.0, True)]
+
+
+def processes(layout: RankLayout) -> Any:
+    names = ("data", "gradients", "world", "checkpoints")
+    return SimpleNamespace(layout=layout, **{name: object() for name in names})
+
+
+def layout_of(**sizes: int) -> RankLayout:
+    return RankLayout(parallel=ParallelConfig(**sizes), rank=0)
+
+
+def test_a_trainer_that_is_alone_hears_itself_in_every_role():
+    roles = RankRoles.of(None, None)
+    assert [part.tolist() for part in roles.world.gather(np.array([3, 1]))] == [[3, 1]]
+    assert roles.data is roles.gradients is roles.world
+    assert (roles.layout, roles.checkpoints, roles.is_split) == (None, None, False)
+    roles.split("no model", "no config", "cpu")  # type: ignore[arg-type]  # nothing is split
+
+
+def test_ranks_that_are_given_take_every_role():
+    (first, _) = ThreadRanks.of(2)
+    roles = RankRoles.of(first, None)
+    assert (roles.data, roles.gradients, roles.world) == (first, first, first)
+
+
+@pytest.mark.parametrize(("sizes", "is_split"), [({"data": 2}, False), ({"shard": 2}, True)])
+def test_processes_have_a_group_for_each_role(sizes: dict[str, int], is_split: bool):
+    group = processes(layout_of(**sizes))
+    roles = RankRoles.of(None, group)
+    assert (roles.data, roles.gradients, roles.world) == (group.data, group.gradients, group.world)
+    assert (roles.checkpoints, roles.layout, roles.is_split) == (group.checkpoints, group.layout, is_split)

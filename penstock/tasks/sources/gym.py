@@ -1,5 +1,5 @@
 """`reasoning_gym:NAME`: procedural tasks; `reasoning_gym:mix`: several kinds by weight. Their verifiers are
-`penstock.scoring.gym_verifier`."""
+`penstock.scoring.builtin_rewards`."""
 
 from typing import Any
 

@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers.modeling_layers import GradientCheckpointingLayer
-
-from penstock.trainer.forward.gradient_dropout import draws_dropout
 
 Checkpointing = Literal["off", "selective", "full"]
 
@@ -148,3 +147,15 @@ def _make_policy(ranks: frozenset[int]) -> Callable[..., CheckpointPolicy]:
         return CheckpointPolicy.PREFER_RECOMPUTE if inner > 2 * outer else CheckpointPolicy.MUST_SAVE
 
     return policy
+
+
+class GradientDropout(nn.Dropout):
+    """The rest of the model stays in eval mode, so the `training` flag says nothing here."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(input, self.p, training=torch.is_grad_enabled())
+
+
+def draws_dropout(model: nn.Module) -> bool:
+    """Whether a pass that is run again must draw the same random numbers."""
+    return any(isinstance(module, GradientDropout) and module.p > 0 for module in model.modules())

@@ -4,6 +4,11 @@ Only rows that predict a token of the loss are projected. Forward keeps nothing 
 the last chunk when it is the only one; backward projects again, chunk by chunk, and adds up the
 gradient of the output embedding in place. On a GPU the logits of a chunk come from a half-precision matmul with
 float32 output, and Triton kernels read them once in each direction.
+
+An adapter on the output embedding makes the rows of that matmul wider, so nothing is rounded that the layer itself
+would not round:
+
+    states · Wᵀ + scale · (states · Aᵀ) · Bᵀ  =  [states, scale · states · Aᵀ] · [W, B]ᵀ
 """
 
 import logging
@@ -16,7 +21,6 @@ from torch import nn
 
 from penstock.models.precision import HALF_TYPES, float32_matmul
 from penstock.models.triton_support import available as kernels_available
-from penstock.trainer.forward.adapted_head import head_of
 from penstock.trainer.forward.split_vocabulary import ELSEWHERE, VocabularyPart, own_vocabulary
 from penstock.transfer import upload
 
@@ -331,3 +335,18 @@ def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> tor
     scaled.masked_fill_(counts[:, None] > 0, float("-inf"))
     scaled[rows, ids] = values
     return scaled
+
+
+def head_of(embedding: Any, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """States and weights whose product is what the output embedding, perhaps with an adapter, makes of `states`."""
+    weight: torch.Tensor = embedding.weight
+    if getattr(embedding, "disable_adapters", True):
+        return states, weight
+    (name,) = embedding.active_adapters
+    a, b, scale = embedding.lora_A[name], embedding.lora_B[name].weight, embedding.scaling[name]
+    wider = torch.cat([states, scale * a(embedding.lora_dropout[name](states))], dim=1)
+    joined = torch.cat([weight, b], dim=1)
+    if name in embedding.lora_magnitude_vector:
+        lengths = torch.linalg.norm(weight + scale * (b @ a.weight), dim=1).detach()
+        joined = joined * (embedding.lora_magnitude_vector[name].weight / lengths)[:, None]
+    return wider, joined

@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-from penstock.algorithms.catalogue import describe
+from penstock.cli.algorithm_list import describe
 
 
 def test_every_entry_has_a_line_a_formula_and_a_source():
@@ -22,5 +22,5 @@ def test_every_entry_has_a_line_a_formula_and_a_source():
 
 
 def test_describing_needs_no_torch():
-    code = "import sys, penstock.algorithms.catalogue as c; c.describe(); assert 'torch' not in sys.modules"
+    code = "import sys, penstock.cli.algorithm_list as c; c.describe(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
