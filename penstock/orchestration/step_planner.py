@@ -27,6 +27,10 @@ class TrainedStep:
         """Of the whole step: those of all ranks, merged."""
         return metric_values(merge_metrics([result.metrics for result in self.results]))
 
+    def own_metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that a user's loss reports."""
+        return tuple(dict.fromkeys(name for result in self.results for name in result.own_metrics))
+
     def seconds(self) -> dict[str, float]:
         """Where the time of a rank went, on average. A rank without rows has spent none on some kinds of work."""
         kinds = dict.fromkeys(kind for result in self.results for kind in result.seconds)

@@ -13,9 +13,11 @@ from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.kl import KL_ESTIMATORS
 from penstock.algorithms.losses import COVERS_BEHAVIOUR, LOSSES
 from penstock.algorithms.tokens import LossTokens, segment_sum
+from penstock.errors import UserError
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
 from penstock.trainer.forward.value_head import value_loss
 from penstock.trainer.step_preparation import PreparedRow
+from penstock.usercode import is_function_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class Minimised:
     """(loss tokens,) each."""
     routing: torch.Tensor | None
     """As in `TokenOutputs`."""
+    own_columns: tuple[str, ...] = ()
+    """Names of those that a user's loss reports."""
 
 
 class Objective:
@@ -55,11 +59,17 @@ class Objective:
             "fresh": prepared.fresh,
             "nonfinite": nonfinite,
             "left_out": left_out,
-            **values.facts,
             **facts,
         }
+        own = tuple(values.facts) if is_function_path(self._algorithm.loss) else ()
+        if taken := columns.keys() & own:
+            raise UserError(
+                f"the loss {self._algorithm.loss!r} reports {min(taken)!r}, which every step reports itself; give "
+                "it another name"
+            )
         loss = ((values.loss + penalties) * prepared.shares).sum()
-        return Minimised(loss=loss, columns=columns, routing=outputs.routing)
+        columns |= values.facts
+        return Minimised(loss=loss, columns=columns, routing=outputs.routing, own_columns=own)
 
     def _weighted(self, tokens: LossTokens, fresh: torch.Tensor) -> LossTokens:
         """All corrections multiplied. Those for the engine's gap touch only tokens that show it alone."""

@@ -223,7 +223,8 @@ class PolicyTrainer:
         if self._taking_s is not None:
             metrics["checkpoint_stall_ms"] = Max(value=1e3 * (self._taking_s + waited_s))
             self._taking_s = None
-        return StepResult(step=plan.step, metrics=metrics, seconds=seconds, traces=traces)
+        own = tuple(name for name in record.own_columns if name in metrics)
+        return StepResult(step=plan.step, metrics=metrics, seconds=seconds, traces=traces, own_metrics=own)
 
     def undo_step(self) -> bool:
         """After a step that failed: forget what it computed. False when it has changed weights already."""
@@ -300,6 +301,7 @@ class PolicyTrainer:
             with clock.device("backward"):
                 result.loss.backward()  # type: ignore[no-untyped-call]
             record.add(result.loss, result.columns, result.routing)
+            record.own_columns = result.own_columns
         if self._filler is not None:
             for _ in range(self._prepare.num_fillers):
                 outputs = self._policy(self._filler)

@@ -32,6 +32,8 @@ class StepRecord:
     columns: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     routing: list[torch.Tensor] = field(default_factory=list)
     """Choices of experts that would have flipped, all, and those replayed; of rows with recorded routes."""
+    own_columns: tuple[str, ...] = ()
+    """Names of those that a user's loss reports."""
     gap_without_replay: torch.Tensor | None = None
     """|Δ logprob| of a few of the tokens, computed with the live routers' experts."""
 

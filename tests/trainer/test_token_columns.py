@@ -22,6 +22,10 @@ def distil(tokens):
     return result(tokens, (tokens.logprobs.detach() - tokens.columns["teacher"]) * tokens.logprobs)
 
 
+def renames(tokens):
+    return result(tokens, -tokens.logprobs * tokens.advantages, weight=tokens.weights)
+
+
 def taught(groups: list[ScoredGroup], *, skip: int | None = None) -> list[ScoredGroup]:
     """Groups whose scores bring a teacher's logprobs: −(position + 1); episode `skip` of each has none."""
 
@@ -90,3 +94,12 @@ def test_a_row_without_the_column_has_zeros_when_others_of_the_step_have_it():
     (plan,) = plan_step(1, groups, micro_batch_tokens=8)
     metrics, _ = gradients_of(tiny_model("llama"), plan, algorithm=config())
     assert np.isfinite(metrics["loss"])
+
+
+def test_what_a_loss_reports_can_not_take_the_name_of_what_every_step_reports():
+    (plan,) = plan_step(1, make_groups(0), micro_batch_tokens=10_000)
+    named = AlgorithmConfig(loss=f"{__name__}:renames", corrections={})
+    with pytest.raises(
+        UserError, match="renames' reports 'weight', which every step reports itself; give it an"
+    ):
+        gradients_of(tiny_model("llama"), plan, algorithm=named)
