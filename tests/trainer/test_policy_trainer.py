@@ -467,6 +467,25 @@ def test_reference_kl_is_zero_at_the_reference_and_pulls_back():
         trainer_for(model, algorithm=algorithm)
 
 
+def squared(logprobs, reference):
+    return (logprobs - reference) ** 2 / 2
+
+
+def test_a_kl_estimator_of_a_users_own_is_a_penalty_like_ours():
+    (plan,) = plan_step(1, make_groups(11), micro_batch_tokens=30)
+    (ours, expected), (own, gradients) = (
+        gradients_of(
+            tiny_model("llama", seed=1),
+            plan,
+            algorithm=AlgorithmConfig(**CLIP, kl_coef=0.5, kl_estimator=name),
+            reference=tiny_model("llama"),
+        )
+        for name in ("k2", f"{__name__}:squared")
+    )
+    assert own["reference_kl"] == pytest.approx(ours["reference_kl"])
+    assert_same(gradients, expected)
+
+
 @pytest.mark.parametrize("states", ["float32", "8bit", "cpu"])
 def test_saved_model_loads_and_gives_the_same_logits(tmp_path, states):
     trainer = trainer_for(tiny_model("qwen3"), learning_rate=1e-2, optimizer_states=states)
