@@ -27,7 +27,7 @@ class CheckpointState:
         return self.copies is None
 
     def wait(self) -> None:
-        """Until its copies are made."""
+        """Wait until its copies are made."""
         if self.copies is not None:
             self.copies.wait()
 

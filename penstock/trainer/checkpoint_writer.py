@@ -83,7 +83,8 @@ class CheckpointWriter:
             self.settle()
 
     def written(self) -> "Future[CheckpointWritten]":
-        """Of the last one that was begun: done when it is durable, or could not be written."""
+        """The future of the last checkpoint that was begun: it is done when it is durable, or could not be
+        written."""
         if self._writing is None:
             raise ValueError("no checkpoint was begun")
         return self._writing
@@ -94,8 +95,8 @@ class CheckpointWriter:
             self._writing.exception()
 
     def _files_beside_weights(self) -> dict[str, bytes]:
-        """Of a saved model, made once: training does not change them, and to make them takes Python's lock. The
-        first rank writes them, and transformers lets no other do so."""
+        """The files of a saved model that lie beside its weights, made once: training does not change them, and to
+        make them takes Python's lock. The first rank writes them, and transformers lets no other do so."""
         if self._ranks.rank > 0:
             return {}
         with tempfile.TemporaryDirectory() as name:
@@ -136,7 +137,7 @@ class CheckpointWriter:
         return CheckpointWritten(seconds=time.perf_counter() - begin, num_bytes=num_bytes)
 
     def _gather(self, own: Mapping[Path, Checksum]) -> dict[Path, Checksum]:
-        """Of what every rank wrote."""
+        """Join the checksums of what every rank wrote."""
         told = msgspec.json.encode({str(path): known for path, known in own.items()})
         parts = self._ranks.gather(np.frombuffer(told, dtype=np.uint8))
         read = [msgspec.json.decode(bytes(part), type=dict[str, Checksum]) for part in parts]

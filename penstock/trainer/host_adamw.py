@@ -129,7 +129,7 @@ class _Staging:
             self._done.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
-        """Until the last copy that was started is over."""
+        """Wait until the last copy that was started is over."""
         if self._done is not None:
             self._done.synchronize()
 

@@ -54,7 +54,7 @@ class Copies:
         self._copying.result()
 
     def wait(self) -> None:
-        """Until they are whole."""
+        """Wait until they are whole."""
         if self._queued is not None:
             self._queued.done.synchronize()
         self._copying.result()
@@ -84,7 +84,7 @@ class HostCopier:
         )
 
     def _queue(self, pairs: Sequence[Pair]) -> Queued | None:
-        """On a stream of its own, after what is queued already."""
+        """Queue copies on a stream of its own, after what is queued already."""
         if not pairs:
             return None
         device = pairs[0][1].device

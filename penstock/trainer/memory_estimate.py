@@ -103,8 +103,8 @@ def _kept_values(outline: Outline, checkpointing: str) -> int:
 
 
 def _layer_values(outline: Outline) -> int:
-    """All of a layer: two norms that compute in float32, queries and keys before and after rotation, values,
-    attention, the outputs of the gated MLP's two matmuls, the activation, and gate times up."""
+    """Count all values of a layer: two norms that compute in float32, queries and keys before and after rotation,
+    values, attention, the outputs of the gated MLP's two matmuls, the activation, and gate times up."""
     return 10 * outline.hidden + 4 * outline.queries + 5 * outline.keys + 4 * outline.intermediate
 
 

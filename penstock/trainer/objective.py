@@ -72,7 +72,8 @@ class Objective:
         return Minimised(loss=loss, columns=columns, routing=outputs.routing, own_columns=own)
 
     def _weighted(self, tokens: LossTokens, fresh: torch.Tensor) -> LossTokens:
-        """All corrections multiplied. Those for the engine's gap touch only tokens that show it alone."""
+        """Multiply the weights of all corrections. Those for the engine's gap touch only tokens that show it
+        alone."""
         weights = tokens.weights
         seen = tokens
         if self._algorithm.loss in COVERS_BEHAVIOUR:  # nothing is left for a weight to cover

@@ -128,7 +128,7 @@ def _sequences(groups: Sequence[Samples], policy: str) -> list[TrainSequence]:
 
 
 def _versions(group: Samples, policy: str) -> set[int]:
-    """Those that sampled a token of the loss."""
+    """The versions that sampled a token of the loss."""
     found: set[int] = set()
     for sample in (sample for row in group for sample in row if sample.policy == policy):
         versions = sample.versions[sample.loss_mask]

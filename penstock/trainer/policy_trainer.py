@@ -44,9 +44,8 @@ from penstock.trainer.parallel.ranked_state import load_ranked, write_ranked
 from penstock.trainer.ranks import RankRoles
 from penstock.trainer.routing_sample import choose_sample, routing_gaps
 from penstock.trainer.state_files import write_state
-from penstock.trainer.step_metrics import GapWatch, StepRecord, of_last_pass, of_pass, summarise
+from penstock.trainer.step_metrics import GapWatch, StepRecord, of_last_pass, of_pass, summarise, trace_tokens
 from penstock.trainer.step_preparation import Preparation, PreparedRow
-from penstock.trainer.token_traces import trace_tokens
 from penstock.trainer.trained_weights import TrainedWeights
 from penstock.types import Metric, StepPlan, StepResult, TracedTokens, TrainSequence, merge_metrics
 from penstock.types.metrics import Max, Shared, Sum
@@ -227,7 +226,7 @@ class PolicyTrainer:
         return StepResult(step=plan.step, metrics=metrics, seconds=seconds, traces=traces, own_metrics=own)
 
     def undo_step(self) -> bool:
-        """After a step that failed: forget what it computed. False when it has changed weights already."""
+        """Forget what a step that failed has computed. False when it has changed weights already."""
         self._optimizer.forget()
         if self._filler is not None:
             let_go(self._model)
@@ -244,7 +243,7 @@ class PolicyTrainer:
 
     @property
     def checkpoint_ranks(self) -> "GroupRanks | None":
-        """Those that write checkpoints with this one."""
+        """The ranks that write checkpoints with this one."""
         return self._ranks.checkpoints
 
     def checkpoint_state(self) -> CheckpointState:
@@ -361,7 +360,7 @@ class PolicyTrainer:
 
 
 def everything(outputs: TokenOutputs) -> torch.Tensor:
-    """All that a forward pass gave, in one number."""
+    """The sum of all outputs of a forward pass: a backward pass from it reaches every weight."""
     total = outputs.logprobs.sum() + outputs.entropy.sum()
     return total if outputs.values is None else total + outputs.values.sum()
 

@@ -95,7 +95,7 @@ class RankRoles:
 
     @property
     def checkpoints(self) -> "GroupRanks | None":
-        """Those that write checkpoints with this one."""
+        """The ranks that write checkpoints with this one."""
         return None if self.processes is None else self.processes.checkpoints
 
     @property

@@ -1,11 +1,12 @@
-"""What a step says about itself, computed from the flat columns of all of its loss tokens.
+"""What a step reports, computed from the flat columns of all of its loss tokens: metrics, traces of a few answers,
+and a warning where engine and trainer differ too much.
 
 How far the policy is from the one that sampled (ratios, `kl`, `ess`, the engine's gap), ages and advantages are of
 the first pass, before any update. What the updates were made of (loss, clipping, entropy, corrections) is of all.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +14,8 @@ import torch
 
 from penstock.algorithms.tokens import bounded
 from penstock.interfaces import Ranks
-from penstock.types import Metric, StepPlan
+from penstock.trainer.step_preparation import PreparedRow
+from penstock.types import FloatArray, Metric, StepPlan, TracedTokens, TrainSequence
 from penstock.types.metrics import Deviation, Max, Mean, Quantile, SampleSize, Share, Shared, Spread, Sum
 
 AGE_BUCKETS = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))
@@ -62,8 +64,8 @@ class StepRecord:
         return torch.cat(self.columns.get(name, [torch.zeros(0)]))
 
     def known(self) -> "StepRecord":
-        """Without the tokens that are out of the loss because a logprob was not finite: they would make every mean
-        NaN, or look like a policy that has not moved."""
+        """The record without the tokens that are out of the loss because a logprob was not finite: they would make
+        every mean NaN, or look like a policy that has not moved."""
         left_out = self.column("left_out") != 0
         if not bool(left_out.any()):
             return self
@@ -241,3 +243,64 @@ class GapWatch:
                 self._limit,
             )
         self.num_warnings += 1
+
+
+MAX_TOKENS = 65_536
+"""Loss tokens of a step that are handed back; the first answer comes whole, however long."""
+
+
+def trace_tokens(record: StepRecord, rows: Sequence[PreparedRow], plan: StepPlan) -> tuple[TracedTokens, ...]:
+    """Cut single tokens out of a pass over these rows: those of the answers that the plan asks for, and of the one
+    on which engine and trainer differ most."""
+    if not plan.traced:
+        return ()
+    columns = {name: record.column(name).numpy() for name in ("gap", "advantage", "weight", "clip_fraction")}
+    columns["gap"] = np.where(record.column("left_out").numpy() != 0, np.nan, columns["gap"])
+    spans = _spans(rows)
+    asked = set(plan.traced)
+    chosen = [span for span in spans if (span[0].group, span[0].episode) in asked]
+    widest = _widest(spans, columns["gap"])
+    if widest is not None and all(span is not widest for span in chosen):
+        chosen.insert(0, widest)
+    traces: list[TracedTokens] = []
+    num_tokens = 0
+    for sequence, tokens in chosen:
+        num_tokens += tokens.stop - tokens.start
+        if traces and num_tokens > MAX_TOKENS:
+            break
+        traces.append(_trace(sequence, {name: column[tokens] for name, column in columns.items()}))
+    return tuple(traces)
+
+
+Span = tuple[TrainSequence, slice]
+
+
+def _spans(rows: Sequence[PreparedRow]) -> list[Span]:
+    """Each sequence with the span of its loss tokens in the columns."""
+    spans, start = list[Span](), 0
+    for prepared in rows:
+        for sequence, count in zip(prepared.row.sequences, prepared.row.counts, strict=True):
+            spans.append((sequence, slice(start, start + count)))
+            start += count
+    return spans
+
+
+def _widest(spans: Sequence[Span], gaps: FloatArray) -> Span | None:
+    if not spans:
+        return None
+    sizes = np.nan_to_num(np.abs(gaps[: spans[-1][1].stop]), nan=0.0)
+    starts = [tokens.start for _, tokens in spans]
+    return spans[int(np.argmax(np.maximum.reduceat(sizes, starts)))] if sizes.size else None
+
+
+def _trace(sequence: TrainSequence, columns: dict[str, FloatArray]) -> TracedTokens:
+    clipped = columns["clip_fraction"]
+    return TracedTokens(
+        group=sequence.group,
+        episode=sequence.episode,
+        number=sequence.number,
+        gaps=columns["gap"].astype(np.float32),
+        advantages=columns["advantage"].astype(np.float32),
+        weights=columns["weight"].astype(np.float32),
+        clipped=clipped.astype(np.float32) if clipped.size == columns["gap"].size else None,
+    )

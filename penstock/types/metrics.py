@@ -176,7 +176,7 @@ class Quantile(Record, frozen=True, kw_only=True, tag="quantile"):
 
     @property
     def value(self) -> float:
-        """Between the two nearest numbers, as `numpy.percentile` does it."""
+        """Interpolate between the two nearest numbers, as `numpy.percentile` does it."""
         place = self.percent / 100 * (int(self.counts.sum()) - 1)
         below = math.floor(place)
         ends = np.cumsum(self.counts)

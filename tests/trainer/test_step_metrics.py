@@ -8,12 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.algorithms.config import AlgorithmConfig
 from penstock.channel import codec
 from penstock.interfaces import Ranks
+from penstock.trainer import step_metrics
+from penstock.trainer.config import TrainerConfig
+from penstock.trainer.packing import plan_step
+from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.ranks import SingleRank, ThreadRanks
 from penstock.trainer.step_metrics import GapWatch, StepRecord, of_pass, summarise
 from penstock.types import Metric, Score, StepPlan, StepResult, merge_metrics, metric_values
 from penstock.types.metrics import Max, Mean
+from tests.trainer.builders import make_groups, tiny_model
 
 
 def make_plan(*groups):
@@ -179,3 +185,63 @@ def test_ranks_judge_the_gap_of_the_whole_step(caplog: pytest.LogCaptureFixture)
             thread.join()
     assert [watch.num_warnings for watch in watches] == [1, 1]
     assert [record.args for record in caplog.records] == [(2, 0.1, 0.4, 0.05)]
+
+
+GROUPS = make_groups(0, shape=(3, 2))
+
+
+def traces(asked, **config):
+    trainer = PolicyTrainer(
+        tiny_model("llama"),
+        config=TrainerConfig(**config),
+        algorithm=AlgorithmConfig(loss="clip"),
+        total_steps=5,
+    )
+    (plan,) = plan_step(1, GROUPS, micro_batch_tokens=40, shared_prompts=True, traced=asked)
+    return trainer.step(plan).traces
+
+
+def trainers_logprobs(group: int, episode: int) -> np.ndarray:
+    """Of the sampled tokens, by a plain forward pass."""
+    (sample,) = GROUPS[group].samples(episode)
+    with torch.no_grad():
+        logits = tiny_model("llama")(torch.from_numpy(sample.token_ids.astype(np.int64))[None]).logits[0]
+    logprobs = torch.log_softmax(logits[:-1].float(), dim=-1)
+    chosen = logprobs.gather(1, torch.from_numpy(sample.token_ids[1:].astype(np.int64))[:, None])[:, 0]
+    return chosen.numpy()[sample.loss_mask[1:]]
+
+
+def test_the_answers_that_are_asked_for_come_with_the_trainers_logprobs() -> None:
+    found = {(trace.group, trace.episode): trace for trace in traces(((0, 1), (1, 0)))}
+    assert {(0, 1), (1, 0)} <= set(found)
+    for (group, episode), trace in found.items():
+        (sample,) = GROUPS[group].samples(episode)
+        engine = sample.logprobs[sample.loss_mask]
+        np.testing.assert_allclose(engine + trace.gaps, trainers_logprobs(group, episode), atol=1e-4)
+        assert len(set(trace.advantages.tolist())) == 1
+        assert trace.weights.shape == trace.gaps.shape
+        assert trace.clipped is not None and set(trace.clipped.tolist()) <= {0.0, 1.0}
+
+
+def test_the_widest_gap_comes_too() -> None:
+    gaps = {
+        (group, episode): np.abs(trainers_logprobs(group, episode) - sample.logprobs[sample.loss_mask]).max()
+        for group, scored in enumerate(GROUPS)
+        for episode in range(len(scored.scores))
+        for sample in scored.samples(episode)
+    }
+    widest = max(gaps, key=lambda place: gaps[place])
+    other = min(gaps, key=lambda place: gaps[place])
+    assert {(trace.group, trace.episode) for trace in traces((other,))} == {widest, other}
+    assert [(trace.group, trace.episode) for trace in traces((widest,))] == [widest]
+
+
+def test_nothing_is_handed_back_unasked() -> None:
+    assert traces(()) == ()
+
+
+def test_what_is_handed_back_is_bounded(monkeypatch) -> None:
+    every = tuple((group, episode) for group in (0, 1) for episode in range((3, 2)[group]))
+    assert len(traces(every)) == 5
+    monkeypatch.setattr(step_metrics, "MAX_TOKENS", 1)
+    assert len(traces(every)) == 1

@@ -57,7 +57,7 @@ def _mixed(arguments: dict[str, Any], prompt: str) -> list[dict[str, Any]]:
 
 
 def _order(weights: dict[str, float], size: int) -> list[str]:
-    """Who is furthest behind its share comes next."""
+    """Order kinds so that the one furthest behind its share comes next."""
     total = sum(weights.values())
     taken = dict.fromkeys(weights, 0)
     order = []

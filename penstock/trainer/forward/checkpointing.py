@@ -52,8 +52,8 @@ def compile_layers(model: nn.Module, backend: str | Callable[..., Any] = "induct
 
 
 def compiler_settings() -> AbstractContextManager[None]:
-    """For forward passes of compiled layers, in the thread that runs them: newer versions of torch have settings of
-    their own in every thread.
+    """Settings for forward passes of compiled layers, in the thread that runs them: newer versions of torch have
+    settings of their own in every thread.
 
     Beyond torch's limit of compilations layers run uncompiled, almost silently. The default of eight is too low for
     a model with two kinds of layers, shared prompts or not, and passes with and without gradient. Sizes vary from

@@ -149,7 +149,7 @@ class PackedAttention:
     def _attend_in_buckets(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """Not compiled: how sequences fall into buckets changes with every row."""
+        """This is not compiled: how sequences fall into buckets changes with every row."""
         if self._layout is None:
             lengths = self._lengths if self._shared is None else self._shared.lengths
             self._layout = Layout.of(lengths, self._device)

@@ -78,7 +78,7 @@ class PackedModel:
         value_head: ValueHead | None = None,
         replays_routing: bool = True,
     ) -> None:
-        """Without `replays_routing`, routers choose anew also where a row says what was chosen."""
+        """Routers choose anew without `replays_routing`, also where a row says what was chosen."""
         attention.register()
         causal_lm: Any = model
         causal_lm.set_attn_implementation(attention.IMPLEMENTATION)
@@ -116,7 +116,7 @@ class PackedModel:
         self._device = torch.device(device)
 
     def split_rows(self, context: "RowSplit", wrap: Callable[[AttentionBackend], AttentionBackend]) -> None:
-        """From now on this rank runs its part of every row, and its attention is what `wrap` makes of it."""
+        """Run only this rank's part of every row from now on, where its attention is what `wrap` makes of it."""
         if not self._packs or self._head.uses_full_logits:
             name = type(self._model).__name__
             raise UserError(
@@ -132,7 +132,7 @@ class PackedModel:
 
     @property
     def routers(self) -> Routers | None:
-        """Of a mixture-of-experts model whose choices can be replayed."""
+        """The routers of a mixture-of-experts model whose choices can be replayed."""
         return self._routers
 
     def __call__(self, row: PackedRow, *, replays_routing: bool = True) -> TokenOutputs:

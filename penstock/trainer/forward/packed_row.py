@@ -62,8 +62,9 @@ class PackedRow:
         blobs: BlobStore | None = None,
         routing: RoutingShape | None = None,
     ) -> "PackedRow | None":
-        """None when no sequence has a loss token. `columns` names those of the step, which every row gets. Recorded
-        masks come out of `blobs`, and so do routes where `routing` says what those of the model are like."""
+        """Pack sequences into a row; None when no sequence has a loss token. `columns` names those of the step,
+        which every row gets. Recorded masks come out of `blobs`, and so do routes where `routing` says what those
+        of the model are like."""
         positions_of = [loss_positions(sequence.sample) for sequence in sequences]
         chosen = [index for index, positions in enumerate(positions_of) if positions.size]
         if not chosen:

@@ -49,7 +49,7 @@ def is_split(tensor: torch.Tensor) -> bool:
 
 
 def local_shard(tensor: torch.Tensor, layout: RankLayout) -> LocalShard:
-    """Of one tensor. One that is not distributed is whole on every rank."""
+    """This rank's shard of one tensor. One that is not distributed is whole on every rank."""
     places, sizes = layout.mesh_place, layout.mesh_sizes
     cut_by: set[str] = set()
     start, extent = [0] * tensor.dim(), list(tensor.shape)

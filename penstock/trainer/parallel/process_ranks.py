@@ -48,7 +48,7 @@ class GroupRanks:
         ]
 
     def sum_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
-        """In place, a bucket at a time."""
+        """Sum in place, a bucket at a time."""
         if self.size == 1:
             return
         for bucket in _buckets(tensors):
@@ -111,7 +111,7 @@ def join_ranks(layout: RankLayout, rendezvous: str, device: str) -> ProcessRanks
 
 
 def leave_ranks() -> None:
-    """Idempotent."""
+    """Leave the process group. Idempotent."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -126,8 +126,8 @@ def check_alike(ranks: GroupRanks, values: bytes, what: str) -> None:
 
 
 def _own_group(layout: RankLayout, *fixed: str) -> Any:
-    """Of the groups of ranks that agree in these dimensions, the one that this rank is in. Every rank must make
-    every group."""
+    """Make all groups of ranks that agree in these dimensions, and give the one that this rank is in. Every rank
+    must make every group."""
     own = None
     for ranks in groups_of(layout.parallel, *fixed):
         group = dist.new_group(ranks)

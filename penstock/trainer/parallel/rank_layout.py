@@ -39,7 +39,8 @@ class RankLayout:
 
     @property
     def mesh_sizes(self) -> dict[str, int]:
-        """Of the device mesh. Ranks that split a sequence split the weights too, so they count as shards."""
+        """The sizes of the device mesh. Ranks that split a sequence split the weights too, so they count as
+        shards."""
         parallel = self.parallel
         return {
             "data": parallel.data,

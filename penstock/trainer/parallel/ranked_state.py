@@ -99,7 +99,7 @@ class Source:
         return cls(folder, tree, places, files)
 
     def sizes(self, shards: Sequence[LocalShard]) -> list[tuple[int, ...]]:
-        """Of its masters."""
+        """The sizes of its masters."""
         return [self._place(master, shard)[1] for master, shard in enumerate(shards)]
 
     def _place(self, master: int, shard: LocalShard) -> Place:
@@ -229,7 +229,7 @@ def _renumbered(
 
 
 def _slices(shapes: Sequence[Sequence[int]], order: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Of masters of these shapes (master, start, stop), as AdamW counts them."""
+    """Cut masters of these shapes into slices (master, start, stop), as AdamW counts them."""
     rank = {master: place for place, master in enumerate(order)}
     buckets = cut_masters([math.prod(shape) for shape in shapes], room=host_adamw.BUCKET_VALUES)
     cut = [piece for bucket in buckets for piece in bucket]

@@ -29,7 +29,7 @@ more."""
 
 
 def split_model(packed: PackedModel, parallel: "ProcessRanks", config: "TrainerConfig", device: str) -> None:
-    """In place, layer by layer: matrices first, then what each rank has left of them."""
+    """Split a model in place, layer by layer: matrices first, then what each rank has left of them."""
     computes_in = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
     def shard(model: Any) -> None:
