@@ -42,7 +42,7 @@ from penstock.rollout.episode_spec import check_replayed
 from penstock.sync.config import SyncConfig
 from penstock.sync.transports import AnyReceiver, Rendezvous
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.packing import plan_step
+from penstock.trainer.step.packing import plan_step
 from penstock.trainer.trainer_client import PublishRequest, ReleaseRequest, SaveRequest, TrainerStart
 from penstock.types import (
     DEFAULT_POLICY,

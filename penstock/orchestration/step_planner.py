@@ -6,7 +6,7 @@ from itertools import islice
 
 from penstock.buffer.admission import StepGroups
 from penstock.buffer.history import VersionHistory
-from penstock.trainer.packing import plan_step
+from penstock.trainer.step.packing import plan_step
 from penstock.types import StepPlan, StepResult, merge_metrics, metric_values
 
 

@@ -36,8 +36,8 @@ class FixedBuffers:
         self._before = {name: tensor.clone() for name, tensor in self._present().items()}
 
     def check(self) -> None:
-        """Raise `UserError` where a value has changed. This waits for the GPU once, so call it where the GPU is waited
-        for anyway."""
+        """Raise `UserError` where a value has changed. This waits for the GPU once, so call it where that is
+        waited for anyway."""
         present = self._present()
         if _are_equal(present, self._before):
             return

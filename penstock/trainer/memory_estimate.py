@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from penstock.models.outline import Outline
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.eightbit_adamw import BLOCK, CHUNK_VALUES
-from penstock.trainer.host_adamw import BUCKET_VALUES
+from penstock.trainer.optimizers.eightbit_adamw import BLOCK, CHUNK_VALUES
+from penstock.trainer.optimizers.host_adamw import BUCKET_VALUES
 
 FLOAT_BYTES = 4
 CODED_BYTES = 2 * (1 + FLOAT_BYTES / BLOCK)

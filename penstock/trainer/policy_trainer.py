@@ -24,28 +24,35 @@ from penstock.interfaces import BlobStore, Ranks
 from penstock.models.precision import guard_bfloat16
 from penstock.models.tokenizer import max_positions
 from penstock.trainer.adapter import TrainedAdapter
-from penstock.trainer.checkpoint_state import (
+from penstock.trainer.checkpoint.checkpoint_state import (
     CheckpointState,
     random_states,
     restore_random_states,
     take_state,
 )
-from penstock.trainer.clock import StepClock
+from penstock.trainer.checkpoint.host_copies import Copies, HostCopier
+from penstock.trainer.checkpoint.state_files import write_state
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.dummy_batch import dummy_batch, filler
 from penstock.trainer.fixed_buffers import FixedBuffers
+from penstock.trainer.forward.dummy_batch import dummy_batch, filler
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs, let_go
 from penstock.trainer.forward.reference_policy import AdapterOff
 from penstock.trainer.forward.value_head import ValueHead
-from penstock.trainer.host_copies import Copies, HostCopier
-from penstock.trainer.objective import Objective
-from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
+from penstock.trainer.optimizers.optimizer import MasterAdamW, learning_rate_at
 from penstock.trainer.parallel.ranked_state import load_ranked, write_ranked
-from penstock.trainer.ranks import RankRoles
-from penstock.trainer.routing_sample import choose_sample, routing_gaps
-from penstock.trainer.state_files import write_state
-from penstock.trainer.step_metrics import GapWatch, StepRecord, of_last_pass, of_pass, summarise, trace_tokens
-from penstock.trainer.step_preparation import Preparation, PreparedRow
+from penstock.trainer.parallel.ranks import RankRoles
+from penstock.trainer.step.clock import StepClock
+from penstock.trainer.step.objective import Objective
+from penstock.trainer.step.routing_sample import choose_sample, routing_gaps
+from penstock.trainer.step.step_metrics import (
+    GapWatch,
+    StepRecord,
+    of_last_pass,
+    of_pass,
+    summarise,
+    trace_tokens,
+)
+from penstock.trainer.step.step_preparation import Preparation, PreparedRow
 from penstock.trainer.trained_weights import TrainedWeights
 from penstock.types import Metric, StepPlan, StepResult, TracedTokens, TrainSequence, merge_metrics
 from penstock.types.metrics import Max, Shared, Sum

@@ -18,13 +18,13 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.blobs import MemoryBlobs
 from penstock.errors import BlobLost, Diverged
 from penstock.sampling_masks import pack_mask, store_mask
+from penstock.trainer.checkpoint.state_files import load_state, write_state
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.checkpointing import compile_layers
 from penstock.trainer.forward.packed_row import PackedRow
-from penstock.trainer.packing import plan_step
 from penstock.trainer.policy_trainer import PolicyTrainer
-from penstock.trainer.sharing import forward_length
-from penstock.trainer.state_files import load_state, write_state
+from penstock.trainer.step.packing import plan_step
+from penstock.trainer.step.sharing import forward_length
 from penstock.trainer.trained_weights import TrainedWeights
 from penstock.types import Sample, SamplingParams, StepPlan, TrainSequence
 from tests.trainer.builders import VOCAB, make_groups, tiny_model

@@ -11,7 +11,7 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.losses import result
 from penstock.errors import UserError
 from penstock.trainer.forward.packed_row import PackedRow
-from penstock.trainer.packing import plan_step
+from penstock.trainer.step.packing import plan_step
 from penstock.types import ScoredGroup, TokenColumn
 from tests.trainer.builders import make_groups, tiny_model
 from tests.trainer.test_policy_trainer import assert_same, gradients_of

@@ -11,7 +11,7 @@ from penstock.interfaces import BlobStore
 from penstock.sampling_masks import fetch_mask, kept_ids
 from penstock.trainer.forward.logprob_head import KeptIds
 from penstock.trainer.forward.row_routing import RowRouting, SampleRoutes
-from penstock.trainer.sharing import RowLayout, loss_positions
+from penstock.trainer.step.sharing import RowLayout, loss_positions
 from penstock.types import FloatArray, IntArray, RoutingShape, Sample, TrainSequence
 
 

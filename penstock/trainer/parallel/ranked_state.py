@@ -1,7 +1,7 @@
 """A trainer's state from several ranks, as files, and read again by any number of ranks in any layout.
 
     trainer/index.json              how the ranks that wrote it were laid out
-            rank-0/, rank-1/, …     each rank's own state (`penstock.trainer.state_files`), safetensors and JSON
+            rank-0/, rank-1/, …     each rank's own state (`checkpoint/state_files.py`), safetensors and JSON
                    shards.json      which part of each weight the rank had, in the order of its masters
 
 A folder that one process wrote is a state of whole weights. Of the ranks that have the same parts, one writes.
@@ -19,12 +19,19 @@ from safetensors import safe_open
 
 from penstock.checksums import Checksum
 from penstock.errors import UserError
-from penstock.trainer import host_adamw
+from penstock.trainer.checkpoint.state_files import (
+    STATE,
+    Reference,
+    load_state,
+    read_tree,
+    unreadable,
+    write_state,
+)
 from penstock.trainer.config import ParallelConfig
-from penstock.trainer.host_adamw import cut_masters
+from penstock.trainer.optimizers import host_adamw
+from penstock.trainer.optimizers.host_adamw import cut_masters
 from penstock.trainer.parallel.local_shards import LocalShard
 from penstock.trainer.parallel.rank_layout import RankLayout
-from penstock.trainer.state_files import STATE, Reference, load_state, read_tree, unreadable, write_state
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 INDEX, SHARDS = "index.json", "shards.json"
@@ -133,7 +140,8 @@ class Source:
 def _assemble(
     sources: Sequence[Source], shards: Sequence[LocalShard], order: Sequence[int], *, cut: bool
 ) -> dict[str, Any]:
-    """`cut`: AdamW's states are of slices of the masters, as `penstock.trainer.host_adamw` makes them."""
+    """`cut`: AdamW's states are of slices of the masters, as `penstock.trainer.optimizers.host_adamw` makes
+    them."""
     first = sources[0]
     state: dict[str, Any] = _resolved(first, {**first.tree, "optimizer": None})
     optimizer = first.tree["optimizer"]

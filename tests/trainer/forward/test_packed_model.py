@@ -17,12 +17,12 @@ from transformers import (
 )
 
 from penstock.errors import UserError
-from penstock.trainer.dummy_batch import dummy_batch
 from penstock.trainer.forward.checkpointing import RECOMPILE_LIMIT
+from penstock.trainer.forward.dummy_batch import dummy_batch
 from penstock.trainer.forward.packed_model import PackedModel, check_packed_attention
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.forward.value_head import ValueHead
-from penstock.trainer.packing import plan_step
+from penstock.trainer.step.packing import plan_step
 from tests.models import families
 from tests.trainer.builders import SIZES, VOCAB, make_groups, tiny_model
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.trainer import host_copies
-from penstock.trainer.host_copies import HostCopier, available_bytes
+from penstock.trainer.checkpoint import host_copies
+from penstock.trainer.checkpoint.host_copies import HostCopier, available_bytes
 
 
 def values(seed: int) -> list[torch.Tensor]:

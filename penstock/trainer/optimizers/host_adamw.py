@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.update_rules import Float32AdamW, decay_of
+from penstock.trainer.optimizers.update_rules import Float32AdamW, decay_of
 
 BUCKET_VALUES = 1 << 25
 """Values that travel together; larger tensors are cut."""

@@ -5,7 +5,7 @@ import torch
 
 from penstock.errors import UserError
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
+from penstock.trainer.optimizers.optimizer import MasterAdamW, learning_rate_at
 
 
 def rates(total, **options):
@@ -112,7 +112,7 @@ def test_eight_bits_learn_as_well_as_float32(betas):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_states_on_the_cpu_change_no_bit(dtype, monkeypatch):
     """Also when tensors are cut and buckets hold several."""
-    monkeypatch.setattr("penstock.trainer.host_adamw.BUCKET_VALUES", 1000)
+    monkeypatch.setattr("penstock.trainer.optimizers.host_adamw.BUCKET_VALUES", 1000)
     _, _, one = learn(steps=10, dtype=dtype)
     _, _, other = learn(steps=10, dtype=dtype, optimizer_states="cpu")
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):

@@ -17,9 +17,9 @@ from penstock.blobs import MemoryBlobs
 from penstock.errors import BlobLost
 from penstock.interfaces import Ranks
 from penstock.trainer.config import ParallelConfig
-from penstock.trainer.packing import plan_step
 from penstock.trainer.parallel.rank_layout import RankLayout
-from penstock.trainer.ranks import RankRoles, SingleRank, ThreadRanks
+from penstock.trainer.parallel.ranks import RankRoles, SingleRank, ThreadRanks
+from penstock.trainer.step.packing import plan_step
 from penstock.types import BlobRef, MaskRef, StepPlan, merge_metrics, metric_values
 from penstock.types.metrics import QUANTILE_ERROR
 from tests.trainer.builders import VOCAB, tiny_model

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from penstock.errors import UserError
-from penstock.trainer import state_files
+from penstock.trainer.checkpoint import state_files
+from penstock.trainer.checkpoint.state_files import load_state, save_state
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.optimizer import MasterAdamW
-from penstock.trainer.state_files import load_state, save_state
+from penstock.trainer.optimizers.optimizer import MasterAdamW
 
 
 def model(seed: int) -> torch.nn.Module:

@@ -18,9 +18,9 @@ import torch
 from penstock.checksums import Checksum, write_checksums
 from penstock.interfaces import Ranks
 from penstock.safe_files import remove_folder, replace_link
-from penstock.trainer.checkpoint_state import CheckpointState
+from penstock.trainer.checkpoint.checkpoint_state import CheckpointState
 from penstock.trainer.parallel.joint_folder import agree, joint_folder
-from penstock.trainer.ranks import SingleRank
+from penstock.trainer.parallel.ranks import SingleRank
 from penstock.trainer.trainer_client import LATEST, MODEL, TRAINER_STATE, CheckpointRequest
 from penstock.types import CheckpointWritten
 

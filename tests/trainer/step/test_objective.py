@@ -7,7 +7,7 @@ import pytest
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.corrections import CORRECTIONS
-from penstock.trainer.objective import idle_corrections
+from penstock.trainer.step.objective import idle_corrections
 
 BEHAVIOUR = (
     "algorithm.{} does nothing: algorithm.proximal=behaviour leaves the loss's own ratio no gap to correct; set "

@@ -11,11 +11,11 @@ from torch import nn
 from penstock.errors import UserError
 from penstock.interfaces import Ranks
 from penstock.trainer.config import ParallelConfig, TrainerConfig
-from penstock.trainer.eightbit_adamw import EightBitAdamW
-from penstock.trainer.host_adamw import HasGradient, HostAdamW, host_master
+from penstock.trainer.optimizers.eightbit_adamw import EightBitAdamW
+from penstock.trainer.optimizers.host_adamw import HasGradient, HostAdamW, host_master
+from penstock.trainer.optimizers.update_rules import Float32AdamW, UpdateRule, decay_of
 from penstock.trainer.parallel.local_shards import LocalShard, local_shard, local_values
 from penstock.trainer.parallel.rank_layout import RankLayout
-from penstock.trainer.update_rules import Float32AdamW, UpdateRule, decay_of
 
 
 def learning_rate_at(step: int, total_steps: int, config: TrainerConfig) -> float:

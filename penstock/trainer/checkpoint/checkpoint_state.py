@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from penstock.trainer.host_copies import Copies, HostCopier
-from penstock.trainer.state_files import flatten
+from penstock.trainer.checkpoint.host_copies import Copies, HostCopier
+from penstock.trainer.checkpoint.state_files import flatten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

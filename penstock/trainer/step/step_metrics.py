@@ -14,7 +14,7 @@ import torch
 
 from penstock.algorithms.tokens import bounded
 from penstock.interfaces import Ranks
-from penstock.trainer.step_preparation import PreparedRow
+from penstock.trainer.step.step_preparation import PreparedRow
 from penstock.types import FloatArray, Metric, StepPlan, TracedTokens, TrainSequence
 from penstock.types.metrics import Deviation, Max, Mean, Quantile, SampleSize, Share, Shared, Spread, Sum
 

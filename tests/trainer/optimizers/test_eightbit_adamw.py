@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.eightbit_adamw import (
+from penstock.trainer.optimizers.eightbit_adamw import (
     BLOCK,
     FIRST_MOMENT,
     MIN_VALUES,
@@ -23,7 +23,7 @@ def test_first_update_is_exact_and_a_chunked_one_equal(monkeypatch):
     ours, theirs = parameter(5000), parameter(5000)
     rule = EightBitAdamW([ours], TrainerConfig())
     plain = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.95), weight_decay=0)
-    monkeypatch.setattr("penstock.trainer.eightbit_adamw.CHUNK_VALUES", 1024)
+    monkeypatch.setattr("penstock.trainer.optimizers.eightbit_adamw.CHUNK_VALUES", 1024)
     ours.grad = torch.randn(5000)
     theirs.grad = ours.grad.clone()
     rule.step(0.01)

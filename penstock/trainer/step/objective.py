@@ -16,7 +16,7 @@ from penstock.algorithms.tokens import LossTokens, segment_sum
 from penstock.errors import UserError
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
 from penstock.trainer.forward.value_head import value_loss
-from penstock.trainer.step_preparation import PreparedRow
+from penstock.trainer.step.step_preparation import PreparedRow
 from penstock.usercode import is_function_path
 
 

@@ -1,11 +1,11 @@
 import itertools
 
-from penstock.trainer.clock import StepClock
+from penstock.trainer.step.clock import StepClock
 
 
 def test_parts_of_the_same_name_add_up(monkeypatch):
     """Each look at the clock is a second after the last."""
-    monkeypatch.setattr("penstock.trainer.clock.time.perf_counter", itertools.count().__next__)
+    monkeypatch.setattr("penstock.trainer.step.clock.time.perf_counter", itertools.count().__next__)
     clock = StepClock("cpu")
     for _ in range(2):
         with clock.device("forward"):

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from penstock.trainer import host_copies
-from penstock.trainer.checkpoint_state import take_state
-from penstock.trainer.host_copies import HostCopier
+from penstock.trainer.checkpoint import host_copies
+from penstock.trainer.checkpoint.checkpoint_state import take_state
+from penstock.trainer.checkpoint.host_copies import HostCopier
 
 
 def test_state_and_weights_are_of_the_moment() -> None:

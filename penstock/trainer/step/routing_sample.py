@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from penstock.trainer.sharing import forward_length, num_loss_positions
-from penstock.trainer.step_metrics import StepRecord, mean_of
-from penstock.trainer.step_preparation import PreparedRow
+from penstock.trainer.step.sharing import forward_length, num_loss_positions
+from penstock.trainer.step.step_metrics import StepRecord, mean_of
+from penstock.trainer.step.step_preparation import PreparedRow
 from penstock.types import Metric, TrainSequence
 
 SAMPLED_TOKENS = 256

@@ -28,9 +28,9 @@ from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.forward.reference_policy import Reference
-from penstock.trainer.packing import pack
-from penstock.trainer.ranks import SingleRank
-from penstock.trainer.sharing import forward_length
+from penstock.trainer.parallel.ranks import SingleRank
+from penstock.trainer.step.packing import pack
+from penstock.trainer.step.sharing import forward_length
 from penstock.types import NOT_SAMPLED, RoutingShape, StepPlan, TrainSequence
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.trainer.dummy_batch import dummy_batch
+from penstock.trainer.forward.dummy_batch import dummy_batch
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 100, 1000, 4096, 16384])

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.update_rules import Float32AdamW, decay_of
+from penstock.trainer.optimizers.update_rules import Float32AdamW, decay_of
 
 BLOCK = 256
 """Values that share a scale."""

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.trainer.dummy_batch import dummy_turn
-from penstock.trainer.packing import pack, plan_step, share_out
-from penstock.trainer.sharing import forward_length, loss_positions
+from penstock.trainer.forward.dummy_batch import dummy_turn
+from penstock.trainer.step.packing import pack, plan_step, share_out
+from penstock.trainer.step.sharing import forward_length, loss_positions
 from penstock.types import Episode, Group, Score, ScoredGroup, Task
 from tests.trainer.builders import make_groups
 
@@ -148,7 +148,7 @@ def test_an_empty_step_still_gives_every_rank_a_plan():
 
 def test_planning_and_the_algorithm_catalogue_need_no_torch():
     code = (
-        "import sys; import penstock.trainer.packing, penstock.trainer.config, penstock.algorithms.config;"
+        "import sys; import penstock.trainer.step.packing, penstock.trainer.config, penstock.algorithms.config;"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

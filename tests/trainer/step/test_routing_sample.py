@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock.trainer.forward.packed_model import PackedModel
-from penstock.trainer.routing_sample import SAMPLED_TOKENS, choose_sample
+from penstock.trainer.step.routing_sample import SAMPLED_TOKENS, choose_sample
 from penstock.types import (
     BlobRef,
     RoutingRef,
@@ -71,7 +71,7 @@ def test_only_sequences_with_a_record_and_tokens_in_the_loss_show_something() ->
 
 def test_both_gaps_are_of_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them comes out of the step's rows, in which the sequences lie among others."""
-    monkeypatch.setattr("penstock.trainer.routing_sample.SAMPLED_TOKENS", 30)
+    monkeypatch.setattr("penstock.trainer.step.routing_sample.SAMPLED_TOKENS", 30)
     model = moe_model("qwen3-moe")
     recorded = Recorded(model)
     moved = moved_by(model, 0.3)
