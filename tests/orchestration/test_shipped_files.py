@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.shipped_files import files_of_run
@@ -11,12 +13,13 @@ from penstock.types import Task
 PARTS = ("loss", "advantage", "correction", "kl", "selection", "reward", "workflow", "transport", "task")
 
 
-def test_the_file_of_every_part_is_shipped(tmp_path: Path) -> None:
+def test_the_file_of_every_part_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     at = {name: tmp_path / name / f"{name}.py" for name in PARTS}
     for file in (home / "here.py", *at.values()):
         file.parent.mkdir()
         file.touch()
+    monkeypatch.chdir(home)
     path = {name: f"{file}:part" for name, file in at.items()}
     config = PenstockConfig.model_validate(
         {

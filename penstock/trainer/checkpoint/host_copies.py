@@ -61,11 +61,11 @@ class Copies:
 
 
 class HostCopier:
-    """Makes copies, one set at a time: the next takes the place of the last."""
+    """Makes copies, one set at a time: the next overwrites the last."""
 
     def __init__(self) -> None:
         self._layout: list[tuple[torch.dtype, torch.Size]] = []
-        self._places: list[torch.Tensor] = []
+        self._buffers: list[torch.Tensor] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")
         self._stream: Any = None
 
@@ -74,11 +74,11 @@ class HostCopier:
         own: dict[Key, torch.Tensor] = {_key(tensor): tensor for tensor in tensors}
         if not self._make_room(list(own.values())):
             return None
-        places = dict(zip(own, self._places, strict=True))
-        pairs = [(places[key], tensor.detach()) for key, tensor in own.items()]
+        copies = dict(zip(own, self._buffers, strict=True))
+        pairs = [(copies[key], tensor.detach()) for key, tensor in own.items()]
         on_host = [pair for pair in pairs if not pair[1].is_cuda]
         return Copies(
-            [places[_key(tensor)] for tensor in tensors],
+            [copies[_key(tensor)] for tensor in tensors],
             self._queue([pair for pair in pairs if pair[1].is_cuda]),
             self._thread.submit(_copy, on_host),
         )
@@ -99,12 +99,12 @@ class HostCopier:
         layout = [(tensor.dtype, tensor.shape) for tensor in tensors]
         if layout == self._layout:
             return True
-        self._layout, self._places = [], []
+        self._layout, self._buffers = [], []
         free = available_bytes()
         if free is not None and sum(tensor.nbytes for tensor in tensors) > SHARE * free:
             return False
         try:
-            self._places = _places(tensors, pinned=any(tensor.is_cuda for tensor in tensors))
+            self._buffers = _allocate(tensors, pinned=any(tensor.is_cuda for tensor in tensors))
         except MemoryError:
             return False
         self._layout = layout
@@ -112,28 +112,28 @@ class HostCopier:
 
 
 def _copy(pairs: Sequence[Pair]) -> None:
-    for place, tensor in pairs:
-        place.copy_(tensor, non_blocking=True)
+    for copy, tensor in pairs:
+        copy.copy_(tensor, non_blocking=True)
 
 
 def _key(tensor: torch.Tensor) -> Key:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _places(tensors: Sequence[torch.Tensor], *, pinned: bool) -> list[torch.Tensor]:
-    """A contiguous place for each tensor, with a storage of its own as far as torch knows."""
-    places: list[torch.Tensor] = []
+def _allocate(tensors: Sequence[torch.Tensor], *, pinned: bool) -> list[torch.Tensor]:
+    """A contiguous copy for each tensor, with a storage of its own as far as torch knows."""
+    copies: list[torch.Tensor] = []
     waiting: list[torch.Tensor] = []
     size = 0
     for tensor in (*tensors, None):
         padded = 0 if tensor is None else math.ceil(tensor.nbytes / ALIGNMENT) * ALIGNMENT
         if tensor is None or (waiting and size + padded > BUFFER_BYTES):
-            places += _cut(_buffer(size, pinned), waiting)
+            copies += _cut(_buffer(size, pinned), waiting)
             waiting, size = [], 0
         if tensor is not None:
             waiting.append(tensor)
             size += padded
-    return places
+    return copies
 
 
 def _buffer(size: int, pinned: bool) -> torch.Tensor:
@@ -144,15 +144,15 @@ def _buffer(size: int, pinned: bool) -> torch.Tensor:
 
 
 def _cut(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    array, start, places = buffer.numpy(), 0, []
+    array, start, copies = buffer.numpy(), 0, []
     for tensor in tensors:
         if tensor.numel() == 0:  # has no bytes to lie in
-            places.append(torch.empty_like(tensor, device="cpu"))
+            copies.append(torch.empty_like(tensor, device="cpu"))
             continue
         flat = torch.from_numpy(array[start : start + tensor.nbytes])
-        places.append(flat.view(tensor.dtype).view(tensor.shape))
+        copies.append(flat.view(tensor.dtype).view(tensor.shape))
         start += math.ceil(tensor.nbytes / ALIGNMENT) * ALIGNMENT
-    return places
+    return copies
 
 
 def available_bytes(meminfo: Path = MEMINFO, group: Path = GROUP) -> int | None:

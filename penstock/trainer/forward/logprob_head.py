@@ -35,8 +35,8 @@ class KeptIds:
     offsets: torch.Tensor
     """On the host: it is asked for sizes, and a device would have to be waited for."""
     ids: torch.Tensor
-    are_places: bool = False
-    """Whether `ids` are places in a rank's part of the vocabulary (`split_vocabulary.py`)."""
+    are_local: bool = False
+    """Whether `ids` are counted within a rank's part of the vocabulary (`split_vocabulary.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +115,9 @@ class TokenHead:
             weight, part = own_vocabulary(whole)
             bias, shape = getattr(embedding, "bias", None), self._shape
         if part is not None:
-            targets = part.places(targets)
+            targets = part.local(targets)
             bias = None if bias is None else own_vocabulary(bias)[0]
-            kept = kept and KeptIds(offsets=kept.offsets, ids=part.places(kept.ids), are_places=True)
+            kept = kept and KeptIds(offsets=kept.offsets, ids=part.local(kept.ids), are_local=True)
         fused = self._fused if self._fused is not None else states.is_cuda and kernels_available()
         head = Projection(kept=kept, shape=shape, chunk=self._chunk, fused=fused, vocabulary=part)
         return _Logprobs.apply(states, weight, bias, targets, temperature, head)  # type: ignore[no-any-return, no-untyped-call]
@@ -328,7 +328,7 @@ def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> tor
     rows = torch.arange(stop - start, device=scaled.device).repeat_interleave(
         counts, output_size=last - first
     )
-    if kept.are_places:
+    if kept.are_local:
         own = ids != ELSEWHERE
         rows, ids = rows[own], ids[own]
     values = scaled[rows, ids]

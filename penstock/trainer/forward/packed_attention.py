@@ -41,9 +41,9 @@ class Layout:
 
     buckets: tuple[Bucket, ...]
     to_padded: torch.Tensor | None
-    """(padded tokens,): the packed token at each padded place; None when the two orders are the same."""
+    """(padded tokens,): the packed token at each padded position; None when the two orders are the same."""
     to_packed: torch.Tensor | None
-    """(tokens,): the padded place of each packed token."""
+    """(tokens,): the padded position of each packed token."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> "Layout":

@@ -250,9 +250,9 @@ class PackedModel:
             )
             return
         # Tokens 3 and 4 as a prefix, then 0 1 behind it as one rest and 5 6 as another.
-        order, places = [3, 4, 0, 1, 5, 6], [0, 1, 2, 3, 2, 3]
+        order, offsets = [3, 4, 0, 1, 5, 6], [0, 1, 2, 3, 2, 3]
         shared = self._states(
-            ids[:, order], torch.tensor([places], device=self._device), [2, 2, 2], members=[2]
+            ids[:, order], torch.tensor([offsets], device=self._device), [2, 2, 2], members=[2]
         ).float()
         self._shares = self._agree(torch.cat([shared[:2], shared[4:]]), alone)
         if not self._shares:
@@ -314,7 +314,7 @@ def _behind_a_shared_prompt(
     row = PackedRow.of(pair, shared_prompts=True)
     assert row is not None
     ends = torch.split(policy(row).logprobs, list(row.counts))
-    at = next(place for place, each in enumerate(row.sequences) if each is pair[1])
+    at = next(index for index, each in enumerate(row.sequences) if each is pair[1])
     return torch.cat([alone[: SHARED - 1], ends[at]])
 
 

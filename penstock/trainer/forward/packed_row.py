@@ -28,7 +28,7 @@ class PackedRow:
     lengths: tuple[int, ...]
     """Of the segments that attention keeps apart: whole sequences, or shared prefixes and their rests."""
     rows: torch.Tensor
-    """(loss tokens,): the place in the row whose hidden state predicts each."""
+    """(loss tokens,): the position in the row whose hidden state predicts each."""
     targets: torch.Tensor
     temperature: torch.Tensor
     behaviour_logprobs: torch.Tensor
@@ -102,7 +102,7 @@ class PackedRow:
             ],
             lengths=tuple(part.stop - part.start for part in layout.segments),
             rows=column(
-                [place[p - 1] for p, place in zip(positions_of, layout.places, strict=True)], torch.long
+                [within[p - 1] for p, within in zip(positions_of, layout.positions, strict=True)], torch.long
             ),
             targets=column([s.token_ids[p] for s, p in picked], torch.long),
             temperature=column([np.full(len(p), s.sampling.temperature) for s, p in picked], torch.float32),

@@ -76,15 +76,15 @@ class RowRouting:
         cls, records: Sequence[SampleRoutes], segments: Sequence[Segment], *, device: torch.device | str
     ) -> "RowRouting":
         """`records` are those of the row's sequences. What is laid once has one record in all that share it."""
-        place, shape = torch.device(device), records[0].shape
+        target, shape = torch.device(device), records[0].shape
         num_tokens = sum(part.stop - part.start for part in segments)
         # torch has few operations for unsigned numbers of two bytes
         ids = host_buffer(
             (num_tokens, shape.num_layers, shape.top_k),
             torch.uint8 if shape.id_bytes == 1 else torch.int16,
-            place,
+            target,
         )
-        known = host_buffer((num_tokens,), torch.bool, place)
+        known = host_buffer((num_tokens,), torch.bool, target)
         all_ids, all_known = ids.numpy().view(id_dtype(shape)), known.numpy()
         begin = 0
         for part in segments:
@@ -92,7 +92,7 @@ class RowRouting:
             records[part.sequence].lay(part.start, part.stop, all_ids[begin:end], all_known[begin:end])
             begin = end
         return cls(
-            ids=ids.to(place, non_blocking=True).transpose(0, 1).contiguous(),
-            known=known.to(place, non_blocking=True),
+            ids=ids.to(target, non_blocking=True).transpose(0, 1).contiguous(),
+            known=known.to(target, non_blocking=True),
             num_known=int(all_known.sum()),
         )

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 ELSEWHERE = -1
-"""The place of an id that another rank has."""
+"""The local id of one that another rank has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class VocabularyPart:
     start: int
     stop: int
 
-    def places(self, ids: torch.Tensor) -> torch.Tensor:
-        """Turn ids into rows of this part; `ELSEWHERE` where another rank has them."""
+    def local(self, ids: torch.Tensor) -> torch.Tensor:
+        """Ids counted within this part; `ELSEWHERE` where another rank has them."""
         is_own = (ids >= self.start) & (ids < self.stop)
         return torch.where(is_own, ids - self.start, ELSEWHERE)
 

@@ -77,9 +77,9 @@ class HostAdamW:
             if number + 1 < len(self._buckets):
                 self._fetch(number + 1)
             self._down[number % 2].wait()
-            for piece, place in _places(bucket):
+            for piece, span in _spans(bucket):
                 if self._gradients[piece.tensor].grad is not None:
-                    piece.values.grad = self._down[number % 2].buffer[place]
+                    piece.values.grad = self._down[number % 2].buffer[span]
             self._adamw.step(learning_rate)
             for piece in bucket:
                 piece.values.grad = None
@@ -96,23 +96,23 @@ class HostAdamW:
     def _fetch(self, number: int) -> None:
         """Start copying a bucket's gradients to the host. Its staging buffer was read two buckets ago."""
         staging = self._down[number % 2]
-        for piece, place in _places(self._buckets[number]):
+        for piece, span in _spans(self._buckets[number]):
             gradient = self._gradients[piece.tensor].grad
             if gradient is not None:
-                staging.buffer[place].copy_(gradient.reshape(-1)[piece.start : piece.stop], non_blocking=True)
+                staging.buffer[span].copy_(gradient.reshape(-1)[piece.start : piece.stop], non_blocking=True)
                 staging.left(gradient.device)
 
     def _send(self, number: int) -> None:
         """Start copying a bucket's weights to the device, rounded on the host."""
         for pair in self._up.values():
             pair[number % 2].wait()
-        for piece, place in _places(self._buckets[number]):
+        for piece, span in _spans(self._buckets[number]):
             parameter = self._parameters[piece.tensor]
             if self._returns[piece.tensor] and self._gradients[piece.tensor].grad is not None:
                 staging = self._up[parameter.dtype][number % 2]
-                staging.buffer[place].copy_(piece.values)
+                staging.buffer[span].copy_(piece.values)
                 target = parameter.view(-1)[piece.start : piece.stop]
-                target.copy_(staging.buffer[place], non_blocking=True)
+                target.copy_(staging.buffer[span], non_blocking=True)
                 staging.left(parameter.device)
 
 
@@ -161,7 +161,7 @@ def _buckets(masters: Sequence[nn.Parameter]) -> Iterator[list[Slice]]:
         ]
 
 
-def _places(bucket: Sequence[Slice]) -> Iterator[tuple[Slice, slice]]:
+def _spans(bucket: Sequence[Slice]) -> Iterator[tuple[Slice, slice]]:
     """Where each slice of a bucket lies in its staging."""
     start = 0
     for piece in bucket:

@@ -198,7 +198,7 @@ class MasterAdamW:
 
 
 class _Holder:
-    """A place for the gradient of a parameter whose master is on another device."""
+    """Memory for the gradient of a parameter whose master is on another device."""
 
     def __init__(self) -> None:
         self.grad: torch.Tensor | None = None

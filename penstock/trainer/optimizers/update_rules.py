@@ -1,4 +1,4 @@
-"""How masters are updated from their gradients: one rule for each place that AdamW's states may live in."""
+"""How masters are updated from their gradients: one rule for each memory that AdamW's states may live in."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

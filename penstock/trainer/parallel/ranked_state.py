@@ -35,7 +35,7 @@ from penstock.trainer.parallel.rank_layout import RankLayout
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 INDEX, SHARDS = "index.json", "shards.json"
-Place = tuple[tuple[int, ...], tuple[int, ...]]
+Extent = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a part of a tensor begins, and its sizes."""
 
 
@@ -50,13 +50,13 @@ def write_ranked(
     if layout.rank == 0:
         index = {"parallel": layout.parallel.model_dump(mode="json")}
         (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
-    if layout.mesh_place["data"] > 0:
+    if layout.mesh_coordinate["data"] > 0:
         return {}
     own = folder / f"rank-{layout.rank}"
     own.mkdir()
     sums = write_state(own, plain, tensors)
-    places = [{"start": shard.start, "sizes": tuple(shard.values.shape)} for shard in shards]
-    (own / SHARDS).write_text(json.dumps(places), encoding="utf-8")
+    extents = [{"start": shard.start, "sizes": tuple(shard.values.shape)} for shard in shards]
+    (own / SHARDS).write_text(json.dumps(extents), encoding="utf-8")
     return sums
 
 
@@ -91,7 +91,7 @@ class Source:
 
     folder: Path
     tree: dict[str, Any]
-    places: Sequence[Place] | None
+    extents: Sequence[Extent] | None
     """Of its masters; None: they are whole."""
     files: Mapping[str, Path]
     """By the number of a tensor, the file that holds it."""
@@ -99,18 +99,18 @@ class Source:
     @classmethod
     def of(cls, folder: Path) -> "Source":
         tree, files = read_tree(folder)
-        places = None
+        extents = None
         if (folder / SHARDS).exists():
             read = json.loads((folder / SHARDS).read_text(encoding="utf-8"))
-            places = [(tuple(each["start"]), tuple(each["sizes"])) for each in read]
-        return cls(folder, tree, places, files)
+            extents = [(tuple(each["start"]), tuple(each["sizes"])) for each in read]
+        return cls(folder, tree, extents, files)
 
     def sizes(self, shards: Sequence[LocalShard]) -> list[tuple[int, ...]]:
         """The sizes of its masters."""
         return [self._place(master, shard)[1] for master, shard in enumerate(shards)]
 
-    def _place(self, master: int, shard: LocalShard) -> Place:
-        return ((0,) * len(shard.shape), shard.shape) if self.places is None else self.places[master]
+    def _place(self, master: int, shard: LocalShard) -> Extent:
+        return ((0,) * len(shard.shape), shard.shape) if self.extents is None else self.extents[master]
 
     def read(
         self, part: Reference | torch.Tensor, master: int, shard: LocalShard, into: torch.Tensor
@@ -238,7 +238,7 @@ def _renumbered(
 
 def _slices(shapes: Sequence[Sequence[int]], order: Sequence[int]) -> list[tuple[int, int, int]]:
     """Cut masters of these shapes into slices (master, start, stop), as AdamW counts them."""
-    rank = {master: place for place, master in enumerate(order)}
+    rank = {master: index for index, master in enumerate(order)}
     buckets = cut_masters([math.prod(shape) for shape in shapes], room=host_adamw.BUCKET_VALUES)
     cut = [piece for bucket in buckets for piece in bucket]
     return sorted(cut, key=lambda piece: (rank[piece[0]], piece[1]))

@@ -76,32 +76,32 @@ def _probe(packed: PackedModel, device: str) -> torch.Tensor:
     return found
 
 
-Place = tuple[nn.Module, str]
+Owner = tuple[nn.Module, str]
 
 
 def split_matrices(model: Any, mesh: DeviceMesh) -> None:
     """Split the matrices of a model in place. Weights that were one stay one."""
-    tied = [places for places in _places(model).values() if len(places) > 1]
+    tied = [owners for owners in _owners(model).values() if len(owners) > 1]
     apply_tensor_parallelism(model, mesh)
-    for places in tied:
-        first, *others = (module._parameters[name] for module, name in places)
+    for owners in tied:
+        first, *others = (module._parameters[name] for module, name in owners)
         if any(_placements(first) != _placements(other) for other in others):
             raise UserError(
                 f"trainer.parallel.tensor must be 1 for {type(model).__name__}: transformers' plan splits weights "
                 "in two ways that are one weight; use trainer.parallel.shard"
             )
-        for module, name in places:
+        for module, name in owners:
             module._parameters[name] = first
 
 
-def _places(model: nn.Module) -> Mapping[int, list[Place]]:
+def _owners(model: nn.Module) -> Mapping[int, list[Owner]]:
     """Which modules have each weight."""
-    places: dict[int, list[Place]] = {}
+    owners: dict[int, list[Owner]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                places.setdefault(id(parameter), []).append((module, name))
-    return places
+                owners.setdefault(id(parameter), []).append((module, name))
+    return owners
 
 
 def _placements(weight: Any) -> Any:

@@ -158,9 +158,9 @@ def _pieces(
         # What the longest member needs by itself is needed in any case.
         room = max(1, limit - family.prefix, *rests)
         for part in pack(rests, room):
-            pieces.append([family.members[place] for place in part])
-            costs.append(family.prefix + sum(rests[place] for place in part))
-            pairs = sum(family.lengths[place] ** 2 for place in part)
+            pieces.append([family.members[index] for index in part])
+            costs.append(family.prefix + sum(rests[index] for index in part))
+            pairs = sum(family.lengths[index] ** 2 for index in part)
             work.append(costs[-1] + pairs // ATTENTION_TOKENS)
     return pieces, costs, work
 

@@ -93,8 +93,8 @@ class RowLayout:
     segments: tuple[Segment, ...]
     members: tuple[int, ...]
     """Rests of each shared prefix: the first segments are the prefixes, the last the rests."""
-    places: tuple[IntArray, ...]
-    """The place in the row of each forward token of each sequence."""
+    positions: tuple[IntArray, ...]
+    """The position in the row of each forward token of each sequence."""
     num_shared_tokens: int
 
     @classmethod
@@ -115,12 +115,12 @@ class RowLayout:
         return cls(
             segments=tuple(segments),
             members=tuple(sum(rest > 0 for rest in family.rests) for family in split),
-            places=_places(segments, families, len(sequences)),
+            positions=_positions(segments, families, len(sequences)),
             num_shared_tokens=sum(family.num_shared_tokens for family in families),
         )
 
 
-def _places(segments: Sequence[Segment], families: Sequence[Family], count: int) -> tuple[IntArray, ...]:
+def _positions(segments: Sequence[Segment], families: Sequence[Family], count: int) -> tuple[IntArray, ...]:
     begins = np.cumsum([0, *[segment.stop - segment.start for segment in segments]])
     place_of = {
         (segment.sequence, segment.start): np.arange(
@@ -129,13 +129,13 @@ def _places(segments: Sequence[Segment], families: Sequence[Family], count: int)
         for segment, begin in zip(segments, begins[:-1], strict=True)
     }
     nothing: IntArray = np.zeros(0, dtype=np.int32)
-    places = [nothing] * count
+    positions = [nothing] * count
     for family in families:
         first = place_of[family.members[0], 0]
         for index in family.members:
             rest = place_of.get((index, family.prefix), nothing) if family.prefix else nothing
-            places[index] = np.concatenate([first, rest])
-    return tuple(places)
+            positions[index] = np.concatenate([first, rest])
+    return tuple(positions)
 
 
 def _prompt_length(sample: Sample) -> int:

@@ -42,7 +42,7 @@ def test_a_prompt_is_laid_once_before_its_rests():
     )
     assert segments == [(0, 0, 3), (1, 0, 2), (0, 3, 4), (2, 3, 5)]
     assert members == (2,)
-    assert [place.tolist() for place in layout.places] == [[0, 1, 2, 5], [3, 4], [0, 1, 2, 6, 7]]
+    assert [each.tolist() for each in layout.positions] == [[0, 1, 2, 5], [3, 4], [0, 1, 2, 6, 7]]
     assert layout.num_shared_tokens == 3
 
 
@@ -85,7 +85,7 @@ def test_a_member_that_is_all_prefix_has_no_rest():
     )
     assert segments == [(0, 0, 2), (1, 2, 4)]
     assert members == (1,)
-    assert [place.tolist() for place in layout.places] == [[0, 1], [0, 1, 2, 3], [0, 1]]
+    assert [each.tolist() for each in layout.positions] == [[0, 1], [0, 1, 2, 3], [0, 1]]
     segments, members, layout = layout_of(sequence([1, 2], [3]), sequence([1, 2], [4]))
     assert segments == [(0, 0, 2)]
     assert members == ()
