@@ -68,9 +68,9 @@ def read_arguments(
         own["eval"] = {**own.get("eval", {}), "tasks": eval_tasks}
     if steps is not None:
         own["run"] = {**own.get("run", {}), "steps": steps}
-    if "algorithm" in own:
-        own["algorithm"] = _by_path(own["algorithm"], "algorithm")
     merged = _merged(PenstockConfig, data, _sections(own))
+    if "algorithm" in merged:
+        merged["algorithm"] = _by_path(merged["algorithm"], "algorithm")
     train_rows, heldout_rows = _take_rows(merged)
     is_local = any(one.path is None for one in rewards)
     if rewards and not is_local:

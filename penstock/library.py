@@ -38,11 +38,11 @@ from penstock.models.outline import outline_of
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.event_queue import EventQueue
 from penstock.orchestration.adapter_settings import engine_with_adapter
-from penstock.rollout.replay_check import check_replayed
+from penstock.rollout.episode_spec import check_replayed
 from penstock.sync.config import SyncConfig
 from penstock.sync.transports import AnyReceiver, Rendezvous
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.packing import plan_step
+from penstock.trainer.step.packing import plan_step
 from penstock.trainer.trainer_client import PublishRequest, ReleaseRequest, SaveRequest, TrainerStart
 from penstock.types import (
     DEFAULT_POLICY,

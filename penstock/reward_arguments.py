@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from penstock.errors import ConfigError, UserError
 from penstock.scoring.config import RewardConfig, RewardFunction
-from penstock.scoring.functions import Reward, wrap
-from penstock.scoring.reward_loader import load_callable
+from penstock.scoring.functions import Reward, load_callable, wrap
 from penstock.usercode import describe_callable
 
 OneReward = str | Callable[..., Any] | tuple[str | Callable[..., Any], float]

@@ -81,6 +81,33 @@ def test_one_reward_without_a_path_keeps_all_of_them_here() -> None:
     assert [one.weight for one in arguments.local_rewards] == [1.0, 0.5]
 
 
+def own_part(*given: Any) -> Any:
+    raise AssertionError("nothing calls it here")
+
+
+OWN = {"loss": own_part, "advantage": own_part, "kl_estimator": own_part} | {
+    name: {own_part: {}} for name in ("corrections", "engine_corrections", "selection")
+}
+
+
+@pytest.mark.parametrize("given", [{"algorithm": OWN}, {"config": {"algorithm": OWN}}])
+def test_functions_of_the_algorithm_are_in_the_config_by_path(given: dict[str, Any]) -> None:
+    algorithm = read(**given).config.algorithm
+    assert algorithm.paths() == (f"{__name__}:own_part",) * 6
+
+
+@pytest.mark.parametrize("name", ["loss", "corrections"])
+def test_functions_that_no_process_can_import_are_refused(name: str) -> None:
+    def inside(tokens: Any) -> Any:
+        return tokens
+
+    given = {"loss": inside, "corrections": {inside: {}}}[name]
+    with pytest.raises(
+        UserError, match="can't be imported by a worker process, which trains with it; define it"
+    ):
+        read(algorithm={name: given})
+
+
 def test_the_demo_is_what_runs_when_nothing_is_named() -> None:
     assert read(steps=3).config.run.name == "demo"
     assert read(model="m").config.run.name == "run"

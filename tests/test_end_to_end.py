@@ -26,7 +26,7 @@ from penstock.observe.writers.recoveries_jsonl import read_recoveries
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.kept_checkpoints import checkpoints_of
 from penstock.orchestration.run_processes import wait_for_orphans
-from penstock.trainer.state_files import load_state
+from penstock.trainer.checkpoint.state_files import load_state
 
 REWARDS = """
 import time

@@ -26,6 +26,11 @@ def example(name: str) -> Any:
     return module
 
 
+def test_every_example_is_read_at_a_glance() -> None:
+    lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert len(lines) == 4 and max(lines.values()) <= 40, lines
+
+
 def test_an_engine_alone_answers(capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(example("engine_alone").main())
     lines = capsys.readouterr().out.splitlines()

@@ -10,7 +10,9 @@ import yaml
 
 import penstock
 from penstock.cli.main import main
+from penstock.dashboard.chart_answers import list_metrics
 from penstock.errors import UserError
+from penstock.observe.reading.run_reading import RunReading
 
 DOCS = Path(__file__).parent.parent / "docs"
 TASKS = "".join(f'{{"prompt": "{a}+5=", "answer": "{a + 5}"}}\n' for a in range(40))
@@ -46,11 +48,21 @@ def metrics() -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
 
 
-def test_algorithms_of_ones_own_train_as_the_docs_show_them(project: dict[str, Any]) -> None:
+def test_algorithms_of_ones_own_train_as_the_docs_show_them(
+    project: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the loss reports is in `metrics.jsonl`, in the terminal, and among the curves of the page."""
     Path("config.yaml").write_text(yaml.safe_dump(project))
+    words = ["trainer.parallel.data=2", "run.checkpoint_every=1", "observe.every_s=0.001"]
     with pytest.raises(SystemExit) as ended:
-        main(["train", "config.yaml", "trainer.parallel.data=2", "run.checkpoint_every=1"])
+        main(["train", "config.yaml", *words])
     assert ended.value.code == 0
+    assert re.search(r"step [123]/3 .*  my_weight 0\.\d+  ", capsys.readouterr().out)
+    reading = RunReading(Path("runs/run"))
+    reading.refresh()
+    written = next(row["my_weight"] for row in reversed(metrics()) if "my_weight" in row)
+    assert list_metrics(reading)["values"]["my_weight"] == pytest.approx(written)
+    assert reading.state.own_metrics.keys() == {"clip_fraction", "my_weight"}
     weights = [row["my_weight"] for row in metrics() if "my_weight" in row]
     assert len(weights) == 3
     assert all(0 < weight <= 1 for weight in weights)

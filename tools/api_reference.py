@@ -38,7 +38,7 @@ nothing, which stands for all turns that were made.
 
 ALONE = """\
 An engine, a trainer, the staleness gate and weight sync work without a run: no run folder, no controller, no other
-processes. [examples/library](../examples/library) has a program of some 40 lines for each.
+processes. [examples/library](../examples/library) has a program of at most 40 lines for each.
 
 ```python
 import asyncio

@@ -43,7 +43,7 @@ run_part() {
             penstock train "$recipe" model.name="$out/random-1.5b" run.steps=12
         ;;
     checkpoint)
-        python -m pytest -q -p no:cacheprovider tests/trainer/test_host_copies.py &&
+        python -m pytest -q -p no:cacheprovider tests/trainer/checkpoint/test_host_copies.py &&
             python -m benchmarks checkpoint --shape 1.5b --json "$out/checkpoint.json"
         ;;
     moe)

@@ -17,8 +17,8 @@ import numpy as np
 
 from penstock.channel import Channel
 from penstock.channel.address import Listener, connect
-from penstock.trainer.packing import plan_step
 from penstock.trainer.plan_transfer import serve_steps
+from penstock.trainer.step.packing import plan_step
 from penstock.trainer.trainer_client import TrainerClient
 from penstock.types import (
     Episode,

@@ -20,7 +20,7 @@ from penstock.errors import UserError
 from penstock.models import attention_probe
 from penstock.models.load import refusal
 from penstock.models.small_twin import limits_of
-from penstock.trainer.forward.packed_attention_check import check_packed_attention
+from penstock.trainer.forward.packed_model import check_packed_attention
 
 FAR = 1 << 30
 """A context past every limit."""

@@ -2,7 +2,7 @@
 
 from benchmarks.learning.arms import Arm, Curve, Setup
 from benchmarks.learning.bed import MICRO_BATCH_TOKENS, TestBed, scored
-from penstock.trainer.packing import plan_step
+from penstock.trainer.step.packing import plan_step
 
 
 def run_lagged(arm: Arm, seed: int, setup: Setup) -> Curve:

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.learning.arms import Arm, Curve, Setup
 from benchmarks.learning.bed import MICRO_BATCH_TOKENS, TestBed, scored
 from penstock.buffer.admission import StalenessGate, StepGroups, Ticket
-from penstock.trainer.packing import plan_step
+from penstock.trainer.step.packing import plan_step
 from penstock.types import Task
 
 STRAGGLE_TICKS = 8

@@ -30,9 +30,7 @@ async def main(steps: int = 3) -> list[int]:
                 server.stdin.write(msgspec.json.encode(update) + b"\n")
                 receipt = msgspec.json.decode(await server.stdout.readline(), type=UpdateReceipt)
             versions.append(receipt.version)
-            print(
-                f"the other process serves version {receipt.version}, verified in {receipt.verify_s * 1e3:.1f} ms"
-            )
+            print(f"it serves version {receipt.version}, verified in {receipt.verify_s * 1e3:.1f} ms")
     server.stdin.close()
     await server.wait()
     return versions

@@ -110,7 +110,7 @@ class AlgorithmConfig(Section):
                 registry.bind(name, arguments)
 
     def paths(self) -> tuple[str, ...]:
-        """Those of users' functions."""
+        """The paths of users' functions."""
         return tuple(name for _, name, _ in self._functions() if is_function_path(name))
 
     def _functions(self) -> Iterator[tuple[Registry[Any], str, Arguments]]:

@@ -114,7 +114,7 @@ def gae(
 
 
 def _whitened(estimates: list[Values], gather: Callable[[Values], list[Values]]) -> list[Values]:
-    """With mean 0 and deviation 1 over the tokens of the step, on whatever rank they are."""
+    """Shift and scale to mean 0 and deviation 1 over the tokens of the step, on whatever rank they are."""
     own = Deviation.of(np.concatenate([np.zeros(0), *estimates]))
     parts = gather(np.array([own.count, own.mean, own.squares]))
     whole = reduce(

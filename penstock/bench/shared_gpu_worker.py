@@ -31,7 +31,7 @@ from penstock.models.published import published_tensors
 from penstock.sync.cuda_ipc import CudaIpcPublisher
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel
-from penstock.trainer.optimizer import MasterAdamW
+from penstock.trainer.optimizers.optimizer import MasterAdamW
 from penstock.types import GenerateRequest, SamplingParams
 
 LOOK_S = 0.001

@@ -23,11 +23,11 @@ from penstock.bench.shapes import hardware, make_shape, num_matrix_parameters
 from penstock.bench.train_setting import TrainSetting
 from penstock.bench.train_steps import ON_CPU, ON_GPU, steps_arm
 from penstock.trainer.config import OptimizerStates, TrainerConfig
-from penstock.trainer.dummy_batch import dummy_turn
 from penstock.trainer.forward.checkpointing import Checkpointing
+from penstock.trainer.forward.dummy_batch import dummy_turn
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
-from penstock.trainer.optimizer import MasterAdamW
+from penstock.trainer.optimizers.optimizer import MasterAdamW
 from penstock.types import TrainSequence, sample_of_turn
 
 GB = 1e9

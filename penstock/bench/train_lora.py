@@ -17,7 +17,7 @@ from penstock.bench.train_setting import TrainSetting
 from penstock.models.config import LoraConfig
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.forward.checkpointing import Checkpointing
-from penstock.trainer.optimizer import MasterAdamW
+from penstock.trainer.optimizers.optimizer import MasterAdamW
 
 FULL = "all weights"
 

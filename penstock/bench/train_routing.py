@@ -31,11 +31,11 @@ from penstock.blobs import MemoryBlobs
 from penstock.models.load import resolve_device
 from penstock.models.routing import unwatch
 from penstock.routing_records import id_dtype, store_routes
-from penstock.trainer.dummy_batch import dummy_turn
 from penstock.trainer.forward.checkpointing import Checkpointing
+from penstock.trainer.forward.dummy_batch import dummy_turn
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
-from penstock.trainer.routing_sample import choose_sample
+from penstock.trainer.step.routing_sample import choose_sample
 from penstock.types import RoutingShape, TrainSequence, sample_of_turn
 
 

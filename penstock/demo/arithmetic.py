@@ -7,8 +7,9 @@ of either list. The built-in model's supervised start keeps to the same split.
 
 import random
 import zlib
-from typing import Literal
+from typing import Any, Literal
 
+from penstock.errors import TaskError
 from penstock.types import Task
 
 Split = Literal["train", "heldout"]
@@ -30,3 +31,22 @@ def make_tasks(split: Split, *, size: int, seed: int) -> list[Task]:
         Task(id=f"{a}+{b}", prompt=f"{a}+{b}=", columns={"answer": str(a + b)})
         for a, b in rng.sample(prompts, min(size, len(prompts)))
     ]
+
+
+SIZES = {"train": 4096, "heldout": 256}
+
+
+def make_rows(name: str, arguments: dict[str, Any]) -> list[Task]:
+    """The tasks of the source `builtin:arithmetic`, its arguments checked."""
+    if name != "arithmetic":
+        raise TaskError(f"the only built-in task set is builtin:arithmetic, got builtin:{name}")
+    unknown = arguments.keys() - {"split", "size", "seed"}
+    if unknown:
+        raise TaskError(f"builtin:arithmetic takes split, size and seed, got {sorted(unknown)[0]!r}")
+    split = arguments.get("split", "train")
+    if split not in SIZES:
+        raise TaskError(f"the split of builtin:arithmetic must be train or heldout, got {split!r}")
+    size, seed = arguments.get("size", SIZES[split]), arguments.get("seed", 0)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise TaskError(f"the size of builtin:arithmetic must be a whole number >= 1, got {size!r}")
+    return make_tasks(split, size=size, seed=seed)

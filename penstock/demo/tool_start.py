@@ -137,7 +137,7 @@ def _loss(model: nn.Module, rows: list[tuple[list[int], list[int]]]) -> torch.Te
 
 
 def _operands(recipe: ToolRecipe, rng: random.Random) -> tuple[int, int]:
-    """Of a problem that is not held out."""
+    """The operands of a problem that is not held out."""
     while True:
         a, b = (rng.randint(recipe.low, recipe.high) for _ in range(2))
         if not recipe.holds_out(f"{a}+{b}="):

@@ -185,6 +185,8 @@ class StepEvent(Event, frozen=True, kw_only=True):
     reward: float
     num_samples: int
     metrics: dict[str, float]
+    own_metrics: tuple[str, ...] = ()
+    """Names of those that a user's loss reports."""
     seconds: dict[str, float]
     """Where the trainer's time went, by part."""
     waited_s: float

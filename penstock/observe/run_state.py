@@ -73,6 +73,8 @@ class RunState:
         """When a group was last scored or a step trained."""
         self.row: dict[str, float] = {}
         """The metrics of the last step, by the names of `metrics.jsonl`."""
+        self.own_metrics: dict[str, float] = {}
+        """Those of them that a user's loss reports."""
         self._makes_rows = makes_rows
         self._pace: deque[float] = deque(maxlen=PACE_STEPS + 1)
         """When training began, then when the last steps ended."""
@@ -168,6 +170,7 @@ class RunState:
             bottleneck=self._limit(),
             answers=self._answers(),
             experts=self._experts(),
+            own_metrics=self.own_metrics,
             last_sample=self._last_sample(),
         )
 
@@ -274,6 +277,7 @@ class RunState:
         self.staleness_sum += self.staleness
         self.staleness_max = max(self.staleness_max, event.metrics.get("staleness_max", 0.0))
         self.staleness_bound = event.max_staleness
+        self.own_metrics = {name: event.metrics[name] for name in event.own_metrics}
         self._bottleneck.on_step(event.waited_s, event.took_s)
         self.processes[TRAINER].work(event.time, event.seconds)
         self.last_progress = max(self.last_progress, event.time)

@@ -10,8 +10,8 @@
     engine0    ████████····  64%  24 running, 0 waiting
     last       reward 1, versions 74–76: 12 × 7 = 84
 
-A model with experts has a line for those too. A fact that does not fit into its line is left out whole; only a
-line's last words are cut.
+A model with experts has a line for those too, and so has what a user's loss reports. A fact that does not fit into
+its line is left out whole; only a line's last words are cut.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,6 +57,8 @@ def lines(status: RunStatus, width: int) -> list[Text]:
     if status.answers is not None:
         rows.append(_row("answers", _answer_facts(status), width))
         rows.append(_row("staleness", _staleness_facts(status), width))
+    if status.own_metrics:
+        rows.append(_row("loss", _own_facts(status), width))
     if status.experts is not None:
         rows.append(_row("experts", _expert_facts(status.experts), width))
     if status.bottleneck is not None:
@@ -136,6 +138,10 @@ def _staleness_facts(status: RunStatus) -> list[Text | str]:
         *([Text.assemble("ages", *ages)] if ages else []),
         f"max {status.staleness_max:.0f} so far",
     ]
+
+
+def _own_facts(status: RunStatus) -> list[Text | str]:
+    return [f"{plain_line(name)} {value:.4g}" for name, value in status.own_metrics.items()]
 
 
 def _expert_facts(experts: ExpertStatus) -> list[Text | str]:

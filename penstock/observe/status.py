@@ -105,4 +105,6 @@ class RunStatus:
     bottleneck: BottleneckStatus | None = None
     answers: AnswerStatus | None = None
     experts: ExpertStatus | None = None
+    own_metrics: dict[str, float] = field(default_factory=dict)
+    """What a user's loss reported of the last step."""
     last_sample: SampleStatus | None = None

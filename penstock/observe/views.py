@@ -90,10 +90,11 @@ def progress_line(status: RunStatus) -> str:
     )
     limit = "" if status.bottleneck is None else f"  limit: {status.bottleneck.who}"
     experts = "" if status.experts is None else f"  experts {_share(status.experts.flipped)} flipped"
+    own = "".join(f"  {name} {value:.4g}" for name, value in status.own_metrics.items())
     left = "" if status.left_s is None else f"  about {duration(status.left_s)} to go"
     return (
         f"step {status.step}/{status.steps}{left}  reward {reward}  {status.tokens_per_s:,.0f} tok/s  "
-        f"staleness {status.staleness_mean:.2f} (max {status.staleness_max:.0f}){experts}{limit}  {processes}"
+        f"staleness {status.staleness_mean:.2f} (max {status.staleness_max:.0f}){experts}{own}{limit}  {processes}"
     )
 
 

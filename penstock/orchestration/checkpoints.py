@@ -1,7 +1,7 @@
 """Checkpoints of a run: what they hold, where they are, and when they are written.
 
     RUN/checkpoints/step-N/progress.json    steps, versions, place in the tasks (the controller's part)
-                           trainer/         optimizer, schedule, random numbers (`penstock.trainer.state_files`)
+                           trainer/         optimizer, schedule, random numbers (`checkpoint/state_files.py`)
                            model/           the weights of step N in Hugging Face format
 
 A checkpoint is of the moment between two steps. The trainer copies its state then, and writes it beside the next

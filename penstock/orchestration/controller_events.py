@@ -109,6 +109,7 @@ class ControllerEvents:
                 reward=float(rewards.mean(dtype=np.float64)),
                 num_samples=len(rewards),
                 metrics=step_metrics(groups, step.metrics()),
+                own_metrics=step.own_metrics(),
                 seconds=step.seconds(),
                 waited_s=step.waited_s,
                 took_s=step.took_s,

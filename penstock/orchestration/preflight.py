@@ -38,11 +38,10 @@ from penstock.orchestration.run_folder import SavedRun
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
 from penstock.scoring.functions import load_functions
 from penstock.sync.transports import transport_of
-from penstock.tasks.chat_prompts import resolve_chat
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.curriculum import load_curriculum
 from penstock.tasks.sources import load_tasks
-from penstock.tasks.task_rows import Row, take_rows, tasks_from_rows
+from penstock.tasks.task_rows import Row, resolve_chat, take_rows, tasks_from_rows
 from penstock.types import Task
 from penstock.usercode import is_command
 

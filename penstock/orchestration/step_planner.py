@@ -6,7 +6,7 @@ from itertools import islice
 
 from penstock.buffer.admission import StepGroups
 from penstock.buffer.history import VersionHistory
-from penstock.trainer.packing import plan_step
+from penstock.trainer.step.packing import plan_step
 from penstock.types import StepPlan, StepResult, merge_metrics, metric_values
 
 
@@ -26,6 +26,10 @@ class TrainedStep:
     def metrics(self) -> dict[str, float]:
         """Of the whole step: those of all ranks, merged."""
         return metric_values(merge_metrics([result.metrics for result in self.results]))
+
+    def own_metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that a user's loss reports."""
+        return tuple(dict.fromkeys(name for result in self.results for name in result.own_metrics))
 
     def seconds(self) -> dict[str, float]:
         """Where the time of a rank went, on average. A rank without rows has spent none on some kinds of work."""

@@ -9,15 +9,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from penstock.errors import RequestRefused
 from penstock.interfaces import Tokenizer
-from penstock.rollout.endpoint import Endpoint
 from penstock.rollout.episode_record import EpisodeRecord, turn_number
-from penstock.rollout.episode_spec import EpisodeSpec
+from penstock.rollout.episode_spec import EpisodeSpec, check_replayed
 from penstock.rollout.kept_calls import KeepCall, KeptCalls, keep_nothing
-from penstock.rollout.replay_check import check_replayed
 from penstock.types import (
     DEFAULT_POLICY,
     Chunk,
@@ -36,6 +35,23 @@ from penstock.types import (
 from penstock.types.answers import joined_chunk
 from penstock.types.blobs import routes_within
 
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """An address that speaks OpenAI's API, for one episode."""
+
+    base_url: str
+    """What OpenAI's client calls `base_url`."""
+    api_key: str
+    """The key of the episode: it gives access until the episode is over."""
+    model: str
+    """A name that the address knows the policy by."""
+
+    @property
+    def episode_url(self) -> str:
+        """`GET` gives the task, `POST …/reward` takes the reward."""
+        return f"{self.base_url.removesuffix('/v1')}/episodes/{self.api_key}"
+
+
 Messages = Sequence[Message | Mapping[str, str]]
 Context = str | Messages | Sequence[int] | IntArray
 """Text, chat messages or token ids."""
@@ -45,7 +61,7 @@ OnChunk = Callable[[Chunk], None]
 
 
 def ignore_chunk(chunk: Chunk) -> None:
-    """Nobody wants to see a turn before it is whole."""
+    """Take no notice: the caller wants whole turns only."""
 
 
 class TokenSource(Protocol):
@@ -107,7 +123,7 @@ class Rollout:
 
     @property
     def rewrites(self) -> dict[str, int]:
-        """How often somebody rewrote what was said before, by whom."""
+        """How often earlier messages were rewritten, by whom."""
         return dict(self._record.rewrites)
 
     def note_rewrite(self, who: str) -> None:
@@ -142,7 +158,7 @@ class Rollout:
         self._record.turns.update((turn_number(turn), turn) for turn in turns)
 
     def forget(self, turns: Iterable[Turn]) -> None:
-        """Nobody has seen these turns after all."""
+        """Take back turns that the workflow has not seen after all."""
         for turn in turns:
             self._record.turns.pop(turn_number(turn), None)
 
@@ -262,8 +278,8 @@ class Rollout:
         chunks: Sequence[Chunk],
         known: tuple[RoutingRef, ...],
     ) -> Turn:
-        """Where truncation cuts the distribution, what was kept is recorded too: without it the trainer's ratios
-        would be biased."""
+        """Make a turn of its chunks. Where truncation cuts the distribution, what was kept is recorded too:
+        without it the trainer's ratios would be biased."""
         finish_reason = _finish_reason(chunks)
         whole = joined_chunk(chunks)
         return Turn(

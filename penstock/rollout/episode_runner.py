@@ -94,7 +94,7 @@ async def run_episode(workflow: Workflow, rollout: Rollout) -> Episode:
 
 
 def failed_episode(spec: EpisodeSpec, failure: str, message: str, rollout: Rollout | None = None) -> Episode:
-    """With what the rollout has of it, where that is at hand."""
+    """A failed episode, with the turns that the rollout has of it where that is at hand."""
     return Episode(
         task_id=spec.task.id,
         turns=() if rollout is None else rollout.turns,

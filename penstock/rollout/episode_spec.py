@@ -6,6 +6,7 @@ import zlib
 import msgspec
 import numpy as np
 
+from penstock.errors import UserError
 from penstock.types import CallAnswer, Record, SamplingParams, Task, Turn, Wave
 
 TRAINING, EVALUATION = "g", "e"
@@ -72,3 +73,13 @@ def place_of(request_id: str) -> tuple[int, int, int] | None:
     """Group, episode and turn of a training request; None for others."""
     found = _TURN_ID.fullmatch(request_id)
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def check_replayed(sampling: SamplingParams) -> None:
+    """Refuse what would make the recorded logprobs those of another distribution than the trainer's."""
+    settings = sampling.not_replayed()
+    if settings:
+        raise UserError(
+            f"rollouts that are trained on can't be sampled with {', '.join(settings)}: the trainer can't replay "
+            "it, so every ratio would be wrong; unset it, or use it in evaluation only"
+        )

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock.errors import RolloutFailed
 from penstock.rollout.episode_runner import REFUSED, UNAVAILABLE, EpisodeRunner
-from penstock.rollout.episode_spec import TRAINING, EpisodeSpec
-from penstock.rollout.replay_check import check_replayed
+from penstock.rollout.episode_spec import TRAINING, EpisodeSpec, check_replayed
 from penstock.types import CallAnswer, Episode, Group, SamplingParams, Task
 
 FAILED_EPISODES = "failed_episodes"

@@ -8,6 +8,7 @@ worker's device if it has a parameter `device`.
 """
 
 import dataclasses
+import difflib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
@@ -16,8 +17,8 @@ from penstock.errors import UserError
 from penstock.http_calls import is_url
 from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.scoring.config import RewardConfig
-from penstock.scoring.reward_loader import load_callable
 from penstock.scoring.reward_service import HttpReward
+from penstock.usercode import is_function_path, load_function
 
 Form = Literal["plain", "trl"]
 
@@ -106,3 +107,14 @@ def needs_group(rewards: Sequence[Reward]) -> bool:
 def calls_at_once(rewards: Sequence[Reward], limit: int) -> int:
     """How many episodes one worker may score at the same time: several only if something is awaited."""
     return limit if any(reward.is_async for reward in rewards) and not needs_group(rewards) else 1
+
+
+def load_callable(path: str) -> Callable[..., Any]:
+    """The function that a path or a built-in name stands for."""
+    if path not in BUILTINS and not is_function_path(path):
+        near = difflib.get_close_matches(path, BUILTINS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"built-in names: {', '.join(BUILTINS)}"
+        raise UserError(
+            f"a reward must be module:function, file.py:function or built in, got {path!r}; {hint}"
+        )
+    return BUILTINS[path] if path in BUILTINS else load_function(path, what="reward")

@@ -58,7 +58,7 @@ class RewardThread:
         return tuple(verdicts)
 
     async def _score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
-        """In a task of its own, which a function may cancel."""
+        """Score in a task of its own, which a function may cancel."""
         with failing(f"scoring task {task.id!r}"):
             return await asyncio.create_task(score_episodes(self._rewards, task, episodes))
 

@@ -45,11 +45,11 @@ def weighted_sum(
             raise ScoringFailed(
                 f"task {task.id!r}: a step is worth {step.value:g} with its weight", SCORE_NAN
             )
-    places = [(column.turn, column.name) for column in total.columns]
-    for place in places:
-        if places.count(place) > 1:
+    keys = [(column.turn, column.name) for column in total.columns]
+    for key in keys:
+        if keys.count(key) > 1:
             raise ScoringFailed(
-                f"task {task.id!r}: the column {place[1]!r} of turn {place[0]} was given twice", SCORE_SHAPE
+                f"task {task.id!r}: the column {key[1]!r} of turn {key[0]} was given twice", SCORE_SHAPE
             )
     return total
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.scoring.config import RewardConfig
-from penstock.scoring.functions import Reward, calls_at_once, named_apart, needs_group, wrap
+from penstock.scoring.functions import Reward, calls_at_once, load_callable, named_apart, needs_group, wrap
 from penstock.scoring.reward_calls import score_episodes
-from penstock.scoring.reward_loader import load_callable
 from penstock.scoring.reward_thread import RewardThread
 from penstock.types import Episode, Group, Score, Task
 

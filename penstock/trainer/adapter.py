@@ -18,7 +18,7 @@ from penstock.models.adapter_folder import PREFIX, TENSORS
 from penstock.models.config import LoraConfig
 from penstock.models.lora_targets import all_linear, target_layers
 from penstock.models.published import published_tensors
-from penstock.trainer.forward.gradient_dropout import GradientDropout
+from penstock.trainer.forward.checkpointing import GradientDropout
 from penstock.types import AdapterSpec
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class TrainedAdapter:
         return {name: tensor for name, tensor in self._peft.state_dict().items() if OWN in name}
 
     def save(self, folder: Path, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
-        """In peft's format; `tensors` are those of `state_dict`, or copies of them."""
+        """Write it in peft's format; `tensors` are those of `state_dict`, or copies of them."""
         state = self.state_dict() if tensors is None else dict(tensors)
         self._peft.save_pretrained(str(folder), save_embedding_layers=False, state_dict=state)
         (folder / "README.md").unlink(missing_ok=True)  # an empty form
@@ -87,7 +87,7 @@ class TrainedAdapter:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Of a model that has an adapter in it, a copy of a trained one for instance."""
+    """The tensors of a model that has an adapter in it, a copy of a trained one for instance."""
     return {
         _own_name(name): parameter.detach() for name, parameter in model.named_parameters() if OWN in name
     }
@@ -115,6 +115,6 @@ def _inject(model: Any, lora: LoraConfig, base: str) -> "PeftModel":
 
 
 def _own_name(name: str) -> str:
-    """Without peft's name of the adapter: `….lora_A.default.weight` is sent as `….lora_A.weight`."""
+    """Drop peft's name of the adapter: `….lora_A.default.weight` is sent as `….lora_A.weight`."""
     name = name.removeprefix(PREFIX).replace(f".{NAME}.", ".")
     return name.removesuffix(".weight") if "lora_magnitude_vector" in name else name

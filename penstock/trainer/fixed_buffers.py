@@ -32,12 +32,12 @@ class FixedBuffers:
         self.remember()
 
     def remember(self) -> None:
-        """What they are from here on."""
+        """Keep the present values as those that must stay."""
         self._before = {name: tensor.clone() for name, tensor in self._present().items()}
 
     def check(self) -> None:
-        """Refuse one that has other values than when it was remembered, however they came there. Waits for a GPU
-        once, so ask where it is waited for anyway."""
+        """Raise `UserError` where a value has changed. This waits for the GPU once, so call it where that is
+        waited for anyway."""
         present = self._present()
         if _are_equal(present, self._before):
             return
@@ -49,7 +49,7 @@ class FixedBuffers:
                 )
 
     def _present(self) -> dict[str, torch.Tensor]:
-        """Of parameters that are split over ranks, this rank's part: what a forward pass gathers is thrown away."""
+        """Their present values; of parameters that are split over ranks, this rank's part."""
         known = {id(parameter) for parameter in self._model.parameters()}
         buffers = {
             name: tensor for name, tensor in published_tensors(self._model).items() if id(tensor) not in known

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from penstock.models.outline import Outline
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.eightbit_adamw import CHUNK_VALUES
-from penstock.trainer.eightbit_grid import BLOCK
-from penstock.trainer.host_adamw import BUCKET_VALUES
+from penstock.trainer.optimizers.eightbit_adamw import BLOCK, CHUNK_VALUES
+from penstock.trainer.optimizers.host_adamw import BUCKET_VALUES
 
 FLOAT_BYTES = 4
 CODED_BYTES = 2 * (1 + FLOAT_BYTES / BLOCK)
@@ -104,8 +103,8 @@ def _kept_values(outline: Outline, checkpointing: str) -> int:
 
 
 def _layer_values(outline: Outline) -> int:
-    """All of a layer: two norms that compute in float32, queries and keys before and after rotation, values,
-    attention, the outputs of the gated MLP's two matmuls, the activation, and gate times up."""
+    """Count all values of a layer: two norms that compute in float32, queries and keys before and after rotation,
+    values, attention, the outputs of the gated MLP's two matmuls, the activation, and gate times up."""
     return 10 * outline.hidden + 4 * outline.queries + 5 * outline.keys + 4 * outline.intermediate
 
 

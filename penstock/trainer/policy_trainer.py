@@ -24,27 +24,35 @@ from penstock.interfaces import BlobStore, Ranks
 from penstock.models.precision import guard_bfloat16
 from penstock.models.tokenizer import max_positions
 from penstock.trainer.adapter import TrainedAdapter
-from penstock.trainer.checkpoint_state import CheckpointState, take_state
-from penstock.trainer.clock import StepClock
+from penstock.trainer.checkpoint.checkpoint_state import (
+    CheckpointState,
+    random_states,
+    restore_random_states,
+    take_state,
+)
+from penstock.trainer.checkpoint.host_copies import Copies, HostCopier
+from penstock.trainer.checkpoint.state_files import write_state
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.dummy_batch import dummy_batch, filler
 from penstock.trainer.fixed_buffers import FixedBuffers
-from penstock.trainer.forward.gathered_weights import let_go
-from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
+from penstock.trainer.forward.dummy_batch import dummy_batch, filler
+from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs, let_go
 from penstock.trainer.forward.reference_policy import AdapterOff
 from penstock.trainer.forward.value_head import ValueHead
-from penstock.trainer.gap_watch import GapWatch
-from penstock.trainer.host_copies import Copies, HostCopier
-from penstock.trainer.objective import Objective
-from penstock.trainer.optimizer import MasterAdamW, learning_rate_at
+from penstock.trainer.optimizers.optimizer import MasterAdamW, learning_rate_at
 from penstock.trainer.parallel.ranked_state import load_ranked, write_ranked
-from penstock.trainer.random_states import random_states, restore_random_states
-from penstock.trainer.rank_roles import RankRoles
-from penstock.trainer.routing_sample import choose_sample, routing_gaps
-from penstock.trainer.state_files import write_state
-from penstock.trainer.step_metrics import StepRecord, of_last_pass, of_pass, summarise
-from penstock.trainer.step_preparation import Preparation, PreparedRow
-from penstock.trainer.token_traces import trace_tokens
+from penstock.trainer.parallel.ranks import RankRoles
+from penstock.trainer.step.clock import StepClock
+from penstock.trainer.step.objective import Objective
+from penstock.trainer.step.routing_sample import choose_sample, routing_gaps
+from penstock.trainer.step.step_metrics import (
+    GapWatch,
+    StepRecord,
+    of_last_pass,
+    of_pass,
+    summarise,
+    trace_tokens,
+)
+from penstock.trainer.step.step_preparation import Preparation, PreparedRow
 from penstock.trainer.trained_weights import TrainedWeights
 from penstock.types import Metric, StepPlan, StepResult, TracedTokens, TrainSequence, merge_metrics
 from penstock.types.metrics import Max, Shared, Sum
@@ -221,10 +229,11 @@ class PolicyTrainer:
         if self._taking_s is not None:
             metrics["checkpoint_stall_ms"] = Max(value=1e3 * (self._taking_s + waited_s))
             self._taking_s = None
-        return StepResult(step=plan.step, metrics=metrics, seconds=seconds, traces=traces)
+        own = tuple(name for name in record.own_columns if name in metrics)
+        return StepResult(step=plan.step, metrics=metrics, seconds=seconds, traces=traces, own_metrics=own)
 
     def undo_step(self) -> bool:
-        """After a step that failed: forget what it computed. False when it has changed weights already."""
+        """Forget what a step that failed has computed. False when it has changed weights already."""
         self._optimizer.forget()
         if self._filler is not None:
             let_go(self._model)
@@ -241,7 +250,7 @@ class PolicyTrainer:
 
     @property
     def checkpoint_ranks(self) -> "GroupRanks | None":
-        """Those that write checkpoints with this one."""
+        """The ranks that write checkpoints with this one."""
         return self._ranks.checkpoints
 
     def checkpoint_state(self) -> CheckpointState:
@@ -298,6 +307,7 @@ class PolicyTrainer:
             with clock.device("backward"):
                 result.loss.backward()  # type: ignore[no-untyped-call]
             record.add(result.loss, result.columns, result.routing)
+            record.own_columns = result.own_columns
         if self._filler is not None:
             for _ in range(self._prepare.num_fillers):
                 outputs = self._policy(self._filler)
@@ -357,7 +367,7 @@ class PolicyTrainer:
 
 
 def everything(outputs: TokenOutputs) -> torch.Tensor:
-    """All that a forward pass gave, in one number."""
+    """The sum of all outputs of a forward pass: a backward pass from it reaches every weight."""
     total = outputs.logprobs.sum() + outputs.entropy.sum()
     return total if outputs.values is None else total + outputs.values.sum()
 

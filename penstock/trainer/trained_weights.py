@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TrainedWeights:
-    """Of a model, or of the adapter in it. Of several ranks each has its part."""
+    """The weights that a step changes: of a model, or of the adapter in it. Each of several ranks has its part."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class TrainedWeights:
 
     @property
     def is_first(self) -> bool:
-        """Of its ranks: this one writes what is of all of them."""
+        """Whether this rank writes what belongs to all ranks."""
         return self._layout is None or self._layout.rank == 0
 
     def save(self, folder: Path) -> dict[Path, Checksum]:
@@ -80,7 +80,8 @@ class TrainedWeights:
         return self.write_weights(folder, tensors)
 
     def gather(self, own: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """All weights as they are saved, on the first rank, from what each has or a copy of it; every rank asks."""
+        """Gather all weights as they are saved on the first rank, from what each has or a copy of it; every rank
+        asks."""
         if self._ranks is None:
             return own
         from penstock.trainer.parallel.gathered_model import gather_model
@@ -108,7 +109,8 @@ class TrainedWeights:
             write_config(self._model, folder, self._saved_dtype)
 
     def write_weights(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[Path, Checksum]:
-        """Those of a `checkpoint_state`, or the live ones; also beside a step. Returns checksums that it took."""
+        """Write the weights of a `checkpoint_state`, or the live ones; also beside a step. Returns checksums that
+        it took."""
         if self._adapter is not None:
             self._adapter.save(folder, weights)
             return {}

@@ -12,7 +12,7 @@ from penstock.types.generation import Chunk, FinishReason, GenerateRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOn:
-    """How another engine goes on with an answer."""
+    """How another engine continues an answer."""
 
     request: GenerateRequest
     again: Sequence[Chunk] = ()
@@ -111,7 +111,7 @@ def joined_chunk(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def _joined_mixed(chunks: Sequence[Chunk]) -> BoolArray | None:
-    """None where any token's is not known."""
+    """Join what is known of each token; None where any token's is not known."""
     parts = [chunk.mixed for chunk in chunks if len(chunk.token_ids)]
     known = [part for part in parts if part is not None]
     return np.concatenate(known) if known and len(known) == len(parts) else None

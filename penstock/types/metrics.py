@@ -167,31 +167,31 @@ class Quantile(Record, frozen=True, kw_only=True, tag="quantile"):
     @classmethod
     def each(cls, percents: Sequence[float], logs: Values) -> list[Self]:
         """Several of the same numbers, which are given by their logarithms."""
-        places = np.rint(np.clip(logs, -MAX_LOG, MAX_LOG) / LOG_STEP).astype(np.int64)
-        first = int(places.min())
-        counts = np.bincount(places - first)
+        rounded = np.rint(np.clip(logs, -MAX_LOG, MAX_LOG) / LOG_STEP).astype(np.int64)
+        first = int(rounded.min())
+        counts = np.bincount(rounded - first)
         held = np.flatnonzero(counts)
         bins = (held + first).astype(np.int32)
         return [cls(percent=percent, bins=bins, counts=counts[held]) for percent in percents]
 
     @property
     def value(self) -> float:
-        """Between the two nearest numbers, as `numpy.percentile` does it."""
-        place = self.percent / 100 * (int(self.counts.sum()) - 1)
-        below = math.floor(place)
+        """Interpolate between the two nearest numbers, as `numpy.percentile` does it."""
+        rank = self.percent / 100 * (int(self.counts.sum()) - 1)
+        below = math.floor(rank)
         ends = np.cumsum(self.counts)
         low, high = (
             math.exp(
-                LOG_STEP * float(self.bins[np.searchsorted(ends, min(rank, ends[-1] - 1), side="right")])
+                LOG_STEP * float(self.bins[np.searchsorted(ends, min(whole, ends[-1] - 1), side="right")])
             )
-            for rank in (below, below + 1)
+            for whole in (below, below + 1)
         )
-        return low + (high - low) * (place - below)
+        return low + (high - low) * (rank - below)
 
     def plus(self, other: Self) -> Self:
-        bins, places = np.unique(np.concatenate([self.bins, other.bins]), return_inverse=True)
+        bins, indices = np.unique(np.concatenate([self.bins, other.bins]), return_inverse=True)
         counts = np.zeros(len(bins), dtype=np.int64)
-        np.add.at(counts, places, np.concatenate([self.counts, other.counts]))
+        np.add.at(counts, indices, np.concatenate([self.counts, other.counts]))
         return type(self)(percent=self.percent, bins=bins, counts=counts)
 
 

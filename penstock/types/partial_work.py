@@ -62,7 +62,7 @@ class EpisodeScore(Record, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class PartialGroup:
-    """All of this of one group. Turns and calls are by the number of their episode and their own."""
+    """The work of one group. Turns and calls are by the number of their episode and their own."""
 
     turns: dict[tuple[int, int], list[TurnPart]] = field(default_factory=dict)
     calls: dict[tuple[int, int], CallAnswer] = field(default_factory=dict)
@@ -93,12 +93,12 @@ class PartialGroup:
             self.turns[place] = kept
 
     def versions(self) -> list[IntArray]:
-        """Of the tokens that it has, part by part."""
+        """The versions of the tokens that it has, part by part."""
         return [part.chunk.versions for parts in self.turns.values() for part in parts]
 
     @property
     def num_tokens(self) -> int:
-        """Of turns that an episode will not have to sample again."""
+        """Tokens of turns that an episode will not have to sample again."""
         return sum(parts[-1].end for parts in self.turns.values())
 
 

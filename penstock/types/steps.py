@@ -82,6 +82,8 @@ class StepResult(Record, frozen=True, kw_only=True):
     """Where its time went, by part."""
     traces: tuple[TracedTokens, ...] = ()
     """Of the answers that the plan asks for, as far as this rank trained them."""
+    own_metrics: tuple[str, ...] = ()
+    """Names of the metrics that a user's loss reports."""
 
     def values(self) -> dict[str, float]:
         """Its metrics as numbers, of this rank alone."""

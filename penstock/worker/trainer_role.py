@@ -35,16 +35,16 @@ from penstock.sync.private_group import bind_nccl
 from penstock.sync.publishers import AdapterPublisher, open_publisher
 from penstock.sync.transports import Rendezvous
 from penstock.trainer.adapter import TrainedAdapter
-from penstock.trainer.checkpoint_writer import CheckpointWriter
+from penstock.trainer.checkpoint.checkpoint_writer import CheckpointWriter
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.forward.packed_attention_check import check_packed_attention
-from penstock.trainer.objective import idle_corrections
+from penstock.trainer.forward.packed_model import check_packed_attention
 from penstock.trainer.parallel.joint_folder import joint_folder
-from penstock.trainer.parallel.model_sample import sample_of
+from penstock.trainer.parallel.process_ranks import sample_of
 from penstock.trainer.parallel.rank_layout import RankLayout
+from penstock.trainer.parallel.ranks import SingleRank
 from penstock.trainer.plan_transfer import serve_steps
 from penstock.trainer.policy_trainer import PolicyTrainer
-from penstock.trainer.ranks import SingleRank
+from penstock.trainer.step.objective import idle_corrections
 from penstock.trainer.trainer_client import (
     CHECKPOINT,
     CHECKPOINT_WRITTEN,

@@ -131,6 +131,12 @@ def test_the_status_is_that_of_the_last_event() -> None:
     assert status.processes[1] == ProcessStatus(name="engine0", busy=0.0, doing="3 running, 0 waiting")
 
 
+def test_the_status_has_what_a_users_loss_reports() -> None:
+    event = msgspec.structs.replace(step(1, 102.0), own_metrics=("loss",))
+    assert state_of(*ONE_OF_EACH, event).status().own_metrics == {"loss": 2.0}
+    assert state_of(*ONE_OF_EACH).status().own_metrics == {}
+
+
 def test_groups_and_steps_are_progress_and_polls_are_not() -> None:
     state = state_of(run_event(), phase("training", 101.0), counters("engine0", 150.0, tokens=1.0))
     assert state.last_progress == 101.0

@@ -37,6 +37,11 @@ def test_experts_have_a_line_where_they_are_recorded() -> None:
     assert shown[4] == ("experts    100% replayed, 2.1% flipped   logprob gap 0.0301, without replay 0.0312")
 
 
+def test_what_a_users_loss_reports_has_a_line() -> None:
+    shown = drawn(dataclasses.replace(STATUS, own_metrics={"my_weight": 0.93125, "my_gate": 12.0}), 80)
+    assert shown[4] == "loss       my_weight 0.9313   my_gate 12"
+
+
 def test_checkpoints_that_can_not_be_written_have_a_line_for_as_long() -> None:
     shown = drawn(dataclasses.replace(STATUS, failed_checkpoints=(3, 60, "No space left on device")), 100)
     assert (

@@ -29,6 +29,11 @@ def test_a_progress_line_tells_of_experts_that_flipped() -> None:
     assert "  experts – flipped  " in progress_line(dataclasses.replace(STATUS, experts=unknown))
 
 
+def test_a_progress_line_has_what_a_users_loss_reports() -> None:
+    status = dataclasses.replace(STATUS, own_metrics={"my_weight": 0.93125})
+    assert "(max 3)  my_weight 0.9313  limit: engines" in progress_line(status)
+
+
 def test_brackets_are_shown_and_not_taken_for_styles() -> None:
     out = io.StringIO()
     console = Console(file=out, width=140, force_terminal=False)

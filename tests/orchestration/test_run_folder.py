@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.algorithms.catalogue import describe
 from penstock.algorithms.registry import Description
 from penstock.buffer.history import HistoryState
 from penstock.checksums import write_checksums
+from penstock.cli.algorithm_list import describe
 from penstock.config.loader import build
 from penstock.errors import ConfigError, UserError
 from penstock.orchestration import run_folder

@@ -3,12 +3,8 @@ from penstock.orchestration.step_planner import TrainedStep
 from penstock.types import StepResult
 
 
-def test_seconds_are_means_over_ranks_also_of_those_without_rows() -> None:
-    results = [
-        StepResult(step=1, metrics={}, seconds={"prepare": 1.0}),
-        StepResult(step=1, metrics={}, seconds={"prepare": 2.0, "forward": 4.0}),
-    ]
-    step = TrainedStep(
+def trained(*results: StepResult) -> TrainedStep:
+    return TrainedStep(
         number=1,
         taken=StepGroups(step=0, groups=()),
         results=results,
@@ -16,4 +12,20 @@ def test_seconds_are_means_over_ranks_also_of_those_without_rows() -> None:
         took_s=0.0,
         time_s=0.0,
     )
+
+
+def test_seconds_are_means_over_ranks_also_of_those_without_rows() -> None:
+    step = trained(
+        StepResult(step=1, metrics={}, seconds={"prepare": 1.0}),
+        StepResult(step=1, metrics={}, seconds={"prepare": 2.0, "forward": 4.0}),
+    )
     assert step.seconds() == {"prepare": 1.5, "forward": 2.0}
+
+
+def test_own_metrics_are_those_of_any_rank() -> None:
+    step = trained(
+        StepResult(step=1, metrics={}, seconds={}),
+        StepResult(step=1, metrics={}, seconds={}, own_metrics=("my_weight",)),
+        StepResult(step=1, metrics={}, seconds={}, own_metrics=("my_weight", "my_gate")),
+    )
+    assert step.own_metrics() == ("my_weight", "my_gate")

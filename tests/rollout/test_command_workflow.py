@@ -12,9 +12,8 @@ import pytest
 from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.rollout.command_workflow import CommandWorkflow, reward_in, task_json
-from penstock.rollout.endpoint import Endpoint
 from penstock.rollout.episode_record import EpisodeRecord
-from penstock.rollout.episode_rollout import Rollout
+from penstock.rollout.episode_rollout import Endpoint, Rollout
 from penstock.rollout.episode_runner import run_episode
 from penstock.rollout.workflow import is_command, load_workflow
 from penstock.types import Episode, Message, Score, Task

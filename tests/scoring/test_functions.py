@@ -3,8 +3,9 @@
 import pytest
 
 from penstock.errors import UserError
+from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.scoring.config import RewardConfig
-from penstock.scoring.functions import calls_at_once, load_functions, needs_group, wrap
+from penstock.scoring.functions import calls_at_once, load_callable, load_functions, needs_group, wrap
 from penstock.scoring.reward_calls import score_group
 from penstock.types import Task
 from tests.scoring.groups import a_group
@@ -80,3 +81,29 @@ def test_a_device_goes_to_those_who_ask_for_it() -> None:
 
     assert wrap(on_device, device="cuda:0").device == "cuda:0"
     assert wrap(plain, device="cuda:0").device is None
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_every_built_in_name_stands_for_a_function(name: str) -> None:
+    assert callable(load_callable(name))
+
+
+def test_a_built_in_name_is_a_short_path() -> None:
+    assert load_callable("exact_match") is load_callable("penstock.scoring.builtin_rewards:exact_match")
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("exact_mach", "did you mean 'exact_match'?"),
+        ("reward", "built-in names: auto, episode, exact_match, reasoning_gym"),
+        ("rewards.py", "built-in names: auto, episode, exact_match, reasoning_gym"),
+    ],
+)
+def test_anything_else_gets_a_hint(path: str, hint: str) -> None:
+    with pytest.raises(UserError) as raised:
+        load_callable(path)
+    assert (
+        str(raised.value)
+        == f"a reward must be module:function, file.py:function or built in, got {path!r}; {hint}"
+    )

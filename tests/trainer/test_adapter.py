@@ -22,8 +22,8 @@ from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.checkpointing import compile_layers, compiler_settings, enable_checkpointing
 from penstock.trainer.forward.packed_attention import PackedAttention
-from penstock.trainer.packing import plan_step
 from penstock.trainer.policy_trainer import PolicyTrainer
+from penstock.trainer.step.packing import plan_step
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 from tests.trainer.forward.test_checkpointing import pretend_varlen
 from tests.trainer.test_policy_trainer import CLIP, SGD, reference_loop

@@ -14,7 +14,7 @@ from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.losses import LOSSES
 from penstock.blobs import MemoryBlobs
 from penstock.sampling_masks import fetch_mask, pack_mask, store_mask
-from penstock.trainer.packing import plan_step
+from penstock.trainer.step.packing import plan_step
 from penstock.types import SamplingParams, StepScore
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 from tests.trainer.test_policy_trainer import assert_same, gradients_of, on_policy, trainer_for

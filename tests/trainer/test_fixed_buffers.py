@@ -10,7 +10,7 @@ from penstock.errors import FingerprintMismatch, UserError
 from penstock.models.published import published_tensors
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from penstock.trainer.fixed_buffers import FixedBuffers
-from penstock.trainer.packing import plan_step
+from penstock.trainer.step.packing import plan_step
 from penstock.types import StepPlan
 from tests.models.moe import moe_model
 from tests.sync.contract import load, publish

@@ -6,7 +6,7 @@ from penstock.bench.shapes import SHAPES
 from penstock.models.outline import outline
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.memory_estimate import estimate_bytes
-from penstock.trainer.optimizer import MasterAdamW
+from penstock.trainer.optimizers.optimizer import MasterAdamW
 
 GB = 1e9
 OUTLINE = outline(Qwen2Config(**SHAPES["1.5b"]))

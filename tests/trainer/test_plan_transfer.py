@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from penstock.channel import codec
 from penstock.channel.connection import MAX_FRAME_BYTES
-from penstock.trainer.packing import plan_step
 from penstock.trainer.plan_transfer import (
     PIECE_BYTES,
     SEND_STEP,
@@ -22,6 +21,7 @@ from penstock.trainer.plan_transfer import (
     pieces_of,
     serve_steps,
 )
+from penstock.trainer.step.packing import plan_step
 from penstock.trainer.trainer_client import TrainerClient
 from penstock.types import (
     NOT_SAMPLED,

@@ -18,13 +18,13 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.blobs import MemoryBlobs
 from penstock.errors import BlobLost, Diverged
 from penstock.sampling_masks import pack_mask, store_mask
+from penstock.trainer.checkpoint.state_files import load_state, write_state
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.checkpointing import compile_layers
 from penstock.trainer.forward.packed_row import PackedRow
-from penstock.trainer.packing import plan_step
 from penstock.trainer.policy_trainer import PolicyTrainer
-from penstock.trainer.sharing import forward_length
-from penstock.trainer.state_files import load_state, write_state
+from penstock.trainer.step.packing import plan_step
+from penstock.trainer.step.sharing import forward_length
 from penstock.trainer.trained_weights import TrainedWeights
 from penstock.types import Sample, SamplingParams, StepPlan, TrainSequence
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
@@ -465,6 +465,25 @@ def test_reference_kl_is_zero_at_the_reference_and_pulls_back():
     assert apart["loss"] - without["loss"] == pytest.approx(0.5 * apart["reference_kl"], rel=1e-4)
     with pytest.raises(ValueError, match="needs a reference model"):
         trainer_for(model, algorithm=algorithm)
+
+
+def squared(logprobs, reference):
+    return (logprobs - reference) ** 2 / 2
+
+
+def test_a_kl_estimator_of_a_users_own_is_a_penalty_like_ours():
+    (plan,) = plan_step(1, make_groups(11), micro_batch_tokens=30)
+    (ours, expected), (own, gradients) = (
+        gradients_of(
+            tiny_model("llama", seed=1),
+            plan,
+            algorithm=AlgorithmConfig(**CLIP, kl_coef=0.5, kl_estimator=name),
+            reference=tiny_model("llama"),
+        )
+        for name in ("k2", f"{__name__}:squared")
+    )
+    assert own["reference_kl"] == pytest.approx(ours["reference_kl"])
+    assert_same(gradients, expected)
 
 
 @pytest.mark.parametrize("states", ["float32", "8bit", "cpu"])

@@ -11,7 +11,7 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.losses import result
 from penstock.errors import UserError
 from penstock.trainer.forward.packed_row import PackedRow
-from penstock.trainer.packing import plan_step
+from penstock.trainer.step.packing import plan_step
 from penstock.types import ScoredGroup, TokenColumn
 from tests.trainer.builders import make_groups, tiny_model
 from tests.trainer.test_policy_trainer import assert_same, gradients_of
@@ -20,6 +20,10 @@ from tests.trainer.test_policy_trainer import assert_same, gradients_of
 def distil(tokens):
     """A loss that pulls the policy to a teacher: log π weighted by log π − log π_teacher."""
     return result(tokens, (tokens.logprobs.detach() - tokens.columns["teacher"]) * tokens.logprobs)
+
+
+def renames(tokens):
+    return result(tokens, -tokens.logprobs * tokens.advantages, weight=tokens.weights)
 
 
 def taught(groups: list[ScoredGroup], *, skip: int | None = None) -> list[ScoredGroup]:
@@ -90,3 +94,12 @@ def test_a_row_without_the_column_has_zeros_when_others_of_the_step_have_it():
     (plan,) = plan_step(1, groups, micro_batch_tokens=8)
     metrics, _ = gradients_of(tiny_model("llama"), plan, algorithm=config())
     assert np.isfinite(metrics["loss"])
+
+
+def test_what_a_loss_reports_can_not_take_the_name_of_what_every_step_reports():
+    (plan,) = plan_step(1, make_groups(0), micro_batch_tokens=10_000)
+    named = AlgorithmConfig(loss=f"{__name__}:renames", corrections={})
+    with pytest.raises(
+        UserError, match="renames' reports 'weight', which every step reports itself; give it an"
+    ):
+        gradients_of(tiny_model("llama"), plan, algorithm=named)

@@ -12,10 +12,10 @@ from penstock.models.tensor_file import write_tensors
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.events import LogLine
 from penstock.sync.config import SyncConfig
-from penstock.trainer.checkpoint_state import take_state
+from penstock.trainer.checkpoint.checkpoint_state import take_state
+from penstock.trainer.checkpoint.host_copies import HostCopier
+from penstock.trainer.checkpoint.state_files import load_state, write_state
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.host_copies import HostCopier
-from penstock.trainer.state_files import load_state, write_state
 from penstock.trainer.trainer_client import (
     CheckpointRequest,
     PublishRequest,

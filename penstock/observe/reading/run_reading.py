@@ -322,13 +322,14 @@ class RunReading:
             step=step.step,
             reward=step.reward,
             num_samples=step.num_samples,
-            metrics=self.steps.values(-1, STATE_METRICS),
+            metrics=self.steps.values(-1, (*STATE_METRICS, *step.own_metrics)),
             seconds=step.seconds,
             waited_s=step.waited_s,
             took_s=step.took_s,
             max_staleness=step.max_staleness,
             groups=step.groups,
             waits=step.waits,
+            own_metrics=step.own_metrics,
         )
 
 

@@ -187,5 +187,6 @@ class EventStore(Reader):
                 max_staleness=event.max_staleness,
                 groups=event.groups,
                 waits=event.waits,
+                own_metrics=event.own_metrics,
             ),
         )

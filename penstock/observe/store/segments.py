@@ -97,6 +97,7 @@ class StoredStep(Event, frozen=True, kw_only=True, array_like=True):
     max_staleness: int
     groups: tuple[int, ...]
     waits: dict[str, float]
+    own_metrics: tuple[str, ...]
 
 
 class Texts(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):

@@ -10,8 +10,7 @@ from penstock.http_server.guard import guard_for
 from penstock.http_server.web_server import HttpServer
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.open_files import allow_many_connections
-from penstock.rollout.endpoint import Endpoint
-from penstock.rollout.episode_rollout import Rollout, TokenSource
+from penstock.rollout.episode_rollout import Endpoint, Rollout, TokenSource
 from penstock.serve.agents.agent_routes import AgentRoutes
 from penstock.serve.agents.episode_keys import EpisodeKeys
 from penstock.serve.agents.episode_session import EpisodeSession

@@ -39,7 +39,7 @@ def _rows(config: TasksConfig, say: Callable[[str], None]) -> Iterable[Row]:
 
 
 def _builtin(name: str, config: TasksConfig) -> Iterable[Row]:
-    from penstock.tasks.sources.builtin import make_rows
+    from penstock.demo.arithmetic import make_rows
 
     return make_rows(name, config.arguments)
 

@@ -1,5 +1,5 @@
 """`reasoning_gym:NAME`: procedural tasks; `reasoning_gym:mix`: several kinds by weight. Their verifiers are
-`penstock.scoring.gym_verifier`."""
+`penstock.scoring.builtin_rewards`."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def _mixed(arguments: dict[str, Any], prompt: str) -> list[dict[str, Any]]:
 
 
 def _order(weights: dict[str, float], size: int) -> list[str]:
-    """Who is furthest behind its share comes next."""
+    """Order kinds so that the one furthest behind its share comes next."""
     total = sum(weights.values())
     taken = dict.fromkeys(weights, 0)
     order = []

@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers.modeling_layers import GradientCheckpointingLayer
-
-from penstock.trainer.forward.gradient_dropout import draws_dropout
 
 Checkpointing = Literal["off", "selective", "full"]
 
@@ -53,8 +52,8 @@ def compile_layers(model: nn.Module, backend: str | Callable[..., Any] = "induct
 
 
 def compiler_settings() -> AbstractContextManager[None]:
-    """For forward passes of compiled layers, in the thread that runs them: newer versions of torch have settings of
-    their own in every thread.
+    """Settings for forward passes of compiled layers, in the thread that runs them: newer versions of torch have
+    settings of their own in every thread.
 
     Beyond torch's limit of compilations layers run uncompiled, almost silently. The default of eight is too low for
     a model with two kinds of layers, shared prompts or not, and passes with and without gradient. Sizes vary from
@@ -148,3 +147,15 @@ def _make_policy(ranks: frozenset[int]) -> Callable[..., CheckpointPolicy]:
         return CheckpointPolicy.PREFER_RECOMPUTE if inner > 2 * outer else CheckpointPolicy.MUST_SAVE
 
     return policy
+
+
+class GradientDropout(nn.Dropout):
+    """The rest of the model stays in eval mode, so the `training` flag says nothing here."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(input, self.p, training=torch.is_grad_enabled())
+
+
+def draws_dropout(model: nn.Module) -> bool:
+    """Whether a pass that is run again must draw the same random numbers."""
+    return any(isinstance(module, GradientDropout) and module.p > 0 for module in model.modules())

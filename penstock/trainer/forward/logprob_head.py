@@ -4,6 +4,11 @@ Only rows that predict a token of the loss are projected. Forward keeps nothing 
 the last chunk when it is the only one; backward projects again, chunk by chunk, and adds up the
 gradient of the output embedding in place. On a GPU the logits of a chunk come from a half-precision matmul with
 float32 output, and Triton kernels read them once in each direction.
+
+An adapter on the output embedding makes the rows of that matmul wider, so nothing is rounded that the layer itself
+would not round:
+
+    states · Wᵀ + scale · (states · Aᵀ) · Bᵀ  =  [states, scale · states · Aᵀ] · [W, B]ᵀ
 """
 
 import logging
@@ -16,7 +21,6 @@ from torch import nn
 
 from penstock.models.compilation import has_triton
 from penstock.models.precision import HALF_TYPES, float32_matmul
-from penstock.trainer.forward.adapted_head import head_of
 from penstock.trainer.forward.split_vocabulary import ELSEWHERE, VocabularyPart, own_vocabulary
 from penstock.transfer import upload
 
@@ -31,8 +35,8 @@ class KeptIds:
     offsets: torch.Tensor
     """On the host: it is asked for sizes, and a device would have to be waited for."""
     ids: torch.Tensor
-    are_places: bool = False
-    """Whether `ids` are places in a rank's part of the vocabulary (`split_vocabulary.py`)."""
+    are_local: bool = False
+    """Whether `ids` are counted within a rank's part of the vocabulary (`split_vocabulary.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +115,9 @@ class TokenHead:
             weight, part = own_vocabulary(whole)
             bias, shape = getattr(embedding, "bias", None), self._shape
         if part is not None:
-            targets = part.places(targets)
+            targets = part.local(targets)
             bias = None if bias is None else own_vocabulary(bias)[0]
-            kept = kept and KeptIds(offsets=kept.offsets, ids=part.places(kept.ids), are_places=True)
+            kept = kept and KeptIds(offsets=kept.offsets, ids=part.local(kept.ids), are_local=True)
         fused = self._fused if self._fused is not None else states.is_cuda and has_triton()
         head = Projection(kept=kept, shape=shape, chunk=self._chunk, fused=fused, vocabulary=part)
         return _Logprobs.apply(states, weight, bias, targets, temperature, head)  # type: ignore[no-any-return, no-untyped-call]
@@ -324,10 +328,25 @@ def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> tor
     rows = torch.arange(stop - start, device=scaled.device).repeat_interleave(
         counts, output_size=last - first
     )
-    if kept.are_places:
+    if kept.are_local:
         own = ids != ELSEWHERE
         rows, ids = rows[own], ids[own]
     values = scaled[rows, ids]
     scaled.masked_fill_(counts[:, None] > 0, float("-inf"))
     scaled[rows, ids] = values
     return scaled
+
+
+def head_of(embedding: Any, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """States and weights whose product is what the output embedding, perhaps with an adapter, makes of `states`."""
+    weight: torch.Tensor = embedding.weight
+    if getattr(embedding, "disable_adapters", True):
+        return states, weight
+    (name,) = embedding.active_adapters
+    a, b, scale = embedding.lora_A[name], embedding.lora_B[name].weight, embedding.scaling[name]
+    wider = torch.cat([states, scale * a(embedding.lora_dropout[name](states))], dim=1)
+    joined = torch.cat([weight, b], dim=1)
+    if name in embedding.lora_magnitude_vector:
+        lengths = torch.linalg.norm(weight + scale * (b @ a.weight), dim=1).detach()
+        joined = joined * (embedding.lora_magnitude_vector[name].weight / lengths)[:, None]
+    return wider, joined

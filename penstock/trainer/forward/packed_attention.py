@@ -41,9 +41,9 @@ class Layout:
 
     buckets: tuple[Bucket, ...]
     to_padded: torch.Tensor | None
-    """(padded tokens,): the packed token at each padded place; None when the two orders are the same."""
+    """(padded tokens,): the packed token at each padded position; None when the two orders are the same."""
     to_packed: torch.Tensor | None
-    """(tokens,): the padded place of each packed token."""
+    """(tokens,): the padded position of each packed token."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> "Layout":
@@ -149,7 +149,7 @@ class PackedAttention:
     def _attend_in_buckets(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """Not compiled: how sequences fall into buckets changes with every row."""
+        """This is not compiled: how sequences fall into buckets changes with every row."""
         if self._layout is None:
             lengths = self._lengths if self._shared is None else self._shared.lengths
             self._layout = Layout.of(lengths, self._device)

@@ -13,6 +13,7 @@ from torch import nn
 from penstock.errors import UserError
 from penstock.models import attention
 from penstock.models.attention import AttentionBackend
+from penstock.models.attention_probe import check_attention
 from penstock.models.routing import Recording, Replay, Routers, find_routers, unwatch
 from penstock.trainer.forward.checkpointing import (
     Checkpointing,
@@ -20,15 +21,20 @@ from penstock.trainer.forward.checkpointing import (
     compiler_settings,
     enable_checkpointing,
 )
-from penstock.trainer.forward.gathered_weights import within
 from penstock.trainer.forward.logprob_head import TokenHead, states_dtype
 from penstock.trainer.forward.packed_attention import PackedAttention
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.forward.shared_prefixes import gather
 from penstock.trainer.forward.value_head import ValueHead
 from penstock.transfer import upload
+from penstock.types import Sample, SamplingParams, TrainSequence
 
 log = logging.getLogger(__name__)
+
+WITHIN = "penstock_within"
+"""The method of a split model that calls a function while the weights outside its layers are there."""
+SHARED = 9
+"""Tokens that the pair of sequences of the attention check begins with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +78,7 @@ class PackedModel:
         value_head: ValueHead | None = None,
         replays_routing: bool = True,
     ) -> None:
-        """Without `replays_routing`, routers choose anew also where a row says what was chosen."""
+        """Routers choose anew without `replays_routing`, also where a row says what was chosen."""
         attention.register()
         causal_lm: Any = model
         causal_lm.set_attn_implementation(attention.IMPLEMENTATION)
@@ -110,7 +116,7 @@ class PackedModel:
         self._device = torch.device(device)
 
     def split_rows(self, context: "RowSplit", wrap: Callable[[AttentionBackend], AttentionBackend]) -> None:
-        """From now on this rank runs its part of every row, and its attention is what `wrap` makes of it."""
+        """Run only this rank's part of every row from now on, where its attention is what `wrap` makes of it."""
         if not self._packs or self._head.uses_full_logits:
             name = type(self._model).__name__
             raise UserError(
@@ -126,7 +132,7 @@ class PackedModel:
 
     @property
     def routers(self) -> Routers | None:
-        """Of a mixture-of-experts model whose choices can be replayed."""
+        """The routers of a mixture-of-experts model whose choices can be replayed."""
         return self._routers
 
     def __call__(self, row: PackedRow, *, replays_routing: bool = True) -> TokenOutputs:
@@ -244,9 +250,9 @@ class PackedModel:
             )
             return
         # Tokens 3 and 4 as a prefix, then 0 1 behind it as one rest and 5 6 as another.
-        order, places = [3, 4, 0, 1, 5, 6], [0, 1, 2, 3, 2, 3]
+        order, offsets = [3, 4, 0, 1, 5, 6], [0, 1, 2, 3, 2, 3]
         shared = self._states(
-            ids[:, order], torch.tensor([places], device=self._device), [2, 2, 2], members=[2]
+            ids[:, order], torch.tensor([offsets], device=self._device), [2, 2, 2], members=[2]
         ).float()
         self._shares = self._agree(torch.cat([shared[:2], shared[4:]]), alone)
         if not self._shares:
@@ -259,3 +265,66 @@ class PackedModel:
     def _agree(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
         tolerance = 1e-4 if states_dtype(self._head.model) == torch.float32 else 5e-2
         return bool((ours - theirs).abs().max() <= tolerance * max(1.0, float(theirs.abs().max())))
+
+
+def within(model: nn.Module) -> Callable[..., Any]:
+    """Calls a function, with the weights there that a split model gathers for its forward pass."""
+    found: Callable[..., Any] = getattr(model, WITHIN, call)
+    return found
+
+
+def call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def let_go(model: nn.Module) -> None:
+    """Give back what a forward pass without a backward pass has left gathered: the weights are about to change."""
+    for module in model.modules():
+        reshard: Any = getattr(module, "reshard", None)
+        if reshard is not None:
+            reshard()
+
+
+def check_packed_attention(
+    config: Any, max_context: int, *, say: Callable[[str], None] = log.warning
+) -> None:
+    """Refuse a model that packed rows would not compute as its own code does. `say` is told where that can't be
+    known."""
+    check_attention(config, max_context=max_context, ours=packed_logprobs, doing="trained", say=say)
+
+
+def packed_logprobs(twin: nn.Module, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Logprobs of each sequence's tokens after the first, all sequences in one row."""
+    policy = PackedModel(twin, chunk_tokens=64)
+    row = PackedRow.of([_whole(sequence, 1, group) for group, sequence in enumerate(sequences)])
+    assert row is not None
+    found = list(torch.split(policy(row).logprobs, list(row.counts)))
+    if policy.shares_prefixes:
+        longest = max(range(len(sequences)), key=lambda index: len(sequences[index]))
+        found[longest] = _behind_a_shared_prompt(policy, sequences[longest], found[longest])
+    return found
+
+
+def _behind_a_shared_prompt(
+    policy: PackedModel, sequence: Sequence[int], alone: torch.Tensor
+) -> torch.Tensor:
+    """The same, the end of the sequence computed as one of two that share their beginning."""
+    other = [*sequence[:SHARED], *reversed(sequence[SHARED:])]
+    pair = [_whole(each, SHARED, 0) for each in (other, sequence)]
+    row = PackedRow.of(pair, shared_prompts=True)
+    assert row is not None
+    ends = torch.split(policy(row).logprobs, list(row.counts))
+    at = next(index for index, each in enumerate(row.sequences) if each is pair[1])
+    return torch.cat([alone[: SHARED - 1], ends[at]])
+
+
+def _whole(sequence: Sequence[int], num_prompt: int, group: int) -> TrainSequence:
+    size = len(sequence)
+    sample = Sample(
+        token_ids=np.array(sequence, dtype=np.int32),
+        loss_mask=np.arange(size) >= num_prompt,
+        logprobs=np.zeros(size, dtype=np.float32),
+        versions=np.zeros(size, dtype=np.int32),
+        sampling=SamplingParams(),
+    )
+    return TrainSequence(sample=sample, group=group, episode=0)

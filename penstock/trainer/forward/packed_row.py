@@ -11,7 +11,7 @@ from penstock.interfaces import BlobStore
 from penstock.sampling_masks import fetch_mask, kept_ids
 from penstock.trainer.forward.logprob_head import KeptIds
 from penstock.trainer.forward.row_routing import RowRouting, SampleRoutes
-from penstock.trainer.sharing import RowLayout, loss_positions
+from penstock.trainer.step.sharing import RowLayout, loss_positions
 from penstock.types import FloatArray, IntArray, RoutingShape, Sample, TrainSequence
 
 
@@ -28,7 +28,7 @@ class PackedRow:
     lengths: tuple[int, ...]
     """Of the segments that attention keeps apart: whole sequences, or shared prefixes and their rests."""
     rows: torch.Tensor
-    """(loss tokens,): the place in the row whose hidden state predicts each."""
+    """(loss tokens,): the position in the row whose hidden state predicts each."""
     targets: torch.Tensor
     temperature: torch.Tensor
     behaviour_logprobs: torch.Tensor
@@ -62,8 +62,9 @@ class PackedRow:
         blobs: BlobStore | None = None,
         routing: RoutingShape | None = None,
     ) -> "PackedRow | None":
-        """None when no sequence has a loss token. `columns` names those of the step, which every row gets. Recorded
-        masks come out of `blobs`, and so do routes where `routing` says what those of the model are like."""
+        """Pack sequences into a row; None when no sequence has a loss token. `columns` names those of the step,
+        which every row gets. Recorded masks come out of `blobs`, and so do routes where `routing` says what those
+        of the model are like."""
         positions_of = [loss_positions(sequence.sample) for sequence in sequences]
         chosen = [index for index, positions in enumerate(positions_of) if positions.size]
         if not chosen:
@@ -101,7 +102,7 @@ class PackedRow:
             ],
             lengths=tuple(part.stop - part.start for part in layout.segments),
             rows=column(
-                [place[p - 1] for p, place in zip(positions_of, layout.places, strict=True)], torch.long
+                [within[p - 1] for p, within in zip(positions_of, layout.positions, strict=True)], torch.long
             ),
             targets=column([s.token_ids[p] for s, p in picked], torch.long),
             temperature=column([np.full(len(p), s.sampling.temperature) for s, p in picked], torch.float32),

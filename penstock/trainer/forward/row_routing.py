@@ -9,7 +9,7 @@ import torch
 from penstock.interfaces import BlobStore
 from penstock.models.routing import Replay
 from penstock.routing_records import Routes, check_routing, fetch_routes, id_dtype, no_routes
-from penstock.trainer.sharing import Segment
+from penstock.trainer.step.sharing import Segment
 from penstock.transfer import host_buffer
 from penstock.types import BoolArray, RoutingShape, Sample
 
@@ -68,7 +68,7 @@ class RowRouting:
         return int(self.ids.shape[0]) * self.num_known
 
     def replay(self) -> Replay:
-        """For one forward pass and its backward."""
+        """Replay the recorded experts in one forward pass and its backward."""
         return Replay(self.ids, self.known, all_known=self.num_known == len(self.known))
 
     @classmethod
@@ -76,15 +76,15 @@ class RowRouting:
         cls, records: Sequence[SampleRoutes], segments: Sequence[Segment], *, device: torch.device | str
     ) -> "RowRouting":
         """`records` are those of the row's sequences. What is laid once has one record in all that share it."""
-        place, shape = torch.device(device), records[0].shape
+        target, shape = torch.device(device), records[0].shape
         num_tokens = sum(part.stop - part.start for part in segments)
         # torch has few operations for unsigned numbers of two bytes
         ids = host_buffer(
             (num_tokens, shape.num_layers, shape.top_k),
             torch.uint8 if shape.id_bytes == 1 else torch.int16,
-            place,
+            target,
         )
-        known = host_buffer((num_tokens,), torch.bool, place)
+        known = host_buffer((num_tokens,), torch.bool, target)
         all_ids, all_known = ids.numpy().view(id_dtype(shape)), known.numpy()
         begin = 0
         for part in segments:
@@ -92,7 +92,7 @@ class RowRouting:
             records[part.sequence].lay(part.start, part.stop, all_ids[begin:end], all_known[begin:end])
             begin = end
         return cls(
-            ids=ids.to(place, non_blocking=True).transpose(0, 1).contiguous(),
-            known=known.to(place, non_blocking=True),
+            ids=ids.to(target, non_blocking=True).transpose(0, 1).contiguous(),
+            known=known.to(target, non_blocking=True),
             num_known=int(all_known.sum()),
         )

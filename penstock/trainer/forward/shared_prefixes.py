@@ -24,9 +24,9 @@ class SharedPrefixes:
     lengths: tuple[int, ...]
     """Of the sequences in the repeating row: a prefix by itself, then its rests with it in front."""
     to_repeated: torch.Tensor
-    """(repeated tokens,): the place in the row of each."""
+    """(repeated tokens,): the position in the row of each."""
     to_row: torch.Tensor
-    """(tokens,): one place of each among the repeated."""
+    """(tokens,): one position of each among the repeated."""
 
     @classmethod
     def of(
@@ -44,12 +44,12 @@ class SharedPrefixes:
             starts.append(starts[-1] + length)
         num_others = len(lengths) - sum(members)
         first = starts[num_others]
-        places, repeated = [torch.arange(first)], list(lengths[:num_others])
+        positions, repeated = [torch.arange(first)], list(lengths[:num_others])
         own, num_repeated, segment = [torch.arange(first)], first, num_others
         for prefix, count in enumerate(members):
             shared = torch.arange(starts[prefix], starts[prefix + 1])
             for rest in range(segment, segment + count):
-                places += [shared, torch.arange(starts[rest], starts[rest + 1])]
+                positions += [shared, torch.arange(starts[rest], starts[rest + 1])]
                 num_repeated += len(shared)
                 own.append(torch.arange(num_repeated, num_repeated + lengths[rest]))
                 num_repeated += lengths[rest]
@@ -57,7 +57,7 @@ class SharedPrefixes:
             segment += count
         return cls(
             lengths=tuple(repeated),
-            to_repeated=upload(torch.cat(places).numpy(), torch.device(device)),
+            to_repeated=upload(torch.cat(positions).numpy(), torch.device(device)),
             to_row=upload(torch.cat(own).numpy(), torch.device(device)),
         )
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 ELSEWHERE = -1
-"""The place of an id that another rank has."""
+"""The local id of one that another rank has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,16 @@ class VocabularyPart:
     start: int
     stop: int
 
-    def places(self, ids: torch.Tensor) -> torch.Tensor:
-        """Where in this part each id is."""
+    def local(self, ids: torch.Tensor) -> torch.Tensor:
+        """Ids counted within this part; `ELSEWHERE` where another rank has them."""
         is_own = (ids >= self.start) & (ids < self.stop)
         return torch.where(is_own, ids - self.start, ELSEWHERE)
 
     def join(
         self, lse: torch.Tensor, entropy: torch.Tensor, chosen: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """From (rows,) of this part: logs of the normalisers and entropies over all ids, and the logits of targets,
-        which are zero here where another rank has them."""
+        """Join what each part knows of its (rows,): logs of the normalisers and entropies over all ids, and the
+        logits of targets, which are zero here where another rank has them."""
         own = torch.stack([lse, entropy, chosen])
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(parts, own, group=self.group)
@@ -43,7 +43,7 @@ class VocabularyPart:
         return total, total - (shares * means).sum(dim=0), told[:, 2].sum(dim=0)
 
     def sum(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Of all parts, in place."""
+        """Sum the gradients of all parts, in place."""
         dist.all_reduce(gradient, group=self.group)
         return gradient
 

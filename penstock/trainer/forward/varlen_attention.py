@@ -35,7 +35,7 @@ class Boundaries:
         device: torch.device | str,
         key_lengths: Sequence[int] | None = None,
     ) -> "Boundaries":
-        """Where a sequence has more keys than queries, the queries are its last tokens."""
+        """Boundaries from lengths; where a sequence has more keys than queries, the queries are its last tokens."""
         device = torch.device(device)
         queries = upload(_offsets(lengths), device)
         keys = queries if key_lengths is None else upload(_offsets(key_lengths), device)

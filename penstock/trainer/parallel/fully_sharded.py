@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
 )
 
 from penstock.trainer.forward.checkpointing import layers_of
-from penstock.trainer.forward.gathered_weights import WITHIN, call
+from penstock.trainer.forward.packed_model import WITHIN, call
 from penstock.trainer.parallel.process_ranks import ProcessRanks
 
 

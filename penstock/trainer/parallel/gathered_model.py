@@ -22,7 +22,7 @@ DTYPES = tuple(NAMES)
 def gather_model(
     own: Mapping[str, LocalShard], names: Sequence[str], ranks: GroupRanks
 ) -> dict[str, torch.Tensor]:
-    """On rank 0 every named tensor; nothing elsewhere. `own` is what this rank gives, on the host."""
+    """Gather every named tensor on rank 0, and nothing elsewhere. `own` is what this rank gives, on the host."""
     whole = {name: _gather(own.get(name), ranks) for name in names}
     return {name: tensor for name, tensor in whole.items() if tensor is not None}
 

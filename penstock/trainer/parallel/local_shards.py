@@ -49,8 +49,8 @@ def is_split(tensor: torch.Tensor) -> bool:
 
 
 def local_shard(tensor: torch.Tensor, layout: RankLayout) -> LocalShard:
-    """Of one tensor. One that is not distributed is whole on every rank."""
-    places, sizes = layout.mesh_place, layout.mesh_sizes
+    """This rank's shard of one tensor. One that is not distributed is whole on every rank."""
+    coordinate, sizes = layout.mesh_coordinate, layout.mesh_sizes
     cut_by: set[str] = set()
     start, extent = [0] * tensor.dim(), list(tensor.shape)
     if is_split(tensor):
@@ -62,7 +62,7 @@ def local_shard(tensor: torch.Tensor, layout: RankLayout) -> LocalShard:
                 continue
             dim: int = placement.dim
             size = -(-extent[dim] // sizes[name])
-            first = min(extent[dim], size * places[name])
+            first = min(extent[dim], size * coordinate[name])
             extent[dim] = min(size, extent[dim] - first)
             start[dim] += first
             cut_by.add(name)
@@ -71,7 +71,7 @@ def local_shard(tensor: torch.Tensor, layout: RankLayout) -> LocalShard:
     copy = 0
     for name in sizes:
         if name not in cut_by:
-            copy = copy * sizes[name] + places[name]
+            copy = copy * sizes[name] + coordinate[name]
     return LocalShard(
         values=values,
         shape=tuple(tensor.shape),

@@ -4,6 +4,7 @@ Gradients travel over NCCL between GPUs and over gloo on a CPU; what ranks tell 
 Checkpoints have a group of their own, since they are written beside steps: collectives of both would mix.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from penstock.errors import UserError
@@ -46,7 +48,7 @@ class GroupRanks:
         ]
 
     def sum_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
-        """In place, a bucket at a time."""
+        """Sum in place, a bucket at a time."""
         if self.size == 1:
             return
         for bucket in _buckets(tensors):
@@ -109,7 +111,7 @@ def join_ranks(layout: RankLayout, rendezvous: str, device: str) -> ProcessRanks
 
 
 def leave_ranks() -> None:
-    """Idempotent."""
+    """Leave the process group. Idempotent."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -124,8 +126,8 @@ def check_alike(ranks: GroupRanks, values: bytes, what: str) -> None:
 
 
 def _own_group(layout: RankLayout, *fixed: str) -> Any:
-    """Of the groups of ranks that agree in these dimensions, the one that this rank is in. Every rank must make
-    every group."""
+    """Make all groups of ranks that agree in these dimensions, and give the one that this rank is in. Every rank
+    must make every group."""
     own = None
     for ranks in groups_of(layout.parallel, *fixed):
         group = dist.new_group(ranks)
@@ -161,3 +163,18 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         buckets[-1].append(tensor)
         size += tensor.numel()
     return buckets
+
+
+VALUES = 64
+"""Of each weight: spread over all of it, so that a fine-tuned copy differs."""
+
+
+def sample_of(model: nn.Module) -> bytes:
+    """A digest of names and shapes of all weights, and of some of their values."""
+    found = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        flat = weight.detach().reshape(-1)
+        values = flat[:: max(1, flat.numel() // VALUES)].to("cpu", torch.float32)
+        found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        found.update(values.numpy().tobytes())
+    return found.digest()

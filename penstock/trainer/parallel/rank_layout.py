@@ -15,7 +15,7 @@ from penstock.trainer.config import ParallelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
-    """The place of one rank among all."""
+    """Where one rank stands among all: its coordinate in each dimension."""
 
     parallel: ParallelConfig
     rank: int
@@ -39,7 +39,8 @@ class RankLayout:
 
     @property
     def mesh_sizes(self) -> dict[str, int]:
-        """Of the device mesh. Ranks that split a sequence split the weights too, so they count as shards."""
+        """The sizes of the device mesh. Ranks that split a sequence split the weights too, so they count as
+        shards."""
         parallel = self.parallel
         return {
             "data": parallel.data,
@@ -48,7 +49,7 @@ class RankLayout:
         }
 
     @property
-    def mesh_place(self) -> dict[str, int]:
+    def mesh_coordinate(self) -> dict[str, int]:
         sizes = self.mesh_sizes
         data, rest = divmod(self.rank, sizes["shard"] * sizes["tensor"])
         shard, tensor = divmod(rest, sizes["tensor"])

@@ -1,7 +1,7 @@
 """A trainer's state from several ranks, as files, and read again by any number of ranks in any layout.
 
     trainer/index.json              how the ranks that wrote it were laid out
-            rank-0/, rank-1/, …     each rank's own state (`penstock.trainer.state_files`), safetensors and JSON
+            rank-0/, rank-1/, …     each rank's own state (`checkpoint/state_files.py`), safetensors and JSON
                    shards.json      which part of each weight the rank had, in the order of its masters
 
 A folder that one process wrote is a state of whole weights. Of the ranks that have the same parts, one writes.
@@ -19,16 +19,23 @@ from safetensors import safe_open
 
 from penstock.checksums import Checksum
 from penstock.errors import UserError
-from penstock.trainer import host_adamw
+from penstock.trainer.checkpoint.state_files import (
+    STATE,
+    Reference,
+    load_state,
+    read_tree,
+    unreadable,
+    write_state,
+)
 from penstock.trainer.config import ParallelConfig
-from penstock.trainer.host_adamw import cut_masters
+from penstock.trainer.optimizers import host_adamw
+from penstock.trainer.optimizers.host_adamw import cut_masters
 from penstock.trainer.parallel.local_shards import LocalShard
 from penstock.trainer.parallel.rank_layout import RankLayout
-from penstock.trainer.state_files import STATE, Reference, load_state, read_tree, unreadable, write_state
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 INDEX, SHARDS = "index.json", "shards.json"
-Place = tuple[tuple[int, ...], tuple[int, ...]]
+Extent = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a part of a tensor begins, and its sizes."""
 
 
@@ -43,13 +50,13 @@ def write_ranked(
     if layout.rank == 0:
         index = {"parallel": layout.parallel.model_dump(mode="json")}
         (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
-    if layout.mesh_place["data"] > 0:
+    if layout.mesh_coordinate["data"] > 0:
         return {}
     own = folder / f"rank-{layout.rank}"
     own.mkdir()
     sums = write_state(own, plain, tensors)
-    places = [{"start": shard.start, "sizes": tuple(shard.values.shape)} for shard in shards]
-    (own / SHARDS).write_text(json.dumps(places), encoding="utf-8")
+    extents = [{"start": shard.start, "sizes": tuple(shard.values.shape)} for shard in shards]
+    (own / SHARDS).write_text(json.dumps(extents), encoding="utf-8")
     return sums
 
 
@@ -84,7 +91,7 @@ class Source:
 
     folder: Path
     tree: dict[str, Any]
-    places: Sequence[Place] | None
+    extents: Sequence[Extent] | None
     """Of its masters; None: they are whole."""
     files: Mapping[str, Path]
     """By the number of a tensor, the file that holds it."""
@@ -92,18 +99,18 @@ class Source:
     @classmethod
     def of(cls, folder: Path) -> "Source":
         tree, files = read_tree(folder)
-        places = None
+        extents = None
         if (folder / SHARDS).exists():
             read = json.loads((folder / SHARDS).read_text(encoding="utf-8"))
-            places = [(tuple(each["start"]), tuple(each["sizes"])) for each in read]
-        return cls(folder, tree, places, files)
+            extents = [(tuple(each["start"]), tuple(each["sizes"])) for each in read]
+        return cls(folder, tree, extents, files)
 
     def sizes(self, shards: Sequence[LocalShard]) -> list[tuple[int, ...]]:
-        """Of its masters."""
+        """The sizes of its masters."""
         return [self._place(master, shard)[1] for master, shard in enumerate(shards)]
 
-    def _place(self, master: int, shard: LocalShard) -> Place:
-        return ((0,) * len(shard.shape), shard.shape) if self.places is None else self.places[master]
+    def _place(self, master: int, shard: LocalShard) -> Extent:
+        return ((0,) * len(shard.shape), shard.shape) if self.extents is None else self.extents[master]
 
     def read(
         self, part: Reference | torch.Tensor, master: int, shard: LocalShard, into: torch.Tensor
@@ -133,7 +140,8 @@ class Source:
 def _assemble(
     sources: Sequence[Source], shards: Sequence[LocalShard], order: Sequence[int], *, cut: bool
 ) -> dict[str, Any]:
-    """`cut`: AdamW's states are of slices of the masters, as `penstock.trainer.host_adamw` makes them."""
+    """`cut`: AdamW's states are of slices of the masters, as `penstock.trainer.optimizers.host_adamw` makes
+    them."""
     first = sources[0]
     state: dict[str, Any] = _resolved(first, {**first.tree, "optimizer": None})
     optimizer = first.tree["optimizer"]
@@ -229,8 +237,8 @@ def _renumbered(
 
 
 def _slices(shapes: Sequence[Sequence[int]], order: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Of masters of these shapes (master, start, stop), as AdamW counts them."""
-    rank = {master: place for place, master in enumerate(order)}
+    """Cut masters of these shapes into slices (master, start, stop), as AdamW counts them."""
+    rank = {master: index for index, master in enumerate(order)}
     buckets = cut_masters([math.prod(shape) for shape in shapes], room=host_adamw.BUCKET_VALUES)
     cut = [piece for bucket in buckets for piece in bucket]
     return sorted(cut, key=lambda piece: (rank[piece[0]], piece[1]))

@@ -1,19 +1,27 @@
-"""A model that was loaded whole into host memory, split onto the devices of all ranks as the layout says."""
+"""Splits a model that was loaded whole into host memory onto the devices of all ranks, as the layout says.
 
-from collections.abc import Callable
+Tensor parallelism comes first, by the plan that transformers has for the model. Every rank of a tensor group runs
+the same rows. It has some heads of each attention and some columns of each MLP; what they give is summed over the
+group, and so are gradients of their inputs. Embeddings are split by vocabulary. FSDP2 then splits what each rank
+has left."""
+
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from penstock.errors import UserError
-from penstock.trainer.dummy_batch import filler
-from penstock.trainer.forward.gathered_weights import let_go
-from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.forward.dummy_batch import filler
+from penstock.trainer.forward.packed_model import PackedModel, let_go
 from penstock.trainer.parallel.fully_sharded import shard_model
 
 if TYPE_CHECKING:
     from penstock.trainer.config import TrainerConfig
     from penstock.trainer.parallel.process_ranks import ProcessRanks
+
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """How far logprobs may move when sums are split, as a share of the largest. A plan that is wrong moves them by far
@@ -21,7 +29,7 @@ more."""
 
 
 def split_model(packed: PackedModel, parallel: "ProcessRanks", config: "TrainerConfig", device: str) -> None:
-    """In place, layer by layer: matrices first, then what each rank has left of them."""
+    """Split a model in place, layer by layer: matrices first, then what each rank has left of them."""
     computes_in = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
     def shard(model: Any) -> None:
@@ -45,9 +53,7 @@ def _split_matrices(
     computes_in: torch.dtype,
     device: str,
 ) -> None:
-    """Other people's plans: the split model must say of a few tokens what the whole one says."""
-    from penstock.trainer.parallel.split_matrices import split_matrices
-
+    """Split by transformers' plan, and check it: a few tokens must have the logprobs that the whole model gives."""
     name, whole = type(packed.model).__name__, _probe(packed, "cpu")
 
     def split(model: Any) -> None:
@@ -68,3 +74,35 @@ def _probe(packed: PackedModel, device: str) -> torch.Tensor:
     found = packed(filler(packed.model, device), replays_routing=False).logprobs.float().cpu()
     let_go(packed.model)
     return found
+
+
+Owner = tuple[nn.Module, str]
+
+
+def split_matrices(model: Any, mesh: DeviceMesh) -> None:
+    """Split the matrices of a model in place. Weights that were one stay one."""
+    tied = [owners for owners in _owners(model).values() if len(owners) > 1]
+    apply_tensor_parallelism(model, mesh)
+    for owners in tied:
+        first, *others = (module._parameters[name] for module, name in owners)
+        if any(_placements(first) != _placements(other) for other in others):
+            raise UserError(
+                f"trainer.parallel.tensor must be 1 for {type(model).__name__}: transformers' plan splits weights "
+                "in two ways that are one weight; use trainer.parallel.shard"
+            )
+        for module, name in owners:
+            module._parameters[name] = first
+
+
+def _owners(model: nn.Module) -> Mapping[int, list[Owner]]:
+    """Which modules have each weight."""
+    owners: dict[int, list[Owner]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append((module, name))
+    return owners
+
+
+def _placements(weight: Any) -> Any:
+    return getattr(weight, "placements", None)

@@ -19,6 +19,7 @@ def stored(number: int, values: tuple[float, ...], columns: int = 0) -> StoredSt
         max_staleness=4,
         groups=(),
         waits={},
+        own_metrics=(),
     )
 
 

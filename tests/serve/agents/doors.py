@@ -11,8 +11,7 @@ from yarl import URL
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.rollout.endpoint import Endpoint
-from penstock.rollout.episode_rollout import Rollout, TokenSource
+from penstock.rollout.episode_rollout import Endpoint, Rollout, TokenSource
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.serve.agents.front_door import FrontDoor
 from penstock.types import GenerateRequest, SamplingParams, Task

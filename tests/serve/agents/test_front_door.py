@@ -9,7 +9,7 @@ import psutil
 from hypothesis import given, settings
 
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.rollout.endpoint import Endpoint
+from penstock.rollout.episode_rollout import Endpoint
 from penstock.rollout.episode_spec import EpisodeSpec
 from tests.hostile_bytes import kept_open, mangled, send_to, statuses
 from tests.serve.agents.doors import Visit, a_spec, opened, saying
@@ -97,7 +97,8 @@ def test_a_thousand_connections_that_say_nothing_or_half_leave_it_serving(
 def test_hundreds_of_streams_that_nobody_reads_or_that_break_off_leave_it_serving(
     byte_tokenizer: ChatTokenizer,
 ) -> None:
-    """Half of them leave after their request, the others never read: of all, no turn but the last is the episode's."""
+    """Half of them leave after their request, the others never read: of all, no turn but the last is the
+    episode's."""
     body = b'{"model": "echo", "stream": true, "messages": [{"role": "user", "content": "%d"}]}'
 
     async def main() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import MissingExtraError, TaskError
 from penstock.gym_datasets import COLUMN, unpack
-from penstock.scoring.gym_verifier import verify
+from penstock.scoring.builtin_rewards import verify
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.sources import load_tasks
 from penstock.types import Task

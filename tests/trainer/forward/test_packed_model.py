@@ -6,20 +6,24 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
     Lfm2Config,
     Qwen2Config,
+    Qwen3Config,
     Qwen3MoeConfig,
 )
 
-from penstock.trainer.dummy_batch import dummy_batch
+from penstock.errors import UserError
 from penstock.trainer.forward.checkpointing import RECOMPILE_LIMIT
-from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.forward.dummy_batch import dummy_batch
+from penstock.trainer.forward.packed_model import PackedModel, check_packed_attention
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.forward.value_head import ValueHead
-from penstock.trainer.packing import plan_step
+from penstock.trainer.step.packing import plan_step
+from tests.models import families
 from tests.trainer.builders import SIZES, VOCAB, make_groups, tiny_model
 
 SMALL = {key: value for key, value in SIZES.items() if key not in ("head_dim", "initializer_range")}
@@ -130,3 +134,32 @@ def test_compiled_layers_run_under_their_settings_in_whatever_thread(monkeypatch
     assert seen == [(RECOMPILE_LIMIT, True)]
     assert usual == (torch._dynamo.config.recompile_limit, torch._dynamo.config.specialize_float)
     assert usual[0] < RECOMPILE_LIMIT
+
+
+FAR = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "config",
+    [families.llama(), families.exaone4(), Qwen3Config(), Gemma3TextConfig(), GptOssConfig()],
+    ids=lambda config: config.model_type,
+)
+def test_past_every_limit_these_are_exact(config):
+    check_packed_attention(config, FAR)
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [(families.llama4(), 8192), (families.llama4_chunks(), 8192), (families.longrope(), 4096)],
+    ids=["llama4", "llama4_chunks", "longrope"],
+)
+def test_these_are_exact_up_to_their_limit_and_refused_past_it(config, limit):
+    check_packed_attention(config, limit)
+    with pytest.raises(
+        UserError, match=f"can't be trained with .* set engine.max_context to at most {limit}$"
+    ):
+        check_packed_attention(config, limit + 1)
+
+
+def test_diffllama_is_exact():
+    check_packed_attention(families.diffllama(), 1024)

@@ -70,4 +70,4 @@ def test_parts_of_a_vocabulary_join_to_the_whole() -> None:
 
 def test_ids_of_other_ranks_have_no_place() -> None:
     part = VocabularyPart(None, 4, 7)
-    assert part.places(torch.tensor([3, 4, 6, 7])).tolist() == [ELSEWHERE, 0, 2, ELSEWHERE]
+    assert part.local(torch.tensor([3, 4, 6, 7])).tolist() == [ELSEWHERE, 0, 2, ELSEWHERE]

@@ -12,11 +12,11 @@ from penstock.interfaces import BlobStore
 from penstock.models.config import LoraConfig
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.config import ParallelConfig, TrainerConfig
-from penstock.trainer.packing import plan_step
 from penstock.trainer.parallel.local_shards import local_shard
 from penstock.trainer.parallel.process_ranks import ProcessRanks, join_ranks, leave_ranks
 from penstock.trainer.parallel.rank_layout import RankLayout, num_plans
 from penstock.trainer.policy_trainer import PolicyTrainer, everything
+from penstock.trainer.step.packing import plan_step
 from penstock.types import ScoredGroup
 from tests.trainer.parallel.rank_processes import rank_device
 from tests.trainer.test_policy_trainer import SGD

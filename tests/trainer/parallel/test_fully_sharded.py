@@ -19,11 +19,11 @@ from penstock.routing_records import store_routes
 from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.forward.checkpointing import compile_layers, compiler_settings
 from penstock.trainer.forward.packed_model import PackedModel
-from penstock.trainer.packing import plan_step
 from penstock.trainer.parallel.fully_sharded import shard_model
 from penstock.trainer.parallel.local_shards import is_split
 from penstock.trainer.parallel.process_ranks import leave_ranks
 from penstock.trainer.policy_trainer import PolicyTrainer
+from penstock.trainer.step.packing import plan_step
 from penstock.types import ScoredGroup
 from tests.models.moe import moe_model
 from tests.trainer.builders import tiny_model

@@ -10,7 +10,8 @@ import torch
 from penstock.errors import UserError
 from penstock.trainer.config import ParallelConfig
 from penstock.trainer.parallel.local_shards import local_shard, own_shards
-from penstock.trainer.parallel.process_ranks import check_alike, leave_ranks
+from penstock.trainer.parallel.process_ranks import check_alike, leave_ranks, sample_of
+from tests.trainer.builders import tiny_model
 from tests.trainer.parallel.layout_gradients import join
 from tests.trainer.parallel.rank_processes import on_ranks
 
@@ -54,3 +55,14 @@ def test_ranks_exchange_arrays_and_sums() -> None:
         "scalar": ((), 3.0),
     }
     assert second["own"] == {"whole": ((3, 0), [[6.0, 7.0], [8.0, 9.0]])}
+
+
+def test_another_shape_or_other_values_have_another_sample() -> None:
+    model = tiny_model("llama")
+    assert sample_of(model) == sample_of(tiny_model("llama"))
+    assert sample_of(model) != sample_of(tiny_model("llama", seed=1))
+    assert sample_of(model) != sample_of(tiny_model("llama", num_hidden_layers=1))
+    before = sample_of(model)
+    with torch.no_grad():
+        model.lm_head.weight += 1e-4
+    assert sample_of(model) != before

@@ -25,7 +25,12 @@ def test_ranks_that_split_a_sequence_or_a_matrix_share_a_plan() -> None:
 def test_ranks_of_a_context_split_the_weights_too() -> None:
     found = layouts(data=2, context=2, tensor=2)
     assert found[0].mesh_sizes == {"data": 2, "shard": 2, "tensor": 2}
-    assert [tuple(at.mesh_place.values()) for at in found[:4]] == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]
+    assert [tuple(at.mesh_coordinate.values()) for at in found[:4]] == [
+        (0, 0, 0),
+        (0, 0, 1),
+        (0, 1, 0),
+        (0, 1, 1),
+    ]
     assert not layouts(data=4)[0].is_sharded
     assert layouts(shard=2)[0].is_sharded
 
