@@ -1,11 +1,11 @@
 """`penstock trace`, `report` and `view --terminal`: a run from its event files, while it goes on and afterwards."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.cli.samples import run_folder
-from penstock.errors import MissingExtraError, UserError
+from penstock.errors import UserError
 from penstock.observe.config import ObserveConfig
 from penstock.observe.file_sizes import file_size
 from penstock.observe.reading.run_reading import RunReading
@@ -34,24 +34,13 @@ def trace_run(name: str, to: Path | None) -> str:
     )
 
 
-def report_run(name: str, to: Path | None) -> Iterator[str]:
+def report_run(name: str, to: Path | None) -> str:
     """Write a report; what was written."""
-    from penstock.observe.report.png_plots import write_pngs
-    from penstock.observe.report.run_report import write_report
+    from penstock.dashboard.report_page import write_report
 
-    run = open_run(name)
-    path = write_report(run, to)
-    yield f"wrote {path}: {file_size(path.stat().st_size)}, one file without scripts or links to anything else"
-    try:
-        pictures = write_pngs(run, None if to is None else to.with_suffix(""))
-    except MissingExtraError as error:
-        yield f"no PNGs: {error}"
-    else:
-        yield (
-            f"wrote {len(pictures)} plots to {pictures[0].parent}"
-            if pictures
-            else "no plots: no step was trained yet"
-        )
+    path = write_report(open_run(name), to)
+    size = file_size(path.stat().st_size)
+    return f"wrote {path}: {size}, one file that needs no server; open it in a browser"
 
 
 def watch_run(

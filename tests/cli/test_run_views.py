@@ -52,14 +52,12 @@ def test_what_is_not_there_is_one_sentence(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_report_and_its_pictures_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "run", ENDED)
     with pytest.raises(SystemExit) as ended:
         main(["report", str(tmp_path / "run")])
     assert ended.value.code == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"wrote {tmp_path}/run/report.html: ")
-    assert second == f"wrote 4 plots to {tmp_path}/run/report"
+    assert capsys.readouterr().out.startswith(f"wrote {tmp_path}/run/report.html: ")
 
 
 def test_a_run_is_watched_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,10 @@
 from pathlib import Path
 
+import msgspec
+
+from penstock.dashboard.findings import best, odd, show_findings, widest_trace, worst
 from penstock.observe.reading.run_reading import RunReading
-from penstock.observe.report.sample_choice import best, odd, worst
-from tests.observe.examples import run_event, step
+from tests.observe.examples import TEXTS, TOKENS, column, phase, run_event, step
 from tests.observe.store.written import read, sample, write
 
 
@@ -45,3 +47,24 @@ def test_nothing_is_odd_where_nothing_is(tmp_path: Path) -> None:
     write(tmp_path, [run_event()])
     found = read(tmp_path)
     assert best(found) == worst(found) == odd(found) == []
+
+
+def test_the_widest_gap_is_found(tmp_path: Path) -> None:
+    wide = msgspec.structs.replace(TOKENS, group=5, gaps=column("<f4", 4.0, 0.0))
+    rows = [sample(3, traced=True), sample(5, traced=True)]
+    write(tmp_path, [run_event(), TEXTS, TOKENS, wide, *rows, step(2, 105.0)])
+    found = read(tmp_path)
+    trace = widest_trace(found)
+    assert trace is not None and trace.group == 5
+    widest = show_findings(found)["widest"]
+    assert (widest["group"], widest["gap"], widest["row"]) == (5, 4.0, 1)
+
+
+def test_findings_say_how_far_the_run_came_and_what_to_look_at(tmp_path: Path) -> None:
+    write(tmp_path, [run_event(), phase("training", 100.5), sample(1, reward=0.5), step(2, 104.0)])
+    found = show_findings(read(tmp_path))
+    assert found["lead"].startswith("2 of 9 steps in ") and "stopped while training" in found["lead"]
+    assert ("steps", "2") in found["facts"]
+    assert found["warnings"][0]["what"] == "the run did not end by itself"
+    assert found["answers"][0] == ("Best", [{"row": 0, "why": "reward 0.5"}])
+    assert found["widest"] is None
