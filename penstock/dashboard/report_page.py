@@ -35,7 +35,8 @@ from penstock.safe_files import write_private
 
 NAME = "report.html"
 MAX_SAMPLES = 200
-"""The chosen answers and those with tokens come first, then the newest, each with its whole group."""
+"""The chosen answers come first, then those with tokens, some dropped ones and the newest, each with its group."""
+MAX_DROPPED = 20
 MAX_TEXT = 8000
 MAX_TOKENS = 20_000
 """Tokens of all answers together that are there one by one."""
@@ -114,7 +115,8 @@ def answers_of(run: RunReading) -> dict[str, Any]:
     findings = show_findings(run)
     tokens = _tokens(run, findings["widest"])
     chosen = [one["row"] for _, rows in findings["answers"] for one in rows]
-    samples = [_described(run, row) for row in _rows(run, [*chosen, *tokens])]
+    dropped = run.samples.select(drop="any")[::-1][:MAX_DROPPED].tolist()
+    samples = [_described(run, row) for row in _rows(run, [*chosen, *tokens, *dropped])]
     return {
         "written": f"penstock {__version__} on {datetime.now(UTC):%d %B %Y}",
         "runs": {"runs": [show_now(run)]},

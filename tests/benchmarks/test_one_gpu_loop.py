@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from penstock.bench.loop_shape import LongTailedAnswers, run, settings, work_of
+from benchmarks.one_gpu_loop import LongTailedAnswers, run, settings, work_of
 from penstock.bench.saved_report import SavedReport
 from penstock.config.loader import build
 from penstock.errors import ConfigError

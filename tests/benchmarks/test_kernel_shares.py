@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.bench.kernel_shares import KernelShares, kind_of, profiled
+from benchmarks.kernel_shares import KernelShares, kind_of, profiled
 
 
 @pytest.mark.parametrize(

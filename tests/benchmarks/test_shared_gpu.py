@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.child import ChildDied
-from penstock.bench.shared_gpu import (
+from benchmarks.shared_gpu import (
     Pair,
     Setting,
     compare,
@@ -16,7 +15,8 @@ from penstock.bench.shared_gpu import (
     on_cpu,
     run,
 )
-from penstock.bench.shared_gpu_worker import Moment, rate
+from benchmarks.shared_gpu_worker import Moment, rate
+from penstock.bench.child import ChildDied
 from penstock.orchestration.launchers.mps import Mps
 from tests.orchestration.launchers.fake_mps import FakeMps
 

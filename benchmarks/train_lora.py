@@ -1,4 +1,4 @@
-"""`penstock bench train --lora-rank N`: whole steps of an adapter (forward, backward, update), beside all weights.
+"""`python -m benchmarks lora`: whole steps of an adapter (forward, backward, update), beside all weights.
 
 The peak is that of everything: weights, the adapter's gradients, masters and AdamW's states, activations. FLOPs are
 not counted: a frozen weight has no gradient, so six a parameter would be too many.

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.engine_routing import headline, run
+from benchmarks.engine_routing import headline, run
 
 
 def test_both_engines_run_and_the_record_is_counted(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-from penstock.bench.engine_gpu import SMALL, run
+from benchmarks.engine_adapters import run
+from penstock.bench.engine_gpu import SMALL
 
 
 def test_the_ratio_is_of_the_uniform_job_with_and_without_adapters() -> None:
-    report = run(shape="tiny", sizes=SMALL, only="uniform", adapters=[1, 2], rank=4)
+    report = run(shape="tiny", sizes=SMALL, counts=[1, 2], rank=4)
     base = report["uniform"]["tokens_per_s"]
     headline = report["headline"]
     assert list(headline) == ["tokens_per_s", "adapter_throughput_ratio", "adapter_throughput_ratio_2"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penstock.bench import engine_vllm
+from benchmarks import engine_vllm
 from tests.bench.test_engine_cpu import SHAPE
 from tests.engines.vllm.fake_program import fake_vllm
 

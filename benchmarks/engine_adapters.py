@@ -1,4 +1,5 @@
-"""`penstock bench engine --adapters N`: the uniform job with LoRA beside the weights, N policies in one batch.
+"""`python -m benchmarks adapters` runs the uniform job of the engine bench with LoRA beside the weights: N policies
+in one batch.
 
 The base engine has run the same job before, in the same process and on the same GPU; the ratio is of the two.
 """
@@ -7,29 +8,55 @@ import asyncio
 import gc
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
-from penstock.bench.engine_gpu import Bench, Sizes, clean
+from penstock.bench.engine_gpu import SMALL, Bench, Settings, Sizes, clean, engine_config
 from penstock.bench.random_adapter import random_adapter
+from penstock.bench.saved_report import SavedReport
+from penstock.bench.shapes import hardware, make_shape
+from penstock.config.loader import load_config
 from penstock.engines.config import EngineConfig
+from penstock.models.load import resolve_device
 from penstock.sync.in_process import Exchange, InProcessPublisher, InProcessReceiver
 from penstock.sync.slot_publisher import Publishing
 from penstock.types import DEFAULT_POLICY, WeightUpdate
 
 
-def measure_adapters(
-    model: Any, sizes: Sizes, config: EngineConfig, counts: Sequence[int], rank: int, console: Console
-) -> dict[str, dict[str, float]]:
-    """For each number of adapters: tokens per second, and how long the first one took, which makes the graphs."""
-    on_gpu = config.device != "cpu"
-    measured = {}
+def run(
+    json_path: Path | None = None,
+    *,
+    shape: str,
+    counts: Sequence[int],
+    rank: int = 16,
+    settings: Sequence[str] = (),
+    sizes: Sizes | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """The job without adapters, then with each number of them; a table, and JSON."""
+    console, report = console or Console(), SavedReport(json_path)
+    asked = load_config(Settings, None, settings).engine
+    device = resolve_device(asked.device)
+    sizes = sizes or (Sizes() if device != "cpu" else SMALL)
+    config = engine_config(device, sizes, asked)
+    model = make_shape(shape, device, getattr(torch, config.dtype))
+    uniform = asyncio.run(Bench(model, sizes, config, console).run_all("uniform"))["uniform"]
+    report.put("hardware", value=hardware(device))
+    report.put("uniform", value=uniform)
+    report.headline({"tokens_per_s": uniform["tokens_per_s"]})
     for count in counts:
-        clean(on_gpu)
-        measured[str(count)] = rates = asyncio.run(_measure(model, sizes, config, count, rank, console))
-        console.print(f"{count} adapters of rank {rank}: {rates['tokens_per_s']:,.0f} tokens/s")
-    return measured
+        clean(device != "cpu")
+        rates = asyncio.run(_measure(model, sizes, config, count, rank, console))
+        ratio = rates["tokens_per_s"] / uniform["tokens_per_s"]
+        report.put("adapters", str(count), value=rates)
+        report.headline({"adapter_throughput_ratio" + ("" if count == 1 else f"_{count}"): ratio})
+        console.print(
+            f"{count} adapters of rank {rank}: {rates['tokens_per_s']:,.0f} tokens/s, {ratio:.3f} of uniform"
+        )
+    return report.data
 
 
 async def _measure(

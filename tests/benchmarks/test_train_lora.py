@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.train_lora import FULL, run
+from benchmarks.train_lora import FULL, run
 
 
 def test_an_adapter_is_measured_beside_all_weights(

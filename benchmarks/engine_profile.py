@@ -1,11 +1,18 @@
-"""Where the engine's time goes: shares of operators by kind, and the rest, which is Python."""
+"""`python -m benchmarks profile` says where the engine's time goes on a CPU: shares of operators by kind, and of
+Python."""
 
+from pathlib import Path
 from typing import Any
 
+import torch
+from rich.console import Console
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from penstock.bench.engine_contenders import Workload, run_engine
+from penstock.bench.engine_contenders import Workload, make_workload, run_engine
+from penstock.bench.engine_cpu import SMALL, TINY, make_models
+from penstock.bench.saved_report import SavedReport
+from penstock.cores import usable_cores
 
 KINDS = {
     "matmuls": ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul"),
@@ -14,6 +21,20 @@ KINDS = {
 }
 
 PROFILED_STEPS = 48
+
+
+def run(json_path: Path | None = None, *, longest: int = 256) -> dict[str, Any]:
+    """The workload of `penstock bench engine` on both of its shapes."""
+    torch.set_num_threads(usable_cores())
+    report, console = SavedReport(json_path), Console()
+    for shape in (TINY, SMALL):
+        model, _ = make_models(shape, "cpu", "float32")
+        workload = make_workload(shape.config["vocab_size"], longest=longest)
+        shares = profile_engine(model, workload)
+        report.put("profile", shape.name, value=shares)
+        told = ", ".join(f"{kind.replace('_', ' ')} {share:.0%}" for kind, share in shares.items())
+        console.print(f"{shape.name}: {told}", highlight=False)
+    return report.data
 
 
 def profile_engine(model: nn.Module, workload: Workload) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`penstock bench train --shape olmoe`: what replaying recorded routes costs the trainer of a mixture of experts.
+"""`python -m benchmarks moe --only train`: what replaying recorded routes costs the trainer of a mixture.
 
 Forward and backward of one packed row, as the live routers choose and with what they chose replayed, in turns that
 begin with another arm each time.
@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from torch._dynamo.utils import counters
 
-from penstock.bench.kernel_shares import profiled
-from penstock.bench.mixtures import count_parameters, make_mixture
+from benchmarks.kernel_shares import profiled
+from benchmarks.mixtures import count_parameters, make_mixture
 from penstock.bench.shapes import hardware
 from penstock.bench.train import GB, WARMUP, clean, timed
 from penstock.blobs import MemoryBlobs

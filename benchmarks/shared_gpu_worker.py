@@ -1,4 +1,4 @@
-"""One side of `penstock bench loop`'s shared GPU: an engine that decodes or a trainer that steps, without end.
+"""One side of `python -m benchmarks colocated`: an engine that decodes or a trainer that steps, without end.
 
 It is told what to do by lines on its input: `work` begins and answers when work is in full swing, `mark` sets
 the clock to the end of the present unit of work, `report` answers with the rate since then, `rest` stops; the

@@ -1,4 +1,4 @@
-"""`penstock bench train --sharded`: whole steps of one FSDP2 rank, against the trainer that is not sharded.
+"""`python -m benchmarks sharded`: whole steps of one FSDP2 rank, against the trainer that is not sharded.
 
 A rank of one gathers nothing and sums with nobody, so what it takes longer is what FSDP2 itself costs: its hooks,
 copies into and out of its buffers, casts to the format of the forward pass. Over NCCL on a GPU, gloo on a CPU.

@@ -1,24 +1,26 @@
-"""Engine and trainer on one GPU: what each still does, as shares of what it does alone there.
+"""`python -m benchmarks colocated`: what engine and trainer still do on one GPU, as shares of what each does alone.
 
-Two processes (`penstock.bench.shared_gpu_worker`): a real engine that decodes a full batch without end, and the
+Two processes (`benchmarks.shared_gpu_worker`): a real engine that decodes a full batch without end, and the
 trainer's forward, backward and update on a packed row. First each alone and both in time slices; then under
 MPS, with one side yielding or neither. The headline is the largest sum of the two shares in which neither is
 starved.
 """
 
+import json
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.shared_gpu_worker import Work
 from penstock.bench.child import Child, ChildDied
 from penstock.bench.shapes import hardware
-from penstock.bench.shared_gpu_worker import Work
 from penstock.orchestration.launchers.mps import Mps, mps
 
 FLOOR = 0.2
@@ -56,8 +58,8 @@ def on_cpu() -> Work:
 
 
 def on_gpu(shape: str = "1.5b", *, compiled: bool = False) -> Work:
-    """The engine as in `bench engine`, with room for longer sequences; the trainer on half of the row of `bench
-    train`."""
+    """The engine as in `penstock bench engine`, with room for longer sequences; the trainer on half of the row of
+    `penstock bench train`."""
     return Work(
         shape=shape,
         device="cuda",
@@ -73,6 +75,7 @@ def on_gpu(shape: str = "1.5b", *, compiled: bool = False) -> Work:
 
 def run(
     work: Work,
+    json_path: Path | None = None,
     *,
     settings: tuple[Setting, ...] | None = None,
     settle_s: float = SETTLE_S,
@@ -110,6 +113,8 @@ def run(
         "arms": arms,
         "failed": failed,
     }
+    if json_path is not None:
+        json_path.write_text(json.dumps(report, indent=2) + "\n")
     console.print(table(report))
     for name, arm in arms.items():
         if "card_gb" in arm["engine"]:
@@ -209,7 +214,7 @@ class Side(Child):
     def __init__(
         self, role: str, work: Work, additions: Mapping[str, str], inherited: Mapping[str, str]
     ) -> None:
-        super().__init__(role, "penstock.bench.shared_gpu_worker", [role], {**inherited, **additions})
+        super().__init__(role, "benchmarks.shared_gpu_worker", [role], {**inherited, **additions})
         self.additions = dict(additions)
         self.tell(msgspec.json.encode(work))
 

@@ -1,4 +1,4 @@
-"""`penstock bench loop --shape 1.5b`: synchronous against asynchronous training on one GPU, with answers of
+"""`python -m benchmarks one-gpu`: synchronous against asynchronous training on one GPU, with answers of
 long-tailed length.
 
 An ordinary session with real workers, and random weights of this shape. A random model hardly ever ends an answer

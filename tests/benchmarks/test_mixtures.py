@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from penstock.bench.mixtures import MIXTURES, count_parameters, make_mixture
+from benchmarks.mixtures import MIXTURES, count_parameters, make_mixture
 
 
 def test_a_token_is_multiplied_with_its_own_experts() -> None:

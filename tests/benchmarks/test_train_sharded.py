@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.bench.train_sharded import SHARDED, UNSHARDED, run
+from benchmarks.train_sharded import SHARDED, UNSHARDED, run
 
 
 # Compiling a checkpointed layer, Dynamo looks at the .grad of what it traces, leaf or not.

@@ -1,4 +1,4 @@
-"""`penstock bench engine --shape olmoe`: what it costs a mixture of experts on a GPU to record its routes.
+"""`python -m benchmarks moe --only engine`: what it costs a mixture of experts on a GPU to record its routes.
 
 All requests at once, equal prompts and answers; wall time of the whole job with prefill and scheduling. One engine
 records and its requests take the routes, the other does not know of routers. Then the kernels of a short job say
@@ -17,9 +17,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.kernel_shares import KernelShares, profiled
+from benchmarks.mixtures import count_parameters, make_mixture
 from penstock.bench.engine_gpu import SMALL, Bench, Settings, Sizes, clean, engine_config
-from penstock.bench.kernel_shares import KernelShares, profiled
-from penstock.bench.mixtures import count_parameters, make_mixture
 from penstock.bench.shapes import hardware
 from penstock.config.loader import load_config
 from penstock.engines.config import EngineConfig

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.train_routing import run
+from benchmarks.train_routing import run
 
 
 def test_the_models_own_routes_are_replayed_and_none_flips(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`penstock bench engine --contender vllm`: the embedded engine against a vLLM server on this machine.
+"""`python -m benchmarks vllm`: the embedded engine against a vLLM server on this machine.
 
 The same requests, weights and threads as `penstock bench engine`; both sample with logprobs. The server is asked
 over its socket, as in a run, so what its HTTP costs is in its figures. Each figure is the best of some rounds, in
