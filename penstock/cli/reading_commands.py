@@ -37,7 +37,7 @@ def view(
         with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
             watch_run(runs[0], plain=plain)
         return
-    from penstock.cli.view import ViewSettings, view_runs
+    from penstock.cli.run_views import ViewSettings, view_runs
 
     settings = ViewSettings(host=host, port=port, token_file=token_file, allow_hosts=tuple(allow_host or ()))
     view_runs(runs, settings)

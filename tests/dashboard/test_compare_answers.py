@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from penstock.observe.reading.run_comparison import UNSET, compare_configs, same_task, shared_tasks
+from penstock.dashboard.compare_answers import UNSET, compare_configs, same_task, shared_tasks
 from tests.observe.examples import run_event
 from tests.observe.store.written import read, sample, write
 
@@ -28,6 +28,5 @@ def test_answers_to_the_same_task(tmp_path: Path) -> None:
     for name, tasks in (("a", "xyx"), ("b", "zx")):
         write(tmp_path / name, [run_event(), *(sample(n, task_id=task) for n, task in enumerate(tasks))])
         runs.append(read(tmp_path / name))
-    assert shared_tasks(runs) == ["x"]
+    assert shared_tasks(runs, {}) == {"total": 1, "tasks": ["x"]}
     assert [rows.tolist() for rows in same_task(runs, "x")] == [[0, 2], [1]]
-    assert shared_tasks([]) == []

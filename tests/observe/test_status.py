@@ -1,7 +1,6 @@
 import pytest
 
-from penstock.observe.bottleneck import LOOKS, STEPS, Bottleneck
-from penstock.observe.status import BottleneckStatus
+from penstock.observe.status import LOOKS, STEPS, Bottleneck, BottleneckStatus
 
 WAITING = (1.0, 3.0)
 """Seconds that the trainer waited for a step, and that the step took: a quarter of the time."""
