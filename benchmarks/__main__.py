@@ -240,6 +240,14 @@ def sharded(
 
 
 @lab.command()
+def train_parts(json: Json = None, shape: Shape = None) -> None:
+    """Whole steps of the trainer, prompts that are run once for their group, and ways to hold optimizer states."""
+    from benchmarks.train_parts import run
+
+    run(json, shape=shape)
+
+
+@lab.command()
 def vllm(
     json: Json = None,
     vllm_command: Annotated[str, typer.Option(help="What starts the server.")] = "vllm",

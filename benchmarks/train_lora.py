@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.bench.shapes import hardware
-from penstock.bench.train import GB, clean, make_row, measure, packed_arm
-from penstock.bench.train_setting import TrainSetting
+from penstock.bench.train import GB, TrainSetting, clean, make_row, measure, packed_arm
 from penstock.models.config import LoraConfig
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.forward.checkpointing import Checkpointing

@@ -15,10 +15,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.train_steps import ON_CPU, ON_GPU, SteppedTrainer
 from penstock.bench.saved_report import SavedReport
 from penstock.bench.shapes import hardware, make_shape
 from penstock.bench.train import clean
-from penstock.bench.train_steps import ON_CPU, ON_GPU, SteppedTrainer
 from penstock.models.load import resolve_device
 from penstock.trainer.config import Gather, ParallelConfig
 from penstock.trainer.parallel.process_ranks import join_ranks, leave_ranks

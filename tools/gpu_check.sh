@@ -22,7 +22,7 @@ run_part() {
     tests) python -m pytest -q -p no:cacheprovider tests/engines/embedded/cuda tests/trainer/forward/test_logprob_kernel.py tests/sync ;;
     sync) penstock bench sync --shape 1.5b --json "$out/sync.json" ;;
     sync7b) penstock bench sync --shape 7b --updates 20 --json "$out/sync7b.json" ;;
-    train) penstock bench train --shape 1.5b --json "$out/train.json" ;;
+    train) penstock bench train --shape 1.5b --json "$out/train.json" && python -m benchmarks train-parts --shape 1.5b --json "$out/train_parts.json" ;;
     lora) python -m benchmarks lora --shape 1.5b --rank 16 --json "$out/lora.json" ;;
     engine) penstock bench engine --shape 1.5b --json "$out/engine.json" ;;
     adapters) python -m benchmarks adapters --adapters 1 --adapters 4 --json "$out/adapters.json" ;;

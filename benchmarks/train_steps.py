@@ -1,6 +1,6 @@
 """Whole optimizer steps as a run makes them: groups with answers of all lengths, from plan to update.
 
-The other arms of `penstock bench train` repeat one row. Here no two rows are alike, which is what a compiled
+The arms of `penstock bench train` repeat one row. Here no two rows are alike, which is what a compiled
 model, and a GPU that must not wait for its host, have to cope with.
 """
 
