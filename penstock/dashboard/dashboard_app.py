@@ -9,11 +9,11 @@ from aiohttp import web
 from penstock.dashboard.age_answers import show_ages
 from penstock.dashboard.chart_answers import last_step, list_metrics, new_rows, show_curves
 from penstock.dashboard.compare_answers import compare_answers, compare_runs, shared_tasks
-from penstock.dashboard.doors import Doors, add_headers, guard
 from penstock.dashboard.drop_answers import show_drops
 from penstock.dashboard.json_answer import answer, encode
 from penstock.dashboard.now_answers import show_config, show_lines, show_machine, show_now, show_time
 from penstock.dashboard.open_runs import OpenRuns
+from penstock.dashboard.page_access import PageAccess, add_headers, guard
 from penstock.dashboard.page_files import send_page_file
 from penstock.dashboard.query_values import Refused
 from penstock.dashboard.sample_answers import count_samples, list_samples, show_group, show_sample
@@ -55,8 +55,8 @@ ALL_RUNS: dict[str, Callable[..., Any]] = {
 RUNS: web.AppKey[OpenRuns] = web.AppKey("runs", OpenRuns)
 
 
-def make_app(runs: OpenRuns, doors: Doors) -> web.Application:
-    app = web.Application(middlewares=[guard(doors)])
+def make_app(runs: OpenRuns, access: PageAccess) -> web.Application:
+    app = web.Application(middlewares=[guard(access)])
     app[RUNS] = runs
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(_followed)

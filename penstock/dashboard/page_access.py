@@ -40,7 +40,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doors:
+class PageAccess:
     """The names that the server answers to, and the token that whoever asks must bring."""
 
     token: str
@@ -64,23 +64,23 @@ class Doors:
         return hmac.compare_digest(given.encode(errors="surrogateescape"), self.token.encode())
 
 
-def make_doors(token: str, listening: str, allowed: tuple[str, ...] = ()) -> Doors:
+def make_access(token: str, listening: str, allowed: tuple[str, ...] = ()) -> PageAccess:
     advice = (
         "open the printed address, or name the host with --allow-host (of a run: observe.dashboard_hosts)"
     )
-    return Doors(token=token, guard=guard_for(listening, allowed=allowed, advice=advice))
+    return PageAccess(token=token, guard=guard_for(listening, allowed=allowed, advice=advice))
 
 
 def needs_token(path: str) -> bool:
     return any(path == prefix or path.startswith(f"{prefix}/") for prefix in NEED_TOKEN)
 
 
-def guard(doors: Doors) -> Middleware:
+def guard(access: PageAccess) -> Middleware:
     """Middleware: what is refused reaches no handler, and every answer carries the security headers."""
 
     @web.middleware
-    async def pass_doors(request: web.Request, handler: Handler) -> web.StreamResponse:
-        refusal = doors.refusal(request)
+    async def check_access(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = access.refusal(request)
         if refusal is not None:
             refused = answer({"error": refusal.reason}, status=refusal.status)
             refused.force_close()
@@ -95,7 +95,7 @@ def guard(doors: Doors) -> Middleware:
             logging.getLogger(__name__).exception("%s failed", request.path)
             return answer({"error": f"the server failed: {type(error).__name__}"}, status=500)
 
-    return pass_doors
+    return check_access
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

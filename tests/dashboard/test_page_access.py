@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.dashboard.doors import needs_token
+from penstock.dashboard.page_access import needs_token
 from tests.dashboard.live_page import TOKEN, served
 
 GIVEN = {"X-Penstock-Token": TOKEN}
