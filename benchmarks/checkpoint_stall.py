@@ -19,9 +19,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.train_steps import ON_CPU, ON_GPU, make_plan
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.bench.shapes import hardware, make_shape
-from penstock.bench.train_steps import ON_CPU, ON_GPU, make_plan
 from penstock.models.load import resolve_device
 from penstock.trainer.checkpoint.checkpoint_writer import CheckpointWriter
 from penstock.trainer.config import TrainerConfig

@@ -22,13 +22,13 @@ run_part() {
     tests) python -m pytest -q -p no:cacheprovider tests/engines/embedded/cuda tests/trainer/forward/test_logprob_kernel.py tests/sync ;;
     sync) penstock bench sync --shape 1.5b --json "$out/sync.json" ;;
     sync7b) penstock bench sync --shape 7b --updates 20 --json "$out/sync7b.json" ;;
-    train) penstock bench train --shape 1.5b --json "$out/train.json" ;;
-    lora) penstock bench train --shape 1.5b --lora-rank 16 --json "$out/lora.json" ;;
+    train) penstock bench train --shape 1.5b --json "$out/train.json" && python -m benchmarks train-parts --shape 1.5b --json "$out/train_parts.json" ;;
+    lora) python -m benchmarks lora --shape 1.5b --rank 16 --json "$out/lora.json" ;;
     engine) penstock bench engine --shape 1.5b --json "$out/engine.json" ;;
-    adapters) penstock bench engine --shape 1.5b --only uniform --adapters 1 --adapters 4 --json "$out/adapters.json" ;;
+    adapters) python -m benchmarks adapters --adapters 1 --adapters 4 --json "$out/adapters.json" ;;
     engine7b) penstock bench engine --shape 7b --json "$out/engine7b.json" ;;
-    colocated) penstock bench loop --only colocated --shape 1.5b --json "$out/colocated.json" ;;
-    loop) penstock bench loop --shape 1.5b --json "$out/loop.json" ;;
+    colocated) python -m benchmarks colocated --json "$out/colocated.json" ;;
+    loop) python -m benchmarks one-gpu --json "$out/loop.json" ;;
     lora7b) python examples/lora_7b/rehearse.py --json "$out/lora7b.json" ;;
     demo) cd "$out" && penstock train model.device=cuda ;;
     auto)
@@ -52,15 +52,15 @@ run_part() {
             tests/engines/embedded/cuda/kernels/test_expert_record.py tests/trainer/forward/test_row_routing.py \
             tests/trainer/test_routing_exactness.py \
             --tb=short --show-capture=no -k "not in_float32 and not halves and not every_row and not in_bfloat16" || worked=1
-        timeout 150 python -c "from penstock.cli import main; main()" bench engine --shape olmoe --json "$out/moe_engine.json" || worked=1
-        timeout 120 python -c "from penstock.cli import main; main()" bench train --shape olmoe --json "$out/moe_train.json" || worked=1
+        timeout 150 python -m benchmarks moe --only engine --json "$out/moe_engine.json" || worked=1
+        timeout 120 python -m benchmarks moe --only train --json "$out/moe_train.json" || worked=1
         return $worked
         ;;
     serve) penstock bench serve --shape 1.5b --streams 512 --tokens 512 --clients 8 --json "$out/serve.json" ;;
     ranks)
         worked=0
-        python -m pytest -q -p no:cacheprovider tests/sync/test_processes.py tests/sync/test_private_group.py tests/bench/test_train_sharded.py --tb=short || worked=1
-        penstock bench train --shape 1.5b --sharded --json "$out/sharded.json" || worked=1
+        python -m pytest -q -p no:cacheprovider tests/sync/test_processes.py tests/sync/test_private_group.py tests/benchmarks/test_train_sharded.py --tb=short || worked=1
+        python -m benchmarks sharded --shape 1.5b --json "$out/sharded.json" || worked=1
         return $worked
         ;;
     *) echo "no such part: $1" && return 2 ;;

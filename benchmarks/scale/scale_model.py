@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from benchmarks.train_steps import Load, make_plans, num_forward_tokens
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.bench.train_steps import Load, make_plans, num_forward_tokens
 from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.parallel.process_ranks import ProcessRanks
 from penstock.trainer.policy_trainer import PolicyTrainer

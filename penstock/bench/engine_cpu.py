@@ -3,7 +3,7 @@
 64 requests with 24-token prompts and log-normal answer lengths, on a tiny model and on the shape of a
 135M-parameter one. Only useful tokens count: those that a request asked for. Every number is the best of
 some rounds, in which the contenders take turns; ratios compare runs of one invocation only. Also measured:
-what recording sampling masks costs (top-p 0.95 at about one nat of entropy), and where our time goes.
+what recording sampling masks costs (top-p 0.95 at about one nat of entropy).
 """
 
 import copy
@@ -28,7 +28,6 @@ from penstock.bench.engine_contenders import (
     run_engine,
     run_generate,
 )
-from penstock.bench.engine_profile import profile_engine
 from penstock.cores import usable_cores
 from penstock.models.load import DTYPES, resolve_device
 
@@ -145,7 +144,6 @@ def measure(shape: Shape, *, longest: int, device: str, dtype: str) -> dict[str,
             for name in ("generate", "continuous_batching", "continuous_batching_steady")
         },
         **measure_masks(model, workload, rounds=shape.rounds, untruncated_s=seconds["penstock"]),
-        "profile": profile_engine(model, workload),
     }
 
 

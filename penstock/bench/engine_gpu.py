@@ -84,12 +84,10 @@ def run(
     shape: str,
     settings: Sequence[str] = (),
     only: str | None = None,
-    adapters: Sequence[int] = (),
-    rank: int = 16,
     sizes: Sizes | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """All jobs (or `only` one of them), a table, and JSON. `adapters`: the uniform job with so many of them too."""
+    """All jobs (or `only` one of them), a table, and JSON."""
     if only not in (None, *JOBS):
         raise ValueError(f"only must be one of {', '.join(JOBS)}, got {only!r}")
     console = console or Console()
@@ -103,10 +101,6 @@ def run(
     clean(on_gpu)
     model = make_shape(shape, device, dtype)
     measured = asyncio.run(Bench(model, sizes, config, console).run_all(only))
-    if adapters:
-        from penstock.bench.engine_adapters import measure_adapters
-
-        measured["adapters"] = measure_adapters(model, sizes, config, adapters, rank, console)
     report = {
         "headline": headline(measured, contenders),
         "hardware": hardware(device),
@@ -149,10 +143,6 @@ def headline(measured: dict[str, Any], contenders: dict[str, float]) -> dict[str
     if "uniform" in measured:
         found["tokens_per_s"] = uniform = measured["uniform"]["tokens_per_s"]
         found |= {f"vs_{name}": uniform / rate for name, rate in contenders.items()}
-    if "uniform" in measured:
-        for count, rates in measured.get("adapters", {}).items():
-            name = "adapter_throughput_ratio" + ("" if count == "1" else f"_{count}")
-            found[name] = rates["tokens_per_s"] / measured["uniform"]["tokens_per_s"]
     if "long_tail" in measured:
         found["long_tail_fraction"] = measured["long_tail"]["fraction"]
     if "masks" in measured:
@@ -370,9 +360,6 @@ def table(report: dict[str, Any]) -> Table:
     shown.add_row("start", "", f"{report['start_s']:.1f} s")
     if uniform := report.get("uniform"):
         shown.add_row("uniform", f"{uniform['tokens_per_s']:,.0f}", f"{uniform['seconds']:.2f} s")
-    for count, rates in report.get("adapters", {}).items():
-        ratio = rates["tokens_per_s"] / uniform["tokens_per_s"] if uniform else float("nan")
-        shown.add_row(f"{count} LoRA unmerged", f"{rates['tokens_per_s']:,.0f}", f"{ratio:.3f} of uniform")
     if tail := report.get("long_tail"):
         share = f"{tail['fraction']:.2f} of uniform at context {tail['mean_live_context']:.0f}"
         shown.add_row("long-tailed", f"{tail['tokens_per_s']:,.0f}", share)

@@ -2,7 +2,7 @@
 
 Model FLOPs are 6 · parameters · tokens plus those of causal attention; what checkpointing computes again is
 not counted. The peak is that of forward and backward with weights and float32 gradients; master weights and
-optimizer states are reported beside it.
+optimizer states are reported beside it. What a whole step is made of, `python -m benchmarks train-parts` measures.
 """
 
 import gc
@@ -10,31 +10,101 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from penstock.bench.shapes import hardware, make_shape, num_matrix_parameters
-from penstock.bench.train_setting import TrainSetting
-from penstock.bench.train_steps import ON_CPU, ON_GPU, steps_arm
-from penstock.trainer.config import OptimizerStates, TrainerConfig
+from penstock.models.load import resolve_device
+from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.checkpointing import Checkpointing
-from penstock.trainer.forward.dummy_batch import dummy_turn
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.optimizers.optimizer import MasterAdamW
-from penstock.types import TrainSequence, sample_of_turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSetting:
+    """Of one invocation. What is not named depends on whether there is a GPU."""
+
+    shape: str
+    device: str
+    tokens: int
+    """Of one packed row."""
+    length: int
+    """Of each sequence in it."""
+    checkpointing: Checkpointing
+    steps: int
+
+    @classmethod
+    def of(
+        cls,
+        shape: str | None,
+        tokens: int | None,
+        length: int | None,
+        *,
+        checkpointing: Checkpointing,
+        steps: int,
+    ) -> "TrainSetting":
+        device = resolve_device("auto")
+        on_gpu = device != "cpu"
+        return cls(
+            shape=shape or ("1.5b" if on_gpu else "tiny"),
+            device=device,
+            tokens=tokens or (16384 if on_gpu else 512),
+            length=length or (1024 if on_gpu else 128),
+            checkpointing=checkpointing,
+            steps=steps,
+        )
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        return torch.bfloat16 if self.on_gpu else torch.float32
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        return TrainerConfig(
+            dtype="bfloat16" if self.on_gpu else "float32", logprob_chunk_tokens=4096 if self.on_gpu else 256
+        )
+
+    def model(self, dtype: torch.dtype) -> Any:
+        """With random weights."""
+        return make_shape(self.shape, self.device, dtype)
+
+    def packed(self, model: Any, *, compiled: bool) -> PackedModel:
+        """The trainer's forward pass."""
+        return PackedModel(
+            model,
+            chunk_tokens=self.trainer.logprob_chunk_tokens,
+            checkpointing=self.checkpointing,
+            compiled=compiled,
+        )
+
+    def directions(self) -> torch.Tensor:
+        """What the row's logprobs are weighted by in the loss."""
+        return torch.randn(self.tokens, device=self.device) / self.tokens
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a report."""
+        return {
+            "shape": self.shape,
+            "tokens": self.tokens,
+            "length": self.length,
+            "checkpointing": self.checkpointing,
+        }
+
 
 GB = 1e9
 WARMUP = 3
-OPTIMIZER_STATES: tuple[OptimizerStates, ...] = ("float32", "8bit", "cpu")
-GROUPS, MEMBERS = 2, 8
-"""Of the comparison with prompts that are run once."""
 
 
 def run(
@@ -48,27 +118,20 @@ def run(
 ) -> dict[str, Any]:
     """Three arms: transformers' own way, our trainer's, and our trainer's compiled (on a GPU)."""
     setting = TrainSetting.of(shape, tokens, length, checkpointing=checkpointing, steps=steps)
-    console = Console()
     arms: dict[str, Any] = {}
     arms["transformers"] = plain_arm(setting)
     arms["penstock"] = packed_arm(setting, compiled=False)
     if setting.on_gpu:
         arms["penstock, compiled"] = packed_arm(setting, compiled=True)
-    shape, device, length = setting.shape, setting.device, setting.length
-    states = {name: states_arm(shape, device, length, name) for name in OPTIMIZER_STATES}
     best = arms[max((name for name in arms if name != "transformers"), key=lambda name: arms[name]["tflops"])]
     report = {
         "headline": {"tflops": best["tflops"], "peak_gb": best["peak_gb"]},
-        "hardware": hardware(device),
+        "hardware": hardware(setting.device),
         "setting": setting.as_dict(),
-        "matmul_tflops": matmul_ceiling(device),
+        "matmul_tflops": matmul_ceiling(setting.device),
         "arms": arms,
-        "groups": groups_arm(shape, device, length // 2, compiled=setting.on_gpu, steps=steps),
-        "optimizer_states": states,
-        "whole_steps": whole_steps(shape, device, steps=3),
     }
-    console.print(table(report))
-    console.print(more(report))
+    Console().print(table(report))
     if json_path is not None:
         json_path.write_text(json.dumps(report, indent=2) + "\n")
     return report
@@ -99,73 +162,6 @@ def packed_arm(setting: TrainSetting, *, compiled: bool) -> dict[str, Any]:
     result["peak_gb"] = max(0.0, result["peak_gb"] - states / GB)
     result["optimizer_gb"] = states / GB
     return result
-
-
-def whole_steps(shape: str, device: str, steps: int) -> dict[str, float]:
-    """Steps as a run makes them, compiled where there is a GPU."""
-    clean(device)
-    on_gpu = device != "cpu"
-    return steps_arm(shape, device, compiled=on_gpu, steps=steps, load=ON_GPU if on_gpu else ON_CPU)
-
-
-def states_arm(shape: str, device: str, length: int, states: OptimizerStates) -> dict[str, float]:
-    """One update with the optimizer's states held in this way, and what the device then holds."""
-    clean(device)
-    on_gpu = device != "cpu"
-    dtype: Literal["bfloat16", "float32"] = "bfloat16" if on_gpu else "float32"
-    config = TrainerConfig(dtype=dtype, optimizer_states=states, compile="on" if on_gpu else "off")
-    model: Any = make_shape(shape, device, torch.float32)
-    optimizer = MasterAdamW(model, config)
-    policy = PackedModel(model, chunk_tokens=length, checkpointing="selective")
-    row = make_row(model.config.vocab_size, length, length, device)
-
-    step = partial(_backward, policy, row)
-
-    def update() -> None:
-        optimizer.update(1e-6, optimizer.gradient_norm())
-
-    times = [timed(update, device, before=step) for _ in range(4)]
-    held = torch.cuda.memory_allocated() if on_gpu else 0
-    return {"ms": statistics.median(times[1:]), "held_gb": held / GB}
-
-
-def groups_arm(shape: str, device: str, length: int, *, compiled: bool, steps: int) -> dict[str, float]:
-    """Forward and backward of groups whose members share a prompt as long as their answers: every sequence on its
-    own, and each prompt once."""
-    clean(device)
-    config = TrainerConfig(dtype="bfloat16" if device != "cpu" else "float32")
-    model: Any = make_shape(shape, device, torch.float32)
-    optimizer = MasterAdamW(model, config)
-    policy = PackedModel(model, chunk_tokens=4096, checkpointing="selective", compiled=compiled)
-    sequences = make_groups(model.config.vocab_size, length)
-    result: dict[str, float] = {}
-    logprobs = []
-    for name, shared in (("separate", False), ("shared", True)):
-        row = PackedRow.of(sequences, torch.device(device), shared_prompts=shared)
-        assert row is not None  # every sequence has an answer
-
-        step = partial(_backward, policy, row)
-        measured = time_steps(step, optimizer.forget, device, steps)
-        with torch.no_grad():
-            logprobs.append(policy(row).logprobs)
-        result |= {f"{name}_ms": measured["ms"], f"{name}_tokens": float(row.input_ids.shape[1])}
-    return {**result, "largest_difference": float((logprobs[0] - logprobs[1]).abs().max())}
-
-
-def _backward(policy: PackedModel, row: PackedRow) -> None:
-    policy(row).logprobs.mean().backward()  # type: ignore[no-untyped-call]
-
-
-def make_groups(vocabulary: int, length: int) -> list[TrainSequence]:
-    """Prompts and answers of `length` random tokens; members of a group share the prompt."""
-    draw = np.random.default_rng(0)
-    sequences = []
-    for group in range(GROUPS):
-        prompt = draw.integers(0, vocabulary, length)
-        for episode in range(MEMBERS):
-            turn = dummy_turn(prompt, draw.integers(0, vocabulary, length), vocabulary)
-            sequences.append(TrainSequence(sample=sample_of_turn(turn), group=group, episode=episode))
-    return sequences
 
 
 def plain_arm(setting: TrainSetting) -> dict[str, Any]:
@@ -311,23 +307,4 @@ def table(report: dict[str, Any]) -> Table:
             f"{arm['peak_gb']:.1f}",
             f"{arm['peak_with_optimizer_gb']:.1f}" if "peak_with_optimizer_gb" in arm else "",
         )
-    return shown
-
-
-def more(report: dict[str, Any]) -> Table:
-    """The other measurements: whole steps, shared prompts, and optimizer states."""
-    groups, whole = report["groups"], report["whole_steps"]
-    shown = Table("", "ms", "", title="whole steps, shared prompts, and one optimizer update")
-    shown.add_row(
-        f"a step of {whole['micro_batches']:.0f} micro-batches, answers of all lengths",
-        f"{whole['ms']:.1f}",
-        f"{whole['tokens']:,.0f} tokens, {whole['tokens_per_s']:,.0f} a second",
-    )
-    for name in ("separate", "shared"):
-        prompts = (
-            f"{GROUPS} groups of {MEMBERS}, prompts {'once' if name == 'shared' else 'with every answer'}"
-        )
-        shown.add_row(prompts, f"{groups[f'{name}_ms']:.1f}", f"{groups[f'{name}_tokens']:,.0f} tokens")
-    for name, arm in report["optimizer_states"].items():
-        shown.add_row(f"update, states {name}", f"{arm['ms']:.1f}", f"{arm['held_gb']:.1f} GB held")
     return shown

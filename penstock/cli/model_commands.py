@@ -1,5 +1,6 @@
 """Commands that use a model: to measure, write, ask or serve it."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -72,8 +73,14 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Try the embedded engine by hand."""
-    from penstock.cli.generate import generate_to_terminal
-    from penstock.types import SamplingParams
+    from penstock.api import cache_folder
+    from penstock.cores import usable_cores
+    from penstock.demo.model import open_builtin
+    from penstock.engines.config import EngineConfig
+    from penstock.engines.embedded.text_generation import Prompt, generate_text
+    from penstock.observe.plain_text import plain_block
+    from penstock.types import Message, SamplingParams
+    from penstock.worker.quiet import quieten
 
     try:
         sampling = SamplingParams(
@@ -81,7 +88,22 @@ def generate(
         )
     except ValueError as error:
         raise UserError(str(error)) from error
-    generate_to_terminal(model, prompts, sampling, chat=chat)
+    quieten()
+    model = open_builtin(model, cache_folder(), log=lambda line: print(line, file=sys.stderr))
+    asked: list[Prompt] = [(Message(role="user", content=prompt),) if chat else prompt for prompt in prompts]
+    config = EngineConfig(threads=usable_cores(), record_routing="off")
+    if len(asked) == 1:
+        generate_text(
+            model,
+            asked,
+            sampling,
+            config=config,
+            on_text=lambda _, piece: print(plain_block(piece), end="", flush=True),
+        )
+        print()
+        return
+    for prompt, text in zip(prompts, generate_text(model, asked, sampling, config=config), strict=True):
+        print(f"{prompt} → {plain_block(text)}")
 
 
 def serve(

@@ -37,7 +37,7 @@ def view(
         with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
             watch_run(runs[0], plain=plain)
         return
-    from penstock.cli.view import ViewSettings, view_runs
+    from penstock.cli.run_views import ViewSettings, view_runs
 
     settings = ViewSettings(host=host, port=port, token_file=token_file, allow_hosts=tuple(allow_host or ()))
     view_runs(runs, settings)
@@ -72,11 +72,10 @@ def report(
     to: Annotated[Path | None, typer.Option(help="Where to; without it, RUN/report.html.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Write what a run amounts to as one HTML file to send to somebody, and its main plots as PNGs."""
+    """Write what a run amounts to as one HTML file to send to somebody: findings, and the page's views of them."""
     from penstock.cli.run_views import report_run
 
-    for line in report_run(run, to):
-        print(line)
+    print(report_run(run, to))
 
 
 def trace(

@@ -1,16 +1,24 @@
-"""`penstock trace`, `report` and `view --terminal`: a run from its event files, while it goes on and afterwards."""
+"""`penstock trace`, `report` and `view`: a run from its event files, while it goes on and afterwards."""
 
+import asyncio
+import contextlib
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from penstock.channel.token_file import read_token
 from penstock.cli.samples import run_folder
-from penstock.errors import MissingExtraError, UserError
+from penstock.dashboard.serving_page import served_page
+from penstock.errors import UserError
 from penstock.observe.config import ObserveConfig
-from penstock.observe.file_sizes import file_size
+from penstock.observe.events import LogLine
+from penstock.observe.page_address import bind, new_token, page_address
 from penstock.observe.reading.run_reading import RunReading
-from penstock.observe.views import View, make_view
-from penstock.observe.watching import EVERY_S, Watcher
+from penstock.observe.screen import lines
+from penstock.observe.status import RunStatus
+from penstock.observe.views import View, make_view, progress_line
 
 
 def open_run(name: str) -> RunReading:
@@ -34,24 +42,13 @@ def trace_run(name: str, to: Path | None) -> str:
     )
 
 
-def report_run(name: str, to: Path | None) -> Iterator[str]:
+def report_run(name: str, to: Path | None) -> str:
     """Write a report; what was written."""
-    from penstock.observe.report.png_plots import write_pngs
-    from penstock.observe.report.run_report import write_report
+    from penstock.dashboard.report_page import write_report
 
-    run = open_run(name)
-    path = write_report(run, to)
-    yield f"wrote {path}: {file_size(path.stat().st_size)}, one file without scripts or links to anything else"
-    try:
-        pictures = write_pngs(run, None if to is None else to.with_suffix(""))
-    except MissingExtraError as error:
-        yield f"no PNGs: {error}"
-    else:
-        yield (
-            f"wrote {len(pictures)} plots to {pictures[0].parent}"
-            if pictures
-            else "no plots: no step was trained yet"
-        )
+    path = write_report(open_run(name), to)
+    size = file_size(path.stat().st_size)
+    return f"wrote {path}: {size}, one file that needs no server; open it in a browser"
 
 
 def watch_run(
@@ -72,3 +69,99 @@ def watch_run(
     finally:
         view.close()
     watcher.show_end()
+
+
+EVERY_S = 0.5
+KEPT_LINES = 20
+"""Of what was said before somebody came to watch."""
+
+
+class Watcher:
+    """Call `look` now and then; it tells whether there will be more."""
+
+    def __init__(self, run: RunReading, view: View) -> None:
+        self._run, self._view = run, view
+        self._num_lines: int | None = None
+        self._num_drops: dict[str, int] = {}
+
+    def look(self) -> bool:
+        """Show what is new."""
+        was_running = self._run.is_running  # asked first: what a run writes at its end is read below
+        self._run.refresh()
+        for line in self._new_lines():
+            self._view.log(line.line)
+        self._tell_drops()
+        self._view.update(self._status(was_running))
+        return was_running
+
+    def show_end(self) -> None:
+        """How the run stands, as lines that stay."""
+        status = self._status(is_running=False)
+        how = (
+            "has ended"
+            if status.phase == "done"
+            else f"stopped in the phase {status.phase!r} and writes no more"
+        )
+        self._view.log(f"{self._run.folder} {how}")
+        for line in (progress_line(status), *(row.plain for row in lines(status, 110)[1:])):
+            self._view.log(line)
+
+    def _status(self, is_running: bool) -> RunStatus:
+        """A run that nobody goes on with has no time to go."""
+        status = self._run.status()
+        return status if is_running else replace(status, left_s=None)
+
+    def _new_lines(self) -> list[LogLine]:
+        told, self._num_lines = self._num_lines, len(self._run.lines)
+        return self._run.lines[-KEPT_LINES:] if told is None else self._run.lines[told:]
+
+    def _tell_drops(self) -> None:
+        """The first of each kind, as `train` does."""
+        for drop in self._run.drops[sum(self._num_drops.values()) :]:
+            if drop.reason not in self._num_drops:
+                self._view.log(
+                    f"dropped a group ({drop.reason}): {drop.message}; further ones are counted, not printed"
+                )
+            self._num_drops[drop.reason] = self._num_drops.get(drop.reason, 0) + 1
+
+
+def file_size(num_bytes: int) -> str:
+    """`812 bytes`, `41 kB`, `3.2 MB`, `1.5 GB`: never 0 of something that is there."""
+    if num_bytes < 1000:
+        return f"{num_bytes} bytes"
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes / 1e3:.0f} kB"
+
+
+PORT = 8421
+"""Where it listens, or on a free port if this one is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewSettings:
+    host: str = "127.0.0.1"
+    port: int = PORT
+    token_file: Path | None = None
+    allow_hosts: tuple[str, ...] = ()
+
+
+def view_runs(runs: Sequence[str], settings: ViewSettings, say: Callable[[str], None] = print) -> None:
+    readings = [RunReading(run_folder(run)) for run in runs]
+    for reading in readings:
+        reading.refresh()  # whoever opens the address finds it read, texts indexed
+        reading.status()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(readings, settings, say))
+
+
+async def _serve(readings: Sequence[RunReading], settings: ViewSettings, say: Callable[[str], None]) -> None:
+    token = new_token() if settings.token_file is None else read_token(settings.token_file)
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    with bind(settings.host, settings.port, or_another=settings.port == PORT) as listening:
+        async with served_page(readings, listening, token=token, allow_hosts=settings.allow_hosts):
+            say(f"{page_address(listening, token)} (Ctrl-C ends)")
+            await ended.wait()

@@ -1,19 +1,23 @@
 """`penstock samples`: what a model answered, and what it got for it."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
 from penstock.errors import UserError
-from penstock.observe.events import SampleEvent
+from penstock.observe.events import SampleEvent, as_fields
 from penstock.observe.plain_text import plain_block, plain_line, without_middle
-from penstock.observe.writers.samples_jsonl import NAME, export_samples, read_samples
+from penstock.observe.reading.run_reading import RunReading
+from penstock.observe.store.segments import FOLDER
 from penstock.orchestration.run_facts import read_facts
+from penstock.safe_files import replace_private
 
 SHOWN_PROMPT, SHOWN_ANSWER = 240, 480
 """Characters of a prompt and of an answer; `--full` shows all that is kept."""
@@ -164,3 +168,39 @@ def _print_text(console: Console, label: str, text: str, limit: int | None) -> N
     console.print(
         Padding(Text.assemble((f"{label}  ", "dim"), shown, overflow="fold"), (0, 0, 0, 2), expand=False)
     )
+
+
+NAME = "samples.jsonl"
+
+
+def read_samples(folder: Path) -> Iterator[SampleEvent]:
+    """What is kept of a run, oldest first, samples of undone steps included."""
+    if not (folder / FOLDER).is_dir():
+        return
+    run = RunReading(folder)
+    run.refresh()
+    for row in range(len(run.samples)):
+        yield run.samples.read(row)
+
+
+def export_samples(folder: Path, path: Path) -> int:
+    """Write them to a file, whole or not at all; how many there were."""
+    count = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal count
+        for sample in read_samples(folder):
+            count += 1
+            yield encode_sample(sample)
+
+    replace_private(path, lines())
+    return count
+
+
+def encode_sample(event: SampleEvent) -> bytes:
+    """A line. Half of a surrogate pair, which UTF-8 has no bytes for, is escaped as JSON does."""
+    fields = as_fields(event)
+    try:
+        return msgspec.json.encode(fields) + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"

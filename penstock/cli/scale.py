@@ -1,12 +1,18 @@
-"""`penstock scale`: ask a run that goes on for another number of engines, and print its answer."""
+"""More and fewer engines for a run that goes on: `penstock scale` asks it, `penstock worker` joins it from another
+machine."""
 
+import asyncio
 import time
 from pathlib import Path
 
+from penstock.channel.address import host_and_port
 from penstock.cli.samples import run_folder
 from penstock.errors import UserError
+from penstock.orchestration.launchers.launcher_choice import token_in
+from penstock.orchestration.launchers.node_calls import VOLUNTEER
 from penstock.orchestration.run_folder import is_held
 from penstock.orchestration.scale_request import ScaleRequest, ask, read_answer
+from penstock.worker.node_agent import attend
 
 ANSWER_S = 30.0
 LOOK_AGAIN_S = 0.1
@@ -35,3 +41,11 @@ def _wait_for_answer(folder: Path) -> str:
             return said
         time.sleep(LOOK_AGAIN_S)
     return "the run has not answered yet; it takes the request when it has time, see its log"
+
+
+def join_run(address: str, token_file: Path) -> int:
+    """Serve until the run ends; the exit code."""
+    host, port = host_and_port(address, "--connect")
+    token = token_in(token_file, "--token-file")
+    print(f"joining the run at {address}", flush=True)
+    return asyncio.run(attend(f"tcp:{host}:{port}", VOLUNTEER, token))

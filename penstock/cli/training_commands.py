@@ -2,7 +2,7 @@
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,10 @@ from penstock import __version__
 from penstock.cli.early_signals import ending_at_once
 from penstock.cli.shared_arguments import Debug, Overrides, Run, file_and_words
 from penstock.errors import PenstockError, UserError
+
+if TYPE_CHECKING:
+    from penstock.orchestration.summary import Summary
+    from penstock.planner.simulated_run import Outcome
 
 NO_MODEL = "stopped; no model was saved"
 NOT_THE_DEMO = ("model.name", "tasks.source")
@@ -28,7 +32,6 @@ def train(
     with ending_at_once(NO_MODEL):
         _say_that_it_starts()
         from penstock.api import DEMO, run
-        from penstock.cli.report import print_summary
         from penstock.config.loader import load_config
         from penstock.observe.views import make_view
         from penstock.orchestration.config import PenstockConfig
@@ -58,7 +61,6 @@ def resume(
         _say_that_it_starts()
         from penstock.api import run
         from penstock.cli.export import read_step
-        from penstock.cli.report import print_summary
         from penstock.cli.samples import run_folder
         from penstock.observe.views import make_view
         from penstock.orchestration.run_folder import load_saved_run
@@ -88,11 +90,24 @@ def list_entries(
     debug: Debug = False,
 ) -> None:
     """List what the config can name."""
-    from penstock.cli.algorithm_list import print_algorithms
-
     if what != "algorithms":
         raise UserError(f"penstock list knows algorithms, got {what!r}")
-    print_algorithms()
+    from itertools import groupby
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from penstock.algorithms.catalogue import describe
+
+    console = Console()
+    for kind, entries in groupby(describe(), key=lambda entry: entry.kind):
+        table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2))
+        for entry in entries:
+            parameters = ", ".join(f"{name}={value}" for name, value in entry.parameters.items())
+            shown = f"  ({parameters})" if parameters else ""
+            table.add_row(entry.name, Text.assemble(entry.summary, (shown, "dim")))
+        console.print(table)
 
 
 def simulate(
@@ -109,7 +124,6 @@ def simulate(
     from json import dumps
 
     from penstock.api import DEMO
-    from penstock.cli.simulate import lines_of
     from penstock.config.loader import load_config
     from penstock.planner.config import SimulatedConfig
     from penstock.planner.simulated_run import simulate as simulate_run
@@ -138,7 +152,7 @@ def worker(
     debug: Debug = False,
 ) -> None:
     """Join a run on another machine: this one computes for it as an engine, until the run ends."""
-    from penstock.cli.join import join_run
+    from penstock.cli.scale import join_run
 
     raise typer.Exit(join_run(connect, token_file))
 
@@ -171,3 +185,31 @@ def _is_of_another_run(word: str) -> bool:
 
     setting, _, value = word.partition("=")
     return setting in NOT_THE_DEMO and not (setting == "model.name" and value in RECIPES)
+
+
+def print_summary(summary: "Summary") -> None:
+    """The table at the end of a run."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    title = Text(f"penstock · {summary.name}")
+    table = Table(title=title, title_justify="left", show_header=False, min_width=60)
+    for name, value in summary.rows():
+        table.add_row(name, Text(value))
+    Console().print(table)
+
+
+def lines_of(outcome: "Outcome") -> list[str]:
+    """What a simulated run was like, for a person."""
+    dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.dropped.items()))
+    return [
+        f"{outcome.engines:,} engines, {outcome.ranks} ranks: {outcome.steps} steps of "
+        f"{outcome.groups // outcome.steps:,} groups in {outcome.hours:.2f} h of virtual time",
+        f"busy: trainer {outcome.trainer_busy:.0%}, engines {outcome.engine_busy:.0%}; "
+        f"{outcome.tokens_per_s:,.0f} tokens/s",
+        f"staleness per token: mean {outcome.staleness_mean:.2f}, max {outcome.staleness_max}",
+        f"nodes that died: {outcome.node_deaths}; dropped groups: {dropped or 'none'}",
+        f"the controller took {outcome.controller_us_per_group / 1000:.2f} ms of CPU a group (with the simulation "
+        "of its engines)",
+    ]

@@ -1,19 +1,19 @@
 """The HTTP application: the page's files, and what it asks for."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 
-from penstock.dashboard import live_feed
 from penstock.dashboard.age_answers import show_ages
-from penstock.dashboard.chart_answers import list_metrics, show_curves
+from penstock.dashboard.chart_answers import last_step, list_metrics, new_rows, show_curves
 from penstock.dashboard.compare_answers import compare_answers, compare_runs, shared_tasks
-from penstock.dashboard.doors import Doors, add_headers, guard
 from penstock.dashboard.drop_answers import show_drops
-from penstock.dashboard.json_answer import answer
+from penstock.dashboard.json_answer import answer, encode
 from penstock.dashboard.now_answers import show_config, show_lines, show_machine, show_now, show_time
 from penstock.dashboard.open_runs import OpenRuns
+from penstock.dashboard.page_access import PageAccess, add_headers, guard
 from penstock.dashboard.page_files import send_page_file
 from penstock.dashboard.query_values import Refused
 from penstock.dashboard.sample_answers import count_samples, list_samples, show_group, show_sample
@@ -55,8 +55,8 @@ ALL_RUNS: dict[str, Callable[..., Any]] = {
 RUNS: web.AppKey[OpenRuns] = web.AppKey("runs", OpenRuns)
 
 
-def make_app(runs: OpenRuns, doors: Doors) -> web.Application:
-    app = web.Application(middlewares=[guard(doors)])
+def make_app(runs: OpenRuns, access: PageAccess) -> web.Application:
+    app = web.Application(middlewares=[guard(access)])
     app[RUNS] = runs
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(_followed)
@@ -115,7 +115,7 @@ async def _list_runs(request: web.Request) -> web.StreamResponse:
 
 
 async def _live(request: web.Request) -> web.StreamResponse:
-    return await live_feed.stream(request.app[RUNS], request)
+    return await stream(request.app[RUNS], request)
 
 
 async def _prometheus(request: web.Request) -> web.StreamResponse:
@@ -123,3 +123,49 @@ async def _prometheus(request: web.Request) -> web.StreamResponse:
     runs = request.app[RUNS]
     text = await runs.ask(lambda: prometheus_text(runs.readings[0].state))
     return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+QUIET_S = 10.0
+"""After so long an empty line says that the server is there."""
+PACE_S = 0.25
+"""Between two messages: a person reads no faster."""
+
+
+async def stream(runs: OpenRuns, request: web.Request) -> web.StreamResponse:
+    """Lines until the page leaves."""
+    with runs.watching():
+        return await _send(runs, request)
+
+
+async def _send(runs: OpenRuns, request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "X-Accel-Buffering": "no"})
+    await response.prepare(request)
+    sent: dict[int, tuple[int, int]] = {}
+    seen = -1
+    while True:
+        changes = await runs.wait_past(seen, QUIET_S)
+        moved = changes != seen
+        seen = changes
+        messages = await runs.ask(lambda: _messages(runs, sent)) if moved else []
+        for message in messages:
+            await response.write(encode(message) + b"\n")
+        if not messages:
+            await response.write(b"\n")
+        await asyncio.sleep(PACE_S)
+
+
+def _messages(runs: OpenRuns, sent: dict[int, tuple[int, int]]) -> list[dict[str, Any]]:
+    """Of the runs that have moved since the last time."""
+    found = []
+    for number, run in enumerate(runs.readings):
+        revision, step = sent.get(number, (-1, -1))
+        if run.revision != revision or step < 0:
+            found.append(_message(number, run, step))
+            sent[number] = (run.revision, last_step(run))
+    return found
+
+
+def _message(number: int, run: RunReading, step: int) -> dict[str, Any]:
+    """`rows` is missing where the page must ask for curves itself."""
+    rows = None if step < 0 else new_rows(run, step)
+    return {"run": number, "now": show_now(run), **({} if rows is None else {"rows": rows})}

@@ -45,10 +45,8 @@ def count_samples(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def show_sample(run: RunReading, row: int) -> dict[str, Any]:
-    """One sample whole, and the others of its group."""
     check_row(run, row)
-    group = int(run.samples.columns["group"][row])
-    return {**describe(run, row), "siblings": _of_group(run, group, row)}
+    return describe(run, row)
 
 
 def show_group(run: RunReading, group: int) -> dict[str, Any]:
@@ -140,18 +138,3 @@ def _steps(run: RunReading) -> list[int] | None:
     steps = run.samples.columns["step"]
     trained = steps[steps >= 0]
     return [int(trained.min()), int(trained.max())] if len(trained) else None
-
-
-def _of_group(run: RunReading, group: int, row: int) -> list[dict[str, Any]]:
-    """The samples of a group in a few numbers."""
-    columns = run.samples.columns
-    rows = [int(one) for one in run.samples.select(group=group)][-MAX_OF_GROUP:]
-    return [
-        {
-            "row": one,
-            "episode": int(columns["episode"][one]),
-            "reward": float(columns["reward"][one]),
-            "is_this": one == row,
-        }
-        for one in rows
-    ]

@@ -5,8 +5,8 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 
 from penstock.dashboard.dashboard_app import make_app
-from penstock.dashboard.doors import make_doors
 from penstock.dashboard.open_runs import OpenRuns
+from penstock.dashboard.page_access import make_access
 from penstock.http_server.web_server import HttpServer
 from penstock.observe.reading.run_reading import RunReading
 
@@ -24,8 +24,8 @@ async def served_page(
 ) -> AsyncIterator[OpenRuns]:
     """While inside, the page of these runs is there."""
     runs = OpenRuns(readings)
-    doors = make_doors(token, str(listening.getsockname()[0]), allow_hosts)
-    server = HttpServer(make_app(runs, doors), closing_s=CLOSING_S)
+    access = make_access(token, str(listening.getsockname()[0]), allow_hosts)
+    server = HttpServer(make_app(runs, access), closing_s=CLOSING_S)
     try:
         await server.open(listening)
         yield runs

@@ -5,7 +5,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.observe.bottleneck import Bottleneck
 from penstock.observe.events import (
     PREPARING,
     AnyEvent,
@@ -25,6 +24,7 @@ from penstock.observe.process_state import ProcessState
 from penstock.observe.status import (
     AgeStatus,
     AnswerStatus,
+    Bottleneck,
     BottleneckStatus,
     ExpertStatus,
     FlowStatus,

@@ -1,12 +1,18 @@
 """How a run shows itself: drawn live in a terminal or a notebook, or as plain lines."""
 
+import io
 import sys
 import time
-from typing import Protocol
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from penstock.observe.config import ObserveConfig
 from penstock.observe.durations import duration
 from penstock.observe.plain_text import encodable, plain_line
+from penstock.observe.screen import Screen
 from penstock.observe.status import RunStatus
 
 
@@ -25,11 +31,11 @@ def make_view(config: ObserveConfig) -> View:
     if kind == "auto":
         kind = "live" if has_kernel or sys.stdout.isatty() else "plain"
     if kind == "live" and has_kernel:
-        from penstock.observe.notebook import NotebookView
+        from penstock.observe.views import NotebookView
 
         return NotebookView()
     if kind == "live":
-        from penstock.observe.terminal import TerminalView
+        from penstock.observe.views import TerminalView
 
         return TerminalView()
     return PlainView(config.every_s) if kind == "plain" else SilentView()
@@ -100,3 +106,62 @@ def progress_line(status: RunStatus) -> str:
 
 def _share(share: float | None) -> str:
     return "–" if share is None else f"{share:.1%}"
+
+
+WIDTH = 100
+"""Columns of the picture: what a cell's output has room for on a usual screen."""
+FRAME = '<pre style="line-height: 1.25; white-space: pre; overflow-x: auto">{code}</pre>'
+
+
+class NotebookView:
+    """The screen of the terminal as HTML, and as text for what shows no HTML. Lasting lines are printed."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def update(self, status: RunStatus) -> None:
+        shown = drawn(status)
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(shown, raw=True, display_id=True)
+        else:  # goes to where it was first shown, whichever cell runs by now
+            self._handle.update(shown, raw=True)
+
+    def log(self, line: str) -> None:
+        print(plain_line(line), flush=True)
+
+    def close(self) -> None:
+        """The last picture stays in the notebook."""
+
+
+def drawn(status: RunStatus) -> dict[str, str]:
+    """The run by MIME type."""
+    console = Console(file=io.StringIO(), record=True, width=WIDTH, force_jupyter=False)
+    console.print(Screen(status))
+    return {
+        "text/plain": console.export_text(clear=False),
+        "text/html": console.export_html(inline_styles=True, code_format=FRAME),
+    }
+
+
+class TerminalView:
+    """A rich live display below the lasting log lines."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._live: Live | None = None
+
+    def update(self, status: RunStatus) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(Screen(status), refresh=True)
+
+    def log(self, line: str) -> None:
+        (self._live.console if self._live is not None else self._console).print(Text(plain_line(line)))
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.bench import controller_cost, loop, loop_settings, loop_shape
+from penstock.bench import controller_cost, loop, loop_settings
 from penstock.bench.saved_report import SavedReport
 
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was run, on a machine without a GPU."""
+    """What was run."""
     ran: list[Any] = []
 
     def run_settings(settings: object, report: SavedReport, console: Console) -> None:
@@ -24,13 +24,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         ran.append(steps)
         return {"headline": {"controller_us_per_episode": 200.0}, "episodes": 128}
 
-    def run_shape(work: object, report: SavedReport, console: Console) -> None:
-        ran.append(work)
-
-    monkeypatch.setattr(loop, "resolve_device", lambda _: "cpu")
     monkeypatch.setattr(loop_settings, "run", run_settings)
     monkeypatch.setattr(controller_cost, "run", run_controller)
-    monkeypatch.setattr(loop_shape, "run", run_shape)
     return ran
 
 
@@ -51,8 +46,3 @@ def test_quick_runs_the_short_settings(ran: list[Any]) -> None:
 def test_one_part_alone(ran: list[Any]) -> None:
     loop.run(only="controller")
     assert ran == [controller_cost.STEPS]
-
-
-def test_a_shape_is_a_bench_of_its_own(ran: list[Any]) -> None:
-    loop.run(shape="tiny")
-    assert ran == [loop_shape.work_of("tiny", on_gpu=False)]

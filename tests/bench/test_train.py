@@ -29,13 +29,6 @@ def test_the_bench_writes_its_headline(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "train.json").read_text())
     assert written["headline"]["tflops"] == report["arms"]["penstock"]["tflops"] > 0
     assert {"tflops", "peak_gb"} == set(written["headline"])
-    groups = written["groups"]
-    assert (groups["separate_tokens"], groups["shared_tokens"]) == (16 * 15, 2 * 8 + 16 * 7)
-    assert groups["largest_difference"] < 1e-4
-    whole = written["whole_steps"]
-    assert whole["tokens_per_s"] == pytest.approx(whole["tokens"] / whole["ms"] * 1e3)
-    assert whole["micro_batches"] > 1
-    assert all(written["optimizer_states"][name]["ms"] > 0 for name in ("float32", "8bit", "cpu"))
 
 
 def test_unknown_shapes_are_refused() -> None:

@@ -1,4 +1,5 @@
 import io
+import json
 from pathlib import Path
 
 import msgspec
@@ -6,10 +7,20 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.main import main
-from penstock.cli.samples import Choice, facts, print_samples, run_folder, sections
+from penstock.cli.samples import (
+    NAME,
+    Choice,
+    export_samples,
+    facts,
+    print_samples,
+    read_samples,
+    run_folder,
+    sections,
+)
 from penstock.errors import UserError
 from penstock.observe.events import SampleEvent
 from tests.observe.examples import SAMPLE, run_event
+from tests.observe.store import written
 from tests.observe.store.written import write
 
 
@@ -163,3 +174,28 @@ def test_all_that_is_kept_can_be_exported(tmp_path: Path, capsys: pytest.Capture
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"wrote 6 samples to {folder}/samples.jsonl\n"
     assert len((folder / "samples.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_line_has_all_that_is_known_of_a_sample(tmp_path: Path) -> None:
+    write(tmp_path, [run_event(), written.sample(7)])
+    assert export_samples(tmp_path, tmp_path / NAME) == 1
+    (row,) = [json.loads(line) for line in (tmp_path / NAME).read_text().splitlines()]
+    assert (row["step"], row["drop"], row["task_id"], row["group"]) == (2, None, "t", 7)
+    assert (row["prompt"], row["answer"], row["finish_reason"]) == ("12 × 7", "84", "stop")
+    assert (row["reward"], row["parts"]) == (1.0, {"exact": 1.0})
+    assert (row["oldest_version"], row["newest_version"], row["num_output_tokens"]) == (4, 5, 8)
+    assert "×" in (tmp_path / NAME).read_text()  # readable without a decoder
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_written_is_read_back_oldest_first(tmp_path: Path) -> None:
+    odd = written.sample(9, prompt="half \ud800 of a pair\n\x1b[2J", reward=None, drop="refused", step=None)
+    write(tmp_path, [run_event(), written.sample(8), odd])
+    first, second = read_samples(tmp_path)
+    assert (first.group, first.prompt) == (8, "12 × 7")
+    assert (second.group, second.prompt) == (9, "half \\ud800 of a pair\n\x1b[2J")
+    assert export_samples(tmp_path, tmp_path / NAME) == 2
+
+
+def test_a_run_without_events_has_no_samples(tmp_path: Path) -> None:
+    assert list(read_samples(tmp_path)) == []

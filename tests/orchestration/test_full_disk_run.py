@@ -13,7 +13,7 @@ import pytest
 from benchmarks.crashes.crash_audit import audit
 from benchmarks.crashes.crash_world import CrashWorld
 from penstock.buffer.ledger import LedgerCounts
-from penstock.observe.writers.samples_jsonl import read_samples
+from penstock.cli.samples import read_samples
 from tests.small_disk import enlarge, small_filesystem
 
 FULL_FROM_S, FULL_UNTIL_S = 0.5, 200.0

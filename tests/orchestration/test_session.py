@@ -15,6 +15,7 @@ import pytest
 
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.ledger import LedgerCounts
+from penstock.cli.samples import read_samples
 from penstock.config.loader import build
 from penstock.errors import (
     ChannelClosed,
@@ -29,7 +30,6 @@ from penstock.errors import (
 from penstock.observe.events import LogLine
 from penstock.observe.readers import MemoryReader, show
 from penstock.observe.views import SilentView
-from penstock.observe.writers.samples_jsonl import read_samples
 from penstock.orchestration import session as module
 from penstock.orchestration.capabilities import needed_capabilities
 from penstock.orchestration.checkpoints import read_progress

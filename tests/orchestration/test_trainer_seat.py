@@ -11,8 +11,8 @@ import pytest
 
 from penstock.buffer.ledger import LedgerCounts
 from penstock.buffer.spans import numbers_of
+from penstock.cli.samples import read_samples
 from penstock.errors import TrainerLost, WorkerDied
-from penstock.observe.writers.samples_jsonl import read_samples
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.kept_checkpoints import checkpoints_of
 from penstock.trainer.trainer_client import TrainerStart

@@ -1,21 +1,22 @@
 """A run of the demo in processes of its own, and the hands to disturb it with. Whoever kills its controller goes on
 with `penstock resume`."""
 
+import contextlib
+import ctypes
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from penstock.bench.chaos.connections import cut_off
-from penstock.bench.chaos.disk_quota import no_room
 from penstock.bench.chaos.faults import CONTROLLER, Fault
 from penstock.bench.chaos.noted_turns import NOTES, count_again, json_lines
-from penstock.bench.chaos.processes_of import workers_of
 from penstock.bench.chaos.run_audit import complaints_of
 from penstock.buffer.durable_log import FOLDER
 from penstock.errors import PenstockError
@@ -200,3 +201,89 @@ def _copy(source: IO[bytes], target: Path) -> None:
     with source, target.open("ab", buffering=0) as file:
         for line in source:
             file.write(line)
+
+
+@contextlib.contextmanager
+def no_room(pid: int, largest_bytes: int) -> Iterator[None]:
+    """Inside, no file of this process may grow past so many bytes."""
+    _, hard = before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest_bytes, hard))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+PROC = Path("/proc")
+
+
+def workers_of(controller: int) -> dict[str, int]:
+    """Names and process ids of the workers that a controller has now."""
+    found = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and _parent(entry) == controller:
+            words = _words(entry)
+            if "penstock.worker" in words and "--name" in words:
+                found[words[words.index("--name") + 1]] = int(entry.name)
+    return found
+
+
+def _parent(entry: Path) -> int | None:
+    try:
+        # The name of the program, in brackets, may hold anything.
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):  # it has ended meanwhile
+        return None
+
+
+def _words(entry: Path) -> list[str]:
+    try:
+        return (entry / "cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+PIDFD_GETFD = 438
+"""The system call; the C library has no name for it yet."""
+CONTROLLER_SOCKET = "controller"
+"""How the file of the socket is called that a controller listens on."""
+
+
+def cut_off(pid: int) -> int:
+    """Shut down every connection of this process to a controller; how many there were."""
+    process = os.pidfd_open(pid)
+    try:
+        num_broken = 0
+        for copy in _sockets(pid, process):
+            with copy:
+                if _reaches_controller(copy):
+                    copy.shutdown(socket.SHUT_RDWR)
+                    num_broken += 1
+        return num_broken
+    finally:
+        os.close(process)
+
+
+def _sockets(pid: int, process: int) -> Iterator[socket.socket]:
+    """Copies of the sockets that it has open, for the caller to close."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        if _is_socket(entry):
+            copy = libc.syscall(PIDFD_GETFD, process, int(entry.name), 0)
+            if copy >= 0:
+                yield socket.socket(fileno=copy)
+
+
+def _is_socket(entry: Path) -> bool:
+    try:
+        return os.readlink(entry).startswith("socket:")
+    except OSError:  # it was closed meanwhile
+        return False
+
+
+def _reaches_controller(one: socket.socket) -> bool:
+    try:
+        return one.family == socket.AF_UNIX and Path(one.getpeername()).name == CONTROLLER_SOCKET
+    except (OSError, TypeError):  # it is not connected, or its peer has no path
+        return False

@@ -1,24 +1,41 @@
-"""`penstock bench sync` on a CPU: figures of copies and bytes first, then the arms, then a restarted engine."""
+"""`penstock bench sync` on a CPU: figures of copies and bytes first, then the arms, then a restarted engine.
 
-from collections.abc import Callable, Iterator, Sequence
+- `shm_copy_vs_memcpy`: the trainer copies into a bucket of shared memory and the engine out of it; the slower of
+  both copies against `memcpy` of the same bytes. Hashing comes after them, and is reported beside them.
+- `delta_bytes_fraction` and `adapter_bytes_fraction`: what a smaller selection sends, of what full weights take, in
+  bfloat16. The delta is between a version and the one 20 steps of AdamW later, with indices and headers as they
+  travel; the adapter is one of rank 16 on all linear layers.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import torch
 
+from penstock.bench.random_adapter import random_adapter
 from penstock.bench.shapes import make_shape
-from penstock.bench.sync import restart
-from penstock.bench.sync.arm_runner import measure_all, num_threads
+from penstock.bench.sync.arm_runner import Engine, measure_all, num_threads, serving_of
 from penstock.bench.sync.broadcast_figure import measure_gain
-from penstock.bench.sync.byte_figures import measure_adapter, measure_delta
-from penstock.bench.sync.copy_figure import measure_copies
+from penstock.bench.sync.plain_copy import PlainCopy
+from penstock.bench.sync.publication_source import Trained
 from penstock.bench.sync.update_arm import Effort, UpdateArm
+from penstock.bench.sync.update_timing import against_copy, update_bytes
+from penstock.interfaces import WeightPublisher
 from penstock.models.published import published_tensors
+from penstock.orchestration.launchers.private_folder import PrivateFolder
+from penstock.sync.in_process import InProcessPublisher
+from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
+from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import TRANSPORTS
-from penstock.types import Interrupt, UpdateSelection
+from penstock.types import Interrupt, UpdateSelection, WeightUpdate
 
 SHAPE, UPDATES, WARMUP = "135m", 4, 2
 TINY = "tiny"
+RESTARTED = "engine restarted"
 NEAREST = "shared_memory"
 """The transport with which interrupts are compared."""
 BESIDE = "in_process"
@@ -67,7 +84,7 @@ class CpuPart:
 
     @property
     def names(self) -> list[str]:
-        return [*self._figures, *self._arms, self._tiny_name, restart.NAME]
+        return [*self._figures, *self._arms, self._tiny_name, RESTARTED]
 
     def measure(self, chosen: Sequence[str]) -> Found:
         torch.set_num_threads(num_threads())
@@ -79,8 +96,8 @@ class CpuPart:
             tiny = msgspec.structs.replace(self.effort, shape=TINY)
             for _, found in measure_all([self._tiny], tiny):
                 yield "arms", self._tiny_name, found
-        if restart.NAME in chosen:
-            yield "arms", restart.NAME, restart.measure_restart(UpdateArm(transport=NEAREST), self.effort)
+        if RESTARTED in chosen:
+            yield "arms", RESTARTED, measure_restart(UpdateArm(transport=NEAREST), self.effort)
 
     def _measure_figures(self, names: Sequence[str]) -> Found:
         if not names:
@@ -104,3 +121,107 @@ class CpuPart:
             for name, (kind, which, key) in wanted.items()
             if key in kind.get(which, ())
         }
+
+
+COPY_WARMUP = 2
+"""As many as a publisher has slots: the first copy into each takes its memory."""
+
+
+def measure_copies(weights: Mapping[str, torch.Tensor], updates: int = 7) -> dict[str, Any]:
+    """GB/s of the fastest of each, in turns, so that whatever else the machine does meets all alike."""
+    live = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    num_bytes = sum(weight.nbytes for weight in weights.values())
+    memcpy = PlainCopy(num_bytes, "cpu")
+    times: list[tuple[float, ...]] = []
+    folder = PrivateFolder()
+    try:
+        publisher = SharedMemoryPublisher(weights, folder=folder.path)
+        receiver = SharedMemoryReceiver()
+        for version in range(COPY_WARMUP + updates):
+            started = time.perf_counter()
+            publisher.snapshot(version, weights)
+            snapshot_s = time.perf_counter() - started
+            staged = receiver.stage(publisher.describe(version))
+            started = time.perf_counter()
+            verify = receiver.load(staged, live)
+            load_s = time.perf_counter() - started
+            times.append((memcpy.run(), snapshot_s, load_s, verify()))
+            publisher.release(version)
+        receiver.close()
+        publisher.close()
+    finally:
+        folder.remove()
+    best = [min(column) for column in zip(*times[COPY_WARMUP:], strict=True)]
+    rates = dict(zip(("memcpy", "snapshot", "load", "hash"), best, strict=True))
+    return {
+        "bytes": num_bytes,
+        "vs_memcpy": best[0] / max(best[1], best[2]),
+        "hash_vs_memcpy": best[0] / best[3],
+        **{f"{name}_gb_per_s": num_bytes / 1e9 / seconds for name, seconds in rates.items()},
+    }
+
+
+STEPS, RANK = 20, 16
+
+
+def measure_delta(weights: Mapping[str, torch.Tensor], steps: int = STEPS) -> dict[str, Any]:
+    """Fractions after all steps, and of the next step alone, which is what a run sends."""
+    source = Trained(weights)
+    publisher = InProcessPublisher(source.tensors, source.publishing, exchange={})
+    full = publish(publisher, 0, source.tensors)
+    for step in range(steps):
+        source.change(step)
+    later = publish(publisher, 1, source.tensors)
+    source.change(steps)
+    next_step = publish(publisher, 2, source.tensors)
+    publisher.close()
+    return {
+        "full_bytes": update_bytes(full),
+        "bytes": update_bytes(later),
+        "fraction": update_bytes(later) / update_bytes(full),
+        "one_step_fraction": update_bytes(next_step) / update_bytes(full),
+    }
+
+
+def measure_adapter(model: Any, weights: Mapping[str, torch.Tensor], rank: int = RANK) -> dict[str, Any]:
+    spec, tensors = random_adapter(model, rank)
+    publishing = Publishing(selection="adapter", base=0, adapter=spec, slots=1)
+    publisher = InProcessPublisher(tensors, publishing, exchange={})
+    sent = update_bytes(publish(publisher, 1, tensors))
+    publisher.close()
+    full = sum(weight.nbytes for weight in weights.values())
+    return {"full_bytes": full, "bytes": sent, "fraction": sent / full}
+
+
+def publish(publisher: WeightPublisher, version: int, tensors: Mapping[str, torch.Tensor]) -> WeightUpdate:
+    publisher.snapshot(version, tensors)
+    update = publisher.describe(version)
+    publisher.release(version)
+    return update
+
+
+def measure_restart(arm: UpdateArm, effort: Effort) -> dict[str, Any]:
+    """The trainer saves its model; a process starts, loads it and generates. `arm` says with which batch."""
+    model: Any = make_shape(effort.shape, effort.device, torch.bfloat16)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        begin = time.monotonic()
+        model.save_pretrained(folder)
+        saved = time.monotonic()
+        engine = Engine(serving_of([arm], effort, folder))
+        try:
+            engine.begin()
+            fresh = time.monotonic()
+        finally:
+            engine.close()
+        num_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+    stall_ms = (fresh - saved) * 1e3
+    result = {
+        "bytes": num_bytes,
+        "snapshot_ms": (saved - begin) * 1e3,
+        "stall_ms": stall_ms,
+        "stall_ms_max": stall_ms,
+        "lost_ms": stall_ms,
+        "fresh_ms": (fresh - begin) * 1e3,
+        "seen_ms": (fresh - begin) * 1e3,
+    }
+    return result | against_copy(result, effort.device)

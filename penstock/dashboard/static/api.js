@@ -1,5 +1,7 @@
 // What the server knows. The token comes in the address's fragment, which is sent to nobody, and goes into a header.
 
+import { exported, keptAnswer } from "./exported.js";
+
 const KEY = "penstock-token";
 const BASE = new URL(".", document.baseURI);
 const RETRY_MS = 2000;
@@ -33,6 +35,7 @@ function ask(path, signal) {
 
 /** get("run/0/samples", {step: 3}). */
 export async function get(path, query = {}, signal) {
+  if (exported) return kept(path, query);
   const words = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
     if (value !== null && value !== undefined && value !== "") words.set(name, value);
@@ -41,6 +44,12 @@ export async function get(path, query = {}, signal) {
   const body = await response.json();
   if (!response.ok) throw new Refused(body.error ?? response.statusText, response.status);
   return body;
+}
+
+function kept(path, query) {
+  const found = keptAnswer(path, query);
+  if (found === undefined) throw new Refused("This report does not have it; penstock view shows the whole run.", 404);
+  return found;
 }
 
 /** Calls `hear` with every message of the one stream, and `tell` with whether the server is there. For ever. */

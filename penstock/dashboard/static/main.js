@@ -2,12 +2,14 @@
 
 import { follow, get, Refused, setToken, takeToken } from "./api.js";
 import { add, el, empty, fill } from "./dom.js";
+import { exported } from "./exported.js";
 import { showTop } from "./header.js";
 import { listen, showKeys } from "./keyboard.js";
 import { address, go, here } from "./router.js";
 import { compare } from "./views/compare.js";
 import { config } from "./views/config.js";
 import { drops } from "./views/drops.js";
+import { findings } from "./views/findings.js";
 import { group } from "./views/group.js";
 import { machine } from "./views/machine.js";
 import { metrics } from "./views/metrics.js";
@@ -19,9 +21,10 @@ import { timeline } from "./views/timeline.js";
 import { tokens } from "./views/tokens.js";
 
 /** In the order of the page. */
-const VIEWS = { samples, tokens, now, time, staleness, drops, timeline, compare, metrics, machine, config };
+const OF_ONE_RUN = { samples, tokens, now, time, staleness, drops, timeline };
+const VIEWS = exported ? { findings, ...OF_ONE_RUN, metrics, machine, config } : { ...OF_ONE_RUN, compare, metrics, machine, config };
 const HIDDEN = { group };
-const TITLES = { samples: "Samples", tokens: "Tokens", now: "Now", time: "Where time went", staleness: "Staleness", drops: "Drops", timeline: "Timeline", compare: "Compare", metrics: "Metrics", machine: "Machine", config: "Config", group: "Group" };
+const TITLES = { findings: "Findings", samples: "Samples", tokens: "Tokens", now: "Now", time: "Where time went", staleness: "Staleness", drops: "Drops", timeline: "Timeline", compare: "Compare", metrics: "Metrics", machine: "Machine", config: "Config", group: "Group" };
 
 const page = { runs: [], isThere: true, shown: null };
 const view = document.getElementById("view");
@@ -114,7 +117,8 @@ export function toggleTheme() {
 
 async function start() {
   theme();
-  if (!takeToken()) return askForToken();
+  if (exported) history.replaceState(null, "", location.hash || "#/findings");
+  else if (!takeToken()) return askForToken();
   window.addEventListener("hashchange", show);
   listen({ names: Object.keys(VIEWS), page, toggleTheme });
   document.addEventListener("penstock-keys", () => showKeys(page.shown?.keys ?? {}, TITLES));
@@ -125,7 +129,7 @@ async function start() {
     return complain(view, error);
   }
   show();
-  follow(hear, tell).catch((error) => complain(view, error));
+  if (!exported) follow(hear, tell).catch((error) => complain(view, error));
 }
 
 start();

@@ -35,14 +35,13 @@ from penstock.observe.events import (
     TokenTexts,
     UpdateEvent,
 )
-from penstock.observe.reading.cost import Cost, cost_of
 from penstock.observe.reading.counter_series import CounterSeries, Series
 from penstock.observe.reading.frame_index import FrameIndex
 from penstock.observe.reading.sample_table import Rows, SampleTable
 from penstock.observe.reading.segment_follower import ReadFrame, SegmentFollower, shift
 from penstock.observe.reading.staleness_table import StalenessTable
 from penstock.observe.reading.step_table import StepTable
-from penstock.observe.reading.time_sheet import ProcessTime, TimeSheet
+from penstock.observe.reading.time_sheet import Cost, ProcessTime, TimeSheet, cost_of
 from penstock.observe.reading.token_trace import TokenTrace
 from penstock.observe.run_state import RunState
 from penstock.observe.status import RunStatus

@@ -158,3 +158,27 @@ def fitted(parts: Mapping[str, float], total: float) -> dict[str, float]:
     measured = sum(parts.values())
     scale = min(1.0, total / measured) if measured > 0 else 1.0
     return {name: seconds * scale for name, seconds in parts.items() if seconds > 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    num_gpus: int
+    gpu_hours: float
+    """From the beginning of every session to its end, whatever the GPUs did meanwhile."""
+    tokens: float
+    """Generated while the run trained."""
+    tokens_per_gpu_hour: float | None
+    """None without a GPU."""
+    price: float | None
+    """None where `observe.gpu_hour_price` is not set."""
+
+
+def cost_of(*, num_gpus: int, seconds: float, tokens: float, gpu_hour_price: float | None) -> Cost:
+    hours = num_gpus * seconds / 3600
+    return Cost(
+        num_gpus=num_gpus,
+        gpu_hours=hours,
+        tokens=tokens,
+        tokens_per_gpu_hour=tokens / hours if hours > 0 else None,
+        price=None if gpu_hour_price is None else hours * gpu_hour_price,
+    )

@@ -1,4 +1,8 @@
-from penstock.bench.sync.on_cpu import CpuPart, cpu_arms
+import torch
+
+from penstock.bench.shapes import make_shape
+from penstock.bench.sync.on_cpu import CpuPart, cpu_arms, measure_adapter, measure_copies, measure_delta
+from penstock.models.published import published_tensors
 
 
 def test_every_transport_carries_every_selection() -> None:
@@ -32,3 +36,22 @@ def test_a_tiny_adapter_and_a_restarted_engine() -> None:
     adapter, restarted = (found[name] for name in chosen)
     assert adapter["bytes"] == 77824
     assert restarted["fresh_ms"] > restarted["stall_ms"] > adapter["stall_ms"] > 0
+
+
+def test_the_slower_copy_is_held_against_memcpy() -> None:
+    found = measure_copies({"a": torch.ones(1 << 16), "b": torch.ones(100)}, updates=2)
+    assert found["bytes"] == 4 * ((1 << 16) + 100)
+    slower = min(found["snapshot_gb_per_s"], found["load_gb_per_s"])
+    assert abs(found["vs_memcpy"] - slower / found["memcpy_gb_per_s"]) < 1e-9
+    assert abs(found["hash_vs_memcpy"] - found["hash_gb_per_s"] / found["memcpy_gb_per_s"]) < 1e-9
+
+
+def test_deltas_and_adapters_are_smaller_than_full_weights() -> None:
+    model = make_shape("tiny", "cpu", torch.bfloat16)
+    weights = {name: tensor.detach() for name, tensor in published_tensors(model).items()}
+    delta = measure_delta(weights)
+    assert delta["full_bytes"] == sum(weight.nbytes for weight in weights.values())
+    assert 0 < delta["one_step_fraction"] < delta["fraction"] <= 0.2
+    adapter = measure_adapter(model, weights, rank=4)
+    assert adapter["bytes"] == 2 * 9728  # 9,728 numbers of 2 bytes
+    assert adapter["fraction"] == adapter["bytes"] / delta["full_bytes"]

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.observe.events import StepEvent
-from penstock.observe.reading.time_sheet import TimeSheet, fitted
+from penstock.observe.reading.time_sheet import TimeSheet, cost_of, fitted
 from tests.observe.examples import counters, phase, update
 
 
@@ -128,3 +128,13 @@ def test_parts_add_up_whatever_was_measured(moves) -> None:
 def test_nothing_is_told_before_training() -> None:
     assert sheet(engine(1.0, 1.0)) == {}
     assert fitted({"a": 3.0, "b": 1.0}, 2.0) == {"a": 1.5, "b": 0.5}
+
+
+def test_hours_of_all_gpus_and_their_price() -> None:
+    cost = cost_of(num_gpus=4, seconds=1800.0, tokens=10_000.0, gpu_hour_price=2.5)
+    assert (cost.gpu_hours, cost.tokens_per_gpu_hour, cost.price) == (2.0, 5000.0, 5.0)
+
+
+def test_a_cpu_has_neither() -> None:
+    cost = cost_of(num_gpus=0, seconds=1800.0, tokens=10_000.0, gpu_hour_price=None)
+    assert (cost.gpu_hours, cost.tokens_per_gpu_hour, cost.price) == (0.0, None, None)

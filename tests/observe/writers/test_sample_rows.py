@@ -2,7 +2,7 @@ import msgspec
 
 from penstock.observe.writers.sample_rows import COLUMNS, as_text, sample_row, with_overview
 from tests.observe.examples import SAMPLE
-from tests.observe.report.hostile import HOSTILE
+from tests.observe.hostile import HOSTILE
 
 
 def test_the_numbers_that_matter_stand_together() -> None:

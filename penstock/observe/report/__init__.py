@@ -1,1 +1,0 @@
-"""A run as a page to send to somebody: `RUN/report.html`."""
