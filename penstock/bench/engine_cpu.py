@@ -29,8 +29,8 @@ from penstock.bench.engine_contenders import (
     run_generate,
 )
 from penstock.bench.engine_profile import profile_engine
-from penstock.cores import usable_cores
 from penstock.models.load import DTYPES, resolve_device
+from penstock.orchestration.placement import usable_cores
 
 TOP_P, ENTROPY = 0.95, 1.0
 

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.cores import usable_cores
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import UserError
 from penstock.models.adapter_folder import read_adapter
@@ -24,7 +23,7 @@ from penstock.orchestration.kept_work import KeptWork
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.placed_config import outline_on_gpu
-from penstock.orchestration.placement import place_threads
+from penstock.orchestration.placement import place_threads, usable_cores
 from penstock.orchestration.pooled_workers import PoolCare
 from penstock.orchestration.preflight import Prepared, check_devices, open_model, resolve_prompts
 from penstock.orchestration.restart_policy import Deaths, RestartPolicy

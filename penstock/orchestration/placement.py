@@ -4,15 +4,21 @@ Threads are chosen on purpose: too many on few cores slow everything. Two proces
 unless they are clients of MPS. Then both run at once, and `placement.first` says whose kernels go first.
 """
 
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.launchers.mps import mps
 from penstock.sync.config import SyncConfig
+
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+"""What a container may use: microseconds of CPU time in a period, and the period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +131,21 @@ def sync_environment(sync: SyncConfig) -> dict[str, str]:
     in which one fails; here the others are told, and go on. Which interface they bind each finds out on its own
     machine (`sync.private_group.bind_nccl`)."""
     return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"} if sync.transport == "collective" else {}
+
+
+def usable_cores(cpu_max: Path = CPU_MAX) -> int:
+    """The cores that this process may be scheduled on, but no more than its container's share; at least one."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        cores = os.cpu_count() or 1
+    return max(1, min(cores, _share(cpu_max) or cores))
+
+
+def _share(cpu_max: Path) -> int | None:
+    """Whole cores, rounded up. None: no limit, or not known."""
+    try:
+        quota, period = cpu_max.read_text().split()
+        return math.ceil(int(quota) / int(period))
+    except (OSError, ValueError, ZeroDivisionError):  # "max" is no number
+        return None

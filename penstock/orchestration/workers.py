@@ -12,7 +12,6 @@ from typing import Protocol, TypeVar
 
 from penstock.blobs import open_blobs
 from penstock.channel.address import host_and_port
-from penstock.cores import usable_cores
 from penstock.engines.config import with_settings
 from penstock.engines.engine_client import EngineClient, EngineStart
 from penstock.engines.kinds import settings_of
@@ -33,6 +32,7 @@ from penstock.orchestration.placement import (
     rank_environment,
     scorer_environment,
     sync_environment,
+    usable_cores,
 )
 from penstock.orchestration.pooled_workers import PoolCare, PooledWorker
 from penstock.orchestration.preflight import Prepared

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from penstock.gym_datasets import COLUMN
-from penstock.scoring.gym_verifier import verify
+from penstock.scoring.gym_verifier import COLUMN, verify
 from penstock.types import Episode, Score, Task
 
 

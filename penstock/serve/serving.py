@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from penstock.blobs.memory import MemoryBlobs
+from penstock.channel.address import allow_many_connections
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.opening import open_embedded, without_auto
@@ -19,7 +20,6 @@ from penstock.http_server.guard import guard_for
 from penstock.http_server.web_server import HttpServer
 from penstock.models.load import resolve_device, resolve_dtype
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.open_files import allow_many_connections
 from penstock.serve.body_budget import ALL_BODIES_BYTES, BodyBudget, body_limit
 from penstock.serve.chat_routes import ChatRoutes
 from penstock.serve.completion_routes import CompletionRoutes

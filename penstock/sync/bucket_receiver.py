@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 import torch
 
 from penstock.interfaces import Staged, Verification
+from penstock.models.transfer import mark
 from penstock.sync.bucket_layout import check_same_model, covered, part, specs_by_bucket
 from penstock.sync.fingerprint import Fingerprinter, Shard, compare
 from penstock.sync.side_stream import side_stream
 from penstock.sync.staged_bucket import StagedBucket, Values, check_payload, open_payload
-from penstock.transfer import mark
 from penstock.types import WeightUpdate
 
 

@@ -19,6 +19,7 @@ import torch
 
 from penstock.errors import UpdateAbandoned
 from penstock.interfaces import Staged
+from penstock.models.transfer import mark
 from penstock.sync.interface import address_of
 from penstock.sync.look_ahead import one_ahead
 from penstock.sync.meeting import Arrival, Go, Meeting, connect_store, open_store
@@ -32,7 +33,6 @@ from penstock.sync.private_group import (
 from penstock.sync.side_stream import side_stream
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
 from penstock.sync.staging_receiver import StagingReceiver
-from penstock.transfer import mark
 from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "collective"

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.errors import FingerprintMismatch
+from penstock.models.transfer import download, mark
 from penstock.sync.host_hash import sum_on_host
 from penstock.sync.mixing import CARRY, FACTOR, LOW, WALK, walk_from
-from penstock.transfer import download, mark
 
 if TYPE_CHECKING:
     from penstock.sync.hash_kernel import SumPlan

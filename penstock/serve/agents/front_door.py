@@ -6,10 +6,10 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from penstock.channel.address import allow_many_connections
 from penstock.http_server.guard import guard_for
 from penstock.http_server.web_server import HttpServer
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.open_files import allow_many_connections
 from penstock.rollout.endpoint import Endpoint
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.serve.agents.agent_routes import AgentRoutes

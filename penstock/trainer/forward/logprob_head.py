@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from penstock.models.precision import HALF_TYPES, float32_matmul
+from penstock.models.transfer import upload
 from penstock.models.triton_support import available as kernels_available
 from penstock.trainer.forward.adapted_head import head_of
 from penstock.trainer.forward.split_vocabulary import ELSEWHERE, VocabularyPart, own_vocabulary
-from penstock.transfer import upload
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
 """JSON to a service and JSON back, with few requests at once, a time limit, and another try where that may help.
 
-Rewards and environments by URL use it, from event loops of several threads at once: the limit is one for all of
-them.
+Rewards and environments by URL use `HttpCalls`, from event loops of several threads at once: the limit is one for
+all of them. Rewards and workflows of a user ask `is_transient` before they try again; errors are known by the names of
+their classes and by the HTTP status that they carry, so no library is imported for it.
 """
 
 import asyncio
@@ -16,11 +17,26 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.errors import PenstockError
-from penstock.passing_errors import TRY_AGAIN
 
 MAX_ANSWER_BYTES = 16 * 2**20
 SHOWN = 200
 """Characters of an answer that an error shows."""
+TRANSIENT = {
+    "ConnectionError",
+    "TimeoutError",
+    "Timeout",
+    "URLError",
+    "ClientConnectionError",
+    "ServerTimeoutError",
+    "TransportError",
+    "APIConnectionError",
+    "RateLimitError",
+    "ServiceUnavailableError",
+}
+"""Names of transient errors, as Python, urllib, aiohttp, httpx, requests and OpenAI's client call them."""
+TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+"""HTTP status that may be another one a moment later."""
+FIRST_S, LONGEST_S = 1.0, 30.0
 
 
 class HttpConfig(Section):
@@ -147,3 +163,34 @@ class HttpCalls:
             return json.loads(text), None, False
         except ValueError:
             return None, f"answered with something that is not JSON: {text[:SHOWN]}", False
+
+
+def retry_wait_s(attempt: int) -> float:
+    """Before the try after this one, counted from 0: twice as long each time."""
+    return min(LONGEST_S, FIRST_S * 2.0**attempt)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may succeed a moment later. Of several errors at once, all must."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_transient(one) for one in error.exceptions)
+    status = status_of(error)
+    if status is not None:
+        return status in TRY_AGAIN
+    return any(kind.__name__ in TRANSIENT for kind in type(error).__mro__)
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error tells of: aiohttp's `status`, OpenAI's `status_code`, urllib's `code`, or that
+    of the `response` of httpx and requests."""
+    response = getattr(error, "response", None)
+    for owner, name in (
+        (error, "status"),
+        (error, "status_code"),
+        (response, "status_code"),
+        (error, "code"),
+    ):
+        value = getattr(owner, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and 400 <= value <= 599:
+            return value
+    return None
