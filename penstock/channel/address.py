@@ -135,8 +135,8 @@ class Listener:
 
 
 def allow_many_connections() -> None:
-    """Every connection is an open file, and systems allow few of them unless asked: this process allows itself as many
-    as it may, up to what a server can use."""
+    """Every connection is an open file, and systems allow few of them unless asked: this process allows itself as
+    many as it may, up to what a server can use."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:

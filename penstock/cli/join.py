@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from penstock.channel.address import host_and_port
-from penstock.orchestration.launchers.launcher_choice import token_in
+from penstock.orchestration.launchers.joining import token_in
 from penstock.orchestration.launchers.node_calls import VOLUNTEER
 from penstock.worker.node_agent import attend
 

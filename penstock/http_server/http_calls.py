@@ -1,8 +1,8 @@
 """JSON to a service and JSON back, with few requests at once, a time limit, and another try where that may help.
 
 Rewards and environments by URL use `HttpCalls`, from event loops of several threads at once: the limit is one for
-all of them. Rewards and workflows of a user ask `is_transient` before they try again; errors are known by the names of
-their classes and by the HTTP status that they carry, so no library is imported for it.
+all of them. Rewards and workflows of a user ask `is_transient` before they try again; errors are known by the
+names of their classes and by the HTTP status that they carry, so no library is imported for it.
 """
 
 import asyncio

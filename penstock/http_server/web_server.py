@@ -121,8 +121,8 @@ class HttpServer:
 
 
 def request_logger() -> logging.Logger:
-    """A logger that leaves out aiohttp's tracebacks of what is no request: a stranger could fill the disk with them. Our
-    own faults are written as ever."""
+    """A logger that leaves out aiohttp's tracebacks of what is no request: a stranger could fill the disk with
+    them. Our own faults are written as ever."""
     logger = logging.getLogger("penstock.requests")
     if not logger.filters:
         logger.addFilter(is_own_fault)

@@ -13,7 +13,6 @@ from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, LogLine
 from penstock.orchestration.assembly import Parts, build_evaluator
 from penstock.orchestration.automatic import resolve_auto
-from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.evaluation import Rewards
 from penstock.orchestration.first_start import start_together
@@ -26,6 +25,7 @@ from penstock.orchestration.placed_config import outline_on_gpu
 from penstock.orchestration.placement import place_threads, usable_cores
 from penstock.orchestration.pooled_workers import PoolCare
 from penstock.orchestration.preflight import Prepared, check_devices, open_model, resolve_prompts
+from penstock.orchestration.refusals import check_capabilities
 from penstock.orchestration.restart_policy import Deaths, RestartPolicy
 from penstock.orchestration.revival import Revival
 from penstock.orchestration.rollout_workers import start_episodes

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 from penstock.engines.embedded.config import SPARE_SLOTS, EmbeddedConfig
 from penstock.engines.kinds import kind_of, settings_of
 from penstock.errors import UserError
-from penstock.orchestration.automatic import resolve_auto
+from penstock.orchestration.automatic import resolve_auto, sites_of
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpu_pools import Needs
+from penstock.orchestration.gpu_pools import Needs, num_ranks, num_shards
 from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.placement import engine_gpu, trainer_gpu
-from penstock.orchestration.pool_layout import num_ranks, num_shards
 from penstock.sync.transports import transport_of
 
 if TYPE_CHECKING:
@@ -79,16 +77,16 @@ def plan_memory(
 ) -> MemoryPlan | None:
     """Share out the GPUs, or say what does not fit. `longest` is the longest sequence that is expected.
     None where the engines run on no GPU that is known."""
-    engines, trainer = engine_gpu(config, gpus), trainer_gpu(config, gpus)
+    sites = sites_of(config, gpus)
     needed, published = 0, 0
-    if trainer is not None:
+    if sites.trainer.gpu is not None:
         needed, published = _of_rank(config, outline, longest)
-        _check_trainer(config, outline, gpus[trainer], needed, published, longest)
-    if engines is None:
+        _check_trainer(config, outline, sites.trainer.gpu, needed, published, longest)
+    if sites.engine.gpu is None:
         return None
-    if engines == trainer:
-        return _share_out(config, outline, gpus[engines], needed, published, longest)
-    alone = _share_out(config, outline, gpus[engines], 0, 0, longest)
+    if sites.share_a_gpu:
+        return _share_out(config, outline, sites.engine.gpu, needed, published, longest)
+    alone = _share_out(config, outline, sites.engine.gpu, 0, 0, longest)
     return replace(alone, rank=needed + published, num_ranks=num_ranks(config))
 
 
@@ -107,10 +105,10 @@ def rank_bytes(config: PenstockConfig, outline: "Outline", *, longest: int, shar
 
 def ranks_have_room(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int) -> bool:
     """Whether ranks on GPUs of their own can do what the config asks."""
-    trainer = trainer_gpu(config, gpus)
-    if trainer is None or trainer == engine_gpu(config, gpus):
+    sites = sites_of(config, gpus)
+    if sites.trainer.gpu is None or sites.share_a_gpu:
         return False
-    return sum(_of_rank(config, outline, longest)) <= _room(gpus[trainer])
+    return sum(_of_rank(config, outline, longest)) <= _room(sites.trainer.gpu)
 
 
 def _of_rank(config: PenstockConfig, outline: "Outline", longest: int) -> tuple[int, int]:

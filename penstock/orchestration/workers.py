@@ -31,7 +31,6 @@ from penstock.orchestration.placement import (
     place_threads,
     rank_environment,
     scorer_environment,
-    sync_environment,
     usable_cores,
 )
 from penstock.orchestration.pooled_workers import PoolCare, PooledWorker
@@ -44,6 +43,7 @@ from penstock.scoring.scorer_pool import ScorerPool
 from penstock.scoring.scoring_client import ScoringClient, ScoringRequest, ScoringStart, Verdict
 from penstock.sync.config import SyncConfig
 from penstock.sync.interface import address_for_others
+from penstock.sync.transports import transport_of
 from penstock.trainer.trainer_client import TrainerClient, TrainerStart
 from penstock.types import (
     CheckpointWritten,
@@ -216,7 +216,7 @@ async def start_workers(
         trainer=config.trainer.threads,
         num_ranks=config.trainer.parallel.num_ranks,
     )
-    token, more = secrets.token_urlsafe(24), sync_environment(config.sync)
+    token, more = secrets.token_urlsafe(24), dict(transport_of(config.sync.transport).environment)
     own = visible_gpus(config.placement.trainer, os.environ)
     trainer = trainer_of(launcher, prepared, threads.trainer, {**environments.trainer, **more, **own}, token)
     pools = engine_pools(config)
@@ -376,9 +376,12 @@ def scorer_place(
 def sync_section(sync: SyncConfig, launcher: LauncherConfig, folder: Path) -> SyncConfig:
     """What the trainer is told where engines may be on other machines: files go to a folder of the run, and a
     trainer of this machine serves on the address that these come in by. One elsewhere finds its address itself."""
-    if launcher.reaches_other_machines and sync.transport == "filesystem" and not sync.folder:
+    transport = transport_of(sync.transport)
+    takes_folder = transport.between_machines and "folder" in transport.publisher_takes
+    if launcher.reaches_other_machines and takes_folder and not sync.folder:
         return sync.model_copy(update={"folder": str(folder / "weights")})
-    if not (launcher.is_local and launcher.listen) or sync.interface or sync.transport == "collective":
+    is_named_by_both = "interface" in transport.receiver_takes
+    if not (launcher.is_local and launcher.listen) or sync.interface or is_named_by_both:
         return sync
     host, _ = host_and_port(launcher.listen, "launcher.listen")
     return sync if is_loopback(host) else sync.model_copy(update={"interface": address_for_others(host)})

@@ -54,6 +54,11 @@ class Transport:
     """Which fields of a `Rendezvous` it gets, as keyword arguments."""
     receiver_takes: tuple[str, ...] = ()
     between_processes: bool = True
+    between_machines: bool = False
+    on_one_gpu: bool = False
+    """Whether both sides must be on the same GPU."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What processes of both sides must find in theirs when they start."""
     snapshots_on_gpu: bool = False
     """Whether the trainer's slots take memory of its GPU."""
     staged_copies: int = 0
@@ -97,6 +102,7 @@ TRANSPORTS: dict[str, Transport] = {
         needs="trainer and engines on one GPU",
         publisher="penstock.sync.cuda_ipc:CudaIpcPublisher",
         receiver="penstock.sync.cuda_ipc:CudaIpcReceiver",
+        on_one_gpu=True,
         snapshots_on_gpu=True,
     ),
     "collective": Transport(
@@ -105,6 +111,9 @@ TRANSPORTS: dict[str, Transport] = {
         publisher_takes=("interface",),
         receiver="penstock.sync.collective:CollectiveReceiver",
         receiver_takes=("interface",),
+        between_machines=True,
+        # NCCL would end every process of a group in which one fails; here the others are told, and go on.
+        environment={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"},
         snapshots_on_gpu=True,
         staged_copies=1,
     ),
@@ -113,6 +122,7 @@ TRANSPORTS: dict[str, Transport] = {
         publisher="penstock.sync.filesystem:FilesystemPublisher",
         publisher_takes=("folder",),
         receiver="penstock.sync.filesystem:FilesystemReceiver",
+        between_machines=True,
         staged_copies=1,
     ),
     "http": Transport(
@@ -121,6 +131,7 @@ TRANSPORTS: dict[str, Transport] = {
         publisher_takes=("token", "interface"),
         receiver="penstock.sync.http_transport:HttpReceiver",
         receiver_takes=("token",),
+        between_machines=True,
         staged_copies=1,
     ),
     "in_process": Transport(
@@ -157,6 +168,20 @@ def transport_of(name: str) -> Transport:
     if name not in TRANSPORTS:
         raise ConfigError(f"a transport must be one of {', '.join(TRANSPORTS)}, got {name!r}")
     return TRANSPORTS[name]
+
+
+def choose_transport(
+    *, share_a_gpu: bool, are_apart: bool, folder: str = "", interface: str = ""
+) -> tuple[str, str]:
+    """What `auto` means: the fastest transport that works, and why. Where sides are apart, on several machines,
+    what the config names says who reaches whom."""
+    if are_apart and folder:
+        return "filesystem", "several machines that see sync.folder"
+    if are_apart and interface:
+        return "collective", "several machines on the network of sync.interface"
+    if are_apart:
+        return "http", "several machines"
+    return ("cuda_ipc", "one GPU") if share_a_gpu else ("shared_memory", "")
 
 
 def check_for_run(name: str) -> None:

@@ -24,13 +24,11 @@ from penstock.orchestration.placement import (
     scorer_environment,
     shares_a_gpu,
     sharing,
-    sync_environment,
     usable_cores,
 )
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.session import Session
 from penstock.orchestration.workers import Workers, start_workers
-from penstock.sync.config import SyncConfig
 from penstock.types import Task
 from tests.orchestration.launchers.fake_mps import FakeMps
 
@@ -219,11 +217,6 @@ def test_a_scoring_worker_sees_its_gpu_alone(
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match="reward.device is cuda:2, and 0 GPUs can be seen here; use cpu"):
         scorer_environment("cuda:2", [], {})
-
-
-def test_broadcasts_outlive_a_member() -> None:
-    assert sync_environment(SyncConfig(transport="http", interface="eth0")) == {}
-    assert sync_environment(SyncConfig(transport="collective")) == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
 NOWHERE = Path("/nowhere")

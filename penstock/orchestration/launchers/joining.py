@@ -1,5 +1,7 @@
-"""Workers that somebody starts on other machines to join a run, and the token that they bring."""
+"""Workers that join a run: somebody has typed `penstock worker --connect` on another machine, with the run's
+token."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +11,54 @@ from penstock.errors import ConfigError
 from penstock.orchestration.launchers.config import LauncherConfig
 from penstock.orchestration.launchers.remote import RemoteLauncher
 from penstock.orchestration.launchers.user_files import UserFiles
-from penstock.orchestration.launchers.volunteers import Volunteers
+
+
+class Volunteer:
+    """`remote.Placed`: the agent is there already."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel: Channel | None = channel
+
+    async def failed(self) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def avoid(self) -> None:
+        """Nobody is placed on it by us."""
+
+    async def remove(self) -> None:
+        if self.channel is not None:
+            await self.channel.close()
+
+
+class Volunteers:
+    """`remote.Placer` that waits for people."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Channel] = []
+        self._arrived = asyncio.Event()
+
+    def offer(self, channel: Channel) -> bool:
+        """An agent has come; it is always taken."""
+        self._waiting.append(channel)
+        self._arrived.set()
+        return True
+
+    async def wait(self) -> None:
+        """Until one has come that nobody has taken."""
+        while not self._waiting:
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def place(
+        self, name: str, incarnation: int, *, address: str, token: str, threads: int
+    ) -> Volunteer:
+        await self.wait()
+        return Volunteer(self._waiting.pop(0))
+
+    async def close(self) -> None:
+        for channel in self._waiting:
+            await channel.close()
 
 
 @asynccontextmanager
@@ -42,11 +91,6 @@ async def open_joining(
             f"workers may join: penstock worker --connect {remote.address.removeprefix('tcp:')} --token-file …"
         )
         yield remote, volunteers
-
-
-def kind_of(name: str) -> str:
-    """`engine` of `engine12`."""
-    return name.rstrip("0123456789.")
 
 
 def read_token(config: LauncherConfig) -> str:

@@ -5,8 +5,8 @@ import pytest
 from transformers import LlamaConfig
 
 from penstock.errors import UserError
-from penstock.orchestration.adapter_settings import resolve_adapter
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.placed_config import resolve_adapter
 from tests.models.test_lora_targets import SIZES
 
 

@@ -1,11 +1,12 @@
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from transformers import GPT2Config, LlamaConfig, Qwen3MoeConfig
 
 from penstock.engines.kinds import EngineKind
-from penstock.errors import UserError
-from penstock.orchestration.capabilities import check_capabilities, needed_capabilities
+from penstock.errors import ConfigError, UserError
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.refusals import check_capabilities, check_ranks, needed_capabilities
 
 
 def config(**sections: Any) -> PenstockConfig:
@@ -140,3 +141,71 @@ def test_the_embedded_engine_has_all_that_a_config_can_ask_for() -> None:
         engine={"record_routing": "on"},
     )
     check_capabilities(everything)
+
+
+DENSE = LlamaConfig(num_attention_heads=4, num_key_value_heads=2)
+
+
+class PackedPlan(LlamaConfig):  # type: ignore[misc]
+    base_model_tp_plan: ClassVar[dict[str, str]] = {"layers.*.mlp.gate_up_proj": "packed_colwise"}
+
+
+def ranked(parallel: dict[str, int], **sections: Any) -> PenstockConfig:
+    trainer = {"parallel": parallel}
+    whole = {"tasks": {"source": "a.jsonl"}, "model": {"name": "m"}, "trainer": trainer, **sections}
+    return PenstockConfig.model_validate(whole)
+
+
+def test_sharded_ranks_over_a_collective_are_fine() -> None:
+    check_ranks(ranked({"shard": 2, "data": 2}, sync={"transport": "collective"}), DENSE)
+
+
+def test_sequences_of_a_mixture_are_not_split() -> None:
+    model = Qwen3MoeConfig(num_experts=4, num_attention_heads=4, num_key_value_heads=2)
+    with pytest.raises(ConfigError) as refusal:
+        check_ranks(ranked({"context": 2}), model)
+    assert str(refusal.value) == (
+        "a mixture of experts can be trained with trainer.parallel.data and shard, got context=2"
+    )
+    check_ranks(ranked({"data": 2, "shard": 2}), model)
+
+
+@pytest.mark.parametrize(
+    ("model", "sections", "sentence"),
+    [
+        (
+            Qwen3MoeConfig(num_experts=4, num_attention_heads=4, num_key_value_heads=2),
+            {},
+            "a mixture of experts can be trained with trainer.parallel.data and shard, got tensor=2",
+        ),
+        (
+            GPT2Config(),
+            {},
+            "trainer.parallel.tensor must be 1 for gpt2, for which transformers has no plan, got tensor=2; use "
+            "trainer.parallel.shard",
+        ),
+        (
+            PackedPlan(),
+            {},
+            "trainer.parallel.tensor must be 1 for llama, whose plan splits weights by packed_colwise, got tensor=2; use "
+            "trainer.parallel.shard",
+        ),
+        (
+            DENSE,
+            {"model": {"name": "m", "lora": {}}},
+            "an adapter can be trained with trainer.parallel.data, shard and context, got tensor=2",
+        ),
+        (
+            DENSE,
+            {"trainer": {"parallel": {"tensor": 2}, "compile": True}},
+            "trainer.compile must be off with trainer.parallel.tensor, got on (tensor=2)",
+        ),
+    ],
+)
+def test_what_can_not_split_its_matrices_is_refused(
+    model: Any, sections: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_ranks(ranked({"tensor": 2}, **sections), model)
+    assert str(refusal.value) == sentence
+    check_ranks(ranked({"tensor": 2, "shard": 2}), DENSE)

@@ -7,8 +7,9 @@ import pytest
 from penstock.config.loader import load_config
 from penstock.errors import ConfigError
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.launchers import worker_kind
 from penstock.orchestration.launchers.config import LauncherConfig
-from penstock.orchestration.launchers.launcher_choice import kind_of, read_token
+from penstock.orchestration.launchers.joining import read_token
 from penstock.orchestration.launchers.ray_placer import resources_of
 
 
@@ -38,7 +39,7 @@ def test_what_a_worker_takes_of_a_node() -> None:
     assert resources_of(config, ["trainer"], "engine3", 4) == {"GPU": 2, "spot": 1}
     assert resources_of(config, ["trainer"], "trainer", 4) == {"CPU": 4.0, "GPU": 1.0}
     assert resources_of(config, ["trainer"], "scorer12", 1) == {"CPU": 1.0}
-    assert kind_of("engine12") == "engine"
+    assert worker_kind("engine12") == "engine"
 
 
 def test_a_token_file_must_be_there_and_hold_something(tmp_path: Path) -> None:
