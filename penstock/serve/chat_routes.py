@@ -8,9 +8,9 @@ from aiohttp import web
 
 from penstock.errors import TaskError
 from penstock.serve.api_error import ApiError
+from penstock.serve.bodies import answer, read_body
 from penstock.serve.chat_messages import template_messages
 from penstock.serve.engine_answers import Piece
-from penstock.serve.json_body import answer, read_body
 from penstock.serve.request_bodies import ChatBody
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_events import SentEvents

@@ -7,8 +7,8 @@ from typing import Any
 
 from aiohttp import web
 
+from penstock.serve.bodies import answer, read_body
 from penstock.serve.engine_answers import Piece
-from penstock.serve.json_body import answer, read_body
 from penstock.serve.request_bodies import CompletionBody
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_events import SentEvents

@@ -20,16 +20,14 @@ from penstock.http_server.guard import guard_for
 from penstock.http_server.web_server import HttpServer
 from penstock.models.load import resolve_device, resolve_dtype
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.serve.body_budget import ALL_BODIES_BYTES, BodyBudget, body_limit
+from penstock.serve.bodies import ALL_BODIES_BYTES, BodyBudget, body_limit
 from penstock.serve.chat_routes import ChatRoutes
 from penstock.serve.completion_routes import CompletionRoutes
-from penstock.serve.control_routes import ControlRoutes
-from penstock.serve.engine_pauses import Pauses
-from penstock.serve.joining_receiver import JoiningReceiver
+from penstock.serve.control_routes import ControlRoutes, Pauses
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import MAX_BODY_BYTES, make_app
 from penstock.serve.token_routes import TokenRoutes
-from penstock.serve.weight_routes import WeightRoutes
+from penstock.serve.weight_routes import JoiningReceiver, WeightRoutes
 from penstock.types import DEFAULT_POLICY
 
 CLOSING_S = 5.0

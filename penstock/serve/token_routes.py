@@ -8,8 +8,8 @@ from aiohttp import web
 
 from penstock.interfaces import BlobStore
 from penstock.sampling_masks import fetch_mask
+from penstock.serve.bodies import answer, read_body
 from penstock.serve.engine_answers import Piece, stream_answer, whole_answer
-from penstock.serve.json_body import answer, read_body
 from penstock.serve.request_bodies import TokenBody
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_events import SentEvents

@@ -20,14 +20,19 @@ from penstock.serve.agents.answer_streams import (
     send_stream,
 )
 from penstock.serve.agents.conversation import REWRITTEN, Heard
-from penstock.serve.agents.episode_keys import EpisodeKeys
-from penstock.serve.agents.episode_session import EpisodeSession, Made, call_id, check_generations
-from penstock.serve.agents.live_answer import LiveAnswer
+from penstock.serve.agents.episode_session import (
+    EpisodeKeys,
+    EpisodeSession,
+    LiveAnswer,
+    Made,
+    call_id,
+    check_generations,
+)
 from penstock.serve.api_error import ApiError
+from penstock.serve.bodies import answer, decode_body, read_bytes
 from penstock.serve.chat_messages import template_messages
 from penstock.serve.chat_routes import ChatRoutes
 from penstock.serve.engine_answers import Piece
-from penstock.serve.json_body import answer, decode_body, read_bytes
 from penstock.serve.request_bodies import ChatBody, CompletionBody, TextFields, TokenBody
 from penstock.serve.served_model import ServedModel
 from penstock.serve.stop_texts import StopTexts

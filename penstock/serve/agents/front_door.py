@@ -13,9 +13,8 @@ from penstock.models.tokenizer import ChatTokenizer
 from penstock.rollout.endpoint import Endpoint
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.serve.agents.agent_routes import AgentRoutes
-from penstock.serve.agents.episode_keys import EpisodeKeys
-from penstock.serve.agents.episode_session import EpisodeSession
-from penstock.serve.body_budget import BodyBudget, body_limit
+from penstock.serve.agents.episode_session import EpisodeKeys, EpisodeSession
+from penstock.serve.bodies import BodyBudget, body_limit
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import make_app
 
