@@ -1,4 +1,4 @@
-"""Health, models, tokens, figures and pauses: what watches a server and stops it for new weights."""
+"""Health, tokens, figures and pauses: what watches a server and stops it for new weights."""
 
 import asyncio
 import re
@@ -74,8 +74,6 @@ class ControlRoutes:
         return [
             web.get("/health", self.health),
             web.get("/version", self.version),
-            web.get("/v1/models", self.models),
-            web.get("/v1/models/{name:.+}", self.one_model),
             web.get("/metrics", self.metrics),
             web.post("/tokenize", self.tokenize),
             web.post("/pause", self.pause),
@@ -94,13 +92,6 @@ class ControlRoutes:
 
     async def version(self, request: web.Request) -> web.Response:
         return answer({"version": __version__, "server": "penstock"})
-
-    async def models(self, request: web.Request) -> web.Response:
-        return answer({"object": "list", "data": [self._model.card()]})
-
-    async def one_model(self, request: web.Request) -> web.Response:
-        self._model.check_model(request.match_info["name"])
-        return answer(self._model.card())
 
     async def metrics(self, request: web.Request) -> web.Response:
         text = exposition(await self._engine.report(), http_requests=self._model.num_running)

@@ -21,12 +21,11 @@ from penstock.http_server.web_server import HttpServer
 from penstock.models.load import resolve_device, resolve_dtype
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.serve.bodies import ALL_BODIES_BYTES, BodyBudget, body_limit
-from penstock.serve.chat_routes import ChatRoutes
-from penstock.serve.completion_routes import CompletionRoutes
 from penstock.serve.control_routes import ControlRoutes, Pauses
+from penstock.serve.engine_answers import EngineAnswers
+from penstock.serve.openai_routes import OpenAiRoutes
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import MAX_BODY_BYTES, make_app
-from penstock.serve.token_routes import TokenRoutes
 from penstock.serve.weight_routes import JoiningReceiver, WeightRoutes
 from penstock.types import DEFAULT_POLICY
 
@@ -158,12 +157,11 @@ async def served(settings: ServeSettings, opened: Opened) -> AsyncIterator[Servi
         window=engine.config.window if opened.on_gpu else 1,
         max_requests=settings.max_requests,
         created=int(time.time()),
+        blobs=engine.blobs,
     )
     routes = [
         *ControlRoutes(model, engine, pauses).routes(),
-        *TokenRoutes(model, engine.blobs).routes(),
-        *CompletionRoutes(model).routes(),
-        *ChatRoutes(model).routes(),
+        *OpenAiRoutes(model, EngineAnswers(model)).routes(),
     ]
     if settings.updates:
         routes += WeightRoutes(engine, opened.receiver, opened.described).routes()
