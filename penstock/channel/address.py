@@ -9,6 +9,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 
 from penstock.channel import handshake
 from penstock.channel.connection import Channel
@@ -132,6 +133,15 @@ class Listener:
             finally:
                 if limit in self._greetings:
                     self._greetings.remove(limit)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def allow_many_connections() -> None:

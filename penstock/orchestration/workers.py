@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from penstock.blobs import open_blobs
-from penstock.channel.address import host_and_port
+from penstock.channel.address import host_and_port, is_loopback
 from penstock.engines.config import with_settings
 from penstock.engines.engine_client import EngineClient, EngineStart
 from penstock.engines.kinds import settings_of
@@ -23,7 +23,7 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.first_start import FirstStart, start_alike, start_together
 from penstock.orchestration.gpu_pools import engine_pools, visible_gpus
 from penstock.orchestration.launchers import Launcher
-from penstock.orchestration.launchers.config import LauncherConfig, is_loopback
+from penstock.orchestration.launchers.config import LauncherConfig
 from penstock.orchestration.launchers.memory_limit import memory_environment
 from penstock.orchestration.less_memory import fewer_sequences
 from penstock.orchestration.placement import (

@@ -10,13 +10,16 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclo
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 from aiohttp import web
 
 from penstock.serve.answer_forms import Form, Piece, form_of
+from penstock.serve.api_error import as_api_error
 from penstock.serve.bodies import answer, decode_body, read_bytes
 from penstock.serve.request_bodies import Body, ChatBody, CompletionBody, TokenBody
 from penstock.serve.served_model import ServedModel
-from penstock.serve.server_events import SentEvents
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Answering(Protocol):
@@ -108,3 +111,36 @@ async def _send_stream(request: web.Request, answering: Answering, form: Form) -
     except Exception as error:
         return await events.fail(error)
     return await events.end()
+
+
+class SentEvents:
+    """Begins with its first event, so that what fails before it is still an ordinary error. `send` waits for a slow
+    client; when one has left, the request's task is cancelled."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._response: web.StreamResponse | None = None
+
+    async def send(self, event: dict[str, Any]) -> None:
+        if self._response is None:
+            self._response = web.StreamResponse(
+                headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+            )
+            await self._response.prepare(self._request)
+        await self._response.write(b"data: " + _encode(event) + b"\n\n")
+
+    async def end(self) -> web.StreamResponse:
+        assert self._response is not None, "a stream has at least one event"
+        await self._response.write(b"data: [DONE]\n\n")
+        await self._response.write_eof()
+        return self._response
+
+    async def fail(self, error: Exception) -> web.StreamResponse:
+        """Say what went wrong, in the stream once that has begun."""
+        if self._response is None:
+            raise error
+        shown = as_api_error(error)
+        body = shown.body()
+        body["error"]["code"] = shown.code or shown.status
+        await self.send(body)
+        return await self.end()

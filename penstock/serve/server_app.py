@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from aiohttp import web
 
 from penstock.http_server.guard import Guard, bearer_token
-from penstock.serve.api_error import ApiError
+from penstock.serve.api_error import ApiError, as_api_error
 from penstock.serve.bodies import BUDGET, BodyBudget, answer
-from penstock.serve.server_events import as_api_error
 
 MAX_BODY_BYTES = 64 * 2**20
 """Where nobody says otherwise. A context of a million tokens takes 7 MB."""

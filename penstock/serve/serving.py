@@ -6,11 +6,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from typing import Any
 
 from penstock.blobs.memory import MemoryBlobs
-from penstock.channel.address import allow_many_connections
+from penstock.channel.address import allow_many_connections, is_loopback
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.opening import open_embedded, without_auto
@@ -73,15 +72,6 @@ class ServeSettings:
                 f"penstock serve on {self.host} can be reached from other machines and needs a token: give "
                 "--token-file FILE, or serve on 127.0.0.1"
             )
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

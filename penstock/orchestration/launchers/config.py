@@ -73,7 +73,3 @@ class LauncherConfig(Section):
     def is_local(self) -> bool:
         """Whether the workers that the run starts are on this machine."""
         return launcher_kind(self.kind).on_this_machine
-
-
-def is_loopback(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.")

@@ -12,7 +12,7 @@ from openai import AuthenticationError, BadRequestError, NotFoundError
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.serve.server_events import SentEvents
+from penstock.serve.openai_routes import SentEvents
 from penstock.types import Chunk, Episode, GenerateRequest, Turn
 from tests.serve.agents.doors import END, Visit, a_spec, opened, saying
 
