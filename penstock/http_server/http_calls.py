@@ -166,7 +166,7 @@ class HttpCalls:
 
 
 def retry_wait_s(attempt: int) -> float:
-    """Before the try after this one, counted from 0: twice as long each time."""
+    """How long to wait before the try after this one, counted from 0: twice as long each time."""
     return min(LONGEST_S, FIRST_S * 2.0**attempt)
 
 

@@ -39,7 +39,7 @@ class GivenReward:
     name: str | None = None
 
     def entry(self) -> dict[str, Any]:
-        """As `reward.functions` lists it."""
+        """What `reward.functions` lists of it."""
         return {"path": self.path, "weight": self.weight, "name": self.name}
 
     def in_this_process(self, device: str) -> Reward:

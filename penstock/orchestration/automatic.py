@@ -50,7 +50,7 @@ class Sites:
 
     @property
     def kinds_on_gpu(self) -> tuple[str, ...]:
-        """Of workers."""
+        """Which kinds of workers compute on a GPU."""
         sides = {"trainer": self.trainer, "engine": self.engine}
         return tuple(kind for kind, site in sides.items() if site.is_gpu)
 

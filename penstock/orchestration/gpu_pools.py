@@ -96,8 +96,8 @@ def engine_pools(config: PenstockConfig) -> tuple[tuple[int, ...], ...]:
 
 
 def engines_alone(config: PenstockConfig, gpus: Sequence[Gpu]) -> PenstockConfig:
-    """For a run's config without its trainer: engines on the GPUs that it names. Where some of these are not here,
-    one engine on `engine.device`."""
+    """A run's config without its trainer has its engines on the GPUs that it names. Where some of these are not
+    here, one engine on `engine.device`."""
     named = config.placement.engines
     if not named or max(named) < len(gpus):
         return config
@@ -155,7 +155,7 @@ def _check_named(config: PenstockConfig, gpus: Sequence[Gpu]) -> None:
 
 
 def _chosen(config: PenstockConfig, gpus: Sequence[Gpu], needs: Needs) -> Pools | None:
-    """As few GPUs as hold the trainer, and the others for engines; None where both share one."""
+    """The trainer gets as few GPUs as hold it, and engines get the others; None where both share one."""
     sizes, ranks = engine_sizes(config.engine), num_ranks(config)
     devices = {config.model.device, config.engine.device}
     is_elsewhere = not config.launcher.is_local or config.model.device == "cpu"

@@ -163,7 +163,7 @@ def _check_trainer(
     advice = f"{_smaller_trainer(config, longest)} or {shard}"
 
     def held(states: str | None = None) -> int:
-        """Of each rank, all the time."""
+        """What each rank holds all the time."""
         return estimate_trainer(config, outline, longest=longest, states=states).resident // num_shards(
             config
         )

@@ -303,7 +303,7 @@ def open_store(prepared: Prepared, state: RunState) -> EventStore:
 
 
 def config_event(prepared: Prepared, now: float) -> ConfigEvent:
-    """As `config.yaml` has it, secrets hidden."""
+    """What readers of events see of the config: what `config.yaml` has, secrets hidden."""
     config = prepared.config
     sites = sites_of(config, prepared.gpus)
     used = used_gpus(config) or {site.device for site in (sites.trainer, sites.engine) if site.is_gpu}

@@ -100,7 +100,7 @@ def _of_evaluation(config: PenstockConfig) -> dict[str, str]:
 
 
 def check_parallel(config: PenstockConfig, name_or_path: str) -> None:
-    """For a model by name or folder, whose config is known to load."""
+    """Refuse ranks that can't split this model. It is a name or folder whose config is known to load."""
     if config.trainer.parallel.num_ranks == 1:
         return
     from transformers import AutoConfig

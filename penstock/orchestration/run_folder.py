@@ -56,7 +56,7 @@ def write_config(run: Path, config: PenstockConfig) -> None:
 
 
 def to_yaml(config: PenstockConfig) -> str:
-    """With secrets hidden: a run folder is what people show each other."""
+    """Secrets are hidden: a run folder is what people show each other."""
     return yaml.safe_dump(shown(config), sort_keys=False, allow_unicode=True)
 
 
@@ -71,7 +71,7 @@ def shown(config: PenstockConfig) -> dict[str, Any]:
 
 
 def last_line(text: str) -> str:
-    """Of a file with this text before it. How an editor ends lines does not count."""
+    """The checksum line of a file with this text before it. How an editor ends lines does not count."""
     lines = [line.rstrip() for line in text.strip().splitlines()]
     return f"{LAST_LINE}{zlib.crc32(chr(10).join(lines).encode()):08x}"
 
@@ -206,7 +206,7 @@ def put_aside_rows_past(folder: Path, step: int) -> None:
 
 
 def _step_of(line: str) -> float:
-    """Of a row; infinite where there is none."""
+    """The step of a row; infinite where there is none."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -50,6 +50,8 @@ class Piece:
 
 
 class Form(Protocol):
+    """Writes the answer of one request."""
+
     num_choices: int
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -117,7 +119,7 @@ class TextForm:
 
 
 class CompletionForm(TextForm):
-    """Of `/v1/completions`."""
+    """Writes answers of `/v1/completions`."""
 
     def __init__(self, model: ServedModel, body: CompletionBody) -> None:
         super().__init__(model, body, len(body.prompts()))
@@ -151,7 +153,7 @@ class CompletionForm(TextForm):
 
 
 class ChatForm(TextForm):
-    """Of `/v1/chat/completions`. What may be a call of a tool is held back until it is known."""
+    """Writes answers of `/v1/chat/completions`. What may be a call of a tool is held back until it is known."""
 
     prefix, kind, event_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -210,8 +212,8 @@ class ChatForm(TextForm):
 
 
 class TokenForm:
-    """Of `/inference/v1/generate`, vLLM's dialect. `versions` is ours: vLLM names versions only when an answer has
-    ended."""
+    """Writes answers of `/inference/v1/generate`, vLLM's dialect. `versions` is ours: vLLM names versions only
+    when an answer has ended."""
 
     num_choices = 1
 
@@ -261,7 +263,7 @@ def form_of(model: ServedModel, body: Body) -> Form:
 
 
 class ShownText:
-    """The text of a streamed answer. What may be a call of a tool waits for its end."""
+    """Holds the text of a streamed answer. What may be a call of a tool waits for its end."""
 
     def __init__(self, parser: ToolParser | None) -> None:
         self._parser = parser
@@ -309,7 +311,7 @@ class StopTexts:
         self._has_ended = False
 
     def push(self, piece: str, *, is_last: bool = False) -> str:
-        """As much of the text as is certain."""
+        """Give as much of the text as is certain."""
         if self._has_ended:
             return ""
         text = self._held + piece

@@ -47,7 +47,7 @@ class BodyBudget:
 
     @contextmanager
     def request(self, request: web.Request) -> Iterator[None]:
-        """While it is answered."""
+        """Count the body of a request while it is answered."""
         held = self._held[id(request)] = _Held()
         try:
             yield

@@ -29,7 +29,7 @@ class Answering(Protocol):
         """Its body, which is sent inside the context."""
 
     def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """As they come, each with the number of its choice. They are sent before the next is asked for."""
+        """Its pieces as they come, each with the number of its choice. One is sent before the next is asked for."""
 
 
 class Answerer(Protocol):

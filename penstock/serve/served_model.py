@@ -71,7 +71,7 @@ class ServedModel:
             self.num_running -= count
 
     def card(self) -> dict[str, Any]:
-        """As `/v1/models` lists it."""
+        """What `/v1/models` lists of it."""
         return {
             "id": self.name,
             "object": "model",

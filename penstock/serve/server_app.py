@@ -20,7 +20,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def make_app(
     routes: Iterable[web.RouteDef], *, guard: Guard, token: str = "", bodies: BodyBudget | None = None
 ) -> web.Application:
-    """With a `token`, every request must bring it (`Authorization: Bearer …`)."""
+    """The application with these routes. Every request must bring the `token`, if there is one (`Authorization:
+    Bearer …`)."""
     budget = bodies or BodyBudget(max_bytes=MAX_BODY_BYTES)
 
     @web.middleware
@@ -67,7 +68,7 @@ def _error(error: ApiError) -> web.Response:
 
 
 def not_served(request: web.Request, app: web.Application) -> ApiError:
-    """For a route that is not there, or not with this method: what is."""
+    """A route that is not there, or not with this method, is answered with those that are."""
     known = sorted({route.resource.canonical for route in app.router.routes() if route.resource is not None})
     return ApiError(
         f"{request.method} {request.path} is not served here; there are: {', '.join(known)}",

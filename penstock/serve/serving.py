@@ -85,7 +85,7 @@ class Opened:
 
 
 async def open_engine(settings: ServeSettings, config: EngineConfig) -> Opened:
-    """As a run's engine is opened."""
+    """Open the engine as a run's is opened."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     receiver = JoiningReceiver(device)
@@ -135,7 +135,7 @@ class Serving:
 
 @asynccontextmanager
 async def served(settings: ServeSettings, opened: Opened) -> AsyncIterator[Serving]:
-    """While inside, the engine answers at the address that this gives."""
+    """The engine answers at the address that this gives, while the context lasts."""
     settings.check()
     engine = opened.engine
     pauses = Pauses(engine)
@@ -186,7 +186,7 @@ def bodies_of(settings: ServeSettings, max_context: int) -> BodyBudget:
 
 
 async def serve(settings: ServeSettings, config: EngineConfig, say: Callable[[str], None]) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM."""
     settings.check()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -45,7 +45,7 @@ class Volunteers:
         return True
 
     async def wait(self) -> None:
-        """Until one has come that nobody has taken."""
+        """Wait until one has come that is not taken yet."""
         while not self._waiting:
             self._arrived.clear()
             await self._arrived.wait()
@@ -94,7 +94,7 @@ async def open_joining(
 
 
 def read_token(config: LauncherConfig) -> str:
-    """Of `launcher.token_file`; "" where none is named."""
+    """The token in `launcher.token_file`; "" where none is named."""
     if not config.token_file:
         return ""
     return token_in(Path(config.token_file), "launcher.token_file")

@@ -252,7 +252,7 @@ def _begins(whole: IntArray, part: IntArray) -> bool:
 
 
 def _contains(whole: IntArray, part: IntArray) -> bool:
-    """As bytes, which are searched fast; what is found between two numbers is none."""
+    """Search as bytes, which is fast; what is found between two numbers is none."""
     where, what = whole.astype(np.int32).tobytes(), part.astype(np.int32).tobytes()
     at = where.find(what)
     while at >= 0 and at % 4:

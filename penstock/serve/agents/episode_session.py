@@ -42,8 +42,8 @@ class LiveAnswer:
         self._tell()
 
     async def follow(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """Until the call is made or has failed. A listener that is slow may miss the last chunks: the turns have
-        them."""
+        """Give all chunks until the call is made or has failed. A listener that is slow may miss the last chunks:
+        the turns have them."""
         heard = 0
         while not self._is_over:
             if heard == len(self._chunks):
@@ -94,7 +94,8 @@ class CallId:
 
 
 def call_id(path: str, body: bytes, headers: Mapping[str, str]) -> CallId:
-    """By the client's `Idempotency-Key`, or else by what it asks. OpenAI's clients count their retries."""
+    """A call is known by the client's `Idempotency-Key`, or else by what it asks. OpenAI's clients count their
+    retries."""
     own = headers.get("Idempotency-Key")
     retries = headers.get("X-Stainless-Retry-Count", "0")
     name = own or hashlib.blake2b(path.encode() + b"\0" + body, digest_size=16).hexdigest()
@@ -191,7 +192,7 @@ class EpisodeSession:
 
     @contextmanager
     def delivering(self, call: Call) -> Iterator[Made]:
-        """Around the sending of an answer. Its turns are the episode's before they are sent: the agent may be done
+        """An answer is sent inside this. Its turns are the episode's before they are sent: the agent may be done
         before this process knows that the last byte has left. Unless the client has left instead."""
         made = call.task.result()
         self.rollout.keep(made.turns)
@@ -300,7 +301,7 @@ class EpisodeKeys:
         )
 
     def of(self, request: web.Request) -> EpisodeSession:
-        """By the header that OpenAI's clients send their key in."""
+        """The session of the key that OpenAI's clients send in a header."""
         return self.session(bearer_token(request))
 
     @property
