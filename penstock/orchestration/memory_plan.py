@@ -15,7 +15,7 @@ from penstock.engines.kinds import kind_of, settings_of
 from penstock.errors import UserError
 from penstock.orchestration.automatic import resolve_auto, sites_of
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpu_pools import Needs, num_ranks, num_shards
+from penstock.orchestration.gpu_pools import Needs, gb, num_ranks, num_shards
 from penstock.orchestration.gpus import Gpu
 from penstock.sync.transports import transport_of
 
@@ -58,18 +58,18 @@ class MemoryPlan:
         return (self.engine - self.staged) / self.gpu.total_bytes
 
     def __str__(self) -> str:
-        parts = [f"trainer about {_gb(self.trainer)}"] if self.trainer else []
+        parts = [f"trainer about {gb(self.trainer)}"] if self.trainer else []
         if self.rank:
             ranks = "trainer" if self.num_ranks == 1 else f"each of {self.num_ranks} ranks of the trainer"
             own = "a GPU of its own" if self.num_ranks == 1 else "GPUs of their own"
-            parts = [f"{ranks} about {_gb(self.rank)}, on {own}"]
-        parts += [f"published weights {_gb(self.published)}"] if self.published else []
+            parts = [f"{ranks} about {gb(self.rank)}, on {own}"]
+        parts += [f"published weights {gb(self.published)}"] if self.published else []
         engines = "engine" if self.num_engines == 1 else f"each of {self.num_engines} engines"
         tokens = self.cache // self.kv_bytes_per_token
         parts.append(
-            f"{engines} at most {_gb(self.engine)}, with a cache of up to {_gb(self.cache)} ({tokens:,} tokens)"
+            f"{engines} at most {gb(self.engine)}, with a cache of up to {gb(self.cache)} ({tokens:,} tokens)"
         )
-        return f"memory of {self.gpu.name} ({_gb(self.gpu.total_bytes)}): {'; '.join(parts)}"
+        return f"memory of {self.gpu.name} ({gb(self.gpu.total_bytes)}): {'; '.join(parts)}"
 
 
 def plan_memory(
@@ -176,12 +176,12 @@ def _check_trainer(
         ]
         way_out = f"set trainer.optimizer_states={' or '.join(modes)}, or " if modes else ""
         advice = (
-            f"{_gb(held())} of it are weights, gradients and AdamW's states: {way_out}split them over more GPUs "
+            f"{gb(held())} of it are weights, gradients and AdamW's states: {way_out}split them over more GPUs "
             f"({shard}), or take a smaller model"
         )
     raise UserError(
-        f"{_ranks(config)} needs about {_gb(trainer)}{_and_published(published)}, and of the "
-        f"{_gb(gpu.total_bytes)} of {gpu.name} {_gb(room)} can be used; {advice}"
+        f"{_ranks(config)} needs about {gb(trainer)}{_and_published(published)}, and of the "
+        f"{gb(gpu.total_bytes)} of {gpu.name} {gb(room)} can be used; {advice}"
     )
 
 
@@ -212,19 +212,19 @@ def _share_out(
     left = (_room(gpu) - trainer - published) // count
     asked = int(section.memory_share * gpu.total_bytes)
     engine = asked or min(left, int(ENGINE_ALONE * gpu.total_bytes) // count)
-    beside = f"beside the trainer's {_gb(trainer)}{_and_published(published)} " if trainer else ""
+    beside = f"beside the trainer's {gb(trainer)}{_and_published(published)} " if trainer else ""
     if asked > left:
         most = max(0.0, left / gpu.total_bytes)
         raise UserError(
             f"engine.embedded.memory_share must be at most {int(most * 100) / 100} {beside}on {gpu.name} "
-            f"({_gb(gpu.total_bytes)}, {_gb(gpu.free_bytes)} of it free), got {section.memory_share}; "
+            f"({gb(gpu.total_bytes)}, {gb(gpu.free_bytes)} of it free), got {section.memory_share}; "
             f"lower it, or {_smaller_trainer(config, longest) if trainer else 'free memory on the gpu'}"
         )
     if fixed + least > engine:
         raise UserError(
-            f"an engine needs {_gb(fixed + least)} ({_gb(weights)} of weights,{_and_staged(staged)} a "
-            f"workspace, and {_gb(least)} for {cache_words}), and may take {_gb(max(0, engine))} {beside}on "
-            f"{gpu.name} ({_gb(gpu.total_bytes)}, {_gb(gpu.free_bytes)} of it free); "
+            f"an engine needs {gb(fixed + least)} ({gb(weights)} of weights,{_and_staged(staged)} a "
+            f"workspace, and {gb(least)} for {cache_words}), and may take {gb(max(0, engine))} {beside}on "
+            f"{gpu.name} ({gb(gpu.total_bytes)}, {gb(gpu.free_bytes)} of it free); "
             f"{_smaller_engine(config, asked > 0)}{', or ' + _smaller_trainer(config, longest) if trainer else ''}"
         )
     return MemoryPlan(
@@ -292,12 +292,8 @@ def _smaller_engine(config: PenstockConfig, share_is_set: bool) -> str:
 
 
 def _and_published(published: int) -> str:
-    return f" and published weights {_gb(published)}" if published else ""
+    return f" and published weights {gb(published)}" if published else ""
 
 
 def _and_staged(staged: int) -> str:
-    return f" {_gb(staged)} of an update that is staged," if staged else ""
-
-
-def _gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
+    return f" {gb(staged)} of an update that is staged," if staged else ""

@@ -14,6 +14,7 @@ from pathlib import Path
 from penstock.errors import UserError
 from penstock.orchestration.automatic import sites_of
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpu_pools import visible_gpus
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.launchers.mps import mps
 from penstock.sync.config import SyncConfig
@@ -63,8 +64,7 @@ def scorer_environment(device: str, gpus: Sequence[Gpu], environ: Mapping[str, s
         raise UserError(
             f"reward.device is {device}, and {len(gpus)} GPUs can be seen here; use cpu or a lower number"
         )
-    visible = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return {"CUDA_VISIBLE_DEVICES": visible[index] if visible else str(index)}
+    return visible_gpus((index,), environ)
 
 
 def shares_a_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> bool:

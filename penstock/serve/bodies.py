@@ -16,6 +16,8 @@ from aiohttp import web
 
 from penstock.serve.api_error import ApiError
 
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
 BYTES_A_TOKEN = 64
 """Of a body: much more than any tokenizer's longest words on average, JSON around them included."""
 ALL_BODIES_BYTES = 512 * 2**20
@@ -116,10 +118,6 @@ BUDGET = web.AppKey("body_budget", BodyBudget)
 def body_limit(max_context: int, *, least: int) -> int:
     """Room for a prompt that fills the context, and `least` beside it."""
     return least + BYTES_A_TOKEN * max_context
-
-
-T = TypeVar("T")
-_encode = msgspec.json.Encoder().encode
 
 
 async def read_body(request: web.Request, kind: type[T]) -> T:

@@ -25,7 +25,8 @@ from penstock.serve.engine_answers import EngineAnswers
 from penstock.serve.openai_routes import OpenAiRoutes
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import MAX_BODY_BYTES, make_app
-from penstock.serve.weight_routes import JoiningReceiver, WeightRoutes
+from penstock.serve.weight_routes import WeightRoutes
+from penstock.sync.transports import AnyReceiver, Rendezvous
 from penstock.types import DEFAULT_POLICY
 
 CLOSING_S = 5.0
@@ -79,7 +80,7 @@ class Opened:
     """A loaded model, before it is served."""
 
     engine: EmbeddedEngine
-    receiver: JoiningReceiver
+    receiver: AnyReceiver
     on_gpu: bool
     described: dict[str, Any]
 
@@ -88,7 +89,7 @@ async def open_engine(settings: ServeSettings, config: EngineConfig) -> Opened:
     """Open the engine as a run's is opened."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    receiver = JoiningReceiver(device)
+    receiver = AnyReceiver(Rendezvous(device=device))
     config = config.model_copy(update={"device": device, "dtype": dtype})
     engine = await open_embedded(
         EngineParts(

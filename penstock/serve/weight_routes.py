@@ -7,7 +7,6 @@ So the client that trains on vLLM's servers trains on this one too. `/update_wei
 
 import asyncio
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,47 +14,10 @@ from aiohttp import web
 
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.errors import PenstockError
-from penstock.interfaces import Staged, Verification, WeightReceiver
 from penstock.serve.api_error import ApiError
 from penstock.serve.bodies import answer, read_body
-from penstock.sync.transports import AnyReceiver, Rendezvous
+from penstock.sync.transports import AnyReceiver
 from penstock.types import DEFAULT_POLICY, Interrupt, WeightUpdate
-
-
-class JoiningReceiver:
-    """A server starts before anybody trains its model. Until `join`, only transports without a token or a network
-    interface work."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._receiver: WeightReceiver = AnyReceiver(Rendezvous(device=device))
-
-    def join(self, *, interface: str, token: str) -> None:
-        """From now on updates come from this trainer. What was staged before must have been dropped."""
-        self._receiver.close()
-        self._receiver = AnyReceiver(Rendezvous(device=self._device, interface=interface, token=token))
-
-    def stages(self, update: WeightUpdate) -> bool:
-        return self._receiver.stages(update)
-
-    def stage(self, update: WeightUpdate) -> Staged:
-        return self._receiver.stage(update)
-
-    def cancel(self) -> None:
-        self._receiver.cancel()
-
-    def is_prepared(self, staged: Staged) -> bool:
-        return self._receiver.is_prepared(staged)
-
-    def load(self, staged: Staged, tensors: Mapping[str, Any]) -> Verification:
-        return self._receiver.load(staged, tensors)
-
-    def drop(self, staged: Staged) -> None:
-        self._receiver.drop(staged)
-
-    def close(self) -> None:
-        self._receiver.close()
-
 
 _decode = msgspec.json.Decoder(WeightUpdate).decode
 INTACT = {"kind": "", "message": "", "is_intact": True, "load_s": 0.0, "verify_s": 0.0, "unverified": []}
@@ -92,7 +54,7 @@ class CallBody(msgspec.Struct, kw_only=True):
 
 
 class WeightRoutes:
-    def __init__(self, engine: EmbeddedEngine, receiver: JoiningReceiver, sizes: dict[str, Any]) -> None:
+    def __init__(self, engine: EmbeddedEngine, receiver: AnyReceiver, sizes: dict[str, Any]) -> None:
         """`sizes` are those of the model, for a trainer to compare."""
         self._engine = engine
         self._receiver = receiver

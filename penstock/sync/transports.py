@@ -4,7 +4,7 @@ This imports without torch: the controller checks names and counts memory with i
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -210,6 +210,12 @@ class AnyReceiver:
     def __init__(self, at: Rendezvous | None = None) -> None:
         self._at = at or Rendezvous()
         self._receivers: dict[str, WeightReceiver] = {}
+
+    def join(self, *, interface: str, token: str) -> None:
+        """From now on updates come from this trainer: a server starts before anybody trains its model. What was
+        staged before must have been dropped."""
+        self.close()
+        self._at = replace(self._at, interface=interface, token=token)
 
     def stages(self, update: WeightUpdate) -> bool:
         return self._of(update).stages(update)
