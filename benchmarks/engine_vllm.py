@@ -21,13 +21,13 @@ from torch import nn
 
 from penstock.bench.engine_contenders import Workload, make_workload, run_engine
 from penstock.bench.engine_cpu import SMALL, TINY, Shape, make_models
-from penstock.cores import usable_cores
 from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_client import ServerClient
 from penstock.engines.vllm.server_process import ServerProcess, ServerSettings
 from penstock.engines.vllm.vllm_engine import VllmEngine
 from penstock.engines.vllm.weight_calls import WeightCalls
 from penstock.models.load import resolve_device
+from penstock.orchestration.placement import usable_cores
 from penstock.types import GenerateRequest, SamplingParams
 
 

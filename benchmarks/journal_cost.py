@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 
 from penstock.api import cache_folder
-from penstock.arguments import DEMO
 from penstock.bench.controller_cost import CpuView
 from penstock.bench.loop_settings import CHUNK_TOKENS, GENERATION_BOUND, STALENESS, Setting, train
 from penstock.bench.saved_report import SavedReport
@@ -25,6 +24,7 @@ from penstock.bench.workload import make_model
 from penstock.config.loader import load_config
 from penstock.demo.model import ensure_builtin_model
 from penstock.observe.readers import show
+from penstock.orchestration.arguments import DEMO
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import prepare
 from penstock.orchestration.session import Session

@@ -24,7 +24,6 @@ from rich.console import Console
 from benchmarks.made_run import write_made_run
 from benchmarks.page_chart import first_chart_s
 from penstock.api import cache_folder
-from penstock.arguments import DEMO
 from penstock.bench.saved_report import SavedReport
 from penstock.config.loader import load_config
 from penstock.observe.event_queue import MonotonicClock
@@ -37,6 +36,7 @@ from penstock.observe.store.event_store import EventStore, budgets
 from penstock.observe.store.segments import FOLDER
 from penstock.observe.trace.run_trace import write_trace
 from penstock.observe.views import SilentView
+from penstock.orchestration.arguments import DEMO
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.preflight import prepare

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.arguments import DEMO, NAMED, Config, Tasks, read_arguments
 from penstock.interfaces import Scorer
 from penstock.observe.events import RunEvent
 from penstock.observe.readers import ShownRun, show
 from penstock.observe.views import View, make_view
+from penstock.orchestration.arguments import DEMO, NAMED, Config, Rewards, Tasks, read_arguments
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import find_gpus
 from penstock.orchestration.interruption import asking
@@ -22,7 +22,6 @@ from penstock.orchestration.run_folder import SavedRun
 from penstock.orchestration.session import Session
 from penstock.orchestration.session_thread import run_in_thread, run_until_cancelled
 from penstock.orchestration.summary import Summary
-from penstock.reward_arguments import Rewards
 from penstock.rollout.workflow import Workflow, as_workflow
 from penstock.scoring.thread_scorer import ThreadScorer
 from penstock.tasks.task_rows import Row

@@ -37,7 +37,7 @@ from penstock.models.load import resolve_device, resolve_dtype
 from penstock.models.outline import outline_of
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.event_queue import EventQueue
-from penstock.orchestration.adapter_settings import engine_with_adapter
+from penstock.orchestration.placed_config import engine_with_adapter
 from penstock.rollout.episode_spec import check_replayed
 from penstock.sync.config import SyncConfig
 from penstock.sync.transports import AnyReceiver, Rendezvous

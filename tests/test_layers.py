@@ -14,21 +14,15 @@ LAYERS = {
     "sampling_masks": 0,
     "routing_records": 0,
     "errors": 0,
-    "passing_errors": 0,
     "usercode": 0,
     "safe_files": 0,
-    "open_files": 0,
     "checksums": 0,
-    "cores": 0,
-    "gym_datasets": 0,
     "interfaces": 0,
     "config": 1,
     "blobs": 1,
     "channel": 1,
-    "http_calls": 1,
     "http_server": 1,
     "observe": 1,
-    "transfer": 1,
     "tasks": 2,
     "rollout": 2,
     "engines": 2,
@@ -45,14 +39,18 @@ LAYERS = {
     "planner": 5,
     "api": 5,
     "library": 5,
-    "arguments": 5,
-    "reward_arguments": 5,
     "cli": 5,
     "worker": 5,
     "vllm_plugin": 5,
     "bench": 5,
 }
-ALLOWED_SIBLINGS = {("engines", "models"), ("sync", "models"), ("demo", "models"), ("tasks", "demo")}
+ALLOWED_SIBLINGS = {
+    ("engines", "models"),
+    ("sync", "models"),
+    ("demo", "models"),
+    ("tasks", "demo"),
+    ("tasks", "scoring"),
+}
 TRAINER_MAY_IMPORT = {"algorithms", "models"}
 STARTED_AS_PROCESSES = {
     ("orchestration", "worker"),

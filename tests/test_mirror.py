@@ -29,6 +29,7 @@ ACROSS_MODULES = {
     "engines/embedded/test_staging.py": "the engine while updates are staged",
     "engines/embedded/test_swaps.py": "the engine under many updates",
     "engines/embedded/cuda/kernels/test_compiled.py": "every kernel through the compiler",
+    "orchestration/launchers/test_task_launcher.py": "the launcher of tests, by the launchers' contract",
     "orchestration/test_full_disk_run.py": "the controller and a disk without room",
     "orchestration/test_lost_blobs.py": "the controller and its blob store",
     "orchestration/test_shared_gpu.py": "the controller on a GPU that both sides share",

@@ -23,7 +23,7 @@ from benchmarks.scale.scale_model import tokens_of
 from penstock.bench.child import Child
 from penstock.bench.saved_report import SavedReport
 from penstock.bench.sync.plain_copy import plain_copy_s
-from penstock.cores import usable_cores
+from penstock.orchestration.placement import usable_cores
 from penstock.sync.joined_update import join_updates
 from penstock.types import WeightUpdate
 

@@ -16,11 +16,11 @@ from typing import Any
 from rich.console import Console
 
 from penstock.api import cache_folder
-from penstock.arguments import DEMO
 from penstock.config.loader import load_config
 from penstock.observe.readers import show
 from penstock.observe.status import RunStatus
 from penstock.observe.views import SilentView
+from penstock.orchestration.arguments import DEMO
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import prepare
 from penstock.orchestration.session import Session

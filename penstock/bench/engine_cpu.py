@@ -28,8 +28,8 @@ from penstock.bench.engine_contenders import (
     run_engine,
     run_generate,
 )
-from penstock.cores import usable_cores
 from penstock.models.load import DTYPES, resolve_device
+from penstock.orchestration.placement import usable_cores
 
 TOP_P, ENTROPY = 0.95, 1.0
 

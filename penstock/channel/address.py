@@ -5,14 +5,15 @@ anything else is said (`handshake`); a connection that does not is closed.
 """
 
 import asyncio
+import resource
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 
 from penstock.channel import handshake
 from penstock.channel.connection import Channel
 from penstock.errors import ConfigError, PenstockError
-from penstock.open_files import allow_many_connections
 
 PRIVATE_FOLDER_PREFIX = "penstock-"
 """How the name of a launcher's private folder begins; its Unix socket lies there."""
@@ -25,6 +26,7 @@ ANSWER_S = 30.0
 """How long a worker waits for an answer to its greeting."""
 TRIES = 5
 """A controller that is busy, or flooded by strangers, may close a connection before it has heard the worker out."""
+ENOUGH = 65_536
 
 
 def incarnation_name(name: str, incarnation: int) -> str:
@@ -131,3 +133,21 @@ class Listener:
             finally:
                 if limit in self._greetings:
                     self._greetings.remove(limit)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def allow_many_connections() -> None:
+    """Every connection is an open file, and systems allow few of them unless asked: this process allows itself as
+    many as it may, up to what a server can use."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

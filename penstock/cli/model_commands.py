@@ -74,11 +74,11 @@ def generate(
 ) -> None:
     """Try the embedded engine by hand."""
     from penstock.api import cache_folder
-    from penstock.cores import usable_cores
     from penstock.demo.model import open_builtin
     from penstock.engines.config import EngineConfig
     from penstock.engines.embedded.text_generation import Prompt, generate_text
     from penstock.observe.plain_text import plain_block
+    from penstock.orchestration.placement import usable_cores
     from penstock.types import Message, SamplingParams
     from penstock.worker.quiet import quieten
 

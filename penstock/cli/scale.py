@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.channel.address import host_and_port
 from penstock.cli.samples import run_folder
 from penstock.errors import UserError
-from penstock.orchestration.launchers.launcher_choice import token_in
+from penstock.orchestration.launchers.joining import token_in
 from penstock.orchestration.launchers.node_calls import VOLUNTEER
 from penstock.orchestration.run_folder import is_held
 from penstock.orchestration.scale_request import ScaleRequest, ask, read_answer

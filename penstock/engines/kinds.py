@@ -103,6 +103,9 @@ class EngineKind:
     `memory_share` is set to an engine's share of the GPU's memory."""
     num_gpus: Callable[[Any], int] = _one_gpu
     """How many GPUs an engine with these settings takes; 0 where it runs elsewhere."""
+    computes_here: bool = False
+    """Whether it computes in the process that opens it, whose torch must know `engine.device`. Servers may have a
+    torch of their own, or be elsewhere."""
     lowered: str = ""
     """The setting for how many sequences an engine computes at a time: it is halved after a process ran out of
     memory. "" where there is none."""

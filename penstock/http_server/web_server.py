@@ -4,14 +4,15 @@ A connection has `HEADER_S` for the headers of its first request, and as long fo
 their first byte on. One that rests between two requests, sends a body or reads a long answer is left alone."""
 
 import asyncio
+import logging
 import socket
 from typing import Any
 
 from aiohttp import StreamReader, web
 
-from penstock.http_server.request_log import request_logger
-
 HEADER_S = 10.0
+NO_REQUEST = "HttpProcessingError"
+"""How aiohttp calls what it could not read."""
 
 
 class Connection(web.RequestHandler):
@@ -117,3 +118,17 @@ class HttpServer:
         if self._server is not None:
             self._server.close()
         await self._runner.cleanup()
+
+
+def request_logger() -> logging.Logger:
+    """A logger that leaves out aiohttp's tracebacks of what is no request: a stranger could fill the disk with
+    them. Our own faults are written as ever."""
+    logger = logging.getLogger("penstock.requests")
+    if not logger.filters:
+        logger.addFilter(is_own_fault)
+    return logger
+
+
+def is_own_fault(record: logging.LogRecord) -> bool:
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or all(base.__name__ != NO_REQUEST for base in kind.__mro__)

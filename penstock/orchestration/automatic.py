@@ -14,7 +14,7 @@ from penstock.errors import UserError
 from penstock.models.compilation import COMPILED_FROM, is_worth_compiling
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
-from penstock.sync.config import SyncConfig
+from penstock.sync.transports import choose_transport, transport_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Sites:
 
     @property
     def kinds_on_gpu(self) -> tuple[str, ...]:
-        """Of workers."""
+        """Which kinds of workers compute on a GPU."""
         sides = {"trainer": self.trainer, "engine": self.engine}
         return tuple(kind for kind, site in sides.items() if site.is_gpu)
 
@@ -138,27 +138,15 @@ def resolve_auto(
     return Resolved(config, sites, choices)
 
 
-def choose_transport(sites: Sites, sync: SyncConfig) -> Choice:
-    """The fastest transport of `sync/transports.py` that works between these devices. Between machines: what
-    is named says who reaches whom."""
-    if sites.are_apart and sync.folder:
-        return Choice("sync.transport", "filesystem", "several machines that see sync.folder")
-    if sites.are_apart and sync.interface:
-        return Choice("sync.transport", "collective", "several machines on the network of sync.interface")
-    if sites.are_apart:
-        return Choice("sync.transport", "http", "several machines")
-    if sites.share_a_gpu:
-        return Choice("sync.transport", "cuda_ipc", "one GPU")
-    return Choice("sync.transport", "shared_memory")
-
-
 def check_transport(config: PenstockConfig, sites: Sites) -> None:
     """Refuse a transport that is named and can't work between these devices. Those of other machines are not known
     here."""
-    if config.sync.transport == "cuda_ipc" and not (sites.share_a_gpu or sites.are_apart):
+    name = config.sync.transport
+    transport = transport_of(name)
+    if transport.on_one_gpu and not (sites.share_a_gpu or sites.are_apart):
         raise UserError(
-            "sync.transport=cuda_ipc needs trainer and engines on one GPU, got trainer on "
-            f"{sites.trainer.device} and engines on {sites.engine.device}; use shared_memory, or leave it out"
+            f"sync.transport={name} needs {transport.needs}, got trainer on {sites.trainer.device} and engines on "
+            f"{sites.engine.device}; use shared_memory, or leave it out"
         )
 
 
@@ -170,7 +158,11 @@ def _choose(config: PenstockConfig, sites: Sites, num_parameters: int, num_exper
         yield Choice("trainer.compile", "off", "trainer.parallel.tensor")
     else:
         yield _compile("trainer.compile", sites.trainer, num_parameters)
-    yield choose_transport(sites, config.sync)
+    sync = config.sync
+    name, why = choose_transport(
+        share_a_gpu=sites.share_a_gpu, are_apart=sites.are_apart, folder=sync.folder, interface=sync.interface
+    )
+    yield Choice("sync.transport", name, why)
     if num_experts:
         yield Choice("engine.record_routing", "on", f"{num_experts} experts")
 

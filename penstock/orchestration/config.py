@@ -184,7 +184,7 @@ class PenstockConfig(Section):
         return self
 
     def check_wire_dtype(self) -> None:
-        """Of a config whose `engine.dtype` is known."""
+        """Refuse a `sync.dtype` that engines can't hold; their `engine.dtype` is known by now."""
         sent, held = self.sync.dtype, self.engine.dtype
         if sent not in ("engine", held) and held != "float32":
             raise ConfigError(

@@ -15,7 +15,7 @@ from penstock.observe.recorder import Recorder
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.engine_seat import EngineSeat
 from penstock.orchestration.fleet_size import FleetSize
-from penstock.orchestration.launchers.volunteers import Volunteers
+from penstock.orchestration.launchers.joining import Volunteers
 from penstock.orchestration.scale_request import ScaleRequest, answer, take
 from penstock.orchestration.supervision import Mortal
 from penstock.orchestration.workers import LaunchedEngine

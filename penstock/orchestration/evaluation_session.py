@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.cores import usable_cores
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import UserError
 from penstock.models.adapter_folder import read_adapter
@@ -14,7 +13,6 @@ from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, LogLine
 from penstock.orchestration.assembly import Parts, build_evaluator
 from penstock.orchestration.automatic import resolve_auto
-from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.evaluation import Rewards
 from penstock.orchestration.first_start import start_together
@@ -24,9 +22,10 @@ from penstock.orchestration.kept_work import KeptWork
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.local import LocalLauncher
 from penstock.orchestration.placed_config import outline_on_gpu
-from penstock.orchestration.placement import place_threads
+from penstock.orchestration.placement import place_threads, usable_cores
 from penstock.orchestration.pooled_workers import PoolCare
 from penstock.orchestration.preflight import Prepared, check_devices, open_model, resolve_prompts
+from penstock.orchestration.refusals import check_capabilities
 from penstock.orchestration.restart_policy import Deaths, RestartPolicy
 from penstock.orchestration.revival import Revival
 from penstock.orchestration.rollout_workers import start_episodes

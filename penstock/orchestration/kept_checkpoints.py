@@ -73,7 +73,7 @@ def put_aside_past(run: Path, step: int) -> list[int]:
 
 
 def keep_reward(checkpoint: Path, reward: float) -> None:
-    """With the checkpoint that it is of. One that could not be measured is none."""
+    """Keep a reward with the checkpoint that it is of. One that could not be measured is none."""
     if math.isfinite(reward):
         write_private(checkpoint / HELDOUT, msgspec.json.encode(HeldoutReward(reward)).decode())
 

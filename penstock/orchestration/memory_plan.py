@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 from penstock.engines.embedded.config import SPARE_SLOTS, EmbeddedConfig
 from penstock.engines.kinds import kind_of, settings_of
 from penstock.errors import UserError
-from penstock.orchestration.automatic import resolve_auto
+from penstock.orchestration.automatic import resolve_auto, sites_of
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpu_pools import Needs
+from penstock.orchestration.gpu_pools import Needs, gb, num_ranks, num_shards
 from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.placement import engine_gpu, trainer_gpu
-from penstock.orchestration.pool_layout import num_ranks, num_shards
 from penstock.sync.transports import transport_of
 
 if TYPE_CHECKING:
@@ -60,18 +58,18 @@ class MemoryPlan:
         return (self.engine - self.staged) / self.gpu.total_bytes
 
     def __str__(self) -> str:
-        parts = [f"trainer about {_gb(self.trainer)}"] if self.trainer else []
+        parts = [f"trainer about {gb(self.trainer)}"] if self.trainer else []
         if self.rank:
             ranks = "trainer" if self.num_ranks == 1 else f"each of {self.num_ranks} ranks of the trainer"
             own = "a GPU of its own" if self.num_ranks == 1 else "GPUs of their own"
-            parts = [f"{ranks} about {_gb(self.rank)}, on {own}"]
-        parts += [f"published weights {_gb(self.published)}"] if self.published else []
+            parts = [f"{ranks} about {gb(self.rank)}, on {own}"]
+        parts += [f"published weights {gb(self.published)}"] if self.published else []
         engines = "engine" if self.num_engines == 1 else f"each of {self.num_engines} engines"
         tokens = self.cache // self.kv_bytes_per_token
         parts.append(
-            f"{engines} at most {_gb(self.engine)}, with a cache of up to {_gb(self.cache)} ({tokens:,} tokens)"
+            f"{engines} at most {gb(self.engine)}, with a cache of up to {gb(self.cache)} ({tokens:,} tokens)"
         )
-        return f"memory of {self.gpu.name} ({_gb(self.gpu.total_bytes)}): {'; '.join(parts)}"
+        return f"memory of {self.gpu.name} ({gb(self.gpu.total_bytes)}): {'; '.join(parts)}"
 
 
 def plan_memory(
@@ -79,16 +77,16 @@ def plan_memory(
 ) -> MemoryPlan | None:
     """Share out the GPUs, or say what does not fit. `longest` is the longest sequence that is expected.
     None where the engines run on no GPU that is known."""
-    engines, trainer = engine_gpu(config, gpus), trainer_gpu(config, gpus)
+    sites = sites_of(config, gpus)
     needed, published = 0, 0
-    if trainer is not None:
+    if sites.trainer.gpu is not None:
         needed, published = _of_rank(config, outline, longest)
-        _check_trainer(config, outline, gpus[trainer], needed, published, longest)
-    if engines is None:
+        _check_trainer(config, outline, sites.trainer.gpu, needed, published, longest)
+    if sites.engine.gpu is None:
         return None
-    if engines == trainer:
-        return _share_out(config, outline, gpus[engines], needed, published, longest)
-    alone = _share_out(config, outline, gpus[engines], 0, 0, longest)
+    if sites.share_a_gpu:
+        return _share_out(config, outline, sites.engine.gpu, needed, published, longest)
+    alone = _share_out(config, outline, sites.engine.gpu, 0, 0, longest)
     return replace(alone, rank=needed + published, num_ranks=num_ranks(config))
 
 
@@ -107,10 +105,10 @@ def rank_bytes(config: PenstockConfig, outline: "Outline", *, longest: int, shar
 
 def ranks_have_room(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int) -> bool:
     """Whether ranks on GPUs of their own can do what the config asks."""
-    trainer = trainer_gpu(config, gpus)
-    if trainer is None or trainer == engine_gpu(config, gpus):
+    sites = sites_of(config, gpus)
+    if sites.trainer.gpu is None or sites.share_a_gpu:
         return False
-    return sum(_of_rank(config, outline, longest)) <= _room(gpus[trainer])
+    return sum(_of_rank(config, outline, longest)) <= _room(sites.trainer.gpu)
 
 
 def _of_rank(config: PenstockConfig, outline: "Outline", longest: int) -> tuple[int, int]:
@@ -165,7 +163,7 @@ def _check_trainer(
     advice = f"{_smaller_trainer(config, longest)} or {shard}"
 
     def held(states: str | None = None) -> int:
-        """Of each rank, all the time."""
+        """What each rank holds all the time."""
         return estimate_trainer(config, outline, longest=longest, states=states).resident // num_shards(
             config
         )
@@ -178,12 +176,12 @@ def _check_trainer(
         ]
         way_out = f"set trainer.optimizer_states={' or '.join(modes)}, or " if modes else ""
         advice = (
-            f"{_gb(held())} of it are weights, gradients and AdamW's states: {way_out}split them over more GPUs "
+            f"{gb(held())} of it are weights, gradients and AdamW's states: {way_out}split them over more GPUs "
             f"({shard}), or take a smaller model"
         )
     raise UserError(
-        f"{_ranks(config)} needs about {_gb(trainer)}{_and_published(published)}, and of the "
-        f"{_gb(gpu.total_bytes)} of {gpu.name} {_gb(room)} can be used; {advice}"
+        f"{_ranks(config)} needs about {gb(trainer)}{_and_published(published)}, and of the "
+        f"{gb(gpu.total_bytes)} of {gpu.name} {gb(room)} can be used; {advice}"
     )
 
 
@@ -214,19 +212,19 @@ def _share_out(
     left = (_room(gpu) - trainer - published) // count
     asked = int(section.memory_share * gpu.total_bytes)
     engine = asked or min(left, int(ENGINE_ALONE * gpu.total_bytes) // count)
-    beside = f"beside the trainer's {_gb(trainer)}{_and_published(published)} " if trainer else ""
+    beside = f"beside the trainer's {gb(trainer)}{_and_published(published)} " if trainer else ""
     if asked > left:
         most = max(0.0, left / gpu.total_bytes)
         raise UserError(
             f"engine.embedded.memory_share must be at most {int(most * 100) / 100} {beside}on {gpu.name} "
-            f"({_gb(gpu.total_bytes)}, {_gb(gpu.free_bytes)} of it free), got {section.memory_share}; "
+            f"({gb(gpu.total_bytes)}, {gb(gpu.free_bytes)} of it free), got {section.memory_share}; "
             f"lower it, or {_smaller_trainer(config, longest) if trainer else 'free memory on the gpu'}"
         )
     if fixed + least > engine:
         raise UserError(
-            f"an engine needs {_gb(fixed + least)} ({_gb(weights)} of weights,{_and_staged(staged)} a "
-            f"workspace, and {_gb(least)} for {cache_words}), and may take {_gb(max(0, engine))} {beside}on "
-            f"{gpu.name} ({_gb(gpu.total_bytes)}, {_gb(gpu.free_bytes)} of it free); "
+            f"an engine needs {gb(fixed + least)} ({gb(weights)} of weights,{_and_staged(staged)} a "
+            f"workspace, and {gb(least)} for {cache_words}), and may take {gb(max(0, engine))} {beside}on "
+            f"{gpu.name} ({gb(gpu.total_bytes)}, {gb(gpu.free_bytes)} of it free); "
             f"{_smaller_engine(config, asked > 0)}{', or ' + _smaller_trainer(config, longest) if trainer else ''}"
         )
     return MemoryPlan(
@@ -294,12 +292,8 @@ def _smaller_engine(config: PenstockConfig, share_is_set: bool) -> str:
 
 
 def _and_published(published: int) -> str:
-    return f" and published weights {_gb(published)}" if published else ""
+    return f" and published weights {gb(published)}" if published else ""
 
 
 def _and_staged(staged: int) -> str:
-    return f" {_gb(staged)} of an update that is staged," if staged else ""
-
-
-def _gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
+    return f" {gb(staged)} of an update that is staged," if staged else ""

@@ -1,6 +1,7 @@
 """A config whose GPUs are shared out and in which nothing is `auto`: the last that is settled before a run starts.
 
-GPUs of the machine ─► pools for trainer and engines ─► what is `auto` ─► memory of each GPU
+the adapter's settings ─► GPUs of the machine ─► pools for trainer and engines ─► what is `auto` ─► memory of each
+GPU
 """
 
 from collections.abc import Callable, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.engines.config import EngineConfig
 from penstock.errors import UserError
 from penstock.models.expert_count import count_experts
 from penstock.orchestration.automatic import check_transport, resolve_auto, sites_of
@@ -15,11 +17,52 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpu_pools import resolve_pools
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import MemoryPlan, needs_of, plan_memory, ranks_have_room
-from penstock.orchestration.parallel_check import check_parallel
+from penstock.orchestration.refusals import check_parallel
 
 if TYPE_CHECKING:
     from penstock.models.adapter_check import CheckedAdapter
     from penstock.models.outline import Outline
+
+
+def resolve_adapter(
+    config: PenstockConfig, model: str, *, saved: bool, log: Callable[[str], None]
+) -> tuple[PenstockConfig, "CheckedAdapter | None"]:
+    """The config as the adapter needs it, and what the adapter amounts to. `saved`: a run goes on with its own.
+    Only for adapters: the layers of a model need torch, which takes seconds to import."""
+    if not config.model.trains_adapter:
+        return config, None
+    from penstock.models.adapter_check import check_adapter
+
+    checked = check_adapter(config.model, model, saved=saved)
+    log(str(checked))
+    if "learning_rate" not in config.trainer.model_fields_set:
+        log(
+            f"trainer.learning_rate is {config.trainer.learning_rate:g}, the default for all weights; adapters "
+            "usually learn best with about ten times as much"
+        )
+    updates = {
+        "model": config.model.model_copy(update={"lora": checked.lora}),
+        "engine": engine_with_adapter(config.engine, checked),
+    }
+    return config.model_copy(update=updates), checked
+
+
+def engine_with_adapter(section: EngineConfig, adapter: "CheckedAdapter") -> EngineConfig:
+    """Engines keep room for the adapter, and merge what has no other way: DoRA, and the output embedding's."""
+    embedded, lora = section.embedded, adapter.lora
+    merged_for = "model.lora.dora=true" if lora.dora else "an adapter on the output embedding"
+    merges = lora.dora or adapter.is_on_head
+    if merges and embedded.adapters == "unmerged":
+        raise UserError(
+            f"engine.embedded.adapters must be auto or merged with {merged_for}, which has no other way, "
+            "got unmerged"
+        )
+    updates = {
+        "max_adapters": max(1, embedded.max_adapters),
+        "max_adapter_rank": max(embedded.max_adapter_rank, lora.rank),
+        "adapters": "merged" if merges else embedded.adapters,
+    }
+    return section.model_copy(update={"embedded": embedded.model_copy(update=updates)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,15 +4,23 @@ Threads are chosen on purpose: too many on few cores slow everything. Two proces
 unless they are clients of MPS. Then both run at once, and `placement.first` says whose kernels go first.
 """
 
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from penstock.errors import UserError
+from penstock.orchestration.automatic import sites_of
 from penstock.orchestration.config import PenstockConfig
+from penstock.orchestration.gpu_pools import visible_gpus
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.launchers.mps import mps
 from penstock.sync.config import SyncConfig
+
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+"""What a container may use: microseconds of CPU time in a period, and the period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +54,6 @@ class Environments:
     trainer: Mapping[str, str] = field(default_factory=dict)
 
 
-def gpu_of(device: str, gpus: Sequence[Gpu]) -> int | None:
-    """The number of the GPU that a torch device names; None on a CPU, or where it is not known."""
-    if device == "auto":
-        device = "cuda"
-    kind, _, number = device.partition(":")
-    index = int(number) if number.isdigit() else 0
-    return index if kind == "cuda" and index < len(gpus) else None
-
-
 def scorer_environment(device: str, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> dict[str, str]:
     """What shows a scoring worker its GPU and no other, which is then its `cuda:0`; nothing for a CPU."""
     kind, _, number = device.partition(":")
@@ -65,29 +64,13 @@ def scorer_environment(device: str, gpus: Sequence[Gpu], environ: Mapping[str, s
         raise UserError(
             f"reward.device is {device}, and {len(gpus)} GPUs can be seen here; use cpu or a lower number"
         )
-    visible = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return {"CUDA_VISIBLE_DEVICES": visible[index] if visible else str(index)}
-
-
-def trainer_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> int | None:
-    """Of the first rank."""
-    if config.placement.trainer:
-        return config.placement.trainer[0]
-    return gpu_of(config.model.device, gpus)
-
-
-def engine_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> int | None:
-    """Of the first engine."""
-    if config.placement.engines:
-        return config.placement.engines[0]
-    wanted = config.engine.device
-    return gpu_of(config.model.device if wanted == "auto" else wanted, gpus)
+    return visible_gpus((index,), environ)
 
 
 def shares_a_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> bool:
     """Whether trainer and engines run on the same GPU."""
-    gpu = trainer_gpu(config, gpus)
-    return gpu is not None and gpu == engine_gpu(config, gpus)
+    sites = sites_of(config, gpus)
+    return sites.share_a_gpu and sites.trainer.gpu is not None
 
 
 @contextmanager
@@ -120,8 +103,19 @@ def rank_environment(num_ranks: int, sync: SyncConfig) -> dict[str, str]:
     return {} if num_ranks == 1 else {"GLOO_SOCKET_IFNAME": sync.interface or "lo"}
 
 
-def sync_environment(sync: SyncConfig) -> dict[str, str]:
-    """What trainer and engines must know of broadcasts before they start. NCCL would end every process of a group
-    in which one fails; here the others are told, and go on. Which interface they bind each finds out on its own
-    machine (`sync.private_group.bind_nccl`)."""
-    return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"} if sync.transport == "collective" else {}
+def usable_cores(cpu_max: Path = CPU_MAX) -> int:
+    """The cores that this process may be scheduled on, but no more than its container's share; at least one."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        cores = os.cpu_count() or 1
+    return max(1, min(cores, _share(cpu_max) or cores))
+
+
+def _share(cpu_max: Path) -> int | None:
+    """Whole cores, rounded up. None: no limit, or not known."""
+    try:
+        quota, period = cpu_max.read_text().split()
+        return math.ceil(int(quota) / int(period))
+    except (OSError, ValueError, ZeroDivisionError):  # "max" is no number
+        return None

@@ -16,25 +16,25 @@ import msgspec
 from penstock.algorithms.selection import SELECTIONS
 from penstock.config.unresolved import AUTO
 from penstock.demo.model import open_builtin
+from penstock.engines.kinds import kind_of
 from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
 from penstock.observe.events import ConfigEvent
 from penstock.observe.run_state import RunState
 from penstock.observe.store.event_store import EventStore, budgets
 from penstock.observe.writers import MetricsWriter, Tracker, check_writers, make_writers
-from penstock.orchestration.adapter_settings import resolve_adapter
 from penstock.orchestration.automatic import sites_of
-from penstock.orchestration.capabilities import check_capabilities
 from penstock.orchestration.checkpoints import Part
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.config_file import shown, write_config
 from penstock.orchestration.gpu_pools import used_gpus
 from penstock.orchestration.gpus import Gpu, why_missing
 from penstock.orchestration.launchers.launcher_kinds import launcher_settings
+from penstock.orchestration.launchers.user_files import UserFiles, gather
 from penstock.orchestration.memory_plan import MemoryPlan
-from penstock.orchestration.placed_config import outline_on_gpu, place
+from penstock.orchestration.placed_config import outline_on_gpu, place, resolve_adapter
+from penstock.orchestration.refusals import check_capabilities
 from penstock.orchestration.run_facts import read_facts, write_facts
-from penstock.orchestration.run_folder import SavedRun
+from penstock.orchestration.run_folder import SavedRun, shown, write_config
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
 from penstock.scoring.functions import load_functions
 from penstock.sync.transports import transport_of
@@ -71,6 +71,20 @@ class Prepared:
     """What the caller has and the config can't name."""
     chosen: tuple[str, ...] = ()
     """Settings that were `auto`."""
+
+    def user_files(self, home: Path) -> UserFiles:
+        """What workers on other machines need: the working directory, the folders of rewards, workflows and
+        algorithms that lie elsewhere, and a model that is a folder."""
+        config = self.config
+        paths = [function.path for function in config.reward.functions]
+        paths += [config.rollout.workflow or "", *config.algorithm.paths()]
+        paths += [*config.engine.kinds, config.sync.transport]
+        paths += [task.workflow or "" for task in (*self.tasks, *self.heldout)]
+        files = [path.rpartition(":")[0] for path in dict.fromkeys(paths)]
+        folders = [Path(file).expanduser().parent for file in files if file.endswith(".py")]
+        models = (self.model, config.model.adapter, self.merged_adapter)
+        folders += [Path(model) for model in models if model and Path(model).is_dir()]
+        return gather(home, folders, left_out=[config.run.folder], max_mb=config.launcher.files_mb)
 
 
 def prepare(
@@ -207,7 +221,7 @@ def check_devices(config: PenstockConfig, gpus: Sequence[Gpu]) -> None:
     if config.launcher.reaches_other_machines:
         return
     devices = {"model.device": config.model.device, "reward.device": config.reward.device}
-    if config.engine.kind == "embedded":  # servers may have a torch of their own, or be elsewhere
+    if kind_of(config.engine.kind).computes_here:
         devices["engine.device"] = config.engine.device
     for setting, device in devices.items():
         if (why := why_missing(device, gpus)) is not None:
@@ -288,7 +302,7 @@ def open_store(prepared: Prepared, state: RunState) -> EventStore:
 
 
 def config_event(prepared: Prepared, now: float) -> ConfigEvent:
-    """As `config.yaml` has it, secrets hidden."""
+    """What readers of events see of the config: what `config.yaml` has, secrets hidden."""
     config = prepared.config
     sites = sites_of(config, prepared.gpus)
     used = used_gpus(config) or {site.device for site in (sites.trainer, sites.engine) if site.is_gpu}

@@ -50,7 +50,7 @@ def processes_of_run(folder: Path) -> list[RunProcess]:
 
 
 def wait_for_orphans(folder: Path, timeout_s: float = ORPHANS_S) -> None:
-    """Until the workers of a killed controller have ended: its trainer may still name a checkpoint."""
+    """Wait until the workers of a killed controller have ended: its trainer may still name a checkpoint."""
     deadline = time.monotonic() + timeout_s
     while orphans := processes_of_run(folder):
         if time.monotonic() > deadline:

@@ -24,22 +24,19 @@ from penstock.orchestration.automatic import sites_of
 from penstock.orchestration.beginning import Beginning, begin, what_a_crash_costs
 from penstock.orchestration.checkpoints import Part, write_beginning
 from penstock.orchestration.closed_loop import starting_bound
-from penstock.orchestration.config_file import write_config
 from penstock.orchestration.dashboard_door import dashboard
 from penstock.orchestration.ending import Ending, Hurried
 from penstock.orchestration.kept_checkpoints import checkpoints_of, put_aside_past, sweep_unfinished
-from penstock.orchestration.launchers import Launcher
-from penstock.orchestration.launchers.launcher_choice import kind_of, open_joining
+from penstock.orchestration.launchers import Launcher, worker_kind
+from penstock.orchestration.launchers.joining import Volunteers, open_joining
 from penstock.orchestration.launchers.launcher_kinds import LauncherParts, open_launcher
 from penstock.orchestration.launchers.remote import RemoteLauncher
-from penstock.orchestration.launchers.volunteers import Volunteers
 from penstock.orchestration.machine_load import machine_load
 from penstock.orchestration.monitor import heartbeat
 from penstock.orchestration.placement import Environments, sharing
 from penstock.orchestration.preflight import Prepared, config_event, open_store, open_writers
 from penstock.orchestration.reward_watch import RewardWatch
-from penstock.orchestration.run_folder import held, put_aside_rows_past
-from penstock.orchestration.shipped_files import files_of_run
+from penstock.orchestration.run_folder import held, put_aside_rows_past, write_config
 from penstock.orchestration.summary import Summary, summarise
 from penstock.orchestration.supervision import in_a_sentence, supervised, unwrapped
 from penstock.orchestration.training_phase import TrainingPhase
@@ -166,11 +163,11 @@ class Session:
         parts = LauncherParts(
             config=self._config.launcher,
             folder=prepared.folder,
-            files=lambda: files_of_run(prepared, Path.cwd()),
+            files=lambda: prepared.user_files(Path.cwd()),
             on_gpu=sites.kinds_on_gpu,
             together=[[f"trainer{rank or ''}" for rank in range(self._config.trainer.parallel.num_ranks)]],
             may_spread=bool(self._config.sync.interface),
-            joins=lambda name: kind_of(name) == "engine" and name not in first,
+            joins=lambda name: worker_kind(name) == "engine" and name not in first,
             environ=os.environ,
             log=events.log,
             on_launch=collector.follow,
@@ -184,7 +181,7 @@ class Session:
         return open_joining(
             self._config.launcher,
             prepared.folder,
-            files=lambda: files_of_run(prepared, Path.cwd()),
+            files=lambda: prepared.user_files(Path.cwd()),
             log=events.log,
             on_launch=collector.follow,
         )

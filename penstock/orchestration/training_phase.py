@@ -23,8 +23,8 @@ from penstock.orchestration.evaluation import EvaluationSchedule
 from penstock.orchestration.fleet_size import FleetSize
 from penstock.orchestration.kept_work import keep_work
 from penstock.orchestration.launchers import Launcher
+from penstock.orchestration.launchers.joining import Volunteers
 from penstock.orchestration.launchers.remote import RemoteLauncher
-from penstock.orchestration.launchers.volunteers import Volunteers
 from penstock.orchestration.monitor import RunMonitor
 from penstock.orchestration.pooled_workers import PoolCare
 from penstock.orchestration.preflight import Prepared

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from penstock.blobs import open_blobs
-from penstock.channel.address import host_and_port
-from penstock.cores import usable_cores
+from penstock.channel.address import host_and_port, is_loopback
 from penstock.engines.config import with_settings
 from penstock.engines.engine_client import EngineClient, EngineStart
 from penstock.engines.kinds import settings_of
@@ -24,7 +23,7 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.first_start import FirstStart, start_alike, start_together
 from penstock.orchestration.gpu_pools import engine_pools, visible_gpus
 from penstock.orchestration.launchers import Launcher
-from penstock.orchestration.launchers.config import LauncherConfig, is_loopback
+from penstock.orchestration.launchers.config import LauncherConfig
 from penstock.orchestration.launchers.memory_limit import memory_environment
 from penstock.orchestration.less_memory import fewer_sequences
 from penstock.orchestration.placement import (
@@ -32,7 +31,7 @@ from penstock.orchestration.placement import (
     place_threads,
     rank_environment,
     scorer_environment,
-    sync_environment,
+    usable_cores,
 )
 from penstock.orchestration.pooled_workers import PoolCare, PooledWorker
 from penstock.orchestration.preflight import Prepared
@@ -44,6 +43,7 @@ from penstock.scoring.scorer_pool import ScorerPool
 from penstock.scoring.scoring_client import ScoringClient, ScoringRequest, ScoringStart, Verdict
 from penstock.sync.config import SyncConfig
 from penstock.sync.interface import address_for_others
+from penstock.sync.transports import transport_of
 from penstock.trainer.trainer_client import TrainerClient, TrainerStart
 from penstock.types import (
     CheckpointWritten,
@@ -216,7 +216,7 @@ async def start_workers(
         trainer=config.trainer.threads,
         num_ranks=config.trainer.parallel.num_ranks,
     )
-    token, more = secrets.token_urlsafe(24), sync_environment(config.sync)
+    token, more = secrets.token_urlsafe(24), dict(transport_of(config.sync.transport).environment)
     own = visible_gpus(config.placement.trainer, os.environ)
     trainer = trainer_of(launcher, prepared, threads.trainer, {**environments.trainer, **more, **own}, token)
     pools = engine_pools(config)
@@ -376,9 +376,12 @@ def scorer_place(
 def sync_section(sync: SyncConfig, launcher: LauncherConfig, folder: Path) -> SyncConfig:
     """What the trainer is told where engines may be on other machines: files go to a folder of the run, and a
     trainer of this machine serves on the address that these come in by. One elsewhere finds its address itself."""
-    if launcher.reaches_other_machines and sync.transport == "filesystem" and not sync.folder:
+    transport = transport_of(sync.transport)
+    takes_folder = transport.between_machines and "folder" in transport.publisher_takes
+    if launcher.reaches_other_machines and takes_folder and not sync.folder:
         return sync.model_copy(update={"folder": str(folder / "weights")})
-    if not (launcher.is_local and launcher.listen) or sync.interface or sync.transport == "collective":
+    is_named_by_both = "interface" in transport.receiver_takes
+    if not (launcher.is_local and launcher.listen) or sync.interface or is_named_by_both:
         return sync
     host, _ = host_and_port(launcher.listen, "launcher.listen")
     return sync if is_loopback(host) else sync.model_copy(update={"interface": address_for_others(host)})

@@ -3,7 +3,7 @@
 from pydantic import Field, field_validator
 
 from penstock.config import Section
-from penstock.http_calls import HttpConfig
+from penstock.http_server.http_calls import HttpConfig
 from penstock.types import DEFAULT_POLICY, SamplingParams
 
 

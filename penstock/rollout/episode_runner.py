@@ -8,9 +8,8 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.errors import RequestRefused
-from penstock.http_calls import HttpConfig
+from penstock.http_server.http_calls import HttpConfig, is_transient
 from penstock.interfaces import Tokenizer
-from penstock.passing_errors import may_pass
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.kept_calls import KeepCall, keep_nothing
@@ -84,7 +83,7 @@ async def run_episode(workflow: Workflow, rollout: Rollout) -> Episode:
         elif rollout.is_limited and rollout.turns:
             episode = _cut_short(rollout)
         else:
-            failure = UNAVAILABLE if may_pass(error) else WORKFLOW_ERROR
+            failure = UNAVAILABLE if is_transient(error) else WORKFLOW_ERROR
             episode = failed_episode(spec, failure, _describe(error), rollout)
     finally:
         rollout.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.http_calls import HttpCalls, HttpConfig
+from penstock.http_server.http_calls import HttpCalls, HttpConfig
 from penstock.rollout.episode_rollout import Rollout
 from penstock.types import Task
 

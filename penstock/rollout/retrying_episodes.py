@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.passing_errors import wait_s
+from penstock.http_server.http_calls import retry_wait_s
 from penstock.rollout.episode_runner import UNAVAILABLE, EpisodeRunner
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.kept_calls import KeepCall, keep_nothing
@@ -67,7 +67,7 @@ class RetryingEpisodes:
                 episode = await self._episodes.run(spec)
                 if episode.failure != UNAVAILABLE:
                     return episode
-                waits = wait_s(attempt)
+                waits = retry_wait_s(attempt)
                 self._num_retries += 1
                 self._told(episode, self._num_retries, waits)
                 await asyncio.sleep(waits)

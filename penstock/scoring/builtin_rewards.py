@@ -1,15 +1,9 @@
 """Rewards that come with the library, by the names that configs give them."""
 
-import functools
-import json
-import re
 from collections.abc import Callable
-from typing import Any
 
-from penstock.gym_datasets import COLUMN, create_dataset, unpack
+from penstock.scoring.gym_verifier import COLUMN, verify
 from penstock.types import Episode, Score, Task
-
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def exact_match(task: Task, completion: str) -> float:
@@ -30,29 +24,6 @@ def own(task: Task, episode: Episode) -> Score:
             "agent POST it to /episodes/KEY/reward"
         )
     return Score(value=episode.reward, parts=episode.parts)
-
-
-def verify(task: Task, completion: str) -> float:
-    """The verdict, 0 to 1, of the reasoning_gym dataset that the task is from, on the last `<answer>…</answer>`, or
-    on all of a completion that has none."""
-    if COLUMN not in task.columns:
-        raise ValueError(f"task {task.id!r} is not from reasoning_gym:NAME, which this reward is for")
-    facts = task.columns[COLUMN]
-    dataset = _dataset(facts["name"], json.dumps(facts["arguments"], sort_keys=True))
-    answers = _ANSWER.findall(completion)
-    answer = (answers[-1] if answers else completion).strip()
-    return float(dataset.score_answer(answer, entry_of(task)))
-
-
-def entry_of(task: Task) -> Any:
-    """The reasoning_gym entry that a task was made from."""
-    return unpack(task.columns[COLUMN]["entry"])
-
-
-@functools.lru_cache(maxsize=8)
-def _dataset(name: str, packed_arguments: str) -> Any:
-    """A worker verifies many answers of one dataset: making it once is enough."""
-    return create_dataset(name, unpack(json.loads(packed_arguments)))
 
 
 def auto(task: Task, episode: Episode) -> float | Score:

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config import Section
-from penstock.http_calls import HttpConfig
+from penstock.http_server.http_calls import HttpConfig
 
 
 class RewardFunction(Section):

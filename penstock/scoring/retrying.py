@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from penstock.errors import ScoringFailed
+from penstock.http_server.http_calls import retry_wait_s
 from penstock.interfaces import Scorer
-from penstock.passing_errors import wait_s
 from penstock.scoring.reward_calls import SCORE_UNAVAILABLE
 from penstock.types import Episode, Group, Score, Task
 
@@ -43,5 +43,5 @@ class RetryingScorer:
                 if error.reason != SCORE_UNAVAILABLE:
                     raise
             self.num_retries += 1
-            await asyncio.sleep(wait_s(attempt))
+            await asyncio.sleep(retry_wait_s(attempt))
         return await call(*args, **kwargs)

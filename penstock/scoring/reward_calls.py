@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import ScoringFailed
-from penstock.passing_errors import may_pass
+from penstock.http_server.http_calls import is_transient
 from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.scoring.functions import Reward, device_argument
 from penstock.scoring.score_sum import SCORE_NAN, SCORE_SHAPE, weighted_sum
@@ -106,7 +106,7 @@ def failing(where: str) -> Iterator[None]:
             raise
         message = f"{where} raised {type(error).__name__}: {_text(error)}"
         detail = traceback.format_exc()[-MAX_DETAIL:]
-        reason = SCORE_UNAVAILABLE if may_pass(error) else SCORE_ERROR
+        reason = SCORE_UNAVAILABLE if is_transient(error) else SCORE_ERROR
         raise ScoringFailed(message[:MAX_MESSAGE], reason, detail) from error
 
 

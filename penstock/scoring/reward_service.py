@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.http_calls import HttpCalls, HttpConfig
+from penstock.http_server.http_calls import HttpCalls, HttpConfig
 from penstock.types import Episode, Score, Task
 
 

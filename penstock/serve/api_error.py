@@ -1,6 +1,11 @@
 """What a client did wrong, in the shape that OpenAI's clients read."""
 
+import logging
 from typing import Any
+
+from penstock.errors import PenstockError, RequestRefused
+
+log = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
@@ -30,3 +35,15 @@ class ApiError(Exception):
 def unsupported(param: str, why: str) -> ApiError:
     """A setting that would change the answer, and can't be kept to."""
     return ApiError(f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client is told of an error. What only the server's owner can mend goes to the log."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestRefused):
+        return ApiError(str(error))
+    if isinstance(error, PenstockError):
+        return ApiError(str(error), status=500, kind="server_error")
+    log.error("a request failed", exc_info=error)
+    return ApiError("the server failed; its log says more", status=500, kind="server_error")

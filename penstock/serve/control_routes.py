@@ -1,4 +1,9 @@
-"""Health, models, tokens, figures and pauses: what watches a server and stops it for new weights."""
+"""Health, tokens, figures and pauses: what watches a server and stops it for new weights."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import msgspec
 from aiohttp import web
@@ -7,10 +12,46 @@ from penstock import __version__
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.errors import PenstockError
 from penstock.serve.api_error import ApiError
-from penstock.serve.engine_pauses import MODES, Pauses
-from penstock.serve.json_body import answer, read_body
-from penstock.serve.prometheus import exposition
+from penstock.serve.bodies import answer, read_body
 from penstock.serve.served_model import ServedModel
+from penstock.types import Chunk, EngineReport, GenerateRequest
+
+MODES = ("abort", "wait", "keep")
+
+
+class Pauses:
+    """The engine as requests see it."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self._engine = engine
+        self._may_begin = asyncio.Event()
+        self._may_begin.set()
+
+    @property
+    def is_paused(self) -> bool:
+        return not self._may_begin.is_set()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        while self.is_paused:
+            await self._may_begin.wait()
+        async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
+
+    async def pause(self, mode: str) -> None:
+        """Returns when nothing is computed any more. A `resume` that comes meanwhile goes before it."""
+        self._may_begin.clear()
+        if mode == "abort":
+            self._engine.cancel_all()
+        if mode == "wait":
+            self._engine.thaw()  # what a pause before this one has frozen would never end
+            await self._engine.finish_running()  # not until clients have read it: one of them may never
+        if self.is_paused:
+            await self._engine.freeze()
+
+    def resume(self) -> None:
+        self._may_begin.set()
+        self._engine.thaw()
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -33,8 +74,6 @@ class ControlRoutes:
         return [
             web.get("/health", self.health),
             web.get("/version", self.version),
-            web.get("/v1/models", self.models),
-            web.get("/v1/models/{name:.+}", self.one_model),
             web.get("/metrics", self.metrics),
             web.post("/tokenize", self.tokenize),
             web.post("/pause", self.pause),
@@ -53,13 +92,6 @@ class ControlRoutes:
 
     async def version(self, request: web.Request) -> web.Response:
         return answer({"version": __version__, "server": "penstock"})
-
-    async def models(self, request: web.Request) -> web.Response:
-        return answer({"object": "list", "data": [self._model.card()]})
-
-    async def one_model(self, request: web.Request) -> web.Response:
-        self._model.check_model(request.match_info["name"])
-        return answer(self._model.card())
 
     async def metrics(self, request: web.Request) -> web.Response:
         text = exposition(await self._engine.report(), http_requests=self._model.num_running)
@@ -93,3 +125,57 @@ class ControlRoutes:
     async def reset_prefix_cache(self, request: web.Request) -> web.Response:
         self._engine.forget_cache()
         return answer({"status": "ok"})
+
+
+HELP = {
+    "tokens": "Sampled tokens.",
+    "requests": "Generations that were begun.",
+    "steps": "Forward passes.",
+    "busy_s": "Seconds in which the engine computed.",
+    "prefill_tokens": "Prompt tokens that were computed.",
+    "cached_tokens": "Prompt tokens that were found in the cache.",
+    "preemptions": "Sequences that lost their place in the cache for a while.",
+}
+GAUGES = ("free_blocks", "num_blocks")
+
+
+def exposition(report: EngineReport, *, http_requests: int) -> str:
+    """Counters end in `_total`, as Prometheus wants it."""
+    engine = f'{{engine="{_escaped(report.name)}"}}'
+    lines: list[str] = []
+    for name, value in sorted(report.counters.items()):
+        is_gauge = name in GAUGES
+        metric = f"penstock_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}" + ("" if is_gauge else "_total")
+        lines += _metric(
+            metric, "gauge" if is_gauge else "counter", HELP.get(name, name), [(engine, float(value))]
+        )
+    gauges = {
+        "penstock_running": ("Sequences in the batch.", report.num_running),
+        "penstock_waiting": ("Sequences before it.", report.num_waiting),
+        "penstock_http_generations": ("Generations that clients wait for.", http_requests),
+    }
+    for metric, (text, number) in gauges.items():
+        lines += _metric(metric, "gauge", text, [(engine, float(number))])
+    versions = [
+        (f'{{engine="{_escaped(report.name)}",policy="{_escaped(policy)}"}}', float(version))
+        for policy, version in report.versions.items()
+    ]
+    lines += _metric("penstock_version", "gauge", "Version of the weights, by policy.", versions)
+    return "\n".join(lines) + "\n"
+
+
+def _metric(name: str, kind: str, text: str, values: list[tuple[str, float]]) -> list[str]:
+    return [
+        f"# HELP {name} {text}",
+        f"# TYPE {name} {kind}",
+        *(f"{name}{at} {_exact(value)}" for at, value in values),
+    ]
+
+
+def _exact(value: float) -> str:
+    """All digits: a rate is a difference of counters, which grow far beyond six of them."""
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

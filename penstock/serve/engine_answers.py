@@ -1,51 +1,167 @@
-"""Answers on their way to a client: an engine's chunks with their text."""
+"""An engine's answers: the requests that a body comes to, and their chunks as pieces with text."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any
 
-from penstock.errors import PenstockError
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from penstock.errors import PenstockError, TaskError
 from penstock.models.text_stream import TextStream
 from penstock.rollout.episode_rollout import TokenSource
-from penstock.serve.stop_texts import StopTexts
-from penstock.types import FinishReason, GenerateRequest, MaskRef
+from penstock.serve.answer_forms import Form, Piece, StopTexts
+from penstock.serve.api_error import ApiError
+from penstock.serve.chat_messages import template_messages
+from penstock.serve.request_bodies import Body, ChatBody, TokenBody
+from penstock.serve.served_model import ServedModel
+from penstock.types import Chunk, GenerateRequest
 
-FINISH = {"stop": "stop", "length": "length", "cancelled": "abort"}
-"""Our reasons in the words of OpenAI and vLLM."""
+MAX_WAITING = 256
+"""Pieces that wait for a slow client. Then its answers wait in the engine's streams, and nobody else's."""
+EVENT_TOKENS = 8
+"""Tokens in an event of a streamed text, at most."""
 
 
-@dataclass(slots=True)
-class Piece:
-    """The next part of an answer."""
+class EngineAnswers:
+    """`openai_routes.Answerer` of every request: the engine behind `model`."""
 
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    sampling_mask: MaskRef | None = None
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
 
-    def add(self, piece: "Piece") -> None:
-        self.text += piece.text
-        self.token_ids += piece.token_ids
-        self.logprobs += piece.logprobs
-        self.versions += piece.versions
-        self.finish_reason = piece.finish_reason
-        self.sampling_mask = piece.sampling_mask
+    def of(self, request: web.Request) -> "EngineAnswers":
+        return self
 
-    @property
-    def reason(self) -> str | None:
-        return None if self.finish_reason is None else FINISH[self.finish_reason]
+    def check_model(self, asked: str) -> None:
+        self._model.check_model(asked)
 
-    def weight_versions(self, start: int = 0) -> list[dict[str, object]]:
-        """vLLM's form: spans of output tokens, counted from the beginning of the answer."""
-        spans: list[dict[str, object]] = []
-        for at, version in enumerate(self.versions, start):
-            if spans and spans[-1]["version"] == str(version):
-                spans[-1]["end"] = at + 1
+    @contextmanager
+    def answering(
+        self, request: web.Request, data: bytes, body: Body, form: Form
+    ) -> Iterator["EngineAnswering"]:
+        self.check_model(body.model)
+        requests = self._requests(body)
+        with self._model.place(len(requests)):
+            try:
+                yield EngineAnswering(self._model, body, form, requests)
+            finally:
+                if self._model.blobs is not None:
+                    self._model.blobs.delete(requests[0].blob_scope)
+
+    def _requests(self, body: Body) -> list[GenerateRequest]:
+        """`requests[i]` is choice i."""
+        model, drawn, limit = self._model, body.drawn(), body.limit()
+        request_id = model.new_id("request")
+        requests: list[GenerateRequest] = []
+        for prompt in self._prompts(body):
+            if isinstance(body, TokenBody):
+                room = model.room(len(prompt), None)
+                limit = None if limit is None else min(limit, room)
+                chunk = body.chunk_tokens or model.window
             else:
-                spans.append({"version": str(version), "start": at, "end": at + 1})
-        return spans
+                room = model.room(len(prompt), limit)
+                chunk = min(model.window, EVENT_TOKENS) if body.stream else model.window
+            sampling = drawn.sampling(end_ids=model.tokenizer.stop_token_ids, room=room, limit=limit)
+            token_ids = np.array(prompt, dtype=np.int32)
+            for choice in range(body.num_choices()):
+                # A seed makes a request repeatable; its choices must differ nevertheless.
+                seed = None if sampling.seed is None else (sampling.seed + choice) % 2**64
+                requests.append(
+                    GenerateRequest(
+                        id=f"{request_id}.{len(requests)}",
+                        token_ids=token_ids,
+                        sampling=msgspec.structs.replace(sampling, seed=seed),
+                        priority=body.priority,
+                        chunk_tokens=chunk,
+                        record_sampling_mask=isinstance(body, TokenBody) and body.record_sampling_mask,
+                        blob_scope=request_id,
+                    )
+                )
+        return requests
+
+    def _prompts(self, body: Body) -> list[list[int]]:
+        tokenizer = self._model.tokenizer
+        if not isinstance(body, ChatBody):
+            return [
+                tokenizer.encode_prompt(each) if isinstance(each, str) else each for each in body.prompts()
+            ]
+        if not tokenizer.has_template:
+            raise ApiError(
+                f"{self._model.name!r} has no chat template; use /v1/completions", param="messages"
+            )
+        try:
+            messages = template_messages(body.messages)
+            return [tokenizer.encode_chat(messages, body.shown_tools, **(body.chat_template_kwargs or {}))]
+        except TaskError as error:
+            raise ApiError(str(error), param="messages") from error
+
+
+class EngineAnswering:
+    """`openai_routes.Answering`: the choices of one request."""
+
+    def __init__(
+        self, model: ServedModel, body: Body, form: Form, requests: Sequence[GenerateRequest]
+    ) -> None:
+        self._model = model
+        self._has_text = not isinstance(body, TokenBody)
+        self._stops = body.stops()
+        self._form = form
+        self._requests = requests
+
+    @asynccontextmanager
+    async def whole(self) -> AsyncIterator[dict[str, Any]]:
+        """When one choice fails, the others are cancelled."""
+        tasks = [
+            asyncio.create_task(whole_answer(self._model.engine, each, self._text(), self._stops))
+            for each in self._requests
+        ]
+        try:
+            pieces = await asyncio.gather(*tasks)
+        finally:
+            await _end(tasks)
+        yield self._form.whole(pieces)
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        if len(self._requests) == 1:
+            async with aclosing(self._stream(0)) as pieces:  # type: ignore[type-var]
+                async for piece in pieces:
+                    yield 0, piece
+            return
+        queue: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue(MAX_WAITING)
+
+        async def read(number: int) -> None:
+            try:
+                async with aclosing(self._stream(number)) as pieces:  # type: ignore[type-var]
+                    async for piece in pieces:
+                        await queue.put((number, piece))
+            except Exception as error:
+                await queue.put((number, error))
+
+        tasks = [asyncio.create_task(read(number)) for number in range(len(self._requests))]
+        try:
+            running = len(tasks)
+            while running:
+                number, come = await queue.get()
+                if isinstance(come, Exception):
+                    raise come
+                running -= come.is_last
+                yield number, come
+        finally:
+            await _end(tasks)
+
+    def _stream(self, number: int) -> AsyncIterator[Piece]:
+        return stream_answer(self._model.engine, self._requests[number], self._text(), self._stops)
+
+    def _text(self) -> TextStream | None:
+        return TextStream(self._model.tokenizer) if self._has_text else None
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def stream_answer(
@@ -53,8 +169,7 @@ async def stream_answer(
 ) -> AsyncIterator[Piece]:
     """Pieces as they are sampled; without a `text` they have none. Leaving early cancels the request. What was sent
     can't be taken back, so an answer that begins again after its first piece fails."""
-    cut = StopTexts(stops)
-    has_sent = False
+    cut, versions, has_sent = StopTexts(stops), list[int](), False
     async with aclosing(engine.generate(request)) as chunks:  # type: ignore[type-var]
         async for chunk in chunks:
             if chunk.restarts and has_sent:
@@ -62,39 +177,42 @@ async def stream_answer(
                     "new weights made this answer begin again (abort_retry), and part of it was sent; ask without "
                     "stream, or update with another interrupt"
                 )
-            is_last = chunk.finish_reason is not None
-            token_ids = chunk.token_ids.tolist()
-            shown = "" if text is None else cut.push(text.push(token_ids, is_last=is_last), is_last=is_last)
             has_sent = True
-            yield Piece(
-                shown,
-                token_ids,
-                chunk.logprobs.tolist(),
-                chunk.versions.tolist(),
-                chunk.finish_reason,
-                chunk.sampling_mask,
-            )
+            piece = _piece(request, chunk, versions)
+            if text is not None:
+                shown = text.push(piece.token_ids, is_last=piece.is_last)
+                piece.text = cut.push(shown, is_last=piece.is_last)
+            yield piece
 
 
 async def whole_answer(
     engine: TokenSource, request: GenerateRequest, text: TextStream | None = None, stops: Sequence[str] = ()
 ) -> Piece:
     """All of an answer, and of one that began again, the last."""
-    whole = Piece()
+    token_ids, logprobs, versions, last = list[int](), list[float](), list[int](), Piece()
     async with aclosing(engine.generate(request)) as chunks:  # type: ignore[type-var]
         async for chunk in chunks:
             if chunk.restarts:
-                whole = Piece()
-            whole.add(
-                Piece(
-                    "",
-                    chunk.token_ids.tolist(),
-                    chunk.logprobs.tolist(),
-                    chunk.versions.tolist(),
-                    chunk.finish_reason,
-                    chunk.sampling_mask,
-                )
-            )
+                token_ids, logprobs, versions = [], [], []
+            last = _piece(request, chunk, versions)
+            token_ids += last.token_ids
+            logprobs += last.logprobs
+    last.token_ids, last.logprobs, last.versions = token_ids, logprobs, versions
     if text is not None:
-        whole.text = StopTexts(stops).push(text.push(whole.token_ids, is_last=True), is_last=True)
-    return whole
+        last.text = StopTexts(stops).push(text.push(token_ids, is_last=True), is_last=True)
+    return last
+
+
+def _piece(request: GenerateRequest, chunk: Chunk, versions: list[int]) -> Piece:
+    """Without its text. `versions` are those of the answer so far, to which the chunk's are added."""
+    piece = Piece(
+        token_ids=chunk.token_ids.tolist(),
+        logprobs=chunk.logprobs.tolist(),
+        versions=chunk.versions.tolist(),
+        finish_reason=chunk.finish_reason,
+        sampling_mask=chunk.sampling_mask,
+    )
+    versions += piece.versions
+    if piece.is_last:
+        piece.prompt_ids, piece.all_versions = request.token_ids.tolist(), versions
+    return piece

@@ -109,6 +109,13 @@ class TextFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: Any = None
     prompt_cache_key: Any = None
 
+    def drawn(self) -> SamplingFields:
+        return self
+
+    def limit(self) -> int | None:
+        """The longest answer that the client wants, if it says so."""
+        return self.max_tokens
+
     def num_choices(self) -> int:
         count = 1 if self.n is None else self.n
         if not 1 <= count <= MAX_CHOICES:
@@ -188,6 +195,9 @@ class ChatBody(TextFields, kw_only=True, forbid_unknown_fields=True):
         for name in sorted(NOT_OF_THE_TEMPLATE.intersection(self.chat_template_kwargs or ())):
             raise unsupported(f"chat_template_kwargs.{name}", "it is no variable of a chat template")
 
+    def limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the model is told of."""
@@ -232,3 +242,21 @@ class TokenBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise unsupported("sampling_params.logprobs", "only those of the sampled tokens are kept: use 0")
         if self.features:
             raise unsupported("features", "only text is served")
+
+    def drawn(self) -> SamplingFields:
+        return self.sampling_params
+
+    def limit(self) -> int | None:
+        return self.sampling_params.max_tokens
+
+    def stops(self) -> tuple[str, ...]:
+        return self.sampling_params.stops()
+
+    def num_choices(self) -> int:
+        return 1
+
+    def prompts(self) -> list[list[int]]:
+        return [self.token_ids]
+
+
+Body = ChatBody | CompletionBody | TokenBody

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.interfaces import BlobStore
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.rollout.episode_rollout import TokenSource
 from penstock.serve.api_error import ApiError
@@ -24,6 +25,8 @@ class ServedModel:
     """Generations at once. Each holds what its client has not read yet, so this bounds the memory."""
     num_running: int = 0
     created: int = 0
+    blobs: BlobStore | None = None
+    """Where the engine leaves recorded masks."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def check_model(self, asked: str) -> None:
@@ -68,7 +71,7 @@ class ServedModel:
             self.num_running -= count
 
     def card(self) -> dict[str, Any]:
-        """As `/v1/models` lists it."""
+        """What `/v1/models` lists of it."""
         return {
             "id": self.name,
             "object": "model",

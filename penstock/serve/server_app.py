@@ -6,11 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from aiohttp import web
 
 from penstock.http_server.guard import Guard, bearer_token
-from penstock.serve.api_error import ApiError
-from penstock.serve.body_budget import BUDGET, BodyBudget
-from penstock.serve.json_body import answer
-from penstock.serve.server_events import as_api_error
-from penstock.serve.unserved_routes import not_served
+from penstock.serve.api_error import ApiError, as_api_error
+from penstock.serve.bodies import BUDGET, BodyBudget, answer
 
 MAX_BODY_BYTES = 64 * 2**20
 """Where nobody says otherwise. A context of a million tokens takes 7 MB."""
@@ -23,7 +20,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def make_app(
     routes: Iterable[web.RouteDef], *, guard: Guard, token: str = "", bodies: BodyBudget | None = None
 ) -> web.Application:
-    """With a `token`, every request must bring it (`Authorization: Bearer …`)."""
+    """The application with these routes. Every request must bring the `token`, if there is one (`Authorization:
+    Bearer …`)."""
     budget = bodies or BodyBudget(max_bytes=MAX_BODY_BYTES)
 
     @web.middleware
@@ -67,3 +65,13 @@ def _check(request: web.Request, guard: Guard, token: str) -> None:
 
 def _error(error: ApiError) -> web.Response:
     return answer(error.body(), status=error.status)
+
+
+def not_served(request: web.Request, app: web.Application) -> ApiError:
+    """A route that is not there, or not with this method, is answered with those that are."""
+    known = sorted({route.resource.canonical for route in app.router.routes() if route.resource is not None})
+    return ApiError(
+        f"{request.method} {request.path} is not served here; there are: {', '.join(known)}",
+        status=405 if request.path in known else 404,
+        code="not_found",
+    )

@@ -6,10 +6,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from typing import Any
 
 from penstock.blobs import MemoryBlobs
+from penstock.channel.address import allow_many_connections, is_loopback
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.opening import open_embedded, without_auto
@@ -19,17 +19,14 @@ from penstock.http_server.guard import guard_for
 from penstock.http_server.web_server import HttpServer
 from penstock.models.load import resolve_device, resolve_dtype
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.open_files import allow_many_connections
-from penstock.serve.body_budget import ALL_BODIES_BYTES, BodyBudget, body_limit
-from penstock.serve.chat_routes import ChatRoutes
-from penstock.serve.completion_routes import CompletionRoutes
-from penstock.serve.control_routes import ControlRoutes
-from penstock.serve.engine_pauses import Pauses
-from penstock.serve.joining_receiver import JoiningReceiver
+from penstock.serve.bodies import ALL_BODIES_BYTES, BodyBudget, body_limit
+from penstock.serve.control_routes import ControlRoutes, Pauses
+from penstock.serve.engine_answers import EngineAnswers
+from penstock.serve.openai_routes import OpenAiRoutes
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import MAX_BODY_BYTES, make_app
-from penstock.serve.token_routes import TokenRoutes
 from penstock.serve.weight_routes import WeightRoutes
+from penstock.sync.transports import AnyReceiver, Rendezvous
 from penstock.types import DEFAULT_POLICY
 
 CLOSING_S = 5.0
@@ -78,30 +75,21 @@ class ServeSettings:
             )
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A loaded model, before it is served."""
 
     engine: EmbeddedEngine
-    receiver: JoiningReceiver
+    receiver: AnyReceiver
     on_gpu: bool
     described: dict[str, Any]
 
 
 async def open_engine(settings: ServeSettings, config: EngineConfig) -> Opened:
-    """As a run's engine is opened."""
+    """Open the engine as a run's is opened."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    receiver = JoiningReceiver(device)
+    receiver = AnyReceiver(Rendezvous(device=device))
     config = config.model_copy(update={"device": device, "dtype": dtype})
     engine = await open_embedded(
         EngineParts(
@@ -148,7 +136,7 @@ class Serving:
 
 @asynccontextmanager
 async def served(settings: ServeSettings, opened: Opened) -> AsyncIterator[Serving]:
-    """While inside, the engine answers at the address that this gives."""
+    """The engine answers at the address that this gives, while the context lasts."""
     settings.check()
     engine = opened.engine
     pauses = Pauses(engine)
@@ -160,12 +148,11 @@ async def served(settings: ServeSettings, opened: Opened) -> AsyncIterator[Servi
         window=engine.config.window if opened.on_gpu else 1,
         max_requests=settings.max_requests,
         created=int(time.time()),
+        blobs=engine.blobs,
     )
     routes = [
         *ControlRoutes(model, engine, pauses).routes(),
-        *TokenRoutes(model, engine.blobs).routes(),
-        *CompletionRoutes(model).routes(),
-        *ChatRoutes(model).routes(),
+        *OpenAiRoutes(model, EngineAnswers(model)).routes(),
     ]
     if settings.updates:
         routes += WeightRoutes(engine, opened.receiver, opened.described).routes()
@@ -200,7 +187,7 @@ def bodies_of(settings: ServeSettings, max_context: int) -> BodyBudget:
 
 
 async def serve(settings: ServeSettings, config: EngineConfig, say: Callable[[str], None]) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM."""
     settings.check()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -15,8 +15,8 @@ from aiohttp import web
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.errors import PenstockError
 from penstock.serve.api_error import ApiError
-from penstock.serve.joining_receiver import JoiningReceiver
-from penstock.serve.json_body import answer, read_body
+from penstock.serve.bodies import answer, read_body
+from penstock.sync.transports import AnyReceiver
 from penstock.types import DEFAULT_POLICY, Interrupt, WeightUpdate
 
 _decode = msgspec.json.Decoder(WeightUpdate).decode
@@ -54,7 +54,7 @@ class CallBody(msgspec.Struct, kw_only=True):
 
 
 class WeightRoutes:
-    def __init__(self, engine: EmbeddedEngine, receiver: JoiningReceiver, sizes: dict[str, Any]) -> None:
+    def __init__(self, engine: EmbeddedEngine, receiver: AnyReceiver, sizes: dict[str, Any]) -> None:
         """`sizes` are those of the model, for a trainer to compare."""
         self._engine = engine
         self._receiver = receiver

@@ -19,6 +19,7 @@ import torch
 
 from penstock.errors import UpdateAbandoned
 from penstock.interfaces import Staged
+from penstock.models.transfer import mark, one_ahead, side_stream
 from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.interface import address_of
 from penstock.sync.meeting import Arrival, Go, Meeting, connect_store, open_store
@@ -30,7 +31,6 @@ from penstock.sync.private_group import (
     open_group,
 )
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
-from penstock.transfer import mark, one_ahead, side_stream
 from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "collective"

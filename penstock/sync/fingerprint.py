@@ -26,7 +26,7 @@ import torch
 
 from penstock.errors import FingerprintMismatch
 from penstock.models.compilation import has_triton
-from penstock.transfer import download, mark
+from penstock.models.transfer import download, mark
 
 if TYPE_CHECKING:
     from penstock.sync.hash_kernel import SumPlan

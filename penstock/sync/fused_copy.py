@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from penstock.models.compilation import has_triton
+from penstock.models.transfer import download
 from penstock.sync.fingerprint import Shard, add_up, unit_bytes, unsigned
-from penstock.transfer import download
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import torch
 
 from penstock.errors import PenstockError
+from penstock.models.transfer import side_stream
 from penstock.sync.bucket_receiver import BucketReceiver, StagingReceiver
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
-from penstock.transfer import side_stream
 from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "in_process"

@@ -4,7 +4,7 @@ This imports without torch: the controller checks names and counts memory with i
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -54,6 +54,11 @@ class Transport:
     """Which fields of a `Rendezvous` it gets, as keyword arguments."""
     receiver_takes: tuple[str, ...] = ()
     between_processes: bool = True
+    between_machines: bool = False
+    on_one_gpu: bool = False
+    """Whether both sides must be on the same GPU."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What processes of both sides must find in theirs when they start."""
     snapshots_on_gpu: bool = False
     """Whether the trainer's slots take memory of its GPU."""
     staged_copies: int = 0
@@ -97,6 +102,7 @@ TRANSPORTS: dict[str, Transport] = {
         needs="trainer and engines on one GPU",
         publisher="penstock.sync.cuda_ipc:CudaIpcPublisher",
         receiver="penstock.sync.cuda_ipc:CudaIpcReceiver",
+        on_one_gpu=True,
         snapshots_on_gpu=True,
     ),
     "collective": Transport(
@@ -105,6 +111,9 @@ TRANSPORTS: dict[str, Transport] = {
         publisher_takes=("interface",),
         receiver="penstock.sync.collective:CollectiveReceiver",
         receiver_takes=("interface",),
+        between_machines=True,
+        # NCCL would end every process of a group in which one fails; here the others are told, and go on.
+        environment={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"},
         snapshots_on_gpu=True,
         staged_copies=1,
     ),
@@ -113,6 +122,7 @@ TRANSPORTS: dict[str, Transport] = {
         publisher="penstock.sync.filesystem:FilesystemPublisher",
         publisher_takes=("folder",),
         receiver="penstock.sync.filesystem:FilesystemReceiver",
+        between_machines=True,
         staged_copies=1,
     ),
     "http": Transport(
@@ -121,6 +131,7 @@ TRANSPORTS: dict[str, Transport] = {
         publisher_takes=("token", "interface"),
         receiver="penstock.sync.http_transport:HttpReceiver",
         receiver_takes=("token",),
+        between_machines=True,
         staged_copies=1,
     ),
     "in_process": Transport(
@@ -159,6 +170,20 @@ def transport_of(name: str) -> Transport:
     return TRANSPORTS[name]
 
 
+def choose_transport(
+    *, share_a_gpu: bool, are_apart: bool, folder: str = "", interface: str = ""
+) -> tuple[str, str]:
+    """What `auto` means: the fastest transport that works, and why. Where sides are apart, on several machines,
+    what the config names says who reaches whom."""
+    if are_apart and folder:
+        return "filesystem", "several machines that see sync.folder"
+    if are_apart and interface:
+        return "collective", "several machines on the network of sync.interface"
+    if are_apart:
+        return "http", "several machines"
+    return ("cuda_ipc", "one GPU") if share_a_gpu else ("shared_memory", "")
+
+
 def check_for_run(name: str) -> None:
     """Whether a run, whose trainer and engines are processes of their own, can use this transport. One by path is
     loaded when it is needed."""
@@ -185,6 +210,12 @@ class AnyReceiver:
     def __init__(self, at: Rendezvous | None = None) -> None:
         self._at = at or Rendezvous()
         self._receivers: dict[str, WeightReceiver] = {}
+
+    def join(self, *, interface: str, token: str) -> None:
+        """From now on updates come from this trainer: a server starts before anybody trains its model. What was
+        staged before must have been dropped."""
+        self.close()
+        self._at = replace(self._at, interface=interface, token=token)
 
     def stages(self, update: WeightUpdate) -> bool:
         return self._of(update).stages(update)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.errors import UserError
-from penstock.gym_datasets import COLUMN
+from penstock.scoring.gym_verifier import COLUMN
 from penstock.types import Task
 from penstock.usercode import load_function
 

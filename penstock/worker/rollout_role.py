@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.channel import Channel
 from penstock.engines.engine_client import EngineClient
-from penstock.http_calls import HttpConfig
+from penstock.http_server.http_calls import HttpConfig
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.recorder import Recorder
 from penstock.observe.slots import Slots

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.channel import Channel, address
-from penstock.channel.address import Listener, connect
+from penstock.channel.address import ENOUGH, Listener, allow_many_connections, connect
 from penstock.errors import ConfigError
 
 
@@ -168,3 +168,13 @@ def test_a_worker_that_comes_as_the_oldest_strangers_time_ends_is_let_in(
         return str(answer)
 
     assert asyncio.run(main()) == "let in"
+
+
+def test_a_process_allows_itself_as_many_files_as_it_may() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        allow_many_connections()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(ENOUGH, hard if hard > 0 else ENOUGH)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

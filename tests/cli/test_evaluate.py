@@ -12,10 +12,10 @@ from penstock.cli.evaluate import evaluate_model, evaluation_config, print_repor
 from penstock.cli.main import main
 from penstock.errors import PenstockError, ScoringFailed, UserError
 from penstock.models.config import LoraConfig
-from penstock.orchestration.config_file import last_line
 from penstock.orchestration.evaluation import Rewards
 from penstock.orchestration.evaluation_report import EvaluationReport
 from penstock.orchestration.evaluation_session import prepare_evaluation
+from penstock.orchestration.run_folder import last_line
 from penstock.trainer.adapter import TrainedAdapter
 from tests.models.test_adapter_folder import make as make_adapter
 

@@ -1,15 +1,17 @@
 """Which connections end by themselves. No test waits for the limit: each that must hold waits for another's end."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from aiohttp.http_exceptions import BadStatusLine, LineTooLong
 
 from penstock.http_server import web_server
-from penstock.http_server.web_server import HttpServer
+from penstock.http_server.web_server import HttpServer, request_logger
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 HALF = b"GET / HTTP/1.1\r\nHost:"
@@ -163,3 +165,14 @@ def test_a_body_that_nobody_reads_is_no_header_that_does_not_come() -> None:
             writer.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [BadStatusLine("GE\0T"), LineTooLong("GET /", "8190")])
+def test_what_is_no_request_is_not_logged_and_our_own_faults_are(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    request_logger().error("Error handling request", exc_info=error)
+    assert caplog.records == []
+    request_logger().error("Error handling request", exc_info=KeyError("step"))
+    request_logger().warning("slow")
+    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING]

@@ -27,11 +27,10 @@ from penstock.observe.readers import show
 from penstock.observe.views import SilentView
 from penstock.orchestration import session as module
 from penstock.orchestration.automatic import resolve_auto
-from penstock.orchestration.capabilities import needed_capabilities
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.launchers import Worker
-from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.preflight import Prepared
+from penstock.orchestration.refusals import needed_capabilities
 from penstock.orchestration.session import Session
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedTokenizer, SimulatedTrainer
 from penstock.orchestration.summary import Summary
@@ -59,6 +58,7 @@ from penstock.trainer.trainer_client import (
     TrainerStart,
 )
 from penstock.types import Chunk, EngineReport, GenerateRequest, Score, Task, UpdateReceipt, WeightUpdate
+from tests.orchestration.launchers.task_launcher import InProcessLauncher
 
 LONGEST_S = 20.0
 

@@ -11,9 +11,9 @@ from penstock.engines.engine_client import (
     EngineStart,
 )
 from penstock.engines.scripted import ScriptedEngine
-from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.types import EngineReport
+from tests.orchestration.launchers.task_launcher import InProcessLauncher
 
 
 async def serve_scripted(name: str, channel: Channel) -> None:

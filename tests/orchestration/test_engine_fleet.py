@@ -13,11 +13,11 @@ from penstock.orchestration.activity import Activity
 from penstock.orchestration.engine_fleet import EngineFleet
 from penstock.orchestration.fleet_size import FleetSize
 from penstock.orchestration.launchers import Worker
-from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.scale_request import ScaleRequest, ask, read_answer
 from penstock.orchestration.workers import LaunchedEngine
 from tests.engines.contract import ask as request
 from tests.engines.contract import collect, update_to
+from tests.orchestration.launchers.task_launcher import InProcessLauncher
 from tests.orchestration.scripted_worker import place, serve_scripted
 
 

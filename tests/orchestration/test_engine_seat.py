@@ -10,10 +10,10 @@ from penstock.engines.engine_client import EngineClient, EngineStart
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import WorkerDied
 from penstock.orchestration.engine_seat import EngineSeat
-from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.workers import LaunchedEngine
 from penstock.types import EngineReport
 from tests.engines.contract import ask, collect, update_to
+from tests.orchestration.launchers.task_launcher import InProcessLauncher
 from tests.orchestration.scripted_worker import place, serve_scripted
 
 

@@ -24,12 +24,11 @@ from penstock.orchestration.placement import (
     scorer_environment,
     shares_a_gpu,
     sharing,
-    sync_environment,
+    usable_cores,
 )
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.session import Session
 from penstock.orchestration.workers import Workers, start_workers
-from penstock.sync.config import SyncConfig
 from penstock.types import Task
 from tests.orchestration.launchers.fake_mps import FakeMps
 
@@ -220,6 +219,24 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
         scorer_environment("cuda:2", [], {})
 
 
-def test_broadcasts_outlive_a_member() -> None:
-    assert sync_environment(SyncConfig(transport="http", interface="eth0")) == {}
-    assert sync_environment(SyncConfig(transport="collective")) == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+NOWHERE = Path("/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("200000 100000", 2), ("150000 100000", 2), ("max 100000", 8), ("", 8), ("1 100000", 1), ("7 0", 8)],
+)
+def test_a_containers_share_counts(
+    text: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    (tmp_path / "cpu.max").write_text(text)
+    assert usable_cores(tmp_path / "cpu.max") == cores
+
+
+def test_only_cores_that_the_process_may_run_on_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
+    assert usable_cores(NOWHERE) == 2
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cores(NOWHERE) == 64

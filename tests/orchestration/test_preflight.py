@@ -3,7 +3,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +11,7 @@ from penstock.config.loader import build
 from penstock.errors import UserError
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.preflight import new_run_folder, open_writers, prepare
+from penstock.orchestration.preflight import Prepared, new_run_folder, open_writers, prepare
 from penstock.orchestration.run_facts import read_facts
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.workflow import as_workflow
@@ -184,3 +184,41 @@ def test_a_run_folder_is_private_and_shows_no_secret(tmp_path: Path) -> None:
     text = (folder / "config.yaml").read_text()
     assert "s3cret" not in text
     assert "token: '***'" in text
+
+
+PARTS = ("loss", "advantage", "correction", "kl", "selection", "reward", "workflow", "transport", "task")
+
+
+def test_the_file_of_every_part_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    at = {name: tmp_path / name / f"{name}.py" for name in PARTS}
+    for file in (home / "here.py", *at.values()):
+        file.parent.mkdir()
+        file.touch()
+    monkeypatch.chdir(home)
+    path = {name: f"{file}:part" for name, file in at.items()}
+    config = PenstockConfig.model_validate(
+        {
+            "algorithm": {
+                "loss": path["loss"],
+                "advantage": path["advantage"],
+                "corrections": {path["correction"]: {}, "here.py:part": {}, "some.module:part": {}},
+                "kl_estimator": path["kl"],
+                "selection": {path["selection"]: {}},
+            },
+            "reward": {"functions": [path["reward"], "exact_match"]},
+            "rollout": {"workflow": path["workflow"]},
+            "sync": {"transport": path["transport"]},
+        }
+    )
+    prepared = Prepared(
+        config=config,
+        model="a/hub-name",
+        tokenizer=cast(Any, None),
+        tasks=[Task(id="t", prompt="p", workflow=path["task"])],
+        heldout=[],
+        folder=tmp_path / "runs",
+        max_context=64,
+    )
+    shipped = {file for _, files in prepared.user_files(home).roots for file in files}
+    assert shipped == {home / "here.py", *at.values()}

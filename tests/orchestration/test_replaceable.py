@@ -4,10 +4,10 @@ import pytest
 
 from penstock.channel import Channel
 from penstock.errors import ChannelClosed, WorkerDied
-from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.orchestration.workers import LaunchedEngine
+from tests.orchestration.launchers.task_launcher import InProcessLauncher
 from tests.orchestration.scripted_worker import place, serve_scripted
 from tests.orchestration.test_pooled_workers import Processes
 

@@ -8,20 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.algorithms.catalogue import describe
 from penstock.algorithms.registry import Description
 from penstock.buffer.history import HistoryState
 from penstock.checksums import write_checksums
-from penstock.cli.algorithm_list import describe
 from penstock.config.loader import build
 from penstock.errors import ConfigError, UserError
 from penstock.orchestration import run_folder
 from penstock.orchestration.checkpoints import Progress, read_progress, write_beginning
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.config_file import write_config
 from penstock.orchestration.kept_checkpoints import keep_reward
 from penstock.orchestration.preflight import new_run_folder
 from penstock.orchestration.run_facts import RunFacts, write_facts
-from penstock.orchestration.run_folder import held, load_saved_run, put_aside_rows_past
+from penstock.orchestration.run_folder import held, load_saved_run, put_aside_rows_past, write_config
 from penstock.tasks.stream import StreamState, TaskStream
 from penstock.types import Task
 

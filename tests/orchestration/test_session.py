@@ -31,11 +31,11 @@ from penstock.observe.events import LogLine
 from penstock.observe.readers import MemoryReader, show
 from penstock.observe.views import SilentView
 from penstock.orchestration import session as module
-from penstock.orchestration.capabilities import needed_capabilities
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.kept_checkpoints import checkpoints_of
 from penstock.orchestration.preflight import Prepared
+from penstock.orchestration.refusals import needed_capabilities
 from penstock.orchestration.run_folder import SavedRun
 from penstock.orchestration.session import Session
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedTokenizer, SimulatedTrainer

@@ -5,9 +5,9 @@ import pytest
 
 from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
 from penstock.orchestration import supervision as module
-from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.supervision import Gathering, in_a_sentence, supervised
 from penstock.orchestration.workers import LaunchedEngine
+from tests.orchestration.launchers.task_launcher import InProcessLauncher
 from tests.orchestration.scripted_worker import place, serve_scripted
 
 

@@ -13,11 +13,11 @@ from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.launchers.config import LauncherConfig
 from penstock.orchestration.launchers.local import LocalLauncher
-from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.workers import LaunchedEngine, start_scorers, sync_section
 from penstock.sync.config import SyncConfig
 from penstock.types import Task
 from tests.engines.contract import ask, collect, joined, update_to
+from tests.orchestration.launchers.task_launcher import InProcessLauncher
 from tests.orchestration.scripted_worker import place, serve_scripted
 from tests.scoring.groups import a_group
 

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from penstock.engines.scripted import ScriptedEngine
 from penstock.http_server.guard import guard_for
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.serve.body_budget import BodyBudget
+from penstock.serve.bodies import BodyBudget
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import make_app
 

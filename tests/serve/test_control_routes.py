@@ -5,9 +5,77 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
+from penstock.serve.control_routes import Pauses, exposition
+from penstock.types import EngineReport, GenerateRequest, SamplingParams
 from tests.serve.live_server import Live, serving
+
+
+def a_request(name: str, tokens: int = 40) -> GenerateRequest:
+    return GenerateRequest(
+        id=name,
+        token_ids=np.array([1, 2], dtype=np.int32),
+        sampling=SamplingParams(max_tokens=tokens, seed=3),
+    )
+
+
+def test_a_pause_that_waits_waits_for_the_engine_and_for_no_reader(tiny_model: Path) -> None:
+    async def scene() -> None:
+        async with serving(tiny_model) as live:
+            engine = live.opened.engine
+            pauses = Pauses(engine)
+            stalled = pauses.generate(a_request("stalled"))
+            first = await anext(stalled)
+            async with asyncio.timeout(10):
+                await pauses.pause("wait")
+            assert (await engine.report()).counters["tokens"] == 40
+            waiting = asyncio.create_task(anext(pauses.generate(a_request("new", 1))))
+            await asyncio.sleep(0)
+            assert (await engine.report()).counters["requests"] == 1
+            read = [first, *[chunk async for chunk in stalled]]
+            assert sum(len(chunk.token_ids) for chunk in read) == 40
+            pauses.resume()
+            assert len((await waiting).token_ids) == 1
+
+    asyncio.run(scene())
+
+
+def test_what_was_frozen_ends_before_a_pause_that_waits(tiny_model: Path) -> None:
+    async def scene() -> None:
+        async with serving(tiny_model) as live:
+            engine = live.opened.engine
+            pauses = Pauses(engine)
+            running = pauses.generate(a_request("a"))
+            await anext(running)
+            await pauses.pause("keep")
+            assert (await engine.report()).counters["tokens"] < 40
+            async with asyncio.timeout(10):
+                await pauses.pause("wait")
+            assert (await engine.report()).counters["tokens"] == 40
+            await running.aclose()
+
+    asyncio.run(scene())
+
+
+def test_an_engine_that_fails_meanwhile_ends_the_wait(tiny_model: Path) -> None:
+    async def scene() -> None:
+        async with serving(tiny_model) as live:
+            engine = live.opened.engine
+            pauses = Pauses(engine)
+            running = pauses.generate(a_request("a"))
+            await anext(running)
+            await pauses.pause("keep")
+            pausing = asyncio.create_task(pauses.pause("wait"))
+            await asyncio.sleep(0)
+            await engine.close()
+            async with asyncio.timeout(10):
+                await pausing
+            await running.aclose()
+
+    asyncio.run(scene())
+
 
 BODY = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 40, "ignore_eos": True, "seed": 1}}
 
@@ -96,3 +164,22 @@ def test_it_says_what_it_is_and_what_it_has_done(tiny_model: Path) -> None:
                 assert 'penstock_tokens_total{engine="engine0"} 40' in (await response.text()).splitlines()
 
     asyncio.run(scene())
+
+
+def test_counters_gauges_and_versions() -> None:
+    report = EngineReport(
+        name='en"gine',
+        versions={"policy": 7},
+        capabilities=(),
+        num_running=2,
+        num_waiting=1,
+        max_context=64,
+        counters={"tokens": 12_345_678.0, "free_blocks": 3.0, "busy_s": 1234567.125},
+    )
+    lines = exposition(report, http_requests=5).splitlines()
+    assert 'penstock_tokens_total{engine="en\\"gine"} 12345678' in lines
+    assert 'penstock_busy_s_total{engine="en\\"gine"} 1234567.125' in lines
+    assert "# TYPE penstock_tokens_total counter" in lines
+    assert 'penstock_free_blocks{engine="en\\"gine"} 3' in lines
+    assert 'penstock_version{engine="en\\"gine",policy="policy"} 7' in lines
+    assert 'penstock_http_generations{engine="en\\"gine"} 5' in lines

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.serve.engine_answers import Piece, stream_answer, whole_answer
+from penstock.serve.engine_answers import stream_answer, whole_answer
 from penstock.types import Chunk, FinishReason, GenerateRequest, SamplingParams
 
 REQUEST = GenerateRequest(id="r", token_ids=np.array([1], dtype=np.int32), sampling=SamplingParams())
@@ -42,15 +42,3 @@ def test_a_stream_that_begins_again_fails() -> None:
 
     with pytest.raises(PenstockError, match="made this answer begin again"):
         asyncio.run(read())
-
-
-def test_versions_are_spans_of_output_tokens() -> None:
-    piece = Piece(versions=[3, 3, 5])
-    assert piece.weight_versions() == [
-        {"version": "3", "start": 0, "end": 2},
-        {"version": "5", "start": 2, "end": 3},
-    ]
-
-
-def test_a_cancelled_answer_is_an_abort_for_clients() -> None:
-    assert Piece(finish_reason="cancelled").reason == "abort"

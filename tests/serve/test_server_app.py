@@ -10,8 +10,7 @@ import pytest
 from aiohttp import web
 
 from penstock.errors import PenstockError, RequestRefused
-from penstock.serve.body_budget import BodyBudget
-from penstock.serve.json_body import answer, read_body
+from penstock.serve.bodies import BodyBudget, answer, read_body
 from penstock.serve.request_bodies import CompletionBody
 from tests.serve.conftest import client_of
 

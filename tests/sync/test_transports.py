@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -15,6 +15,7 @@ from penstock.sync.transports import (
     Rendezvous,
     Transport,
     check_for_run,
+    choose_transport,
     make_publisher,
     transport_of,
 )
@@ -104,3 +105,26 @@ def test_a_path_must_lead_to_a_transport() -> None:
     check_for_run(f"{__name__}:Pigeon")  # nothing is loaded yet
     with pytest.raises(UserError, match="the transport '.*:Pigeon' must be a .*Transport"):
         transport_of(f"{__name__}:Pigeon")
+
+
+def test_broadcasts_outlive_a_member() -> None:
+    assert transport_of("http").environment == {}
+    assert transport_of("collective").environment == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+
+
+@pytest.mark.parametrize(
+    ("sides", "chosen"),
+    [
+        ({"share_a_gpu": True}, "cuda_ipc"),
+        ({}, "shared_memory"),
+        ({"are_apart": True, "share_a_gpu": True}, "http"),
+        ({"are_apart": True, "interface": "eth0"}, "collective"),
+        ({"are_apart": True, "interface": "eth0", "folder": "/shared"}, "filesystem"),
+    ],
+)
+def test_auto_is_the_fastest_that_works(sides: dict[str, Any], chosen: str) -> None:
+    name, _ = choose_transport(**{"share_a_gpu": False, "are_apart": False, **sides})
+    assert name == chosen
+    transport = transport_of(name)
+    assert transport.between_processes
+    assert transport.between_machines or not sides.get("are_apart")

@@ -13,7 +13,7 @@ from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpu_pools import Needs, resolve_pools
 from penstock.orchestration.gpus import Gpu
 from penstock.orchestration.memory_plan import CONTEXT_BYTES
-from penstock.orchestration.parallel_check import check_ranks
+from penstock.orchestration.refusals import check_ranks
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "several_gpus.sh"
 GPU = Gpu(name="H100", total_bytes=80 * 10**9, free_bytes=79 * 10**9)

@@ -35,5 +35,6 @@ EMBEDDED = EngineKind(
     opener="penstock.engines.embedded.opening:open_embedded",
     settings=EmbeddedConfig,
     can=_can,
+    computes_here=True,
     lowered="max_batch",
 )

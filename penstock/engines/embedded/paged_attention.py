@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from penstock.engines.embedded.batch_layout import Layout, Rectangle
 from penstock.models.attention_options import AttentionOptions
-from penstock.transfer import upload
+from penstock.models.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from penstock.engines.embedded.sequence import Sequence
 from penstock.errors import BlobLost
 from penstock.interfaces import BlobStore
 from penstock.models.routing import Replay
+from penstock.models.transfer import upload
 from penstock.routing_records import Routes, check_routing, fetch_routes, no_routes
-from penstock.transfer import upload
 from penstock.types import RoutingShape
 
 Slots = npt.NDArray[np.int64]

@@ -41,3 +41,8 @@ class Launcher(Protocol):
 
     def forget(self, worker: Worker) -> None:
         """A worker that its owner has ended: it is no longer the launcher's to stop."""
+
+
+def worker_kind(name: str) -> str:
+    """`engine` of `engine12`."""
+    return name.rstrip("0123456789.")

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.channel.address import host_and_port
 from penstock.config import Section
-from penstock.orchestration.launchers.launcher_kinds import check_launcher, launcher_kind
+from penstock.orchestration.launchers.launcher_kinds import LAUNCHERS, check_launcher, launcher_kind
 
 
 class LauncherConfig(Section):
@@ -56,7 +56,8 @@ class LauncherConfig(Section):
 
     @model_validator(mode="after")
     def _needs_a_token(self) -> "LauncherConfig":
-        if self.kind != "ray" and self.listen and not self.token_file:
+        makes_token = self.kind in LAUNCHERS and LAUNCHERS[self.kind].makes_token
+        if self.listen and not self.token_file and not makes_token:
             raise ValueError(
                 f"token_file must name a file with the token that workers bring, got listen={self.listen} without "
                 "one; make it with: openssl rand -hex 16 > token"
@@ -72,7 +73,3 @@ class LauncherConfig(Section):
     def is_local(self) -> bool:
         """Whether the workers that the run starts are on this machine."""
         return launcher_kind(self.kind).on_this_machine
-
-
-def is_loopback(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.")

@@ -60,6 +60,8 @@ class LauncherKind:
     """An async context manager that gives the launcher, or its `module:function` where importing it takes long."""
     settings: type[Section] = NoSettings
     """What `launcher.settings` may hold."""
+    makes_token: bool = False
+    """Whether it makes a token of its own where `launcher.token_file` names none."""
     on_this_machine: bool = False
     """Whether all workers are on this machine: they see its GPUs and share its memory. `launcher.listen` then lets
     engines of other machines join."""
@@ -67,7 +69,7 @@ class LauncherKind:
 
 LAUNCHERS: Mapping[str, LauncherKind] = {
     "local": LauncherKind(opener="penstock.orchestration.launchers.local:open_local", on_this_machine=True),
-    "ray": LauncherKind(opener="penstock.orchestration.launchers.ray_placer:open_ray"),
+    "ray": LauncherKind(opener="penstock.orchestration.launchers.ray_placer:open_ray", makes_token=True),
 }
 
 

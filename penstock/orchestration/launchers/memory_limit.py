@@ -25,13 +25,13 @@ def machine_bytes(group: Path = GROUP) -> int:
 
 
 def memory_environment(memory_gb: float, *, is_on_gpu: bool = False) -> dict[str, str]:
-    """For `Launcher.launch`; 0 leaves the size to the process. A GPU's driver maps more than it uses, so that there
-    only a limit that was asked for holds."""
+    """The variable that tells a worker its limit; 0 leaves the size to the process. A GPU's driver maps more than
+    it uses, so that there only a limit that was asked for holds."""
     return {} if is_on_gpu and not memory_gb else {NAME: str(memory_gb)}
 
 
 def limit_memory(environment: Mapping[str, str]) -> int | None:
-    """Of this process, from now on, where its environment says so; the limit in bytes."""
+    """Limit this process from now on, where its environment says so; the limit in bytes."""
     if NAME not in environment:
         return None
     wanted = float(environment[NAME]) * GB or LARGEST_SHARE * machine_bytes()

@@ -69,7 +69,7 @@ def has_own_daemon(environ: Mapping[str, str]) -> bool:
 
 
 def quit_orphan(environ: Mapping[str, str]) -> "subprocess.Popen[bytes] | None":
-    """For a worker whose controller was killed: tell the controller's daemon, if it has one, to end. It does
+    """A worker whose controller was killed tells the controller's daemon, if it has one, to end. It does
     when its last client has, the caller among them, so nobody should wait for it."""
     command, folder = shutil.which(COMMAND, path=environ.get("PATH")), Path(environ.get(PIPES, "")).parent
     if command is None or not folder.name.startswith(PRIVATE_FOLDER_PREFIX) or not folder.is_dir():

@@ -33,7 +33,7 @@ LOST = "is lost: the connection to its node broke"
 
 @dataclass(slots=True)
 class BeatSilence:
-    """For how long an agent that was asked has not answered. Time in which this process itself stood still
+    """Counts for how long an agent that was asked has not answered. Time in which this process itself stood still
     is not the agent's silence."""
 
     _since: float = 0.0
@@ -128,7 +128,7 @@ class NodeLink:
         return LOST
 
     def _keep(self, output: bytes) -> None:
-        """As much as the log may have. A full disk costs lines of the log, not the worker."""
+        """Write as much as the log may have. A full disk costs lines of the log, not the worker."""
         self._last_lines.add(output)
         if self._room_bytes <= 0:
             return
@@ -138,7 +138,7 @@ class NodeLink:
             file.write(kept if self._room_bytes > 0 else kept + LEFT_OUT)
 
     async def _beat(self) -> str:
-        """Until the agent has not answered for too long."""
+        """Ask for heartbeats until the agent has not answered for too long, and say so."""
         loop = asyncio.get_running_loop()
         silence = BeatSilence()
         while True:

@@ -1,8 +1,19 @@
-"""The way from a driver to a Ray cluster: as one of its nodes, or from outside through its head's client server."""
+"""The way from a driver to a Ray cluster: as one of its nodes, or from outside through its head's client server.
+And what Ray runs on a node: an actor that starts a node agent and says how it ended.
 
+The actor travels by value and uses the standard library alone, so that a node without Penstock can say so.
+"""
+
+import ctypes
 import logging
+import os
+import signal
 import socket
+import subprocess
+import sys
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from penstock.errors import ConfigError, MissingExtraError
 
@@ -22,7 +33,6 @@ def connect_to_ray(address: str, environ: Mapping[str, str], log: Callable[[str]
         from ray import cloudpickle
     except ImportError as error:
         raise MissingExtraError("launcher.kind=ray needs ray: pip install 'penstock[ray]'") from error
-    from penstock.orchestration.launchers import placing_actor
 
     logging.getLogger("ray").setLevel(logging.ERROR)  # it would speak of its own matters between our lines
     for tries_left in reversed(range(NUM_TRIES)):
@@ -39,7 +49,7 @@ def connect_to_ray(address: str, environ: Mapping[str, str], log: Callable[[str]
             raise MissingExtraError(
                 f"launcher.address={address} needs Ray's client: pip install 'ray[client]', here and on the head"
             ) from error
-    cloudpickle.register_pickle_by_value(placing_actor)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # of `PlacingActor`
     if environ.get(AUTH_MODE) != "token":
         log(
             "WARNING: this Ray cluster has no token authentication: whoever reaches its ports can run code on its "
@@ -78,3 +88,47 @@ def _why_not(address: str, environ: Mapping[str, str], error: Exception) -> str:
 def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+NUM_LAST_LINES = 10
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class AgentEnd:
+    host: str
+    code: int
+    last_lines: str
+
+
+class PlacingActor:
+    """One for each worker. Its end is its agent's, and its agent's end is its worker's."""
+
+    def run(self, arguments: list[str], token: str) -> AgentEnd:
+        """Start the agent and wait for its end."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        reading, writing = os.pipe()
+        os.write(writing, token.encode())
+        os.close(writing)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=reading,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=environment,
+                preexec_fn=_die_with_parent,
+            )
+        finally:
+            os.close(reading)
+        assert process.stderr is not None
+        with process.stderr:
+            lines = deque(process.stderr, maxlen=NUM_LAST_LINES)
+        text = b"".join(lines).decode(errors="replace")
+        return AgentEnd(host=socket.gethostname(), code=process.wait(), last_lines=text)
+
+
+def _die_with_parent() -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -17,12 +17,11 @@ from typing import Any
 
 from penstock.channel import Channel
 from penstock.errors import UserError
-from penstock.orchestration.launchers import Launcher
+from penstock.orchestration.launchers import Launcher, worker_kind
 from penstock.orchestration.launchers.config import LauncherConfig
-from penstock.orchestration.launchers.launcher_choice import kind_of, read_token
+from penstock.orchestration.launchers.joining import read_token
 from penstock.orchestration.launchers.launcher_kinds import LauncherParts
-from penstock.orchestration.launchers.placing_actor import AgentEnd, PlacingActor
-from penstock.orchestration.launchers.ray_connection import connect_to_ray, first_line
+from penstock.orchestration.launchers.ray_connection import AgentEnd, PlacingActor, connect_to_ray, first_line
 from penstock.orchestration.launchers.remote import RemoteLauncher
 from penstock.orchestration.launchers.signals import take_back
 
@@ -293,7 +292,7 @@ async def open_ray(parts: LauncherParts) -> AsyncIterator[Launcher]:
 def resources_of(
     config: LauncherConfig, on_gpu: Sequence[str], name: str, threads: int
 ) -> Mapping[str, float]:
-    kind = kind_of(name)
+    kind = worker_kind(name)
     if kind in config.resources:
         return config.resources[kind]
     return {"CPU": float(threads), **({"GPU": 1.0} if kind in on_gpu else {})}

@@ -16,7 +16,7 @@ STACKS = signal.SIGUSR1
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Around the start of a worker, which inherits this: a signal waits until the worker has a handler for it."""
+    """A worker that is started inside this inherits it: a signal waits until the worker has a handler for it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_CONTROLLER)
     try:
         yield
@@ -25,8 +25,8 @@ def held() -> Iterator[None]:
 
 
 def take_back() -> None:
-    """After a library has set handlers of its own below Python's (Ray's end the process 3 s after a SIGTERM): those
-    that Python knows of count again."""
+    """The handlers that Python knows of count again, after a library has set its own below them (Ray's end the
+    process 3 s after a SIGTERM)."""
     if threading.current_thread() is threading.main_thread():
         for number in LEFT_TO_CONTROLLER:
             if (handler := signal.getsignal(number)) is not None:
@@ -34,7 +34,7 @@ def take_back() -> None:
 
 
 def leave_to_controller() -> None:
-    """For a worker. Handlers that do nothing, and not `SIG_IGN`: a program that a reward starts would inherit
+    """A worker gets handlers that do nothing, and not `SIG_IGN`: a program that a reward starts would inherit
     that, and could not be ended by a signal."""
     for number in LEFT_TO_CONTROLLER:
         signal.signal(number, _do_nothing)

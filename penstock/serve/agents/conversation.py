@@ -9,7 +9,8 @@ again.
 
 Two things break this. A client may send other words than were said. And a template may write an earlier answer
 differently from how it was sampled (many drop the reasoning of all answers but the last). Then the call opens a
-branch: the whole conversation is tokenised, and earlier answers in it are context.
+branch: the whole conversation is tokenised, and earlier answers in it are context. A prompt without messages,
+text or token ids, is treated the same (`PromptHistory`).
 """
 
 import json
@@ -17,8 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
+from penstock.interfaces import Tokenizer
 from penstock.serve.chat_messages import parsed_arguments
-from penstock.types import Turn
+from penstock.types import IntArray, Turn
 
 Kind = Literal["first", "continued", "forked", "separate", "client", "template"]
 """How a call goes on: `first` of the episode; `continued`: after a turn; `forked`: after one that another call
@@ -27,6 +31,8 @@ or `template`."""
 REWRITTEN: tuple[Kind, ...] = ("client", "template")
 END = "\u2402end of answer\u2403"
 """Marks where a template puts the end of an answer."""
+TELLING = 8
+"""Tokens of an answer that are not found in another prompt by chance."""
 
 
 class ChatRenderer(Protocol):
@@ -143,10 +149,7 @@ class Conversation:
         if not text.startswith(before) or not found or squashed(answer) != squashed(earlier.turn.text):
             return None
         added = self._tokenizer.encode(following)
-        last = int(earlier.turn.output_ids[-1]) if len(earlier.turn.output_ids) else None
-        # An answer that ended by itself has written its own end already.
-        is_closed = last in self._tokenizer.stop_token_ids and added[:1] == [last]
-        return added[1:] if is_closed else added
+        return _unclosed(self._tokenizer, earlier.turn, added)
 
     def _kind_of_new(self, words: tuple[str, ...]) -> Kind:
         if not self._spoken:
@@ -159,6 +162,13 @@ class Conversation:
             return "continued"
         others = [message for message in messages[len(earlier.words) :] if message["role"] == "assistant"]
         return "client" if others else "forked"
+
+
+def _unclosed(tokenizer: ChatRenderer | Tokenizer, turn: Turn, added: list[int]) -> list[int]:
+    """What comes after a turn. An answer that ended by itself has written its own end already."""
+    last = int(turn.output_ids[-1]) if len(turn.output_ids) else None
+    is_closed = last in tokenizer.stop_token_ids and added[:1] == [last]
+    return added[1:] if is_closed else added
 
 
 def canonical(message: Mapping[str, Any]) -> str:
@@ -182,3 +192,69 @@ def squashed(text: str) -> str:
 def _opening(words: Sequence[str]) -> str:
     """The first message of a user: what a conversation is about."""
     return next((word for word in words if word.startswith('["user"')), "")
+
+
+class PromptHistory:
+    """Prompts without messages of one episode: what goes on after a turn is found, and only the rest is
+    tokenised. A prompt that goes on after no turn and yet has what was said before in it is a history that its
+    client rewrote; one that has nothing of it is about something else. `turns` are given with every call: some
+    are never sent to anybody."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[str, str] = {}
+
+    def remember(self, turn: Turn, prompt: str) -> None:
+        """The text that this turn answers. Tokens alone do not tell it: special ones have none."""
+        self._texts[turn.id] = prompt
+
+    def after_text(self, turns: Sequence[Turn], prompt: str) -> tuple[list[int], bool]:
+        """The tokens of a prompt, and whether its history was rewritten. Text that begins with what a turn saw and
+        said goes on after its tokens."""
+        known = sorted(
+            ((self._text_of(turn), turn) for turn in turns), key=lambda pair: -len(pair[1].token_ids)
+        )
+        for seen, turn in known:
+            if turn.text and prompt.startswith(seen + turn.text):
+                added = self._tokenizer.encode(prompt[len(seen) + len(turn.text) :])
+                return [*turn.token_ids.tolist(), *_unclosed(self._tokenizer, turn, added)], False
+        for seen, turn in known:
+            if prompt == seen:
+                return turn.prompt_ids.tolist(), False
+        is_rewritten = any(
+            prompt.startswith(seen) or (len(turn.output_ids) >= TELLING and turn.text in prompt)
+            for seen, turn in known
+            if seen and turn.text
+        )
+        return self._tokenizer.encode_prompt(prompt), is_rewritten
+
+    def is_rewritten(self, turns: Sequence[Turn], token_ids: Sequence[int]) -> bool:
+        """Whether these tokens have what was said before in them, and do not go on after it."""
+        prompt = np.asarray(token_ids, dtype=np.int32)
+        if any(_begins(prompt, turn.token_ids) or np.array_equal(prompt, turn.prompt_ids) for turn in turns):
+            return False
+        return any(_begins(prompt, turn.prompt_ids) or self._is_quoted(turn, prompt) for turn in turns)
+
+    def _text_of(self, turn: Turn) -> str:
+        text = self._texts.get(turn.id)
+        return self._tokenizer.decode(turn.prompt_ids.tolist()) if text is None else text
+
+    def _is_quoted(self, turn: Turn, prompt: IntArray) -> bool:
+        """Whether the answer is somewhere in the prompt. Its end may not be: clients write their own."""
+        said = turn.output_ids
+        if len(said) and int(said[-1]) in self._tokenizer.stop_token_ids:
+            said = said[:-1]
+        return len(said) >= TELLING and _contains(prompt, said)
+
+
+def _begins(whole: IntArray, part: IntArray) -> bool:
+    return bool(len(part)) and len(part) <= len(whole) and np.array_equal(whole[: len(part)], part)
+
+
+def _contains(whole: IntArray, part: IntArray) -> bool:
+    """Search as bytes, which is fast; what is found between two numbers is none."""
+    where, what = whole.astype(np.int32).tobytes(), part.astype(np.int32).tobytes()
+    at = where.find(what)
+    while at >= 0 and at % 4:
+        at = where.find(what, at + 1)
+    return at >= 0

@@ -6,18 +6,56 @@ listens, and who asks for the same again gets its answer. What nobody was ever s
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from aiohttp import web
+
+from penstock.http_server.guard import bearer_token
 from penstock.rollout.episode_record import EpisodeLimit
 from penstock.rollout.episode_rollout import OnChunk, Rollout, ignore_chunk
-from penstock.serve.agents.conversation import Conversation
-from penstock.serve.agents.live_answer import LiveAnswer
-from penstock.serve.agents.prompt_history import PromptHistory
+from penstock.serve.agents.conversation import Conversation, PromptHistory
 from penstock.serve.api_error import ApiError
-from penstock.types import Turn
+from penstock.types import Chunk, Turn
+
+
+class LiveAnswer:
+    """Chunks of every choice of a call, for listeners that come and go while it is made."""
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[int, Chunk]] = []
+        self._changed = asyncio.Event()
+        self._is_over = False
+
+    def push(self, choice: int, chunk: Chunk) -> None:
+        self._chunks.append((choice, chunk))
+        self._tell()
+
+    def end(self) -> None:
+        """Nothing more comes. What came is in the turns by now, and is let go. Idempotent."""
+        self._is_over = True
+        self._chunks = []
+        self._tell()
+
+    async def follow(self) -> AsyncIterator[tuple[int, Chunk]]:
+        """Give all chunks until the call is made or has failed. A listener that is slow may miss the last chunks:
+        the turns have them."""
+        heard = 0
+        while not self._is_over:
+            if heard == len(self._chunks):
+                await self._changed.wait()
+                continue
+            heard += 1
+            yield self._chunks[heard - 1]
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
 
 Make = Callable[[LiveAnswer], Awaitable["Made"]]
 """Makes the answer of a call, and shows its chunks as they come."""
@@ -56,7 +94,8 @@ class CallId:
 
 
 def call_id(path: str, body: bytes, headers: Mapping[str, str]) -> CallId:
-    """By the client's `Idempotency-Key`, or else by what it asks. OpenAI's clients count their retries."""
+    """A call is known by the client's `Idempotency-Key`, or else by what it asks. OpenAI's clients count their
+    retries."""
     own = headers.get("Idempotency-Key")
     retries = headers.get("X-Stainless-Retry-Count", "0")
     name = own or hashlib.blake2b(path.encode() + b"\0" + body, digest_size=16).hexdigest()
@@ -153,7 +192,7 @@ class EpisodeSession:
 
     @contextmanager
     def delivering(self, call: Call) -> Iterator[Made]:
-        """Around the sending of an answer. Its turns are the episode's before they are sent: the agent may be done
+        """An answer is sent inside this. Its turns are the episode's before they are sent: the agent may be done
         before this process knows that the last byte has left. Unless the client has left instead."""
         made = call.task.result()
         self.rollout.keep(made.turns)
@@ -225,3 +264,46 @@ def over() -> ApiError:
     return ApiError(
         "the episode of this key is over", status=401, kind="authentication_error", code="expired_key"
     )
+
+
+REMEMBERED = 4096
+
+
+class EpisodeKeys:
+    def __init__(self) -> None:
+        self._sessions: dict[str, EpisodeSession] = {}
+        self._expired: deque[str] = deque(maxlen=REMEMBERED)
+
+    def add(self, session: EpisodeSession) -> str:
+        key = f"pk-{secrets.token_urlsafe(24)}"
+        self._sessions[key] = session
+        return key
+
+    def expire(self, key: str) -> int:
+        """Idempotent. Returns how many answers of the episode nobody has read."""
+        session = self._sessions.pop(key, None)
+        if session is None:
+            return 0
+        self._expired.append(key)
+        return session.close()
+
+    def session(self, key: str) -> EpisodeSession:
+        if key in self._sessions:
+            return self._sessions[key]
+        if key in self._expired:
+            raise over()
+        raise ApiError(
+            "the key is of no episode: send the one that the episode was given, as `Authorization: Bearer KEY` "
+            "(api_key of OpenAI's client)",
+            status=401,
+            kind="authentication_error",
+            code="invalid_api_key",
+        )
+
+    def of(self, request: web.Request) -> EpisodeSession:
+        """The session of the key that OpenAI's clients send in a header."""
+        return self.session(bearer_token(request))
+
+    @property
+    def num_open(self) -> int:
+        return len(self._sessions)

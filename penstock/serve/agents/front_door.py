@@ -6,20 +6,33 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
+from aiohttp import web
+
+from penstock.channel.address import allow_many_connections
 from penstock.http_server.guard import guard_for
 from penstock.http_server.web_server import HttpServer
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.open_files import allow_many_connections
+from penstock.rollout.command_workflow import task_json
 from penstock.rollout.episode_rollout import Endpoint, Rollout, TokenSource
-from penstock.serve.agents.agent_routes import AgentRoutes
-from penstock.serve.agents.episode_keys import EpisodeKeys
-from penstock.serve.agents.episode_session import EpisodeSession
-from penstock.serve.body_budget import BodyBudget, body_limit
+from penstock.serve.agents.episode_answers import EpisodeAnswers
+from penstock.serve.agents.episode_session import EpisodeKeys, EpisodeSession
+from penstock.serve.api_error import ApiError
+from penstock.serve.bodies import BodyBudget, answer, body_limit, read_body
+from penstock.serve.openai_routes import OpenAiRoutes
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import make_app
+from penstock.types import DEFAULT_POLICY
 
 LEAST_BODY_BYTES = 2**20
 CLOSING_S = 1.0
+
+
+class RewardBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /episodes/{key}/reward`."""
+
+    reward: float
+    parts: dict[str, float] = {}
 
 
 class FrontDoor:
@@ -44,7 +57,15 @@ class FrontDoor:
         self._model = ServedModel(
             name=model, engine=engine, tokenizer=tokenizer, max_context=max_context, created=int(time.time())
         )
-        routes = AgentRoutes(self.keys, self._model, names or {}, streams=streams).routes()
+        known = {DEFAULT_POLICY: DEFAULT_POLICY, model: DEFAULT_POLICY, **(names or {})}
+        answers = EpisodeAnswers(self.keys, known, streams=streams)
+        # The first part of a path is there to make the address another one for every episode; the key says whose a
+        # request is.
+        routes = [
+            *OpenAiRoutes(self._model, answers, prefix="/{episode}").routes(),
+            web.get("/{episode}/episodes/{key}", self.episode),
+            web.post("/{episode}/episodes/{key}/reward", self.reward),
+        ]
         bodies = BodyBudget(max_bytes=body_limit(max_context, least=LEAST_BODY_BYTES))
         advice = (
             "ask by OPENAI_BASE_URL as the episode was given it; with rollout.agents.host=0.0.0.0 any IP address "
@@ -66,6 +87,20 @@ class FrontDoor:
 
     async def close(self) -> None:
         await self._server.close()
+
+    async def episode(self, request: web.Request) -> web.Response:
+        """The task, as a command finds it in its standard input."""
+        session = self.keys.session(request.match_info["key"])
+        return web.Response(body=task_json(session.rollout.task), content_type="application/json")
+
+    async def reward(self, request: web.Request) -> web.Response:
+        session = self.keys.session(request.match_info["key"])
+        body = await read_body(request, RewardBody)
+        try:
+            session.rollout.set_reward(body.reward, body.parts)
+        except ValueError as error:
+            raise ApiError(str(error), param="reward") from error
+        return answer({"reward": body.reward})
 
     def close_after(self, ending: Coroutine[Any, Any, None]) -> None:
         """Stay open until `ending` is over."""

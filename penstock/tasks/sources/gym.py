@@ -4,7 +4,7 @@
 from typing import Any
 
 from penstock.errors import TaskError
-from penstock.gym_datasets import COLUMN, create_dataset, pack
+from penstock.scoring.gym_verifier import COLUMN, create_dataset, pack
 from penstock.tasks.task_rows import plain
 
 MIX = "mix"

@@ -21,8 +21,8 @@ from torch import nn
 
 from penstock.models.compilation import has_triton
 from penstock.models.precision import HALF_TYPES, float32_matmul
+from penstock.models.transfer import upload
 from penstock.trainer.forward.split_vocabulary import ELSEWHERE, VocabularyPart, own_vocabulary
-from penstock.transfer import upload
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from penstock.models.attention_options import AttentionOptions
+from penstock.models.transfer import upload
 from penstock.trainer.forward.shared_prefixes import SharedPrefixes
 from penstock.trainer.forward.varlen_attention import Boundaries, VarlenFunction, attend, find_varlen, fits
-from penstock.transfer import upload
 
 BUCKET_RATIO = 0.7
 BUCKET_SLACK = 32

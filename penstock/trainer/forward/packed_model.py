@@ -15,6 +15,7 @@ from penstock.models import attention
 from penstock.models.attention import AttentionBackend
 from penstock.models.attention_probe import check_attention
 from penstock.models.routing import Recording, Replay, Routers, find_routers, unwatch
+from penstock.models.transfer import upload
 from penstock.trainer.forward.checkpointing import (
     Checkpointing,
     compile_layers,
@@ -26,7 +27,6 @@ from penstock.trainer.forward.packed_attention import PackedAttention
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.forward.shared_prefixes import gather
 from penstock.trainer.forward.value_head import ValueHead
-from penstock.transfer import upload
 from penstock.types import Sample, SamplingParams, TrainSequence
 
 log = logging.getLogger(__name__)

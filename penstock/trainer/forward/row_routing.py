@@ -8,9 +8,9 @@ import torch
 
 from penstock.interfaces import BlobStore
 from penstock.models.routing import Replay
+from penstock.models.transfer import host_buffer
 from penstock.routing_records import Routes, check_routing, fetch_routes, id_dtype, no_routes
 from penstock.trainer.step.sharing import Segment
-from penstock.transfer import host_buffer
 from penstock.types import BoolArray, RoutingShape, Sample
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from penstock.transfer import upload
+from penstock.models.transfer import upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 
 from penstock.models.attention_options import AttentionOptions
 from penstock.models.precision import HALF_TYPES
-from penstock.transfer import upload
+from penstock.models.transfer import upload
 from penstock.types import IntArray
 
 VarlenFunction = Callable[..., torch.Tensor]

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from penstock.errors import ConfigError, MissingExtraError
-from penstock.orchestration.launchers.ray_connection import _why_not, connect_to_ray
+from penstock.orchestration.launchers.ray_connection import PlacingActor, _why_not, connect_to_ray
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +128,16 @@ def test_a_missing_token_is_a_guess_only_where_none_is_set() -> None:
         "to connect"
     )
     assert "wants a token" not in _why_not("auto", {"RAY_AUTH_MODE": "token"}, error)
+
+
+AGENT = """
+import os, sys
+token = sys.stdin.read()
+print(token == "the-" + "token", token in str(os.environ), file=sys.stderr)
+sys.exit(3)
+"""
+
+
+def test_an_agent_gets_the_token_from_its_input_and_its_end_is_told() -> None:
+    end = PlacingActor().run(["-c", AGENT], "the-token")
+    assert (end.code, end.last_lines.split()) == (3, ["True", "False"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import UserError
-from penstock.orchestration.launchers.placing_actor import AgentEnd
+from penstock.orchestration.launchers.ray_connection import AgentEnd
 from penstock.orchestration.launchers.ray_placer import RayPlace, RayPlacer
 
 

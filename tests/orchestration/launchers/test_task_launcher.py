@@ -2,8 +2,8 @@ from contextlib import AbstractAsyncContextManager
 
 from penstock.channel import Channel
 from penstock.orchestration.launchers import Launcher
-from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from tests.orchestration.launchers.contract import LauncherContract
+from tests.orchestration.launchers.task_launcher import InProcessLauncher
 
 
 async def serve_nothing(name: str, channel: Channel) -> None:

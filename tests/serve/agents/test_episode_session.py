@@ -4,14 +4,54 @@ import asyncio
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.rollout.episode_rollout import Rollout
-from penstock.serve.agents.episode_session import MAX_CALLS_AT_ONCE, EpisodeSession, Made, call_id
-from penstock.serve.agents.live_answer import LiveAnswer
+from penstock.serve.agents.episode_session import MAX_CALLS_AT_ONCE, EpisodeSession, LiveAnswer, Made, call_id
 from penstock.serve.api_error import ApiError
+from penstock.types import Chunk
 from tests.serve.agents.doors import Visit, a_spec, opened, saying
+
+
+def a_chunk(token: int) -> Chunk:
+    ids = np.array([token], dtype=np.int32)
+    return Chunk(token_ids=ids, logprobs=ids.astype(np.float32), versions=ids)
+
+
+async def heard(live: LiveAnswer) -> list[tuple[int, int]]:
+    return [(choice, int(chunk.token_ids[0])) async for choice, chunk in live.follow()]
+
+
+def test_who_comes_later_hears_all_of_it() -> None:
+    async def main() -> None:
+        live = LiveAnswer()
+        first = asyncio.create_task(heard(live))
+        live.push(0, a_chunk(5))
+        live.push(1, a_chunk(6))
+        second = asyncio.create_task(heard(live))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        live.push(0, a_chunk(7))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        live.end()
+        live.end()
+        assert await first == await second == [(0, 5), (1, 6), (0, 7)]
+
+    asyncio.run(main())
+
+
+def test_after_the_end_there_is_nothing_to_hear() -> None:
+    async def main() -> None:
+        live = LiveAnswer()
+        live.push(0, a_chunk(5))
+        live.end()
+        assert await heard(live) == []
+
+    asyncio.run(main())
+
 
 BODY = {"model": "echo", "messages": [{"role": "user", "content": "a"}]}
 

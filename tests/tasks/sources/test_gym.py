@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import MissingExtraError, TaskError
-from penstock.gym_datasets import COLUMN, unpack
-from penstock.scoring.builtin_rewards import verify
+from penstock.scoring.gym_verifier import COLUMN, unpack, verify
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.sources import load_tasks
 from penstock.types import Task

@@ -45,8 +45,8 @@ from penstock.engines.embedded.paged_attention import PagedAttention
 from penstock.engines.embedded.scheduler import Batch
 from penstock.engines.embedded.sequence import Sequence
 from penstock.models import attention
+from penstock.models.transfer import download, upload
 from penstock.sampling_masks import NO_WORDS, Packed
-from penstock.transfer import download, upload
 
 
 class Device:

@@ -17,8 +17,8 @@ from penstock.engines.embedded.cuda.device_attention import CurrentPass
 from penstock.engines.embedded.route_store import BlockRoutes, Slots
 from penstock.engines.embedded.scheduler import Span
 from penstock.models.routing import Replay, Routers
+from penstock.models.transfer import download, upload
 from penstock.routing_records import Routes, id_dtype
-from penstock.transfer import download, upload
 
 
 class DeviceRoutes(BlockRoutes):

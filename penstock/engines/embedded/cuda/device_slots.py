@@ -20,7 +20,7 @@ from penstock.engines.embedded.adapters.row_slots import NO_ADAPTER
 from penstock.engines.embedded.cuda.kernels.low_rank import add_adapters, tiles_of
 from penstock.engines.embedded.cuda.weight_swap import Gate
 from penstock.errors import PenstockError
-from penstock.transfer import upload
+from penstock.models.transfer import upload
 
 if TYPE_CHECKING:
     from penstock.engines.embedded.adapters.adapter_stack import AdapterStack

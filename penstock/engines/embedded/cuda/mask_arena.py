@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from penstock.engines.embedded.cuda.kernels.sampling import MaskArena
+from penstock.models.transfer import download
 from penstock.sampling_masks import NO_WORDS, Packed, shorten
-from penstock.transfer import download
 from penstock.types import IntArray, SamplingMask
 
 SEGMENTS = 3

@@ -9,7 +9,7 @@ import torch
 from penstock.engines.embedded.cuda.device_attention import PromptPlan
 from penstock.engines.embedded.cuda.kernels.prefill_attention import QueryTiles, tiles_of
 from penstock.engines.embedded.scheduler import Span
-from penstock.transfer import upload
+from penstock.models.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
