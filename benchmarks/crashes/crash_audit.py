@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from benchmarks.crashes.crash_world import TASKS, CrashWorld
-from penstock.buffer.ledger import LedgerCounts, rows_of
-from penstock.buffer.life_records import GroupAdmitted, GroupDropped, GroupScored, LifeRecord
-from penstock.buffer.lives import UNDER_WAY
+from penstock.buffer.attempt_records import AttemptRecord, GroupAdmitted, GroupDropped, GroupScored
+from penstock.buffer.attempts import UNDER_WAY, AttemptState
+from penstock.buffer.durable_log import read_attempts
 from penstock.buffer.spans import numbers_of
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.kept_checkpoints import checkpoints_of
@@ -27,9 +27,18 @@ def audit(world: CrashWorld) -> None:
     records = world.records()
     scored = [record.number for record in records if isinstance(record, GroupScored)]
     assert len(scored) == len(set(scored))
-    _audit_tasks([record for record in records if isinstance(record, GroupAdmitted)])
+    _audit_tasks(list(first_admissions(records)))
     audit_returned(records)
-    _audit_ledger(world)
+    _audit_fold(world)
+
+
+def first_admissions(records: Sequence[AttemptRecord]) -> Iterator[GroupAdmitted]:
+    """A group that goes on after a restart is admitted under its number again."""
+    seen = set[int]()
+    for record in records:
+        if isinstance(record, GroupAdmitted) and record.ticket.number not in seen:
+            seen.add(record.ticket.number)
+            yield record
 
 
 def _audit_tasks(admitted: list[GroupAdmitted]) -> None:
@@ -44,14 +53,15 @@ def _audit_tasks(admitted: list[GroupAdmitted]) -> None:
         last = record.num_taken
 
 
-def audit_returned(records: Sequence[LifeRecord]) -> None:
+def audit_returned(records: Sequence[AttemptRecord]) -> None:
     """Tasks that a drop put back come again, each once, before any new one and in that order."""
     waiting: list[str] = []
     last: int | None = None
+    first = {id(one) for one in first_admissions(records)}
     for record in records:
         if isinstance(record, GroupDropped) and record.returns is not None:
             waiting.append(record.returns)
-        if not isinstance(record, GroupAdmitted):
+        if not isinstance(record, GroupAdmitted) or id(record) not in first:
             continue
         if waiting and last is not None:
             assert record.num_taken == last, f"task {waiting[0]!r} was put back and passed over"
@@ -61,16 +71,15 @@ def audit_returned(records: Sequence[LifeRecord]) -> None:
         last = record.num_taken
 
 
-def _audit_ledger(world: CrashWorld) -> None:
-    path = world.folder / "journal" / "ledger.sqlite"
-    counts = LedgerCounts(path)
-    assert counts.states["trained"] == sum(map(len, world.trainer.weights))
-    outstanding = {row[0] for row in rows_of(path) if row[2] in (*UNDER_WAY, "scored")}
+def _audit_fold(world: CrashWorld) -> None:
+    attempts = read_attempts(world.files, keeps_content=False)
+    assert attempts.counts()["trained"] == sum(map(len, world.trainer.weights))
+    waiting = (*UNDER_WAY, AttemptState.SCORED)
+    outstanding = {number for number, one in attempts.by_number.items() if one.state in waiting}
     assert outstanding <= world.outstanding, "groups are lost"
-    for row in rows_of(path):
-        if row[2] == "trained":
-            assert row[3] is not None
-            assert row[0] in world.trainer.weights[row[3] - 1]
+    for number, one in attempts.by_number.items():
+        if one.step is not None:
+            assert number in world.trainer.weights[one.step - 1]
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from penstock.buffer.admission import StalenessGate
+from penstock.buffer.attempts import Attempts
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.engines.engine_pool import EnginePool
 from penstock.engines.scripted import ScriptedEngine
@@ -69,7 +70,7 @@ class World:
             trainer=trainer,
             engine=engine,
             buffer=RolloutBuffer(self.gate),
-            events=ControllerEvents(stream, self.gate),
+            events=ControllerEvents(stream, self.gate, Attempts()),
             activity=self.activity,
             **options,
         )
