@@ -27,18 +27,9 @@ def audit(world: CrashWorld) -> None:
     records = world.records()
     scored = [record.number for record in records if isinstance(record, GroupScored)]
     assert len(scored) == len(set(scored))
-    _audit_tasks(list(first_admissions(records)))
+    _audit_tasks([record for record in records if isinstance(record, GroupAdmitted)])
     audit_returned(records)
     _audit_fold(world)
-
-
-def first_admissions(records: Sequence[AttemptRecord]) -> Iterator[GroupAdmitted]:
-    """A group that goes on after a restart is admitted under its number again."""
-    seen = set[int]()
-    for record in records:
-        if isinstance(record, GroupAdmitted) and record.ticket.number not in seen:
-            seen.add(record.ticket.number)
-            yield record
 
 
 def _audit_tasks(admitted: list[GroupAdmitted]) -> None:
@@ -57,11 +48,10 @@ def audit_returned(records: Sequence[AttemptRecord]) -> None:
     """Tasks that a drop put back come again, each once, before any new one and in that order."""
     waiting: list[str] = []
     last: int | None = None
-    first = {id(one) for one in first_admissions(records)}
     for record in records:
         if isinstance(record, GroupDropped) and record.returns is not None:
             waiting.append(record.returns)
-        if not isinstance(record, GroupAdmitted) or id(record) not in first:
+        if not isinstance(record, GroupAdmitted):
             continue
         if waiting and last is not None:
             assert record.num_taken == last, f"task {waiting[0]!r} was put back and passed over"

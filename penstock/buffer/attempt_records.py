@@ -23,13 +23,19 @@ from penstock.types import (
 
 
 class GroupAdmitted(Record, frozen=True, kw_only=True, tag="admitted"):
-    """An attempt at a task begins, or goes on after a restart under its number."""
+    """An attempt at a task begins."""
 
     ticket: Ticket
     task_id: str
     prompt: str | tuple[Message, ...]
     num_taken: int
     """New tasks taken so far, this one included. As before when a task that was put back is tried again."""
+
+
+class GroupResumed(Record, frozen=True, kw_only=True, tag="group_resumed"):
+    """A group that was under way before a restart goes on, with what it has."""
+
+    number: int
 
 
 class EpisodeEnded(Record, frozen=True, kw_only=True, tag="episode"):
@@ -124,6 +130,7 @@ class RunResumed(Record, frozen=True, kw_only=True, tag="resumed"):
 
 AttemptRecord: TypeAlias = (
     GroupAdmitted
+    | GroupResumed
     | EpisodeEnded
     | WorkProgressed
     | GroupGenerated
@@ -150,7 +157,7 @@ def groups_of(record: AttemptRecord) -> Collection[int]:
             return record.groups
         case GroupsSelected() | GroupsTrained():
             return record.numbers
-        case EpisodeEnded() | GroupGenerated() | GroupScored() | GroupDropped():
+        case GroupResumed() | EpisodeEnded() | GroupGenerated() | GroupScored() | GroupDropped():
             return (record.number,)
     return ()
 

@@ -25,6 +25,7 @@ from penstock.buffer.attempt_records import (
     GroupAdmitted,
     GroupDropped,
     GroupGenerated,
+    GroupResumed,
     GroupScored,
     GroupsSelected,
     GroupsTrained,
@@ -132,6 +133,8 @@ class Attempts:
         match record:
             case GroupAdmitted():
                 self._admit(record)
+            case GroupResumed():
+                self._resume(record)
             case EpisodeEnded():
                 self._end_episode(record)
             case WorkProgressed():
@@ -195,15 +198,9 @@ class Attempts:
 
     def _admit(self, record: GroupAdmitted) -> None:
         number, now = record.ticket.number, self.standing
-        if number in self.forgotten.over:
-            return
-        known = self.by_number.get(number)
-        began_s = self._now() if self._now is not None else None
-        if known is not None:
-            if known.state not in UNDER_WAY or known.task_id != record.task_id:
-                raise ValueError(f"group {number} was admitted before, with task {known.task_id!r}")
-            known.ticket, known.state, known.began_s = record.ticket, ISSUED, began_s
-            return
+        if number in self.by_number:
+            known = self.by_number[number].task_id
+            raise ValueError(f"group {number} was admitted before, with task {known!r}")
         returned = list(now.returned)
         if record.num_taken == now.num_taken and record.task_id in returned:
             returned.remove(record.task_id)
@@ -213,8 +210,14 @@ class Attempts:
             returned=tuple(returned),
         )
         self.by_number[number] = self.under_way[number] = Attempt(
-            record.ticket, record.task_id, began_s=began_s
+            record.ticket, record.task_id, began_s=self._moment()
         )
+
+    def _resume(self, record: GroupResumed) -> None:
+        for attempt in self._known((record.number,)):
+            if attempt.state not in UNDER_WAY:
+                raise ValueError(f"group {record.number} is {attempt.state}, so it can't go on")
+            attempt.state, attempt.began_s = ISSUED, self._moment()
 
     def _end_episode(self, record: EpisodeEnded) -> None:
         for attempt in self._known((record.number,)):
@@ -237,14 +240,14 @@ class Attempts:
 
     def _generate(self, record: GroupGenerated) -> None:
         for attempt in self._move((record.number,), GENERATED):
-            if self._now is not None:
-                attempt.generated_s, attempt.generated_at = self._now(), self.standing.step
+            attempt.generated_s = self._moment()
+            attempt.generated_at = None if self._now is None else self.standing.step
 
     def _score(self, record: GroupScored) -> None:
         for attempt in self._move((record.number,), SCORED):
             attempt.partial = None
             attempt.scored = record if self._keeps_content else None
-            attempt.scored_s = self._now() if self._now is not None else None
+            attempt.scored_s = self._moment()
 
     def _select(self, record: GroupsSelected) -> None:
         for attempt in self._known(record.numbers):
@@ -311,6 +314,9 @@ class Attempts:
             elif number not in self.forgotten.over:
                 raise ValueError(f"group {number} was never admitted, or ended long ago")
         return attempts
+
+    def _moment(self) -> float | None:
+        return None if self._now is None else self._now()
 
     def _stand(self, **changes: Any) -> None:
         self.standing = msgspec.structs.replace(self.standing, **changes)

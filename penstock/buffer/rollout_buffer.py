@@ -21,6 +21,7 @@ from penstock.buffer.admission import (
 from penstock.buffer.attempt_records import (
     GroupAdmitted,
     GroupDropped,
+    GroupResumed,
     GroupsSelected,
     GroupsTrained,
     VersionIssued,
@@ -84,6 +85,7 @@ class RolloutBuffer:
         while not self.gate.may_readmit():
             await self._wait()
         self._check_open()
+        self.log.append(GroupResumed(number=ticket.number))
         return self.gate.readmit(ticket, kept_versions)
 
     async def start(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:

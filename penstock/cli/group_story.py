@@ -11,6 +11,7 @@ from penstock.buffer.attempt_records import (
     GroupAdmitted,
     GroupDropped,
     GroupGenerated,
+    GroupResumed,
     GroupScored,
     GroupsSelected,
     GroupsTrained,
@@ -99,6 +100,8 @@ def _lines_of(record: AttemptRecord) -> Iterator[str]:
         case GroupAdmitted():
             yield f"  admitted: task {plain_line(record.task_id)}, at most {record.ticket.bound} updates old"
             yield from _text(_prompt(record.prompt))
+        case GroupResumed():
+            yield "  goes on after a restart"
         case EpisodeEnded():
             yield from _episode(record.episode, None)
         case GroupGenerated():

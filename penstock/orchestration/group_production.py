@@ -98,7 +98,9 @@ class GroupProduction:
                 start, reason = self._events.now(), self._buffer.waiting_for()[0]
                 ticket = await self._buffer.admit()
                 self._events.admission_blocked(start, reason)
-                await self._start_group(background, ticket, self._tasks.next())
+                task = self._tasks.next()
+                await self._buffer.start(ticket, task, self._tasks.num_taken)
+                self._start_group(background, ticket, task)
         except BufferClosed:
             return
 
@@ -107,7 +109,7 @@ class GroupProduction:
             await self._buffer.drop(lost.group, lost.reason, lost.message, lost.scores)
         for held in resume.gate.running:
             ticket = await self._buffer.readmit(held, self._kept_versions(held.number))
-            await self._start_group(background, ticket, self._tasks.task(resume.task_ids[held.number]))
+            self._start_group(background, ticket, self._tasks.task(resume.task_ids[held.number]))
 
     def cancel(self) -> None:
         """Leave the groups under way."""
@@ -124,8 +126,7 @@ class GroupProduction:
         versions = self._partial.get(number, PartialGroup()).versions(self._buffer.gate.history.policy)
         return np.concatenate(versions) if versions else NO_VERSIONS
 
-    async def _start_group(self, background: asyncio.TaskGroup, ticket: Ticket, task: Task) -> None:
-        await self._buffer.start(ticket, task, self._tasks.num_taken)
+    def _start_group(self, background: asyncio.TaskGroup, ticket: Ticket, task: Task) -> None:
         producing = background.create_task(self._produce(ticket, task))
         self._producing.add(producing)
         producing.add_done_callback(self._producing.discard)

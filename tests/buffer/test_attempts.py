@@ -10,6 +10,7 @@ from penstock.buffer.attempt_records import (
     GroupAdmitted,
     GroupDropped,
     GroupGenerated,
+    GroupResumed,
     GroupScored,
     GroupsSelected,
     GroupsTrained,
@@ -77,7 +78,7 @@ def test_an_attempt_is_issued_runs_is_generated_and_scored() -> None:
 
 def test_an_attempt_goes_on_after_a_restart_with_what_it_has() -> None:
     attempts = Attempts(keeps_content=True)
-    for record in (admitted(0), ended(0, 1), GroupGenerated(number=0), admitted(0, num_taken=9)):
+    for record in (admitted(0), ended(0, 1), GroupGenerated(number=0), GroupResumed(number=0)):
         attempts.apply(record)
     one = attempts.by_number[0]
     assert one.partial is not None
@@ -88,7 +89,7 @@ def test_what_is_followed_has_times_and_what_was_before_has_none() -> None:
     now = iter(range(9))
     attempts = lived(admitted(0), admitted(1), GroupsTrained(step=3, numbers=()))
     attempts.follow(lambda: float(next(now)))
-    for record in (admitted(1), GroupGenerated(number=1), finished(1), finished(0)):
+    for record in (GroupResumed(number=1), GroupGenerated(number=1), finished(1), finished(0)):
         attempts.apply(record)
     before, one = attempts.by_number.values()
     assert (before.began_s, before.generated_s, before.scored_s) == (None, None, 3)
@@ -139,7 +140,8 @@ def test_a_task_that_was_put_back_is_tried_again_once() -> None:
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([admitted(0), finished(0), admitted(0)], "group 0 was admitted before, with task 't0'"),
+        ([admitted(0), admitted(0)], "group 0 was admitted before, with task 't0'"),
+        ([admitted(0), finished(0), GroupResumed(number=0)], "group 0 is scored, so it can't go on"),
         ([finished(0)], "group 0 was never admitted, or ended long ago"),
         ([admitted(0), finished(0), finished(0)], "group 0 is scored, so it can't become scored"),
         (

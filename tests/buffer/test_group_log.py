@@ -16,6 +16,7 @@ from penstock.buffer.attempt_records import (
     GroupAdmitted,
     GroupDropped,
     GroupGenerated,
+    GroupResumed,
     GroupsTrained,
 )
 from penstock.buffer.durable_log import open_log
@@ -125,9 +126,7 @@ def test_what_the_life_of_a_group_does_not_have_is_refused(opened: Opened, tmp_p
             await log.append(GroupAdmitted(ticket=ticket, task_id="t4", prompt="p", num_taken=0))
             with pytest.raises(ValueError, match="group 4 is (running|issued), so it can't become trained"):
                 await log.append(GroupsTrained(step=1, numbers=(4,)))
-            await log.append(
-                GroupAdmitted(ticket=ticket, task_id="t4", prompt="p", num_taken=0)
-            )  # after a restart
+            log.append(GroupResumed(number=4))
             await log.append(GroupDropped(number=4, reason="refused"))
             with pytest.raises(ValueError, match="group 4 is dropped, so it can't become dropped"):
                 await log.append(GroupDropped(number=4, reason="refused"))

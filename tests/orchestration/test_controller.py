@@ -372,7 +372,8 @@ def test_a_resumed_run_goes_on_with_its_numbers_steps_and_versions() -> None:
         step=4, served_step=4, max_staleness=2, num_admitted=12, num_trained=8, running=running, ready=()
     )
     log = MemoryGroupLog()
-    log.attempts.by_number[7] = Attempt(Ticket(number=7, bound=2, deadline=6), "old7")
+    for number in (7, 8, 9):
+        log.attempts.by_number[number] = Attempt(Ticket(number=number, bound=2, deadline=6), f"old{number}")
     world = build(
         steps=6,
         log=log,

@@ -5,6 +5,7 @@ import pytest
 
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import GateState, StalenessGate, Ticket
+from penstock.buffer.attempts import Attempt
 from penstock.buffer.group_log import MemoryGroupLog
 from penstock.buffer.history import HistoryState, VersionHistory
 from penstock.buffer.rollout_buffer import RolloutBuffer
@@ -142,6 +143,7 @@ def test_a_group_from_before_a_restart_goes_on_with_what_it_has() -> None:
             partial={4: done},
         )
         world = World(resume=resume)
+        world.log.attempts.by_number[4] = Attempt(held, "old")
         assert await world.first_step() == (4,)
         (ready,) = world.buffer.gate.state().ready[:1]
         assert ready.scored.group.episodes[0] == group.episodes[0]
