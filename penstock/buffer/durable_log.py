@@ -7,8 +7,9 @@ Illegal transitions are refused before they reach the journal, so the journal ne
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 from penstock.blobs.verification import refs_of, refs_of_episode
@@ -33,7 +34,6 @@ from penstock.buffer.journal.disk_room import RETRY_S, DiskRoom
 from penstock.buffer.journal.journal import SEGMENT_BYTES, Journal, Runner
 from penstock.buffer.journal.journal_files import DiskFiles, JournalFiles
 from penstock.buffer.journal.replay import JournalEnd, mend, read_base, replay
-from penstock.buffer.journal.writing_threads import writing_threads
 from penstock.buffer.journal_segments import JournalSegments
 from penstock.buffer.pending_work import PendingWork
 from penstock.channel.codec import decode, encode
@@ -203,7 +203,7 @@ async def open_log(
     in_thread: Runner | None = None,
 ) -> AsyncIterator[DurableGroupLog]:
     """The log of a run, its earlier records read. Leaving waits until all is durable."""
-    with closing(DiskFiles(folder)) as on_disk, writing_threads() as threads:
+    with closing(DiskFiles(folder)) as on_disk, _writing_threads() as threads:
         files = files if files is not None else on_disk
         runner = in_thread or threads
         first, state = read_base(files)
@@ -243,3 +243,15 @@ async def open_log(
                     f"the last {log.journal.num_lost} records of the journal could not be written "
                     f"({log.journal.error}); a resumed run generates what they held again"
                 )
+
+
+@contextmanager
+def _writing_threads() -> Iterator[Runner]:
+    """A run whose other threads are all busy still gets its records on the disk. One thread writes the journal, the
+    other copies blobs."""
+    with ThreadPoolExecutor(max_workers=2, thread_name_prefix="journal") as pool:
+
+        async def run(work: Callable[[], None]) -> None:
+            await asyncio.get_running_loop().run_in_executor(pool, work)
+
+        yield run

@@ -24,9 +24,9 @@ class GroupLog(Protocol):
 
     def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
         """The record counts at once, but for a scored group, which counts when its blobs are safe. What comes back
-        is over when the record is as safe as its kind must be; those of `GroupResumed`, `EpisodeEnded`,
-        `GroupGenerated`, `GroupsSelected`, `VersionIssued` and `WorkProgressed` without calls need not be awaited. `hurry`: a step waits
-        for this group."""
+        is over when the record is as safe as its kind must be. Nobody needs to await those of `GroupResumed`,
+        `EpisodeEnded`, `GroupGenerated`, `GroupsSelected`, `VersionIssued`, and of `WorkProgressed` without calls.
+        `hurry`: a step waits for this group."""
 
     async def durable(self) -> None:
         """Wait until everything so far is safe: before anything that outlives the run depends on it."""

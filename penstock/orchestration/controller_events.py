@@ -50,8 +50,8 @@ class ControllerEvents:
         gate: StalenessGate,
         attempts: Attempts,
         *,
-        advantages: Callable[[Sequence[ScoredGroup]], Sequence[Values] | None] = lambda groups: None,
-        decode: Callable[[list[int]], str] = lambda token_ids: "",
+        advantages: Callable[[Sequence[ScoredGroup]], Sequence[Values] | None],
+        decode: Callable[[list[int]], str],
     ) -> None:
         """`decode` gives the text of tokens."""
         self.recorder = stream.of(PROCESS)
@@ -60,6 +60,8 @@ class ControllerEvents:
         self._gate = gate
         self._advantages = advantages
         self._slots = Slots()
+        self._producing: dict[int, int] = {}
+        """Of groups on their way to the buffer, the track of each."""
         self._ready_slots = Slots()
         self._ready: dict[int, int] = {}
         """Of scored groups, the track on which each waits for its step."""
@@ -67,20 +69,20 @@ class ControllerEvents:
     def now(self) -> float:
         return self.recorder.now()
 
-    def begin_group(self) -> int:
-        """A slot for a group, so that the spans of groups that run side by side have a track each."""
-        return self._slots.take()
+    def begin_group(self, group: int) -> None:
+        """Groups that run side by side have a track each for their spans."""
+        self._producing[group] = self._slots.take()
 
-    def end_group(self, slot: int) -> None:
-        self._slots.give_back(slot)
+    def end_group(self, group: int) -> None:
+        self._slots.give_back(self._producing.pop(group))
 
-    def generated(self, slot: int, start: float, group: int) -> None:
+    def generated(self, group: int) -> None:
         """All episodes of a group have ended, or their rollout failed."""
-        self.recorder.span(f"slot {slot}", "generate", start, group=group)
+        self._stage(group, "generate", self._attempts[group].began_s)
 
-    def scored(self, slot: int, start: float, group: int) -> None:
+    def scored(self, group: int) -> None:
         """A group has its scores, or can't be scored."""
-        self.recorder.span(f"slot {slot}", "score", start, group=group)
+        self._stage(group, "score", self._attempts[group].generated_s)
         self._ready[group] = self._ready_slots.take()
 
     def admission_blocked(self, start: float, reason: str) -> None:
@@ -166,6 +168,10 @@ class ControllerEvents:
                 step=self._gate.history.step_of(receipt.version),
             )
         )
+
+    def _stage(self, group: int, name: str, start: float | None) -> None:
+        assert start is not None, "what this process began has a time"
+        self.recorder.span(f"slot {self._producing[group]}", name, start, group=group)
 
     def _tokens(self, step: TrainedStep) -> set[tuple[int, int]]:
         """Tell the tokens of answers that the trainer handed back; which those are, as group and episode."""

@@ -6,7 +6,6 @@ What goes wrong with a group costs that group, with a reason.
 """
 
 import asyncio
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -24,18 +23,7 @@ from penstock.orchestration.failure_streak import FailureStreak
 from penstock.orchestration.group_scoring import GroupScoring
 from penstock.orchestration.resume import Resume
 from penstock.rollout.group_runner import RolloutRunner
-from penstock.types import (
-    CallAnswer,
-    Episode,
-    EpisodeScore,
-    Group,
-    IntArray,
-    PartialGroup,
-    Score,
-    ScoredGroup,
-    Task,
-    WorkProgressed,
-)
+from penstock.types import Episode, Group, IntArray, PartialGroup, ScoredGroup, Task
 
 LOST_BLOB = "lost_blob"
 """Why a group is dropped whose bulk data can't be written or read back."""
@@ -133,63 +121,53 @@ class GroupProduction:
 
     async def _produce(self, ticket: Ticket, task: Task) -> None:
         """One group, from its task to the buffer. What goes wrong costs the group, with a reason."""
-        slot = self._events.begin_group()
+        number = ticket.number
         ended: list[Episode] = []
-        done = self._partial.pop(ticket.number, PartialGroup())
-        scored_one = functools.partial(self._episode_scored, ticket.number)
+        done = self._partial.pop(number, PartialGroup())
+        scoring = GroupScoring(self._scorer, task, number=number, known=done.scores, log=self._buffer.log)
+        self._events.begin_group(number)
         try:
-            async with GroupScoring(self._scorer, task, known=done.scores, scored=scored_one) as scoring:
-                group = await self._generate(slot, ticket, task, scoring, ended, done)
+            async with scoring:
+                group = await self._generate(number, task, scoring, ended, done)
                 check_group(self._blobs, group)
-                scored = await self._score(slot, group, scoring)
+                scored = await self._score(group, scoring)
             self._failures.good()
             await self._take_in(ticket, scored)
         except BlobLost as error:
-            await self._fail(Group.of(ticket.number, task, ended), LOST_BLOB, str(error))
+            await self._fail(Group.of(number, task, ended), LOST_BLOB, str(error))
         except (RolloutFailed, ScoringFailed) as error:
-            await self._fail(Group.of(ticket.number, task, ended), error.reason, str(error))
+            await self._fail(Group.of(number, task, ended), error.reason, str(error))
         finally:
-            self._events.end_group(slot)
+            self._events.end_group(number)
 
     async def _generate(
-        self,
-        slot: int,
-        ticket: Ticket,
-        task: Task,
-        scoring: GroupScoring,
-        ended: list[Episode],
-        done: PartialGroup,
+        self, number: int, task: Task, scoring: GroupScoring, ended: list[Episode], done: PartialGroup
     ) -> Group:
         """The group; its episodes are in `ended` as they end, whatever becomes of the others. `done` is what it has
         done before."""
+        log = self._buffer.log
 
         def on_end(episode: Episode) -> None:
             # One that failed runs again after a restart.
             if episode.index not in done.episodes and episode.failure is None:
-                self._buffer.log.append(EpisodeEnded(number=ticket.number, episode=episode))
+                log.append(EpisodeEnded(number=number, episode=episode))
             ended.append(episode)
             scoring.ended(episode)
 
-        start, calls = self._events.now(), tuple[CallAnswer, ...](done.calls.values())
         try:
             group = await self._runner.run_group(
-                ticket.number, task, ended=on_end, done=done.episodes, calls=calls
+                number, task, ended=on_end, done=done.episodes, calls=tuple(done.calls.values())
             )
-            self._buffer.log.append(GroupGenerated(number=ticket.number))
+            log.append(GroupGenerated(number=number))
             return group
         finally:
-            self._events.generated(slot, start, ticket.number)
+            self._events.generated(number)
 
-    async def _score(self, slot: int, group: Group, scoring: GroupScoring) -> ScoredGroup:
-        start = self._events.now()
+    async def _score(self, group: Group, scoring: GroupScoring) -> ScoredGroup:
         try:
             return ScoredGroup(group=group, scores=await scoring.scores(group))
         finally:
-            self._events.scored(slot, start, group.number)
-
-    def _episode_scored(self, number: int, episode: Episode, score: Score) -> None:
-        one = EpisodeScore(group=number, episode=episode.index, score=score)
-        self._buffer.log.append(WorkProgressed(scores=(one,)))
+            self._events.scored(group.number)
 
     async def _take_in(self, ticket: Ticket, scored: ScoredGroup) -> None:
         """Into the buffer, unless selection drops it. Selection that leaves nothing to learn from ends the run."""

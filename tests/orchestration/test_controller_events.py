@@ -2,10 +2,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.buffer.admission import Ticket
-from penstock.buffer.attempts import Attempt
-from penstock.orchestration.controller_events import sample_event, waits_of
+from penstock.buffer.admission import StalenessGate, Ticket
+from penstock.buffer.attempts import Attempt, Attempts
+from penstock.observe.event_stream import EventStream
+from penstock.orchestration.controller_events import ControllerEvents, sample_event, waits_of
 from penstock.types import Episode, Group, Message, SamplingParams, Score, Task, Turn
+
+
+def events_of(stream: EventStream, gate: StalenessGate, attempts: Attempts) -> ControllerEvents:
+    """Without advantages and texts."""
+    return ControllerEvents(
+        stream, gate, attempts, advantages=lambda groups: None, decode=lambda token_ids: ""
+    )
 
 
 def turn(versions: list[int], text: str) -> Turn:

@@ -11,7 +11,6 @@ from penstock.buffer.history import HistoryState, VersionHistory
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.errors import UserError
 from penstock.observe.event_stream import EventStream
-from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.failure_streak import FailureStreak
 from penstock.orchestration.group_production import GroupProduction
 from penstock.orchestration.resume import Resume
@@ -24,6 +23,7 @@ from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.rollout.episode_runner import LocalEpisodes
 from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import PartialGroup, SamplingParams, Score, Task
+from tests.orchestration.test_controller_events import events_of
 
 
 class Tasks:
@@ -75,7 +75,7 @@ class World:
             buffer=self.buffer,
             failures=FailureStreak(9),
             blobs=MemoryBlobs(),
-            events=ControllerEvents(EventStream(loop), gate, self.log.attempts),
+            events=events_of(EventStream(loop), gate, self.log.attempts),
             resume=resume,
             **{"selection": {}, **settings},
         )
