@@ -18,7 +18,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from penstock.buffer.ledger import LedgerCounts
+from penstock.buffer.durable_log import read_attempts
+from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.buffer.spans import numbers_of
 from penstock.cli.main import main
 from penstock.observe.reading.run_reading import RunReading
@@ -403,7 +404,7 @@ def test_a_run_goes_on_from_its_checkpoint_when_its_trainer_is_killed(project: P
     step, run = int(line.partition("from step ")[2].split(":")[0]), project / "runs/run"
     assert step >= 2
     last = max(checkpoints_of(run))
-    trained = LedgerCounts(run / "journal" / "ledger.sqlite").states["trained"]
+    trained = read_attempts(DiskFiles(run / "journal")).counts()["trained"]
     assert trained == 4 * last  # each group once, though some were trained twice
     assert (run / "model/model.safetensors").is_file()
 

@@ -5,7 +5,7 @@
 A kill comes at any time after the start of a process: while it starts, recovers, or trains. In most lives a worker
 is killed before the controller, soon after it was there. After each life, checkpoint and journal are
 compared. Beside it runs the same demo without kills. It ends with exit code 1 when a group was trained twice, when
-the ledger says other than the last checkpoint, when a run did not reach its last step or was over before it was
+the journal says other than the last checkpoint, when a run did not reach its last step or was over before it was
 killed, or when the held-out reward is not that of the run without kills.
 """
 

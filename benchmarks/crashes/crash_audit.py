@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from benchmarks.crashes.crash_world import TASKS, CrashWorld
-from penstock.buffer.ledger import LedgerCounts, rows_of
-from penstock.buffer.life_records import GroupAdmitted, GroupDropped, GroupScored, LifeRecord
-from penstock.buffer.lives import UNDER_WAY
+from penstock.buffer.attempt_records import AttemptRecord, GroupAdmitted, GroupDropped, GroupScored
+from penstock.buffer.attempts import UNDER_WAY, AttemptState
+from penstock.buffer.durable_log import read_attempts
 from penstock.buffer.spans import numbers_of
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.kept_checkpoints import checkpoints_of
@@ -29,7 +29,7 @@ def audit(world: CrashWorld) -> None:
     assert len(scored) == len(set(scored))
     _audit_tasks([record for record in records if isinstance(record, GroupAdmitted)])
     audit_returned(records)
-    _audit_ledger(world)
+    _audit_fold(world)
 
 
 def _audit_tasks(admitted: list[GroupAdmitted]) -> None:
@@ -44,7 +44,7 @@ def _audit_tasks(admitted: list[GroupAdmitted]) -> None:
         last = record.num_taken
 
 
-def audit_returned(records: Sequence[LifeRecord]) -> None:
+def audit_returned(records: Sequence[AttemptRecord]) -> None:
     """Tasks that a drop put back come again, each once, before any new one and in that order."""
     waiting: list[str] = []
     last: int | None = None
@@ -61,16 +61,15 @@ def audit_returned(records: Sequence[LifeRecord]) -> None:
         last = record.num_taken
 
 
-def _audit_ledger(world: CrashWorld) -> None:
-    path = world.folder / "journal" / "ledger.sqlite"
-    counts = LedgerCounts(path)
-    assert counts.states["trained"] == sum(map(len, world.trainer.weights))
-    outstanding = {row[0] for row in rows_of(path) if row[2] in (*UNDER_WAY, "scored")}
+def _audit_fold(world: CrashWorld) -> None:
+    attempts = read_attempts(world.files, keeps_content=False)
+    assert attempts.counts()["trained"] == sum(map(len, world.trainer.weights))
+    waiting = (*UNDER_WAY, AttemptState.SCORED)
+    outstanding = {number for number, one in attempts.by_number.items() if one.state in waiting}
     assert outstanding <= world.outstanding, "groups are lost"
-    for row in rows_of(path):
-        if row[2] == "trained":
-            assert row[3] is not None
-            assert row[0] in world.trainer.weights[row[3] - 1]
+    for number, one in attempts.by_number.items():
+        if one.step is not None:
+            assert number in world.trainer.weights[one.step - 1]
 
 
 @contextlib.contextmanager

@@ -4,23 +4,33 @@ Every token that the engine samples is new, and its id says all of it: for which
 which token and with which version. So whatever is trained on can be traced back.
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from penstock.buffer.admission import Ticket
+from penstock.buffer.attempt_records import AttemptRecord, GroupScored
+from penstock.buffer.attempts import UNDER_WAY, Attempts
 from penstock.buffer.durable_log import DurableGroupLog
-from penstock.buffer.lives import UNDER_WAY, Lives
 from penstock.errors import ScoringFailed
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedScorer
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import place_of
 from penstock.rollout.kept_calls import KeepCall
 from penstock.rollout.kept_turns import key_of
-from penstock.types import CallAnswer, Chunk, Episode, GenerateRequest, Sample, Score, ScoredGroup, Task, Turn
+from penstock.types import (
+    CallAnswer,
+    Chunk,
+    Episode,
+    GenerateRequest,
+    PartialGroup,
+    Sample,
+    Score,
+    Task,
+    Turn,
+)
 
 FIRST_TOKEN = 1000
 """Smaller ids are of prompts."""
@@ -97,18 +107,18 @@ class Known:
     """Groups that were selected: the step of the weights for which each was, the first time."""
 
     @classmethod
-    def of(cls, lives: Lives) -> "Known":
+    def of(cls, attempts: Attempts) -> "Known":
         known = cls()
-        for number, life in lives.by_number.items():
+        for number, life in attempts.by_number.items():
             if life.selected_at is not None:
                 known.selected[number] = life.selected_at
             if life.state in ("scored", "trained"):
                 known.settled.add(number)
-            elif life.state in UNDER_WAY:
-                known.ended |= {(number, index) for index in life.episodes}
-                known.scored |= {(number, index) for index in life.partial.scores if index in life.episodes}
-                known.calls |= {f"g{number}.{episode}" for episode, _ in life.partial.calls}
-                for (episode, turn), parts in life.partial.turns.items():
+            elif life.state in UNDER_WAY and (partial := life.partial) is not None:
+                known.ended |= {(number, index) for index in partial.episodes}
+                known.scored |= {(number, index) for index in partial.scores if index in partial.episodes}
+                known.calls |= {f"g{number}.{episode}" for episode, _ in partial.calls}
+                for (episode, turn), parts in partial.turns.items():
                     is_whole = parts[-1].chunk.finish_reason is not None
                     known.turns[f"g{number}.{episode}.{turn}"] = (parts[-1].end, is_whole, parts[0].key)
         return known
@@ -131,21 +141,25 @@ class Known:
 
 def note_acknowledged(log: DurableGroupLog, acknowledged: set[int]) -> None:
     """Have `acknowledged` hold every group of which the log says from now on that it is kept."""
-    finished = log.finished
+    append = log.append
 
-    async def noting(ticket: Ticket, scored: ScoredGroup, *rest: Any, **options: Any) -> None:
-        await finished(ticket, scored, *rest, **options)
-        acknowledged.add(ticket.number)
+    async def noting(record: GroupScored, told: Awaitable[None]) -> None:
+        await told
+        acknowledged.add(record.number)
 
-    log.finished = noting  # type: ignore[method-assign]
+    def append_noting(record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+        told = append(record, hurry=hurry)
+        return noting(record, told) if isinstance(record, GroupScored) else told
+
+    log.append = append_noting  # type: ignore[method-assign]
 
 
-def audit_acknowledged(lives: Lives, acknowledged: Iterable[int]) -> None:
+def audit_acknowledged(attempts: Attempts, acknowledged: Iterable[int]) -> None:
     """Whatever was acknowledged is in the journal. A group that it has forgotten was admitted long ago, and is
     over: only groups that it knows as under way, or not at all, are lost."""
     for number in sorted(acknowledged):
-        life = lives.by_number.get(number)
-        is_lost = number >= lives.standing.num_admitted if life is None else life.state in UNDER_WAY
+        life = attempts.by_number.get(number)
+        is_lost = number >= attempts.standing.num_admitted if life is None else life.state in UNDER_WAY
         assert not is_lost, f"group {number} was acknowledged, and the journal does not have it"
 
 
@@ -159,14 +173,15 @@ def noting_calls(keep: KeepCall, called: set[tuple[int, int]]) -> KeepCall:
     return noting
 
 
-def audit_calls(lives: Lives, called: Iterable[tuple[int, int]]) -> None:
+def audit_calls(attempts: Attempts, called: Iterable[tuple[int, int]]) -> None:
     """A call that came back is in the journal, unless its episode or group is over."""
     for number, episode in sorted(called):
-        life = lives.by_number.get(number)
+        life = attempts.by_number.get(number)
         if life is None:
-            is_lost = number >= lives.standing.num_admitted
+            is_lost = number >= attempts.standing.num_admitted
         else:
-            is_kept = episode in life.episodes or any(one == episode for one, _ in life.partial.calls)
+            partial = life.partial or PartialGroup()
+            is_kept = episode in partial.episodes or any(one == episode for one, _ in partial.calls)
             is_lost = life.state in UNDER_WAY and not is_kept
         assert not is_lost, (
             f"the call of episode g{number}.{episode} came back, and the journal does not have it"

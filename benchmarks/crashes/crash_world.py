@@ -23,9 +23,9 @@ from benchmarks.crashes.crash_truth import (
     noting_calls,
 )
 from benchmarks.crashes.power_loss import PowerLossFiles
-from penstock.buffer.durable_log import open_log, read_lives
+from penstock.buffer.attempt_records import AttemptRecord, from_bytes
+from penstock.buffer.durable_log import open_log, read_attempts
 from penstock.buffer.journal.replay import replay
-from penstock.buffer.life_records import LifeRecord, from_bytes
 from penstock.observe.event_stream import EventStream
 from penstock.orchestration.assembly import Parts, build_controller
 from penstock.orchestration.checkpoints import BEGINNING, Checkpoints, read_progress, write_beginning
@@ -198,9 +198,9 @@ class CrashWorld:
             losing = self.rng.random() < 0.5
             files = self.files.after_power_loss(self.rng) if losing else PowerLossFiles(self.files.current)
             self.files = files
-            lives = read_lives(files)
-            audit_acknowledged(lives, self.acknowledged)
-            audit_calls(lives, self.called)
+            attempts = read_attempts(files)
+            audit_acknowledged(attempts, self.acknowledged)
+            audit_calls(attempts, self.called)
             if self.rng.random() < 0.2:
                 self._lose_newest_checkpoint()
 
@@ -210,8 +210,8 @@ class CrashWorld:
         if len(found) > 1:
             shutil.rmtree(found[-1])
 
-    def records(self) -> list[LifeRecord]:
-        found: list[LifeRecord] = []
+    def records(self) -> list[AttemptRecord]:
+        found: list[AttemptRecord] = []
         replay(self.files, lambda data, segment: found.append(from_bytes(data)))
         return found
 
@@ -252,7 +252,7 @@ class CrashWorld:
         weights = (
             [set(one) for one in msgspec.json.decode((saved / "weights.json").read_bytes())] if saved else []
         )
-        known = Known.of(read_lives(self.files))
+        known = Known.of(read_attempts(self.files))
         self.ages.selected = known.selected
         opened = open_log(
             self.folder / "journal",
@@ -260,7 +260,6 @@ class CrashWorld:
             in_thread=self._inline,
             segment_bytes=4000,
             progress_s=self.config.run.journal_every_s,
-            group_size=self.config.rollout.group_size,
         )
         async with opened as log:
             tasks = TaskStream(TASKS, seed=1)
@@ -287,8 +286,7 @@ class CrashWorld:
                 every=self.config.run.checkpoint_every,
                 keep=2,
                 events=stream.of("controller"),
-                durable=log.durable,
-                covered=log.covered,
+                log=log,
             )
             work = await keep_work(
                 engine, log, resume, interrupt=self.config.sync.interrupt, say=stream.of("controller").log

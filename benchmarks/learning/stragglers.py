@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.learning.arms import Arm, Curve, Setup
 from benchmarks.learning.bed import MICRO_BATCH_TOKENS, TestBed, scored
-from penstock.buffer.admission import StalenessGate, StepGroups, Ticket
+from penstock.buffer.admission import STALE, StalenessGate, StepGroups, Ticket
 from penstock.trainer.step.packing import plan_step
 from penstock.types import Task
 
@@ -67,7 +67,7 @@ class StragglingSchedule:
             self._finish(tick)
             taken, dropped = gate.select()
             for one in dropped:
-                drops[one.reason] += 1
+                drops[STALE] += 1
                 bed.stream.put_back(one.scored.group.task)
             tick += 1
             if taken is not None:

@@ -80,13 +80,9 @@ class StepGroups(Record, frozen=True, kw_only=True):
     def numbers(self) -> tuple[int, ...]:
         return tuple(group.ticket.number for group in self.groups)
 
-
-class Dropped(Record, frozen=True, kw_only=True):
-    """A finished group that grew too old before it was trained: its task goes back."""
-
-    ticket: Ticket
-    scored: ScoredGroup
-    reason: str
+    def without(self, number: int) -> "StepGroups":
+        groups = tuple(group for group in self.groups if group.ticket.number != number)
+        return msgspec.structs.replace(self, groups=groups)
 
 
 class GateState(Record, frozen=True, kw_only=True):
@@ -204,13 +200,12 @@ class StalenessGate:
     def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
         """The group is generated and scored: it waits for its step. `samples` are those of its episodes,
         where selection has kept some out of the loss; those of other policies have ages of their own, and are not
-        trained here. False when none has a token in the loss: it is dropped."""
+        trained here. False when none has a token in the loss: it is to be dropped."""
         if samples is None:
             samples = tuple(scored.samples(index) for index in range(len(scored.scores)))
         samples = of_policy(self.history.policy, samples)
         oldest = oldest_step(samples, self.history)
         if oldest is None:
-            self.drop_running(ticket)
             return False
         del self._running[ticket.number]
         self._ready[ticket.number] = ReadyGroup(
@@ -219,31 +214,27 @@ class StalenessGate:
         self._unlooked.append(ticket.number)
         return True
 
-    def drop_running(self, ticket: Ticket) -> None:
-        """The group failed before it was ready (generation, scoring) or was filtered."""
-        del self._running[ticket.number]
+    def drop(self, number: int) -> None:
+        """The group goes without being trained, wherever it is."""
+        for groups in (self._running, self._ready, self._training):
+            groups.pop(number, None)
 
-    def select(self) -> tuple[StepGroups | None, list[Dropped]]:
-        """The next step's groups, or None while they are not all there; and what lateness dropped."""
-        dropped = self._drop_late()
+    def select(self) -> tuple[StepGroups | None, list[ReadyGroup]]:
+        """The next step's groups, or None while they are not all there; and those that are too late for any, which
+        are to be dropped."""
+        late = self._take_late()
         if len(self._ready) < self.groups_per_step:
             self._starved_at = self.step
-            return None, dropped
+            return None, late
         chosen = sorted(self._ready.values(), key=_order)[: self.groups_per_step]
         if self.late == "wait" and not self._leaves_room(chosen):
-            return None, dropped
+            return None, late
         steps = self.history.steps
         groups = tuple(self._selected(group, steps) for group in chosen)
         for group in groups:
             del self._ready[group.ticket.number]
             self._training[group.ticket.number] = group
-        return StepGroups(step=self.step, groups=groups), dropped
-
-    def drop_taken(self, taken: StepGroups, number: int) -> StepGroups:
-        """A group that was taken can't be trained after all: the step goes on without it."""
-        del self._training[number]
-        groups = tuple(group for group in taken.groups if group.ticket.number != number)
-        return msgspec.structs.replace(taken, groups=groups)
+        return StepGroups(step=self.step, groups=groups), late
 
     def put_back(self, taken: StepGroups) -> None:
         """Nobody trains on these groups now: those that are still taken are ready again."""
@@ -307,21 +298,20 @@ class StalenessGate:
             for number, ticket in self._running.items()
         }
 
-    def _drop_late(self) -> list[Dropped]:
+    def _take_late(self) -> list[ReadyGroup]:
         """Whether a group is too old changes with the step alone, so each is looked at once a step."""
         if self._looked_at_step != self.step:
             self._looked_at_step, self._unlooked = self.step, list(self._ready)
         unlooked, self._unlooked = self._unlooked, []
-        dropped = []
+        late = []
         for number in unlooked:
             group = self._ready.get(number)
             if group is None or group.selected_at is not None:
                 continue
             too_old = self.late == "drop" and group.deadline < self.step
             if too_old or not _has_loss(self._within_bound(group)):
-                del self._ready[number]
-                dropped.append(Dropped(ticket=group.ticket, scored=group.scored, reason=STALE))
-        return dropped
+                late.append(self._ready.pop(number))
+        return late
 
     def _selected(self, group: ReadyGroup, steps: tuple[int, ...]) -> ReadyGroup:
         """Its age and what is late of it are settled once, whatever is undone or put back later."""

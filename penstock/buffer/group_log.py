@@ -1,140 +1,103 @@
-"""The life of a group, told step by step to whoever keeps it: nowhere, in memory, or on a disk.
+"""Where the records of a run's attempts go: nowhere, into memory, or onto a disk (`durable_log`).
 
-    admitted ─► finished ─► trained(step)
-        └──────────┴──────► dropped(reason)
+    GroupAdmitted ─► GroupGenerated ─► GroupScored ─► GroupsTrained
+          └────────────────┴────────────────┴───────► GroupDropped
 
-`RolloutBuffer` awaits each call before it goes on, so a log that returns when a record is durable makes the
-buffer durable. `MemoryGroupLog` keeps the states for tests and for looking at a run.
+Every log folds what it is told into `attempts`. Whoever wants to know where a group stands looks there.
 """
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+import asyncio
+from collections.abc import Awaitable, Generator
+from typing import Protocol
 
-from penstock.buffer.admission import Samples, Ticket
-from penstock.types import Episode, Score, ScoredGroup, Task
-
-State = Literal["running", "scored", "trained", "dropped"]
+from penstock.buffer.attempt_records import AttemptRecord, CheckpointKept, GroupDropped, GroupsTrained
+from penstock.buffer.attempts import Attempts
+from penstock.interfaces import BlobStore
+from penstock.types import group_scope
 
 
 class GroupLog(Protocol):
-    """Every group ends exactly once: trained or dropped. A call that raises ends the run."""
+    """Every group ends exactly once: trained or dropped. An append that raises ends the run."""
 
-    def issued(self, version: int, step: int) -> None:
-        """A version has its number, and stands for the weights of `step`. No group is sampled with it before."""
+    attempts: Attempts
+    """What was appended so far."""
 
-    async def admitted(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
-        """`num_taken` counts the new tasks taken so far, this one included. Told again after a restart for a group
-        that was running."""
+    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+        """The record counts at once, but for a scored group, which counts when its blobs are safe. What comes back
+        is over when the record is as safe as its kind must be. Nobody needs to await those of `GroupResumed`,
+        `EpisodeEnded`, `GroupGenerated`, `GroupsSelected`, `VersionIssued`, and of `WorkProgressed` without calls.
+        `hurry`: a step waits for this group."""
 
-    def ended(self, number: int, episode: Episode) -> None:
-        """An episode is over while its group runs. Nobody waits for this record."""
+    async def durable(self) -> None:
+        """Wait until everything so far is safe: before anything that outlives the run depends on it."""
 
-    def episode_scored(self, number: int, index: int, score: Score) -> None:
-        """An episode has its score while others of its group run or are scored. Nobody waits for this either."""
 
-    async def finished(
-        self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
-    ) -> None:
-        """`samples` are those of its episodes after selection; None when it took nothing out of the loss. `hurry`:
-        a step waits for this group."""
+class Done:
+    """Nothing to wait for."""
 
-    def selected(self, step: int, numbers: Sequence[int]) -> None:
-        """Groups are taken for a step; `step` is that of the weights that they train. Nobody waits for this."""
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
 
-    async def trained(self, step: int, numbers: Sequence[int]) -> None: ...
 
-    async def dropped(self, number: int, reason: str) -> None: ...
+DONE = Done()
 
 
 class NoGroupLog:
-    """Keeps nothing: for runs that need not survive a crash."""
+    """Keeps nothing: for a buffer that is used by itself."""
 
-    def issued(self, version: int, step: int) -> None:
+    def __init__(self) -> None:
+        self.attempts = Attempts()
+
+    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+        return DONE
+
+    async def durable(self) -> None:
         pass
-
-    async def admitted(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
-        pass
-
-    def ended(self, number: int, episode: Episode) -> None:
-        pass
-
-    def episode_scored(self, number: int, index: int, score: Score) -> None:
-        pass
-
-    def selected(self, step: int, numbers: Sequence[int]) -> None:
-        pass
-
-    async def finished(
-        self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
-    ) -> None:
-        pass
-
-    async def trained(self, step: int, numbers: Sequence[int]) -> None:
-        pass
-
-    async def dropped(self, number: int, reason: str) -> None:
-        pass
-
-
-@dataclass(slots=True)
-class Entry:
-    """What is known of one group."""
-
-    ticket: Ticket
-    task: Task
-    state: State = "running"
-    scored: ScoredGroup | None = None
-    step: int | None = None
-    reason: str = ""
 
 
 class MemoryGroupLog:
-    """Keeps every group's state, and refuses a transition that the life of a group does not have."""
+    """Keeps the attempts that a trainer could still go back to: for runs that need not survive a crash."""
 
     def __init__(self) -> None:
-        self.entries: dict[int, Entry] = {}
-        self.versions: dict[int, int] = {}
-        """The step of each version."""
+        self.attempts = Attempts()
+        self.attempts.follow(_loop_time)
 
-    def issued(self, version: int, step: int) -> None:
-        self.versions[version] = step
+    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+        self.attempts.apply(record)
+        if isinstance(record, CheckpointKept):
+            attempts = self.attempts.by_number.items()
+            self.attempts.forget([number for number, one in attempts if one.is_over(record.step)])
+        return DONE
 
-    async def admitted(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
-        known = self.entries.get(ticket.number)
-        if known is not None and (known.state != "running" or known.task.id != task.id):
-            raise ValueError(f"group {ticket.number} was admitted before, with task {known.task.id!r}")
-        self.entries[ticket.number] = Entry(ticket, task)
-
-    def ended(self, number: int, episode: Episode) -> None:
+    async def durable(self) -> None:
         pass
 
-    def episode_scored(self, number: int, index: int, score: Score) -> None:
-        pass
 
-    def selected(self, step: int, numbers: Sequence[int]) -> None:
-        pass
+class CleaningLog:
+    """A `GroupLog` around another that deletes the blobs of groups that have ended: the one place where blobs go
+    before the run does. A log that may give ended groups back to the buffer has copies of them."""
 
-    async def finished(
-        self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
-    ) -> None:
-        self._move(ticket.number, "scored", ("running",)).scored = scored
+    def __init__(self, log: GroupLog, blobs: BlobStore) -> None:
+        self.attempts = log.attempts
+        self.durable = log.durable
+        self._log = log
+        self._blobs = blobs
 
-    async def trained(self, step: int, numbers: Sequence[int]) -> None:
+    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+        told = self._log.append(record, hurry=hurry)
+        match record:
+            case GroupsTrained():
+                return self._clean(told, record.numbers)
+            case GroupDropped():
+                return self._clean(told, (record.number,))
+        return told
+
+    async def _clean(self, told: Awaitable[None], numbers: tuple[int, ...]) -> None:
+        await told
         for number in numbers:
-            self._move(number, "trained", ("scored",)).step = step
+            self._blobs.delete(group_scope(number))
 
-    async def dropped(self, number: int, reason: str) -> None:
-        self._move(number, "dropped", ("running", "scored")).reason = reason
 
-    def counts(self) -> Counter[str]:
-        """Groups by state."""
-        return Counter(entry.state for entry in self.entries.values())
-
-    def _move(self, number: int, state: State, allowed: tuple[State, ...]) -> Entry:
-        entry = self.entries[number]
-        if entry.state not in allowed:
-            raise ValueError(f"group {number} is {entry.state}, so it can't become {state}")
-        entry.state = state
-        return entry
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()

@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.buffer.life_records import WorkProgressed
-from penstock.types import CallAnswer, Chunk, EpisodeScore, Score, TurnPart, joined_chunk
+import msgspec
+
+from penstock.types import CallAnswer, Chunk, EpisodeScore, Score, TurnPart, WorkProgressed, joined_chunk
 
 Place = tuple[int, int]
 """An episode of a group, and its turn or call."""
@@ -30,25 +31,24 @@ class _Group:
 class PendingWork:
     """Gives `keep` one record at most every `every_s` seconds."""
 
-    def __init__(self, keep: Callable[[WorkProgressed], None], *, every_s: float) -> None:
+    def __init__(self, keep: Callable[[WorkProgressed], object], *, every_s: float) -> None:
         self._keep = keep
         self._every_s = every_s
         self._groups: dict[int, _Group] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def turn(self, part: TurnPart) -> None:
-        """The next piece of a turn has come."""
-        pending, place = self._of(part.group).turns, (part.episode, part.turn)
-        if part.start == 0:
-            pending[place] = [part]
-        else:
-            pending.setdefault(place, []).append(part)
-
-    def call(self, answer: CallAnswer) -> None:
-        self._of(answer.group).calls[(answer.episode, answer.call)] = answer
-
-    def score(self, group: int, episode: int, score: Score) -> None:
-        self._of(group).scores[episode] = score
+    def add(self, work: WorkProgressed) -> None:
+        """The next of what groups have done. A turn that begins at 0 begins anew."""
+        for part in work.turns:
+            pending, place = self._of(part.group).turns, (part.episode, part.turn)
+            if part.start == 0:
+                pending[place] = [part]
+            else:
+                pending.setdefault(place, []).append(part)
+        for answer in work.calls:
+            self._of(answer.group).calls[(answer.episode, answer.call)] = answer
+        for one in work.scores:
+            self._of(one.group).scores[one.episode] = one.score
 
     def episode_ended(self, group: int, episode: int) -> None:
         """It is in a record of its own."""
@@ -103,12 +103,5 @@ def _joined(parts: Sequence[TurnPart]) -> Iterator[TurnPart]:
         first = first if chunks else part
         chunks.append(part.chunk)
         if part is parts[-1] or part.chunk.sampling_mask is not None or part.chunk.routing is not None:
-            yield TurnPart(
-                group=first.group,
-                episode=first.episode,
-                turn=first.turn,
-                key=first.key,
-                start=first.start,
-                chunk=joined_chunk(chunks),
-            )
+            yield msgspec.structs.replace(first, chunk=joined_chunk(chunks))
             chunks = []

@@ -5,21 +5,30 @@ stands still, which is what the terminal view and the watchdog show.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from penstock.buffer.admission import (
     EMPTY,
     NO_VERSIONS,
-    Dropped,
+    STALE,
     ReadyGroup,
     Samples,
     StalenessGate,
     StepGroups,
     Ticket,
 )
+from penstock.buffer.attempt_records import (
+    GroupAdmitted,
+    GroupDropped,
+    GroupResumed,
+    GroupsSelected,
+    GroupsTrained,
+    VersionIssued,
+    scored_record,
+)
 from penstock.buffer.group_log import GroupLog, NoGroupLog
-from penstock.types import Episode, IntArray, Score, ScoredGroup, Task
+from penstock.types import Group, IntArray, Score, ScoredGroup, Task
 
 AdmissionCause = Literal["lag", "stock", "bound"]
 
@@ -28,16 +37,34 @@ class BufferClosed(Exception):
     """The run is over: nobody will admit or train any more."""
 
 
-async def _forget(dropped: Dropped) -> None:
+Tell = Callable[[Group, str, str, Sequence[Score]], None]
+"""Told of every drop: the group as far as it came, the reason, a message, its scores."""
+
+
+def _tell_nobody(group: Group, reason: str, message: str, scores: Sequence[Score]) -> None:
+    pass
+
+
+def _keep_none(task: Task) -> None:
     pass
 
 
 class RolloutBuffer:
-    """Admission on one side, steps on the other. What happens to a group is told to `log` before it counts."""
+    """Admission on one side, steps on the other. What happens to a group is in `log` before it counts."""
 
-    def __init__(self, gate: StalenessGate, *, log: GroupLog | None = None) -> None:
+    def __init__(
+        self,
+        gate: StalenessGate,
+        *,
+        log: GroupLog | None = None,
+        dropped: Tell = _tell_nobody,
+        give_back: Callable[[Task], None] = _keep_none,
+    ) -> None:
+        """`dropped` is told of every drop, `give_back` gets the tasks of groups that grew too old."""
         self.gate = gate
-        self._log = log or NoGroupLog()
+        self.log: GroupLog = log or NoGroupLog()
+        self._dropped = dropped
+        self._give_back = give_back
         self._changed = asyncio.Event()
         self._closed = False
         self._error: Exception | None = None
@@ -58,66 +85,65 @@ class RolloutBuffer:
         while not self.gate.may_readmit():
             await self._wait()
         self._check_open()
+        self.log.append(GroupResumed(number=ticket.number))
         return self.gate.readmit(ticket, kept_versions)
 
     async def start(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
         """The group that was admitted is an attempt at this task. `num_taken` counts the new tasks taken so far."""
-        await self._log.admitted(ticket, task, num_taken)
+        await self.log.append(
+            GroupAdmitted(ticket=ticket, task_id=task.id, prompt=task.prompt, num_taken=num_taken)
+        )
 
-    def ended(self, ticket: Ticket, episode: Episode) -> None:
-        """An episode of a running group is over."""
-        self._log.ended(ticket.number, episode)
-
-    def episode_scored(self, ticket: Ticket, episode: Episode, score: Score) -> None:
-        """An episode of a running group has its score."""
-        self._log.episode_scored(ticket.number, episode.index, score)
+    def issue(self, step: int) -> int:
+        """A new version for the weights that `step` makes. No group is sampled with it before its record."""
+        history = self.gate.history
+        version = history.issue(step)
+        self.log.append(VersionIssued(policy=history.policy, version=version, step=step))
+        return version
 
     async def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
         """The group waits for its step. False when it has no token to train on, and was dropped as `empty`."""
         self._num_finishing += 1
         try:
-            await self._log.finished(ticket, scored, samples, hurry=self._completes_a_step())
+            record = scored_record(ticket.number, scored, samples)
+            await self.log.append(record, hurry=self._completes_a_step())
         finally:
             self._num_finishing -= 1
         kept = self.gate.finish(ticket, scored, samples)
         if not kept:
-            await self._log.dropped(ticket.number, EMPTY)
+            message = f"group {ticket.number} has nothing to train on"
+            await self.drop(scored.group, EMPTY, message, scored.scores)
         self._wake()
         return kept
 
-    async def drop(self, ticket: Ticket, reason: str) -> None:
-        """The group failed, or selection left it out."""
-        await self._log.dropped(ticket.number, reason)
-        self.gate.drop_running(ticket)
+    async def drop(self, group: Group, reason: str, message: str, scores: Sequence[Score] = ()) -> None:
+        """The one way out for a group that is not trained: a record, room for another group, and a word."""
+        task_id = group.task.id if reason == STALE else None
+        await self.log.append(GroupDropped(number=group.number, reason=reason, returns=task_id))
+        self.gate.drop(group.number)
+        if reason == STALE:
+            self._give_back(group.task)
+        self._dropped(group, reason, message, scores)
         self._wake()
 
-    async def take_step(self, on_drop: Callable[[Dropped], Awaitable[None]] = _forget) -> StepGroups:
-        """The groups of the next step, as soon as there are enough of them. Groups that have grown too old are
-        given to `on_drop`."""
+    async def take_step(self) -> StepGroups:
+        """The groups of the next step, as soon as there are enough of them. Those that have grown too old are
+        dropped."""
         while True:
             self._check_open()
-            taken, dropped = self.gate.select()
-            for one in dropped:
-                await self._log.dropped(one.ticket.number, one.reason)
-                await on_drop(one)
-            if dropped:
-                self._wake()
+            taken, late = self.gate.select()
+            for old in late:
+                message = f"group {old.ticket.number} crossed the staleness bound"
+                await self.drop(old.scored.group, STALE, message, old.scored.scores)
             if taken is not None:
-                self._log.selected(taken.step, taken.numbers)
+                self.log.append(GroupsSelected(step=taken.step, numbers=taken.numbers))
                 return taken
-            if not dropped:  # what happened while a drop was logged may have made a step
+            if not late:  # what happened while a drop was logged may have made a step
                 self._step_waits = True
                 try:
                     await self._wait()
                 finally:
                     self._step_waits = False
-
-    async def drop_taken(self, taken: StepGroups, number: int, reason: str) -> StepGroups:
-        """A group of a step can't be trained: the rest of the step."""
-        await self._log.dropped(number, reason)
-        rest = self.gate.drop_taken(taken, number)
-        self._wake()
-        return rest
 
     def put_back(self, taken: StepGroups) -> None:
         """Its groups wait for a step again."""
@@ -125,7 +151,7 @@ class RolloutBuffer:
         self._wake()
 
     async def trained(self, taken: StepGroups) -> None:
-        await self._log.trained(taken.step + 1, taken.numbers)
+        await self.log.append(GroupsTrained(step=taken.step + 1, numbers=taken.numbers))
         self.gate.trained(taken)
         self._wake()
 

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.buffer.durable_log import FOLDER, LEDGER
-from penstock.buffer.ledger import LedgerCounts
+from penstock.buffer.attempts import UNDER_WAY, Attempts, AttemptState
+from penstock.buffer.durable_log import FOLDER, read_attempts
+from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.cli.samples import run_folder
 from penstock.observe.plain_text import plain_line
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
@@ -59,15 +60,28 @@ def _progress(folder: Path, quiet_s: float | None) -> Iterator[str]:
         yield f"step {_step(rows[-1])}, {quiet_s:.0f} s ago; {checkpoints}"
     else:
         yield "no step yet"
-    ledger = folder / FOLDER / LEDGER
-    if ledger.exists():
-        states = LedgerCounts(ledger).states
-        yield "groups: " + ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    if (folder / FOLDER).is_dir():
+        yield from _groups(read_attempts(DiskFiles(folder / FOLDER), keeps_content=False))
     recoveries = read_recoveries(folder)
     if recoveries:
         counts = Counter(event.worker for event in recoveries)
         lost = ", ".join(f"{worker} {count} times" for worker, count in sorted(counts.items()))
         yield f"lost and replaced: {lost}; the last time: {plain_line(recoveries[-1].cause)}"
+
+
+def _groups(attempts: Attempts) -> Iterator[str]:
+    """How many are in each state, the oldest of those that still wait, and why some were dropped."""
+    counts = attempts.counts()
+    yield "groups: " + ", ".join(f"{counts[state]} {state}" for state in AttemptState if counts[state])
+    for state in (*UNDER_WAY, AttemptState.SCORED):
+        oldest = min(
+            (one.ticket.number for one in attempts.by_number.values() if one.state == state), default=None
+        )
+        if oldest is not None:
+            task = plain_line(attempts.by_number[oldest].task_id, 60)
+            yield f"    the oldest {state}: group {oldest} (task {task})"
+    for reason, count in attempts.drops().most_common():
+        yield f"    {count:,} dropped for {plain_line(reason, 60)}"
 
 
 def _standing(folder: Path) -> Iterator[str]:

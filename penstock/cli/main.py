@@ -14,7 +14,7 @@ from penstock import __version__
 from penstock.cli.bench import bench
 from penstock.cli.early_signals import Stopped, ending_at_once
 from penstock.cli.model_commands import evaluate, export, generate, serve
-from penstock.cli.reading_commands import doctor, inspect, report, samples, trace, view
+from penstock.cli.reading_commands import doctor, report, samples, trace, view
 from penstock.cli.training_commands import chaos, init, list_entries, resume, scale, simulate, train, worker
 from penstock.errors import PenstockError, UserError, WorkerDied
 from penstock.observe.plain_text import plain_block, plain_line
@@ -43,7 +43,7 @@ app = typer.Typer(
 )
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (train, resume, init, list_entries),
-    "Look at runs": (view, samples, report, trace, inspect, doctor),
+    "Look at runs": (view, samples, report, trace, doctor),
     "Use a model": (evaluate, export, generate, serve),
     "Plan, scale, test": (simulate, scale, worker, chaos),
 }

@@ -89,25 +89,21 @@ def trace(
     print(trace_run(run, to))
 
 
-def inspect(
-    run: Run,
-    group: Annotated[int | None, typer.Option(min=0, help="Show the whole life of this group.")] = None,
-    debug: Debug = False,
-) -> None:
-    """What became of a run's groups: how many are in each state, and why some were dropped. Also while it runs."""
-    from penstock.cli.inspect import print_run
-
-    with contextlib.suppress(BrokenPipeError):
-        print_run(run, group=group)
-
-
 def doctor(
     run: Run,
+    group: Annotated[
+        int | None, typer.Option(min=0, help="Show the whole life of this group, with its text.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Show what became of the attempts at this task.")] = None,
     debug: Debug = False,
 ) -> None:
     """How a run is, while it goes on or after its end: its processes and their stacks, groups, and usual causes."""
     from penstock.cli.doctor import diagnose
+    from penstock.cli.group_story import group_lines, task_lines
 
+    lines = diagnose(run) if group is None else group_lines(run, group)
+    if task is not None:
+        lines = task_lines(run, task)
     with contextlib.suppress(BrokenPipeError):
-        for line in diagnose(run):
+        for line in lines:
             print(line)

@@ -14,8 +14,7 @@ import msgspec
 
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import StalenessGate
-from penstock.buffer.blob_cleanup import CleaningLog
-from penstock.buffer.group_log import GroupLog, NoGroupLog
+from penstock.buffer.group_log import CleaningLog, GroupLog, MemoryGroupLog
 from penstock.buffer.history import VersionHistory
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.engines.engine_pool import EnginePool
@@ -28,12 +27,11 @@ from penstock.orchestration.closed_loop import ClosedLoop, starting_bound
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.controller_events import ControllerEvents
-from penstock.orchestration.episode_advantages import episode_advantages
 from penstock.orchestration.evaluation import Evaluator
 from penstock.orchestration.failure_streak import FailureStreak, limit_of
 from penstock.orchestration.group_production import GroupProduction, TaskSource
-from penstock.orchestration.intake import Intake
 from penstock.orchestration.resume import BroughtBack, Resume
+from penstock.orchestration.step_answers import episode_advantages
 from penstock.orchestration.step_planner import StepPlanner
 from penstock.orchestration.step_runner import StepRunner
 from penstock.orchestration.trainer_group import group_of
@@ -84,35 +82,29 @@ def build_controller(
     if resume is not None:
         gate.restore(resume.gate)
     blobs: BlobStore = parts.blobs if parts.blobs is not None else MemoryBlobs()
-    log = CleaningLog(parts.log or NoGroupLog(), blobs)
-    gate.history.on_issue = log.issued
-    buffer = RolloutBuffer(gate, log=log)
-    loop = ClosedLoop.of(staleness, buffer)
+    log = CleaningLog(parts.log or MemoryGroupLog(), blobs)
     told = ControllerEvents(
         events or EventStream(asyncio.get_running_loop()),
         gate,
+        log.attempts,
         advantages=partial(episode_advantages, config.algorithm),
         decode=parts.tokenizer.decode,
     )
-    if resume is not None:
-        told.lost(resume.lost)
-    activity, group = Activity(), group_of(parts.trainers)
+    buffer = RolloutBuffer(gate, log=log, dropped=told.dropped, give_back=parts.tasks.put_back)
+    loop = ClosedLoop.of(staleness, buffer)
+    activity, group = Activity(log.attempts), group_of(parts.trainers)
     return Controller(
         production=GroupProduction(
             runner=build_runner(config, parts),
             scorer=parts.scorer,
             tasks=parts.tasks,
             buffer=buffer,
-            intake=Intake(
-                buffer,
-                config.algorithm.selection,
-                max_filtered_in_a_row=staleness.max_filtered_in_a_row,
-            ),
+            selection=config.algorithm.selection,
+            max_filtered_in_a_row=staleness.max_filtered_in_a_row,
             failures=FailureStreak(
                 limit_of(config.run.max_failed_in_a_row, rollout.groups_per_step, staleness.loosest)
             ),
             blobs=blobs,
-            activity=activity,
             events=told,
             resume=resume,
         ),

@@ -57,7 +57,6 @@ async def begin(prepared: Prepared, blobs: BlobStore, say: Callable[[str], None]
         blobs=blobs,
         say=say,
         progress_s=config.run.journal_every_s,
-        group_size=config.rollout.group_size,
     )
     async with opened as log:
         if saved is None:
@@ -89,7 +88,7 @@ def what_a_crash_costs(run: RunConfig, only_in_python: Sequence[Part]) -> str | 
 def describe(resume: Resume) -> str:
     """What was saved of the work after the checkpoint, in a sentence."""
     gate = resume.gate
-    episodes = sum(map(len, resume.episodes.values()))
+    episodes = sum(len(group.episodes) for group in resume.partial.values())
     tokens = sum(group.num_tokens for group in resume.partial.values())
     return (
         f"going on after step {gate.step} with {len(gate.ready)} finished groups from the journal; "

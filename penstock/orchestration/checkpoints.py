@@ -11,13 +11,15 @@ here too, and come again in a run without one.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
 import msgspec
 
 from penstock.buffer.admission import GateState
+from penstock.buffer.attempt_records import CheckpointKept
+from penstock.buffer.group_log import GroupLog, NoGroupLog
 from penstock.buffer.history import HistoryState
 from penstock.checksums import check_files, write_checksums
 from penstock.errors import RemoteError, TrainerLost, UserError
@@ -61,7 +63,7 @@ class Progress(Record, frozen=True, kw_only=True):
     num_admitted: int
     history: HistoryState
     consumed: tuple[tuple[int, int], ...] = ()
-    """The groups that its weights were trained on, as spans of numbers: (first, last). An audit needs no ledger."""
+    """The groups that its weights were trained on, as spans: (first, last). An audit needs no journal."""
     tasks: StreamState
     """With the tasks of the groups that were under way put back."""
     heldout: tuple[tuple[int, float | None], ...] = ()
@@ -86,7 +88,7 @@ class Progress(Record, frozen=True, kw_only=True):
             ready=(),
             consumed=self.consumed,
         )
-        return Resume(gate=gate, history=self.history, running={})
+        return Resume(gate=gate, history=self.history, task_ids={})
 
 
 class _Format(msgspec.Struct):
@@ -176,13 +178,11 @@ class Checkpoints:
         events: Recorder,
         heldout: Callable[[], Sequence[tuple[int, float]]] = tuple,
         only_in_python: tuple[Part, ...] = (),
-        durable: Callable[[], Awaitable[None]] | None = None,
-        covered: Callable[[int], Awaitable[None]] | None = None,
+        log: GroupLog | None = None,
     ) -> None:
-        """`durable` is awaited before each: a journal must reach as far as the checkpoints that it goes with.
-        `covered` is told the step of the oldest one that a run may go on from, whenever one is on the disk."""
-        self._durable = durable
-        self._covered = covered
+        """The `log` must reach as far as the checkpoints that it goes with. It is told the step of the oldest one
+        that a run may go on from, whenever one is on the disk."""
+        self._log: GroupLog = log or NoGroupLog()
         self._run = run
         self._id = read_facts(run).id
         self._trainer = trainer
@@ -213,8 +213,7 @@ class Checkpoints:
         """Take the checkpoint of this moment, between two steps. Whoever begins one settles it."""
         step = self._last = stand.gate.step
         progress = msgspec.json.encode(self._progress(stand))
-        if self._durable is not None:
-            await self._durable()
+        await self._log.durable()
         found, rewards = checkpoints_of(self._run), rewards_of(self._run)
         old = superfluous(found, step=step, keep=self._keep, rewards=rewards, evaluating=self._evaluating)
         try:
@@ -250,8 +249,7 @@ class Checkpoints:
             )
         )
         self._keep_reward(step)
-        if self._covered is not None:
-            await self._covered(min(list(checkpoints_of(self._run))[-self._keep :]))
+        await self._log.append(CheckpointKept(step=min(list(checkpoints_of(self._run))[-self._keep :])))
 
     def rolled_back(self, step: int) -> None:
         """Steps after this one are undone, and so is a checkpoint of them that was not durable."""
@@ -299,7 +297,7 @@ class Checkpoints:
     def _progress(self, stand: Resume) -> Progress:
         gate = stand.gate
         tickets = [*(group.ticket for group in gate.ready), *gate.running]
-        under_way = [stand.running[number].id for number in sorted(ticket.number for ticket in tickets)]
+        under_way = [stand.task_ids[number] for number in sorted(ticket.number for ticket in tickets)]
         place = self._tasks.state()
         return Progress(
             run=self._id,

@@ -43,7 +43,7 @@ class RunConfig(Section):
 
     journal: bool = True
     """In a run with checkpoints: keep a journal of every group, so that `penstock resume` goes on with those that
-    were finished and `penstock inspect` shows what became of each. Off, a resumed run generates them again."""
+    were finished and `penstock doctor` shows what became of each. Off, a resumed run generates them again."""
 
     journal_every_s: float = Field(default=2.0, gt=0)
     """In a run with a journal: seconds between two records of answers under way. After a crash they go on from the

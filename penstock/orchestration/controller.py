@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from penstock.buffer.admission import ReadyGroup, StepGroups
+from penstock.buffer.attempt_records import GroupDropped, RunResumed
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.errors import TrainerLost
 from penstock.interfaces import Engine, Trainer
@@ -25,7 +26,9 @@ from penstock.orchestration.resume import BroughtBack, Resume
 from penstock.orchestration.step_planner import TrainedStep
 from penstock.orchestration.step_runner import StepRunner
 from penstock.orchestration.weight_sync import Offer, WeightSync
-from penstock.types import Task
+
+UNDONE = "undone"
+"""Why a group is dropped whose step was undone, and which nobody has kept."""
 
 
 class Controller:
@@ -75,8 +78,6 @@ class Controller:
         self._trainer_there.set()
         self._incarnation = 0
         """Counts the trainers that have gone on from a checkpoint."""
-        self._trained_tasks: dict[int, tuple[Task, ...]] = {}
-        """By step, where nothing else keeps them."""
         self._first_version = 0
         """Of the weights that the trainer started with."""
         self._stepping = asyncio.Lock()
@@ -164,14 +165,17 @@ class Controller:
 
     async def _return_groups(self, step: int) -> Sequence[ReadyGroup]:
         """Of the steps after `step`. Without a journal only their tasks are known."""
-        after = [number for number in self._trained_tasks if number > step]
-        tasks = [task for number in after for task in self._trained_tasks.pop(number)]
+        log = self.buffer.log
         if self._undone is None:
-            self._production.try_again(tasks)
+            gone = log.attempts.trained_after(step)
+            await log.append(RunResumed(step=step))
+            for one in gone:
+                await log.append(GroupDropped(number=one.ticket.number, reason=UNDONE, returns=one.task_id))
+            self._production.try_again([one.task_id for one in gone])
             return ()
         back = await self._undone(step)
-        self._events.lost(back.lost)
-        self._production.returned(back.ready)
+        for lost in back.lost:
+            await self.buffer.drop(lost.group, lost.reason, lost.message, lost.scores)
         return back.ready
 
     async def run(self) -> None:
@@ -192,9 +196,10 @@ class Controller:
     def stand(self) -> Resume:
         """Where it stands now, between two steps."""
         gate = self.buffer.gate.state()
-        outstanding = {ticket.number for ticket in gate.running} | {one.ticket.number for one in gate.ready}
-        running = self._production.outstanding(outstanding)
-        return Resume(gate=gate, history=self.buffer.gate.history.state(), running=running)
+        tickets = [*gate.running, *(group.ticket for group in gate.ready)]
+        attempts = self.buffer.log.attempts.by_number
+        task_ids = {ticket.number: attempts[ticket.number].task_id for ticket in tickets}
+        return Resume(gate=gate, history=self.buffer.gate.history.state(), task_ids=task_ids)
 
     @property
     def steps_done(self) -> int:
@@ -211,7 +216,7 @@ class Controller:
             await self._trainer_there.wait()
             self.activity.trainer = "waiting for groups"
             incarnation, waiting_since = self._incarnation, self._now()
-            taken = await self.buffer.take_step(self._production.give_back)
+            taken = await self.buffer.take_step()
             waited_s, number = self._now() - waiting_since, taken.step + 1
             waits = self._events.waited(waiting_since, taken)
             async with self._stepping:
@@ -269,8 +274,6 @@ class Controller:
         self._is_published = publishes
         self.activity.trainer = f"step {number}: its groups reach the disk"
         await self.buffer.trained(taken)
-        if self._undone is None:
-            self._trained_tasks[number] = tuple(group.scored.group.task for group in taken.groups)
         self._stepped.set()
         self._stepped = asyncio.Event()
         step = TrainedStep(

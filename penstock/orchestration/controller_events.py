@@ -7,18 +7,23 @@ import numpy as np
 
 from penstock.algorithms.advantages import Values
 from penstock.buffer.admission import StalenessGate, StepGroups
+from penstock.buffer.attempts import Attempt, Attempts
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import Drop, SampleEvent, StepEvent, TokensEvent, TokenTexts, UpdateEvent
 from penstock.observe.plain_text import without_middle
 from penstock.observe.slots import Slots
-from penstock.orchestration.answer_metrics import step_metrics
-from penstock.orchestration.group_lives import GroupLives
-from penstock.orchestration.resume import LostGroup
+from penstock.orchestration.step_answers import (
+    PROCESS,
+    TokenVocabulary,
+    staleness_of,
+    step_metrics,
+    traced_tokens,
+)
 from penstock.orchestration.step_planner import TrainedStep
-from penstock.orchestration.traced_answers import TokenVocabulary, staleness_of, traced_tokens
 from penstock.types import DEFAULT_POLICY, NOT_SAMPLED, Episode, Group, Score, ScoredGroup, UpdateReceipt
 
-PROCESS = "controller"
+GENERATION, SCORING, ADMISSION, JOURNAL = "generation", "scoring", "admission", "journal"
+"""What a trainer waits for."""
 KEPT_TEXT, KEPT_TRACED_TEXT = 4000, 400_000
 """Characters of a prompt or an answer that a sample keeps; more of the few whose tokens are told."""
 
@@ -43,37 +48,42 @@ class ControllerEvents:
         self,
         stream: EventStream,
         gate: StalenessGate,
+        attempts: Attempts,
         *,
-        advantages: Callable[[Sequence[ScoredGroup]], Sequence[Values] | None] = lambda groups: None,
-        decode: Callable[[list[int]], str] = lambda token_ids: "",
+        advantages: Callable[[Sequence[ScoredGroup]], Sequence[Values] | None],
+        decode: Callable[[list[int]], str],
     ) -> None:
         """`decode` gives the text of tokens."""
         self.recorder = stream.of(PROCESS)
-        self._lives = GroupLives()
+        self._attempts = attempts.by_number
         self._vocabulary = TokenVocabulary(decode)
         self._gate = gate
         self._advantages = advantages
         self._slots = Slots()
+        self._producing: dict[int, int] = {}
+        """Of groups on their way to the buffer, the track of each."""
+        self._ready_slots = Slots()
+        self._ready: dict[int, int] = {}
+        """Of scored groups, the track on which each waits for its step."""
 
     def now(self) -> float:
         return self.recorder.now()
 
-    def begin_group(self) -> int:
-        """A slot for a group, so that the spans of groups that run side by side have a track each."""
-        return self._slots.take()
+    def begin_group(self, group: int) -> None:
+        """Groups that run side by side have a track each for their spans."""
+        self._producing[group] = self._slots.take()
 
-    def end_group(self, slot: int) -> None:
-        self._slots.give_back(slot)
+    def end_group(self, group: int) -> None:
+        self._slots.give_back(self._producing.pop(group))
 
-    def generated(self, slot: int, start: float, group: int) -> None:
+    def generated(self, group: int) -> None:
         """All episodes of a group have ended, or their rollout failed."""
-        self.recorder.span(f"slot {slot}", "generate", start, group=group)
-        self._lives.generated(group, start, self.now(), self._gate.step)
+        self._stage(group, "generate", self._attempts[group].began_s)
 
-    def scored(self, slot: int, start: float, group: int) -> None:
+    def scored(self, group: int) -> None:
         """A group has its scores, or can't be scored."""
-        self.recorder.span(f"slot {slot}", "score", start, group=group)
-        self._lives.scored(group, self.now())
+        self._stage(group, "score", self._attempts[group].generated_s)
+        self._ready[group] = self._ready_slots.take()
 
     def admission_blocked(self, start: float, reason: str) -> None:
         """Nothing could be admitted since `start`. Waits that took no time are not told."""
@@ -82,7 +92,7 @@ class ControllerEvents:
 
     def waited(self, start: float, taken: StepGroups) -> dict[str, float]:
         """The trainer has waited for these groups since `start`: what for, in seconds."""
-        waits = self._lives.waits(taken.numbers, start, self.now())
+        waits = waits_of([self._attempts[number] for number in taken.numbers], start, self.now())
         self.recorder.span("train", "wait for groups", start, step=taken.step + 1, **waits)
         return waits
 
@@ -98,9 +108,9 @@ class ControllerEvents:
             self._samples(
                 scored.group, scored.scores, of_group, age_of=age_of, step=step.number, traced=traced
             )
-        self.recorder.emit(staleness_of(step.taken, self._lives, end))
+        self.recorder.emit(staleness_of(step.taken, self._attempts, end))
         for number in step.taken.numbers:
-            self._end_life(number, end - step.took_s, step=step.number)
+            self._end_wait(number, end - step.took_s, step=step.number)
         self.recorder.emit(
             StepEvent(
                 process=PROCESS,
@@ -122,7 +132,7 @@ class ControllerEvents:
     def dropped(self, group: Group, reason: str, message: str, scores: Sequence[Score] = ()) -> None:
         """A group goes untrained. It has the episodes that had ended, and scores if all were scored."""
         self._samples(group, scores, age_of=self._age_now, drop=reason)
-        self._end_life(group.number, self.now(), reason=reason)
+        self._end_wait(group.number, self.now(), reason=reason)
         versions = sampled_versions((*group.episodes, *group.failures), self._gate.history.policy)
         self.recorder.emit(
             Drop(
@@ -136,11 +146,6 @@ class ControllerEvents:
                 num_tokens=sum(e.num_output_tokens for e in (*group.episodes, *group.failures)),
             )
         )
-
-    def lost(self, groups: Sequence[LostGroup]) -> None:
-        """Groups that the journal has dropped, since they could not be brought back."""
-        for each in groups:
-            self.dropped(each.group, each.reason, each.message, each.scores)
 
     def updated(self, delivered: "Delivered") -> None:
         receipt = delivered.receipt
@@ -165,6 +170,10 @@ class ControllerEvents:
             )
         )
 
+    def _stage(self, group: int, name: str, start: float | None) -> None:
+        assert start is not None, "what this process began has a time"
+        self.recorder.span(f"slot {self._producing[group]}", name, start, group=group)
+
     def _tokens(self, step: TrainedStep) -> set[tuple[int, int]]:
         """Tell the tokens of answers that the trainer handed back; which those are, as group and episode."""
         tokens: list[TokensEvent] = list(traced_tokens(step, step.time_s))
@@ -175,14 +184,15 @@ class ControllerEvents:
             self.recorder.emit(event)
         return {(event.group, event.episode) for event in tokens}
 
-    def _end_life(self, group: int, until: float, **attributes: int | str) -> None:
+    def _end_wait(self, group: int, until: float, **attributes: int | str) -> None:
         """A group no longer waits for its step."""
-        life = self._lives.end(group)
-        if life is not None and life.scored is not None:
-            track = f"ready {life.slot}"
-            self.recorder.span(
-                track, "ready", life.scored, max(life.scored, until), group=group, **attributes
-            )
+        slot, attempt = self._ready.pop(group, None), self._attempts.get(group)
+        if slot is None:
+            return
+        self._ready_slots.give_back(slot)
+        if attempt is not None and attempt.scored_s is not None:
+            start = attempt.scored_s
+            self.recorder.span(f"ready {slot}", "ready", start, max(start, until), group=group, **attributes)
 
     def _samples(
         self,
@@ -219,6 +229,28 @@ class ControllerEvents:
     def _age_now(self, version: int) -> int:
         """Of tokens that are not trained."""
         return max(0, self._gate.step - self._gate.history.step_of(version))
+
+
+def waits_of(attempts: Sequence[Attempt], start: float, end: float) -> dict[str, float]:
+    """A wait for these groups, by what the last of them to be scored was doing meanwhile."""
+    if end <= start:
+        return {}
+    last = max(attempts, key=_last_s, default=None)
+    if last is None or last.began_s is None or last.generated_s is None:
+        return {GENERATION: end - start}
+    scored = last.generated_s if last.scored_s is None else last.scored_s
+    bounds = [
+        start,
+        *(min(end, max(start, time)) for time in (last.began_s, last.generated_s, scored)),
+        end,
+    ]
+    parts = zip((ADMISSION, GENERATION, SCORING, JOURNAL), bounds, bounds[1:], strict=False)
+    return {cause: until - since for cause, since, until in parts if until > since}
+
+
+def _last_s(attempt: Attempt) -> float:
+    """When it was scored, or generated; those of an earlier process came first."""
+    return attempt.scored_s or attempt.generated_s or 0.0
 
 
 def sample_event(

@@ -6,26 +6,24 @@ What goes wrong with a group costs that group, with a reason.
 """
 
 import asyncio
-import functools
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.algorithms.selection import select
 from penstock.blobs import check_group
-from penstock.buffer.admission import NO_VERSIONS, Dropped, ReadyGroup, Ticket
+from penstock.buffer.admission import NO_VERSIONS, Ticket
+from penstock.buffer.attempt_records import EpisodeEnded, GroupGenerated
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
-from penstock.errors import BlobLost, RolloutFailed, ScoringFailed
+from penstock.errors import BlobLost, RolloutFailed, ScoringFailed, UserError
 from penstock.interfaces import BlobStore, Scorer
-from penstock.orchestration.activity import Activity
 from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.failure_streak import FailureStreak
 from penstock.orchestration.group_scoring import GroupScoring
-from penstock.orchestration.intake import Intake
 from penstock.orchestration.resume import Resume
-from penstock.orchestration.standstill import UnderWay
 from penstock.rollout.group_runner import RolloutRunner
-from penstock.types import CallAnswer, Episode, Group, IntArray, PartialGroup, ScoredGroup, Task
+from penstock.types import Episode, Group, IntArray, PartialGroup, ScoredGroup, Task
 
 LOST_BLOB = "lost_blob"
 """Why a group is dropped whose bulk data can't be written or read back."""
@@ -37,6 +35,8 @@ class TaskSource(Protocol):
     def next(self) -> Task: ...
 
     def put_back(self, task: Task) -> None: ...
+
+    def task(self, task_id: str) -> Task: ...
 
     @property
     def num_taken(self) -> int:
@@ -53,10 +53,10 @@ class GroupProduction:
         scorer: Scorer,
         tasks: TaskSource,
         buffer: RolloutBuffer,
-        intake: Intake,
+        selection: Mapping[str, Mapping[str, Any]],
+        max_filtered_in_a_row: int = 512,
         failures: FailureStreak,
         blobs: BlobStore,
-        activity: Activity,
         events: ControllerEvents,
         resume: Resume | None = None,
     ) -> None:
@@ -65,158 +65,132 @@ class GroupProduction:
         self._scorer = scorer
         self._tasks = tasks
         self._buffer = buffer
-        self._intake = intake
+        self._selection = selection
+        self._max_filtered = max_filtered_in_a_row
+        self._filtered_in_a_row = 0
         self._failures = failures
         self._blobs = blobs
-        self._activity = activity
         self._events = events
-        self._resumed = resume.groups if resume is not None else ()
-        self._episodes = dict(resume.episodes) if resume is not None else {}
-        """Of resumed groups, those that had ended, by group and index."""
+        self._resume = resume
         self._partial = dict(resume.partial) if resume is not None else {}
-        """What else those groups had done."""
-        self._admitted: dict[int, Task] = {
-            group.ticket.number: group.scored.group.task for group in buffer.gate.state().ready
-        } | {ticket.number: task for ticket, task in self._resumed}
-        """The tasks of groups that are outstanding, and of some that no longer are."""
+        """What resumed groups had done."""
         self._producing: set[asyncio.Task[None]] = set()
 
     async def feed(self, background: asyncio.TaskGroup) -> None:
         """Start groups until the buffer closes: first those that were under way before a restart, then as many as
         may be admitted."""
         try:
-            for held, task in self._resumed:
-                ticket = await self._buffer.readmit(held, self._kept_versions(held.number))
-                self._start_group(background, ticket, task)
+            if self._resume is not None:
+                await self._go_on(background, self._resume)
             while True:
                 start, reason = self._events.now(), self._buffer.waiting_for()[0]
                 ticket = await self._buffer.admit()
                 self._events.admission_blocked(start, reason)
-                self._start_group(background, ticket, self._tasks.next())
+                task = self._tasks.next()
+                await self._buffer.start(ticket, task, self._tasks.num_taken)
+                self._start_group(background, ticket, task)
         except BufferClosed:
             return
+
+    async def _go_on(self, background: asyncio.TaskGroup, resume: Resume) -> None:
+        for lost in resume.lost:
+            await self._buffer.drop(lost.group, lost.reason, lost.message, lost.scores)
+        for held in resume.gate.running:
+            ticket = await self._buffer.readmit(held, self._kept_versions(held.number))
+            self._start_group(background, ticket, self._tasks.task(resume.task_ids[held.number]))
 
     def cancel(self) -> None:
         """Leave the groups under way."""
         for task in self._producing:
             task.cancel()
 
-    def outstanding(self, numbers: set[int]) -> dict[int, Task]:
-        """The tasks of the groups of these numbers, which are all that still count."""
-        self._admitted = {number: task for number, task in self._admitted.items() if number in numbers}
-        return dict(self._admitted)
-
-    async def give_back(self, dropped: Dropped) -> None:
-        """A group grew too old: its task is tried again."""
-        scored = dropped.scored
-        self._tasks.put_back(scored.group.task)
-        message = f"group {dropped.ticket.number} crossed the staleness bound"
-        self._events.dropped(scored.group, dropped.reason, message, scored.scores)
-
-    def try_again(self, tasks: Sequence[Task]) -> None:
+    def try_again(self, task_ids: Sequence[str]) -> None:
         """Their groups are gone with the steps that trained on them."""
-        for task in tasks:
-            self._tasks.put_back(task)
-
-    def returned(self, groups: Sequence[ReadyGroup]) -> None:
-        """Groups of undone steps wait for a step again."""
-        self._admitted |= {group.ticket.number: group.scored.group.task for group in groups}
+        for task_id in task_ids:
+            self._tasks.put_back(self._tasks.task(task_id))
 
     def _kept_versions(self, number: int) -> IntArray:
         """Of tokens that a group has from before a restart."""
-        ended = self._episodes.get(number, {}).values()
-        policy = self._buffer.gate.history.policy
-        versions = [turn.versions for episode in ended for turn in episode.turns if turn.policy == policy]
-        versions += self._partial.get(number, PartialGroup()).versions()
+        versions = self._partial.get(number, PartialGroup()).versions(self._buffer.gate.history.policy)
         return np.concatenate(versions) if versions else NO_VERSIONS
 
     def _start_group(self, background: asyncio.TaskGroup, ticket: Ticket, task: Task) -> None:
-        self._admitted[ticket.number] = task
-        producing = background.create_task(self._produce(ticket, task, self._tasks.num_taken))
+        producing = background.create_task(self._produce(ticket, task))
         self._producing.add(producing)
         producing.add_done_callback(self._producing.discard)
 
-    async def _produce(self, ticket: Ticket, task: Task, num_taken: int) -> None:
+    async def _produce(self, ticket: Ticket, task: Task) -> None:
         """One group, from its task to the buffer. What goes wrong costs the group, with a reason."""
-        await self._buffer.start(ticket, task, num_taken)
-        slot = self._events.begin_group()
+        number = ticket.number
         ended: list[Episode] = []
-        partial = self._partial.pop(ticket.number, PartialGroup())
-        scored_one = functools.partial(self._buffer.episode_scored, ticket)
+        done = self._partial.pop(number, PartialGroup())
+        scoring = GroupScoring(self._scorer, task, number=number, known=done.scores, log=self._buffer.log)
+        self._events.begin_group(number)
         try:
-            async with GroupScoring(self._scorer, task, known=partial.scores, scored=scored_one) as scoring:
-                calls = tuple(partial.calls.values())
-                group = await self._generate(slot, ticket, task, scoring, ended, calls)
+            async with scoring:
+                group = await self._generate(number, task, scoring, ended, done)
                 check_group(self._blobs, group)
-                scored = await self._score(slot, group, scoring)
-        except BlobLost as error:
-            await self._drop(ticket, task, LOST_BLOB, str(error), ended)
-        except (RolloutFailed, ScoringFailed) as error:
-            await self._drop(ticket, task, error.reason, str(error), ended)
-        else:
+                scored = await self._score(group, scoring)
+            self._failures.good()
             await self._take_in(ticket, scored)
-        finally:
-            self._activity.under_way.pop(ticket.number, None)
-            self._events.end_group(slot)
-
-    async def _take_in(self, ticket: Ticket, scored: ScoredGroup) -> None:
-        """Into the buffer, unless selection drops it or the log can't keep its blobs."""
-        self._failures.good()
-        group = scored.group
-        try:
-            reason = await self._intake.take(ticket, scored)
         except BlobLost as error:
-            await self._drop(ticket, group.task, LOST_BLOB, str(error), group.episodes)
-            return
-        if reason is not None:
-            message = f"group {ticket.number} has nothing to train on"
-            self._events.dropped(group, reason, message, scored.scores)
+            await self._fail(Group.of(number, task, ended), LOST_BLOB, str(error))
+        except (RolloutFailed, ScoringFailed) as error:
+            await self._fail(Group.of(number, task, ended), error.reason, str(error))
+        finally:
+            self._events.end_group(number)
 
     async def _generate(
-        self,
-        slot: int,
-        ticket: Ticket,
-        task: Task,
-        scoring: GroupScoring,
-        ended: list[Episode],
-        calls: Sequence[CallAnswer],
+        self, number: int, task: Task, scoring: GroupScoring, ended: list[Episode], done: PartialGroup
     ) -> Group:
-        """The group; its episodes are in `ended` as they end, whatever becomes of the others. `calls` are those
-        that its episodes have made before."""
-        done = self._episodes.pop(ticket.number, {})
+        """The group; its episodes are in `ended` as they end, whatever becomes of the others. `done` is what it has
+        done before."""
+        log = self._buffer.log
 
         def on_end(episode: Episode) -> None:
-            if episode.index not in done:
-                self._buffer.ended(ticket, episode)
+            # One that failed runs again after a restart.
+            if episode.index not in done.episodes and episode.failure is None:
+                log.append(EpisodeEnded(number=number, episode=episode))
             ended.append(episode)
             scoring.ended(episode)
 
-        start = self._events.now()
-        self._activity.num_generating += 1
-        self._activity.under_way[ticket.number] = UnderWay(stage="generation", since=start, task=task.id)
         try:
-            return await self._runner.run_group(ticket.number, task, ended=on_end, done=done, calls=calls)
+            group = await self._runner.run_group(
+                number, task, ended=on_end, done=done.episodes, calls=tuple(done.calls.values())
+            )
+            log.append(GroupGenerated(number=number))
+            return group
         finally:
-            self._activity.num_generating -= 1
-            self._activity.num_left += 1
-            self._events.generated(slot, start, ticket.number)
+            self._events.generated(number)
 
-    async def _score(self, slot: int, group: Group, scoring: GroupScoring) -> ScoredGroup:
-        start = self._events.now()
-        self._activity.num_scoring += 1
-        self._activity.under_way[group.number] = UnderWay(stage="scoring", since=start, task=group.task.id)
+    async def _score(self, group: Group, scoring: GroupScoring) -> ScoredGroup:
         try:
             return ScoredGroup(group=group, scores=await scoring.scores(group))
         finally:
-            self._activity.num_scoring -= 1
-            self._activity.num_left += 1
-            self._events.scored(slot, start, group.number)
+            self._events.scored(group.number)
 
-    async def _drop(
-        self, ticket: Ticket, task: Task, reason: str, message: str, ended: Sequence[Episode]
-    ) -> None:
-        await self._buffer.drop(ticket, reason)
-        self._events.dropped(Group.of(ticket.number, task, ended), reason, message)
+    async def _take_in(self, ticket: Ticket, scored: ScoredGroup) -> None:
+        """Into the buffer, unless selection drops it. Selection that leaves nothing to learn from ends the run."""
+        selected = select(scored, self._selection)
+        if selected.drop is None:
+            self._filtered_in_a_row = 0
+            samples = tuple(selected.samples(index) for index in range(len(selected.scored.scores)))
+            await self._buffer.finish(ticket, selected.scored, samples)
+            return
+        message = f"group {ticket.number} has nothing to train on"
+        await self._buffer.drop(scored.group, selected.drop, message, scored.scores)
+        self._filtered_in_a_row += 1
+        if self._filtered_in_a_row >= self._max_filtered:
+            self._buffer.fail(
+                UserError(
+                    f"the last {self._filtered_in_a_row} groups were all dropped by selection (the last for "
+                    f"{selected.drop}, its scores around {scored.values.mean(dtype=float):g}), so there is nothing "
+                    "to learn from: the tasks are too easy or too hard; change them, or algorithm.selection"
+                )
+            )
+
+    async def _fail(self, group: Group, reason: str, message: str) -> None:
+        await self._buffer.drop(group, reason, message)
         error = self._failures.failed(reason, message)
         if (word := self._failures.rate_words()) is not None:
             self._events.recorder.log(word)

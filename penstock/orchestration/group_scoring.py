@@ -1,11 +1,12 @@
 """Scores a group's episodes: each as it ends, beside the rollout of the others, where the reward allows it."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 
+from penstock.buffer.group_log import GroupLog, NoGroupLog
 from penstock.interfaces import Scorer
-from penstock.types import Episode, Group, Score, Task
+from penstock.types import Episode, EpisodeScore, Group, Score, Task, WorkProgressed
 
 
 class GroupScoring:
@@ -23,15 +24,17 @@ class GroupScoring:
         scorer: Scorer,
         task: Task,
         *,
+        number: int = 0,
         known: Mapping[int, Score] | None = None,
-        scored: Callable[[Episode, Score], None] = lambda episode, score: None,
+        log: GroupLog | None = None,
     ) -> None:
-        """`known` are scores from before a restart, by the index of their episode; `scored` is told of each other
-        one while episodes are scored one by one."""
+        """`known` are scores from before a restart, by the index of their episode; each other one goes into the
+        `log` while episodes are scored one by one."""
         self._scorer = scorer
         self._task = task
         self._known = dict(known or {})
-        self._scored = scored
+        self._number = number
+        self._log: GroupLog = log or NoGroupLog()
         self._calls = asyncio.TaskGroup()
         self._early: dict[int, asyncio.Task[Score]] = {}
 
@@ -65,5 +68,6 @@ class GroupScoring:
         if episode.index in self._known:
             return self._known[episode.index]
         score = await self._scorer.score_episode(self._task, episode)
-        self._scored(episode, score)
+        one = EpisodeScore(group=self._number, episode=episode.index, score=score)
+        self._log.append(WorkProgressed(scores=(one,)))
         return score

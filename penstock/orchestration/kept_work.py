@@ -9,7 +9,7 @@ from penstock.orchestration.resume import Resume
 from penstock.rollout.episode_rollout import TokenSource
 from penstock.rollout.kept_calls import KeepCall, keep_nothing
 from penstock.rollout.kept_turns import KeptTurns
-from penstock.types import ONE_VERSION, Interrupt
+from penstock.types import ONE_VERSION, CallAnswer, Interrupt, WorkProgressed
 
 RECORD_EVERY = 256
 """Tokens between two pieces of recorded data that are kept while an answer is under way: each piece is a file."""
@@ -37,11 +37,15 @@ async def keep_work(
     capabilities = (await engine.report()).capabilities
     turns = KeptTurns(
         engine,
-        log.work,
+        log,
         known=resume.partial if resume is not None else None,
         resumes=interrupt not in ONE_VERSION,
         records_routing="routing" in capabilities,
         record_every=RECORD_EVERY,
         say=say,
     )
-    return KeptWork(engine=turns, keep_call=log.call_made)
+
+    async def keep_call(answer: CallAnswer) -> None:
+        await log.append(WorkProgressed(calls=(answer,)))
+
+    return KeptWork(engine=turns, keep_call=keep_call)

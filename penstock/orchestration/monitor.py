@@ -12,7 +12,7 @@ from penstock.observe.recorder import Recorder
 from penstock.observe.run_state import TRAINER, RunState
 from penstock.observe.status import RunStatus
 from penstock.orchestration.controller import Controller
-from penstock.orchestration.standstill import USUAL_CAUSES, Mark, StageWatch, oldest_words
+from penstock.orchestration.standstill import USUAL_CAUSES, Mark, StageWatch
 from penstock.types import EngineReport
 
 POLL_S = 0.5
@@ -79,8 +79,8 @@ class RunMonitor:
         gate, activity = controller.buffer.gate, controller.activity
         self._stream.of("controller").count(
             outstanding=gate.outstanding,
-            generating=activity.num_generating,
-            scoring=activity.num_scoring,
+            generating=len(activity.generating),
+            scoring=len(activity.scoring),
             ready=gate.num_ready,
             limit=gate.limit,
             **self._blocked(now),
@@ -119,19 +119,19 @@ class RunMonitor:
         """How much waits where, and what has waited for longest."""
         gate, activity = self._controller.buffer.gate, self._controller.activity
         return [
-            f"groups: {activity.num_generating} in generation, {activity.num_scoring} in scoring, "
+            f"groups: {len(activity.generating)} in generation, {len(activity.scoring)} in scoring, "
             f"{gate.num_ready} ready, {gate.outstanding} of {gate.limit} outstanding; "
-            + oldest_words(now, activity.under_way)
+            + activity.oldest_words(now)
         ]
 
     def _marks(self) -> dict[str, Mark]:
         gate, activity = self._controller.buffer.gate, self._controller.activity
         tokens = sum(engine.counters["tokens"] for engine in self._state.engines)
         at_step = activity.trainer.startswith(("step", "checkpoint"))
-        syncing = activity.syncing_version
+        syncing, num_left = activity.syncing_version, activity.attempts.num_left
         return {
-            "generation": Mark(work=activity.num_generating, progress=tokens + activity.num_left),
-            "scoring": Mark(work=activity.num_scoring, progress=activity.num_left),
+            "generation": Mark(work=len(activity.generating), progress=tokens + num_left),
+            "scoring": Mark(work=len(activity.scoring), progress=num_left),
             "training": Mark(work=int(at_step), progress=gate.step),
             "weight sync": Mark(work=int(syncing is not None), progress=-1 if syncing is None else syncing),
         }
@@ -175,8 +175,8 @@ class RunMonitor:
             what = f"{running:.0f} running, {waiting:.0f} waiting"
             if not running + waiting:
                 what = f"idle: {generation}"
-                if activity.num_scoring:
-                    what += f", {activity.num_scoring} being scored"
+                if activity.scoring:
+                    what += f", {len(activity.scoring)} being scored"
             doings.append((engine.name, what))
         return doings
 

@@ -5,27 +5,26 @@ Groups that were running are generated on under their old numbers, and their fin
 """
 
 import asyncio
-import contextlib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from penstock.blobs import refs_of_episode
 from penstock.buffer.admission import EMPTY, ReadyGroup, masked_before, of_policy, oldest_step
-from penstock.buffer.durable_log import DurableGroupLog, read_lives
-from penstock.buffer.history import HistoryState, VersionHistory
+from penstock.buffer.attempt_records import RunResumed, Standing, samples_of
+from penstock.buffer.attempts import Attempt, AttemptState
+from penstock.buffer.durable_log import DurableGroupLog, read_attempts
+from penstock.buffer.history import VersionHistory
 from penstock.buffer.journal.journal_files import DiskFiles
-from penstock.buffer.life_records import Standing, samples_of
-from penstock.buffer.lives import UNDER_WAY, Life
 from penstock.errors import BlobLost
 from penstock.orchestration.checkpoints import Progress
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.group_production import LOST_BLOB
 from penstock.orchestration.resume import BroughtBack, LostGroup, Resume
 from penstock.tasks.stream import TaskStream
-from penstock.types import Episode, PartialGroup, blobs_of
+from penstock.types import DEFAULT_POLICY, PartialGroup, blobs_of
 
 
 def put_aside_other_history(folder: Path, step: int | None) -> Path | None:
@@ -34,7 +33,7 @@ def put_aside_other_history(folder: Path, step: int | None) -> Path | None:
     if not folder.exists():
         return None
     if step is not None:
-        standing = read_lives(DiskFiles(folder), keeps_content=False).standing
+        standing = read_attempts(DiskFiles(folder), keeps_content=False).standing
         if standing.covered <= step <= standing.step:
             return None
     names = (folder.with_name(f"{folder.name}.undone-{number}") for number in itertools.count(1))
@@ -47,32 +46,31 @@ async def recover(
     """Where the run goes on, with `tasks` at their place. The journal is told first that it does."""
     tasks.restore(progress.tasks)
     plain = progress.resume(config)
-    if not log.lives.standing.version_steps:
-        await log.resumed(progress.step, _standing(progress, tasks))
+    attempts = log.attempts
+    if not attempts.standing.version_steps:
+        await log.append(RunResumed(step=progress.step, standing=_standing(progress, tasks)))
         return plain
-    await log.resumed(progress.step)
-    standing, lives = log.lives.standing, log.lives.by_number.values()
+    await log.append(RunResumed(step=progress.step, num_again=attempts.num_again(progress.step)))
+    standing = attempts.standing
     tasks.move_to(standing.num_taken, standing.returned)
-    history = VersionHistory(progress.history.policy, standing.version_steps)
-    finished = [life for life in lives if life.state == "scored"]
-    back = await _bring_back(finished, log, history, config, tasks)
-    running = [life for life in lives if life.state in UNDER_WAY]
-    outstanding = [*running, *(log.lives.by_number[group.ticket.number] for group in back.ready)]
-    episodes = {life.ticket.number: _episodes(life, log) for life in running}
+    history = _history(progress.history.policy, standing)
+    finished = [one for one in attempts.by_number.values() if one.state == AttemptState.SCORED]
+    back = _bring_back(finished, log, history, config, tasks)
+    running = attempts.under_way
+    outstanding = [*running, *(group.ticket.number for group in back.ready)]
     resume = Resume(
         gate=msgspec.structs.replace(
             plain.gate,
             num_admitted=standing.num_admitted,
             ready=tuple(back.ready),
-            running=tuple(life.ticket for life in running),
+            running=tuple(one.ticket for one in running.values()),
         ),
-        history=HistoryState(policy=history.policy, steps=standing.version_steps),
-        running={life.ticket.number: tasks.task(life.task_id) for life in outstanding},
-        episodes=episodes,
-        partial={life.ticket.number: _partial(life, episodes[life.ticket.number], log) for life in running},
+        history=history.state(),
+        task_ids={number: attempts.by_number[number].task_id for number in outstanding},
+        partial={number: _partial(one, log) for number, one in running.items()},
         lost=back.lost,
     )
-    log.lives.let_go()
+    attempts.let_go()
     return resume
 
 
@@ -82,19 +80,18 @@ async def undone_groups(
     """The groups that steps after `step` have trained on, while the run goes on: a trainer has gone back to `step`.
     What they consist of is read from the journal in `folder`, which is told first."""
     await log.durable()
-    lives = await asyncio.to_thread(read_lives, DiskFiles(folder))
-    await log.resumed(step)
-    history = VersionHistory(steps=lives.standing.version_steps)
-    undone = [
-        life
-        for life in lives.by_number.values()
-        if life.state == "trained" and life.step is not None and life.step > step
-    ]
-    return await _bring_back(undone, log, history, config, tasks)
+    attempts = await asyncio.to_thread(read_attempts, DiskFiles(folder))
+    await log.append(RunResumed(step=step, num_again=log.attempts.num_again(step)))
+    history = _history(DEFAULT_POLICY, attempts.standing)
+    return _bring_back(attempts.trained_after(step), log, history, config, tasks)
 
 
-async def _bring_back(
-    lives: Iterable[Life],
+def _history(policy: str, standing: Standing) -> VersionHistory:
+    return VersionHistory(policy, standing.version_steps.get(policy, ()))
+
+
+def _bring_back(
+    attempts: Iterable[Attempt],
     log: DurableGroupLog,
     history: VersionHistory,
     config: PenstockConfig,
@@ -103,65 +100,62 @@ async def _bring_back(
     """Finished groups, with their blobs. One without a token to train on was about to be dropped when the run
     ended; one whose blobs are gone is lost."""
     ready, lost = list[ReadyGroup](), list[LostGroup]()
-    for life in lives:
-        group = _ready(life, history, config, tasks)
+    for attempt in attempts:
+        group = _ready(attempt, history, config, tasks)
         try:
             if group is not None:
-                log.bring_back_blobs(group.scored.group)
+                if log.copies is not None:
+                    log.copies.bring_back(group.scored.group)
                 ready.append(group)
                 continue
             reason, message = EMPTY, "it has no token to train on"
         except BlobLost as error:
             reason, message = LOST_BLOB, str(error)
-        assert life.scored is not None
-        scored = life.scored.with_task(tasks.task(life.task_id))
+        assert attempt.scored is not None
+        scored = attempt.scored.with_task(tasks.task(attempt.task_id))
         lost.append(LostGroup(group=scored.group, scores=scored.scores, reason=reason, message=message))
-        await log.dropped(life.ticket.number, reason)
     return BroughtBack(ready=ready, lost=lost)
 
 
 def _ready(
-    life: Life, history: VersionHistory, config: PenstockConfig, tasks: TaskStream
+    attempt: Attempt, history: VersionHistory, config: PenstockConfig, tasks: TaskStream
 ) -> ReadyGroup | None:
     """As the buffer had it; None without a token to train on."""
-    assert life.scored is not None, "a group that may be trained keeps what it consists of"
-    scored = life.scored.with_task(tasks.task(life.task_id))
-    samples = of_policy(history.policy, samples_of(life.scored, scored))
+    assert attempt.scored is not None, "a group that may be trained keeps what it consists of"
+    scored = attempt.scored.with_task(tasks.task(attempt.task_id))
+    samples = of_policy(history.policy, samples_of(attempt.scored, scored))
     oldest = oldest_step(samples, history)
     if oldest is None:
         return None
-    if life.selected_at is not None and config.staleness.late == "mask":
-        then = VersionHistory(history.policy, life.steps_at_selection)
-        samples = masked_before(life.selected_at - life.ticket.bound, samples, then)
+    steps = attempt.steps_at_selection.get(history.policy, ())
+    if attempt.selected_at is not None and config.staleness.late == "mask":
+        then = VersionHistory(history.policy, steps)
+        samples = masked_before(attempt.selected_at - attempt.ticket.bound, samples, then)
     return ReadyGroup(
-        ticket=life.ticket,
+        ticket=attempt.ticket,
         scored=scored,
         samples=samples,
         oldest_step=oldest,
-        selected_at=life.selected_at,
-        steps_at_selection=life.steps_at_selection,
+        selected_at=attempt.selected_at,
+        steps_at_selection=steps,
     )
 
 
-def _episodes(life: Life, log: DurableGroupLog) -> dict[int, Episode]:
-    """Those that had ended and of which nothing is lost."""
-    kept = {}
-    for index, episode in life.episodes.items():
-        with contextlib.suppress(BlobLost):
-            log.bring_back_partial(life.ticket.number, refs_of_episode(episode))
-            kept[index] = episode
-    return kept
-
-
-def _partial(life: Life, ended: Mapping[int, Episode], log: DurableGroupLog) -> PartialGroup:
-    """What else the group had done, up to where something is lost."""
-    partial = life.partial
-    partial.scores = {index: score for index, score in partial.scores.items() if index in ended}
-    for part in [part for parts in partial.turns.values() for part in parts]:
-        try:
-            log.bring_back_partial(life.ticket.number, blobs_of([part]))
-        except BlobLost:
-            partial.cut(part)
+def _partial(attempt: Attempt, log: DurableGroupLog) -> PartialGroup:
+    """What the group had done: episodes of which nothing is lost, and turns up to where something is."""
+    partial, copies, number = attempt.partial or PartialGroup(), log.copies, attempt.ticket.number
+    if copies is not None:
+        for index, episode in list(partial.episodes.items()):
+            try:
+                copies.bring_back_partial(number, refs_of_episode(episode))
+            except BlobLost:
+                del partial.episodes[index]
+        for part in [part for parts in partial.turns.values() for part in parts]:
+            try:
+                copies.bring_back_partial(number, blobs_of([part]))
+            except BlobLost:
+                partial.cut(part)
+    partial.scores = {index: score for index, score in partial.scores.items() if index in partial.episodes}
     return partial
 
 
@@ -170,6 +164,6 @@ def _standing(progress: Progress, tasks: TaskStream) -> Standing:
         num_admitted=progress.num_admitted,
         num_taken=tasks.num_taken,
         returned=progress.tasks.returned,
-        version_steps=progress.history.steps,
+        version_steps={progress.history.policy: progress.history.steps},
         step=progress.step,
     )

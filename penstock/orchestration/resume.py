@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.buffer.admission import GateState, ReadyGroup, Ticket
+from penstock.buffer.admission import GateState, ReadyGroup
 from penstock.buffer.history import HistoryState
-from penstock.types import Episode, Group, PartialGroup, Score, Task
+from penstock.types import Group, PartialGroup, Score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostGroup:
-    """A finished group that could not be brought back, and is dropped."""
+    """A finished group that could not be brought back, and is to be dropped."""
 
     group: Group
     scores: Sequence[Score]
@@ -28,17 +28,11 @@ class BroughtBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Where an earlier controller stopped. `running` are the tasks of the groups that were under way, by number;
-    `episodes` those of their episodes that had ended, by number and index; `partial` what the others had done;
-    `lost` are groups that the journal has dropped since."""
+    """Where a controller stands, or an earlier one stopped. `task_ids` are those of the outstanding groups, by
+    number; `partial` what groups under way had done; `lost` are finished groups that can't be trained."""
 
     gate: GateState
     history: HistoryState
-    running: Mapping[int, Task]
-    episodes: Mapping[int, Mapping[int, Episode]] = field(default_factory=dict)
+    task_ids: Mapping[int, str]
     partial: Mapping[int, PartialGroup] = field(default_factory=dict)
     lost: Sequence[LostGroup] = ()
-
-    @property
-    def groups(self) -> tuple[tuple[Ticket, Task], ...]:
-        return tuple((ticket, self.running[ticket.number]) for ticket in self.gate.running)

@@ -9,7 +9,7 @@ from penstock.safe_files import write_private
 from penstock.types import Record
 
 FILE = "run.json"
-FORMAT = 1
+FORMAT = 2
 """Of run folders: which files there are and what they mean. Other numbers are refused."""
 
 

@@ -21,15 +21,6 @@ class Mark:
     """A number that changes whenever it gets on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnderWay:
-    """A group on its way to the buffer."""
-
-    stage: str
-    since: float
-    task: str
-
-
 class StageWatch:
     """Tells stages that had work and did not move for `limit_s`, each again after as long."""
 
@@ -50,11 +41,3 @@ class StageWatch:
                 since = now
             self._marks[stage] = (mark.progress, since)
         return standing
-
-
-def oldest_words(now: float, under_way: Mapping[int, UnderWay]) -> str:
-    """Of the groups that are under way, the one that has been in its stage for longest."""
-    if not under_way:
-        return "no group is under way"
-    number, oldest = min(under_way.items(), key=lambda one: one[1].since)
-    return f"the oldest is group {number} (task {oldest.task!r}), in {oldest.stage} for {now - oldest.since:.0f} s"

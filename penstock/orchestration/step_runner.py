@@ -99,6 +99,6 @@ class StepRunner:
             if self._num_lost_in_a_row >= LOST_STEPS:
                 raise error
         for number, (scored, message) in lost.items():
-            taken = await self._buffer.drop_taken(taken, number, LOST_BLOB)
-            self._events.dropped(scored.group, LOST_BLOB, message, scored.scores)
+            await self._buffer.drop(scored.group, LOST_BLOB, message, scored.scores)
+            taken = taken.without(number)
         return taken

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Awaitable, Callable
 
 from penstock.buffer.durable_log import FOLDER as JOURNAL
+from penstock.buffer.group_log import GroupLog, MemoryGroupLog
 from penstock.engines.engine_pool import EnginePool
 from penstock.interfaces import Scorer
 from penstock.observe.event_stream import EventStream
@@ -81,6 +82,7 @@ class TrainingPhase:
         self._joining = joining
         self._scorer = scorer
         self._only_in_python = only_in_python
+        self._log: GroupLog = beginning.log or MemoryGroupLog()
         self._built: asyncio.Future[Controller] = asyncio.get_running_loop().create_future()
         self.controller: Controller | None = None
         self.has_begun = False
@@ -163,7 +165,7 @@ class TrainingPhase:
             tokenizer=prepared.tokenizer,
             tasks=beginning.tasks,
             episodes=episodes,
-            log=beginning.log,
+            log=self._log,
             blobs=workers.blobs,
             checkpoints=checkpoints,
             undone=self._undone(),
@@ -236,7 +238,6 @@ class TrainingPhase:
 
     def _checkpoints(self) -> Checkpoints:
         run, beginning, state = self._config.run, self._beginning, self._state
-        log = beginning.log
         return Checkpoints(
             self._prepared.folder,
             self._workers.trainer,
@@ -246,8 +247,7 @@ class TrainingPhase:
             events=self._events,
             heldout=lambda: state.heldout,
             only_in_python=self._only_in_python,
-            durable=None if log is None else log.durable,
-            covered=None if log is None else log.covered,
+            log=self._log,
         )
 
     async def _train(

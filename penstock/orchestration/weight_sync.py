@@ -106,7 +106,7 @@ class WeightSync:
 
     def issue(self, step: int) -> int:
         """A number for the weights that `step` makes."""
-        version = self._buffer.gate.history.issue(step)
+        version = self._buffer.issue(step)
         self._unreleased.add(version)
         return version
 

@@ -74,6 +74,9 @@ class Tasks:
     def put_back(self, task: Task) -> None:
         self._returned.append(task)
 
+    def task(self, task_id: str) -> Task:
+        return Task(id=task_id, prompt=f"p{task_id[1:]}")
+
 
 class PromptTokenizer(SimulatedTokenizer):
     """Every task has a prompt of its own: engines are chosen by it."""

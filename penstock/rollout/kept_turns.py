@@ -21,11 +21,11 @@ from penstock.rollout.episode_rollout import TokenSource
 from penstock.rollout.episode_spec import place_of
 from penstock.types import (
     AnswerSoFar,
-    CallAnswer,
     Chunk,
     GenerateRequest,
     PartialGroup,
     TurnPart,
+    WorkProgressed,
     joined_chunk,
 )
 
@@ -33,9 +33,7 @@ from penstock.types import (
 class WorkLog(Protocol):
     """Where unfinished work is told. Nobody waits for it."""
 
-    def turn(self, part: TurnPart) -> None: ...
-
-    def call(self, answer: CallAnswer) -> None: ...
+    def append(self, record: WorkProgressed) -> object: ...
 
 
 class KeptTurns:
@@ -124,6 +122,7 @@ class _KeptTurn:
         self.answer = AnswerSoFar(request, records_routing=records_routing)
         self._log = log
         self._place = place
+        self._policy = request.policy
         self._num_kept = 0
         self._waiting: list[Chunk] = []
         """Chunks whose recorded data has not come yet: nobody could go on after them."""
@@ -147,10 +146,16 @@ class _KeptTurn:
             kept = msgspec.structs.replace(kept, restarts=False)
         self._waiting.clear()
         part = TurnPart(
-            group=group, episode=episode, turn=turn, key=self.key, start=self._num_kept, chunk=kept
+            group=group,
+            episode=episode,
+            turn=turn,
+            policy=self._policy,
+            key=self.key,
+            start=self._num_kept,
+            chunk=kept,
         )
         self._num_kept = part.end
-        self._log.turn(part)
+        self._log.append(WorkProgressed(turns=(part,)))
 
 
 def key_of(request: GenerateRequest) -> bytes:

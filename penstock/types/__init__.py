@@ -50,7 +50,14 @@ from penstock.types.metrics import (
     merge_metrics,
     metric_values,
 )
-from penstock.types.partial_work import CallAnswer, EpisodeScore, PartialGroup, TurnPart, blobs_of
+from penstock.types.partial_work import (
+    CallAnswer,
+    EpisodeScore,
+    PartialGroup,
+    TurnPart,
+    WorkProgressed,
+    blobs_of,
+)
 from penstock.types.scores import (
     Score,
     ScoredGroup,
@@ -135,4 +142,5 @@ __all__ = [
     "WeightUpdate",
     "UpdateReceipt",
     "UpdateSelection",
+    "WorkProgressed",
 ]

@@ -1,13 +1,14 @@
-"""What is known of a group that still runs: pieces of turns, answers of calls, scores of single episodes.
+"""What is known of a group that still runs: pieces of turns, answers of calls, ended episodes and their scores.
 
 A journal keeps these, so that another process goes on with the group from there.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from penstock.types.base import IntArray, Record
+from penstock.types.base import DEFAULT_POLICY, IntArray, Record
 from penstock.types.blobs import BlobRef
+from penstock.types.episodes import Episode
 from penstock.types.generation import Chunk
 from penstock.types.scores import Score
 
@@ -21,6 +22,8 @@ class TurnPart(Record, frozen=True, kw_only=True):
     """Which of the group's."""
     turn: int
     """Counted in the order in which the episode asked for them."""
+    policy: str = DEFAULT_POLICY
+    """Whose versions the tokens have."""
     key: bytes
     """Of the request. Another one in this place is not answered from here."""
     start: int
@@ -60,13 +63,45 @@ class EpisodeScore(Record, frozen=True, kw_only=True):
     """What it is worth."""
 
 
+class WorkProgressed(Record, frozen=True, kw_only=True, tag="work"):
+    """What groups that still run have done since the last such record."""
+
+    turns: tuple[TurnPart, ...] = ()
+    calls: tuple[CallAnswer, ...] = ()
+    scores: tuple[EpisodeScore, ...] = ()
+
+    @property
+    def groups(self) -> Collection[int]:
+        """The numbers of the groups that it speaks of."""
+        return {
+            *(part.group for part in self.turns),
+            *(answer.group for answer in self.calls),
+            *(one.group for one in self.scores),
+        }
+
+
 @dataclass(slots=True)
 class PartialGroup:
-    """The work of one group. Turns and calls are by the number of their episode and their own."""
+    """All of this of one group. Turns and calls are by the number of their episode and their own, episodes and
+    scores by the episode's."""
 
     turns: dict[tuple[int, int], list[TurnPart]] = field(default_factory=dict)
     calls: dict[tuple[int, int], CallAnswer] = field(default_factory=dict)
+    episodes: dict[int, Episode] = field(default_factory=dict)
+    """Those that have ended well."""
     scores: dict[int, Score] = field(default_factory=dict)
+
+    def add(self, number: int, work: WorkProgressed) -> None:
+        """The part of a record that is about this group."""
+        for part in work.turns:
+            if part.group == number:
+                self.add_part(part)
+        for answer in work.calls:
+            if answer.group == number:
+                self.calls[(answer.episode, answer.call)] = answer
+        for one in work.scores:
+            if one.group == number:
+                self.scores[one.episode] = one.score
 
     def add_part(self, part: TurnPart) -> None:
         """What was known beyond its start is void. One that does not follow what is known is left out."""
@@ -77,13 +112,12 @@ class PartialGroup:
         if known:
             self.turns[place] = known
 
-    def add_call(self, answer: CallAnswer) -> None:
-        self.calls[(answer.episode, answer.call)] = answer
-
-    def end_episode(self, episode: int) -> None:
+    def end_episode(self, episode: Episode) -> None:
         """It is known as a whole now."""
-        self.turns = {place: parts for place, parts in self.turns.items() if place[0] != episode}
-        self.calls = {place: answer for place, answer in self.calls.items() if place[0] != episode}
+        index = episode.index
+        self.episodes[index] = episode
+        self.turns = {place: parts for place, parts in self.turns.items() if place[0] != index}
+        self.calls = {place: answer for place, answer in self.calls.items() if place[0] != index}
 
     def cut(self, part: TurnPart) -> None:
         """Forget a part and those that follow it."""
@@ -92,9 +126,16 @@ class PartialGroup:
         if kept:
             self.turns[place] = kept
 
-    def versions(self) -> list[IntArray]:
-        """The versions of the tokens that it has, part by part."""
-        return [part.chunk.versions for parts in self.turns.values() for part in parts]
+    def versions(self, policy: str) -> list[IntArray]:
+        """Of the tokens that it has of a policy, part by part."""
+        ended = [
+            turn.versions
+            for episode in self.episodes.values()
+            for turn in episode.turns
+            if turn.policy == policy
+        ]
+        parts = [part for parts in self.turns.values() for part in parts]
+        return ended + [part.chunk.versions for part in parts if part.policy == policy]
 
     @property
     def num_tokens(self) -> int:

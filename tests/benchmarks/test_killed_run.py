@@ -8,9 +8,10 @@ import msgspec
 
 from benchmarks.killed_run import KilledLife, headline, sentence, summed, tokens_kept
 from penstock.buffer.admission import Ticket
+from penstock.buffer.attempt_records import EpisodeEnded, GroupAdmitted, scored_record
 from penstock.buffer.durable_log import open_log
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.types import Task, TurnPart
+from penstock.types import TurnPart, WorkProgressed
 from tests.buffer.test_admission import scored
 from tests.types.test_partial_work import part
 
@@ -27,16 +28,18 @@ def test_each_token_of_the_journal_counts_once(tmp_path: Path) -> None:
         async with open_log(tmp_path / "journal", progress_s=2, in_thread=inline) as log:
             for number in range(3):
                 ticket = Ticket(number=number, bound=1, deadline=1)
-                await log.admitted(ticket, Task(id=f"t{number}", prompt="p"), number + 1)
-                log.work.turn(of_group(number, part(0, 1, 2)))
+                await log.append(
+                    GroupAdmitted(ticket=ticket, task_id=f"t{number}", prompt="p", num_taken=number + 1)
+                )
+                log.append(WorkProgressed(turns=(of_group(number, part(0, 1, 2)),)))
                 await asyncio.sleep(3)
-                log.work.turn(of_group(number, part(2, 3)))
+                log.append(WorkProgressed(turns=(of_group(number, part(2, 3)),)))
                 await asyncio.sleep(3)
             for number in range(2):
                 group = scored(number, [0] * 5)
-                log.ended(number, group.group.episodes[0])
+                log.append(EpisodeEnded(number=number, episode=group.group.episodes[0]))
                 await log.durable()
-            await log.finished(Ticket(number=0, bound=1, deadline=1), scored(0, [0] * 5))
+            await log.append(scored_record(0, scored(0, [0] * 5), None))
 
     assert tokens_kept(tmp_path / "journal") == 0
     run_in_virtual_time(scene())

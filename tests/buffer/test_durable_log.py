@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,15 +13,23 @@ import pytest
 from benchmarks.crashes.power_loss import PowerLossFiles
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import Ticket
+from penstock.buffer.attempt_records import (
+    CheckpointKept,
+    EpisodeEnded,
+    GroupAdmitted,
+    GroupDropped,
+    GroupsTrained,
+    VersionIssued,
+    samples_of,
+    scored_record,
+)
 from penstock.buffer.blob_copies import BlobCopies
-from penstock.buffer.durable_log import open_log, read_lives
+from penstock.buffer.durable_log import open_log, read_attempts
 from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.buffer.journal.replay import segments_of
-from penstock.buffer.ledger import LedgerCounts
-from penstock.buffer.life_records import samples_of
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.safe_files import replace_private
-from penstock.types import CallAnswer, Task
+from penstock.types import CallAnswer, Task, WorkProgressed
 from tests.buffer.test_admission import scored
 from tests.buffer.test_blob_copies import group_with_blob
 from tests.types.test_partial_work import part
@@ -41,17 +48,21 @@ def test_a_finished_group_comes_back_with_its_arrays_and_its_selection(tmp_path:
 
     async def scene() -> None:
         async with open_log(tmp_path) as log:
-            await log.admitted(ticket(3), task, 1)
-            log.ended(3, group.group.episodes[0])
-            await log.admitted(ticket(4), task, 1)
-            log.ended(4, group.group.episodes[0])
-            await log.finished(ticket(3), group, out_of_loss)
+            await log.append(
+                GroupAdmitted(ticket=ticket(3), task_id=task.id, prompt=task.prompt, num_taken=1)
+            )
+            log.append(EpisodeEnded(number=3, episode=group.group.episodes[0]))
+            await log.append(
+                GroupAdmitted(ticket=ticket(4), task_id=task.id, prompt=task.prompt, num_taken=1)
+            )
+            log.append(EpisodeEnded(number=4, episode=group.group.episodes[0]))
+            await log.append(scored_record(3, group, out_of_loss))
 
     asyncio.run(scene())
-    lives = read_lives(DiskFiles(tmp_path))
-    assert lives.counts() == Counter(scored=1, running=1)
-    assert list(lives.by_number[4].episodes) == [0]
-    record = lives.by_number[3].scored
+    attempts = read_attempts(DiskFiles(tmp_path))
+    assert attempts.counts() == Counter(scored=1, running=1)
+    assert list(attempts.by_number[4].partial.episodes) == [0]
+    record = attempts.by_number[3].scored
     assert record is not None
     back = record.with_task(task)
     assert back.group.task.columns is task.columns
@@ -64,38 +75,25 @@ def test_segments_that_a_checkpoint_covers_go_and_are_still_counted(tmp_path: Pa
     async def scene() -> None:
         async with open_log(tmp_path, segment_bytes=600) as log:
             for number in range(8):
-                await log.admitted(ticket(number), Task(id=f"t{number}", prompt="p"), number + 1)
-                await log.finished(ticket(number), scored(number, [0]))
-                await log.trained(number + 1, [number])
+                await log.append(
+                    GroupAdmitted(
+                        ticket=ticket(number), task_id=f"t{number}", prompt="p", num_taken=number + 1
+                    )
+                )
+                await log.append(scored_record(number, scored(number, [0]), None))
+                await log.append(GroupsTrained(step=number + 1, numbers=(number,)))
             assert len(segments_of(DiskFiles(tmp_path))) > 3
-            await log.covered(6)
+            await log.append(CheckpointKept(step=6))
             with pytest.raises(ValueError, match="group 0 was never admitted, or ended long ago"):
-                await log.dropped(0, "x")
+                await log.append(GroupDropped(number=0, reason="x"))
 
     asyncio.run(scene())
     files = DiskFiles(tmp_path)
     assert segments_of(files)[0] > 1
-    lives = read_lives(files)
-    assert lives.counts() == LedgerCounts(tmp_path / "ledger.sqlite").states == Counter(trained=8)
-    assert (lives.standing.num_admitted, lives.standing.num_taken) == (8, 8)
-    assert min(lives.by_number) > 0
-
-
-def test_a_ledger_that_fails_costs_no_run(tmp_path: Path) -> None:
-    said: list[str] = []
-
-    async def scene() -> None:
-        async with open_log(tmp_path, say=said.append) as log:
-            await log.admitted(ticket(0), Task(id="t", prompt="p"), 1)
-            with sqlite3.connect(tmp_path / "ledger.sqlite") as other:
-                other.execute("DROP TABLE attempts")
-            other.close()
-            await log.dropped(0, "refused")
-
-    asyncio.run(scene())
-    assert len(said) == 1
-    assert said[0].startswith("the ledger can't be written (no such table: attempts); the journal goes on")
-    assert read_lives(DiskFiles(tmp_path)).counts() == Counter(dropped=1)
+    attempts = read_attempts(files)
+    assert attempts.counts() == Counter(trained=8)
+    assert (attempts.standing.num_admitted, attempts.standing.num_taken) == (8, 8)
+    assert min(attempts.by_number) > 0
 
 
 def test_a_torn_tail_is_told(tmp_path: Path) -> None:
@@ -103,11 +101,11 @@ def test_a_torn_tail_is_told(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with open_log(tmp_path) as log:
-            await log.admitted(ticket(0), Task(id="t", prompt="p"), 1)
+            await log.append(GroupAdmitted(ticket=ticket(0), task_id="t", prompt="p", num_taken=1))
         with (tmp_path / "segment-00000001.journal").open("ab") as file:
             file.write(b"half")
         async with open_log(tmp_path, say=said.append) as log:
-            assert list(log.lives.by_number) == [0]
+            assert list(log.attempts.by_number) == [0]
 
     asyncio.run(scene())
     assert said == ["the last 4 bytes of the journal were cut off by a crash; they are left out"]
@@ -135,25 +133,31 @@ def test_finished_groups_and_checkpoints_wait_for_the_disk(tmp_path: Path) -> No
     async def scene() -> None:
         disk = SlowDisk(0)
         async with open_log(tmp_path, files=(files := PowerLossFiles()), in_thread=disk) as log:
-            log.issued(0, 0)
+            log.append(VersionIssued(version=0, step=0))
             finishing = []
             for number in range(3):
-                await log.admitted(ticket(number), Task(id=f"t{number}", prompt="p"), number + 1)
-                finishing.append(asyncio.create_task(log.finished(ticket(number), scored(number, [0]))))
+                await log.append(
+                    GroupAdmitted(
+                        ticket=ticket(number), task_id=f"t{number}", prompt="p", num_taken=number + 1
+                    )
+                )
+                finishing.append(
+                    asyncio.create_task(log.append(scored_record(number, scored(number, [0]), None)))
+                )
             await asyncio.sleep(60)
             assert not any(one.done() for one in finishing)
             disk.allow(2)  # a commit that was under way, and theirs
             await asyncio.gather(*finishing)
-            assert read_lives(files).counts()["scored"] == 3
-            await log.dropped(2, "refused")
-            await log.trained(1, [0, 1])
-            assert read_lives(files).counts()["scored"] == 3  # the step's own record follows
+            assert read_attempts(files).counts()["scored"] == 3
+            await log.append(GroupDropped(number=2, reason="refused"))
+            await log.append(GroupsTrained(step=1, numbers=(0, 1)))
+            assert read_attempts(files).counts()["scored"] == 3  # the step's own record follows
             checkpoint = asyncio.create_task(log.durable())
             await asyncio.sleep(60)
             assert not checkpoint.done()
             disk.allow()
             await checkpoint
-            assert read_lives(files).counts() == Counter(trained=2, dropped=1)
+            assert read_attempts(files).counts() == Counter(trained=2, dropped=1)
 
     run_in_virtual_time(scene())
 
@@ -166,9 +170,13 @@ def test_a_group_that_a_step_waits_for_is_on_the_disk_at_once(tmp_path: Path) ->
         now = asyncio.get_running_loop().time
         async with open_log(tmp_path, files=PowerLossFiles(), in_thread=SlowDisk()) as log:
             for number, hurry in enumerate([False, False, True]):
-                await log.admitted(ticket(number), Task(id=f"t{number}", prompt="p"), number + 1)
+                await log.append(
+                    GroupAdmitted(
+                        ticket=ticket(number), task_id=f"t{number}", prompt="p", num_taken=number + 1
+                    )
+                )
                 begun = now()
-                await log.finished(ticket(number), scored(number, [0]), hurry=hurry)
+                await log.append(scored_record(number, scored(number, [0]), None), hurry=hurry)
                 took.append(round(now() - begun, 3))
 
     run_in_virtual_time(scene())
@@ -179,16 +187,16 @@ def test_a_call_comes_back_when_it_is_on_the_disk_with_the_turn_before_it(tmp_pa
     async def scene() -> None:
         disk = SlowDisk(1)
         async with open_log(tmp_path, files=(files := PowerLossFiles()), in_thread=disk) as log:
-            await log.admitted(ticket(3), Task(id="t", prompt="p"), 1)
+            await log.append(GroupAdmitted(ticket=ticket(3), task_id="t", prompt="p", num_taken=1))
             await log.durable()
-            log.work.turn(part(0, 1, 2))
+            log.append(WorkProgressed(turns=(part(0, 1, 2),)))
             answer = CallAnswer(group=3, episode=0, call=0, key=b"k", answer=b"1")
-            calling = asyncio.create_task(log.call_made(answer))
+            calling = asyncio.create_task(log.append(WorkProgressed(calls=(answer,))))
             await asyncio.sleep(60)
             assert not calling.done()
             disk.allow()
             await calling
-            partial = read_lives(files).by_number[3].partial
+            partial = read_attempts(files).by_number[3].partial
             assert ([*partial.turns], [*partial.calls]) == ([(0, 0)], [(0, 0)])
 
     run_in_virtual_time(scene())
@@ -198,16 +206,16 @@ def test_a_step_waits_for_the_version_of_its_weights(tmp_path: Path) -> None:
     async def scene() -> None:
         disk = SlowDisk(1)
         async with open_log(tmp_path, files=(files := PowerLossFiles()), in_thread=disk) as log:
-            await log.admitted(ticket(0), Task(id="t", prompt="p"), 1)
-            await log.finished(ticket(0), scored(0, [0]))
+            await log.append(GroupAdmitted(ticket=ticket(0), task_id="t", prompt="p", num_taken=1))
+            await log.append(scored_record(0, scored(0, [0]), None))
             await log.durable()
-            log.issued(0, 1)
-            training = asyncio.create_task(log.trained(1, [0]))
+            log.append(VersionIssued(version=0, step=1))
+            training = asyncio.create_task(log.append(GroupsTrained(step=1, numbers=(0,))))
             await asyncio.sleep(60)
             assert not training.done()
             disk.allow()
             await training
-            assert read_lives(files).standing.version_steps == (1,)
+            assert read_attempts(files).standing.version_steps == {"policy": (1,)}
 
     run_in_virtual_time(scene())
 
@@ -230,18 +238,20 @@ def test_a_full_disk_stops_admission_and_keeps_blobs(tmp_path: Path, monkeypatch
         disk = SlowDisk()
         opened = open_log(tmp_path, files=PowerLossFiles(), blobs=store, in_thread=disk, say=said.append)
         async with opened as log:
-            await log.admitted(ticket(3), Task(id="t3", prompt="p"), 1)
-            finishing = asyncio.create_task(log.finished(ticket(3), group))
+            await log.append(GroupAdmitted(ticket=ticket(3), task_id="t3", prompt="p", num_taken=1))
+            finishing = asyncio.create_task(log.append(scored_record(3, group, None)))
             await asyncio.sleep(1)
-            admitting = asyncio.create_task(log.admitted(ticket(4), Task(id="t4", prompt="p"), 2))
+            admitting = asyncio.create_task(
+                log.append(GroupAdmitted(ticket=ticket(4), task_id="t4", prompt="p", num_taken=2))
+            )
             await asyncio.sleep(600)
             assert not finishing.done()
             assert not admitting.done()
             is_full = False
             await asyncio.gather(finishing, admitting)
-            assert log.lives.counts() == Counter(scored=1, issued=1)
+            assert log.attempts.counts() == Counter(scored=1, issued=1)
             other = MemoryBlobs()
-            BlobCopies(tmp_path / "blobs").bring_back(other, group.group)
+            BlobCopies(tmp_path, other).bring_back(group.group)
             assert other.scopes == {"group-3": {"g3.0.0": b"mask"}}
 
     run_in_virtual_time(scene())
@@ -256,10 +266,10 @@ def test_copies_of_blobs_stay_until_the_drop_is_on_the_disk(tmp_path: Path) -> N
     async def scene() -> None:
         disk = SlowDisk(2)  # the copy, and a commit
         async with open_log(tmp_path, files=PowerLossFiles(), blobs=store, in_thread=disk) as log:
-            await log.admitted(ticket(3), Task(id="t3", prompt="p"), 1)
-            await log.finished(ticket(3), group)
+            await log.append(GroupAdmitted(ticket=ticket(3), task_id="t3", prompt="p", num_taken=1))
+            await log.append(scored_record(3, group, None))
             await log.durable()
-            await log.dropped(3, "stale")
+            await log.append(GroupDropped(number=3, reason="stale", returns="t3"))
             await asyncio.sleep(60)
             assert copy.read_bytes() == b"mask"
             disk.allow()
@@ -277,7 +287,7 @@ def test_what_could_not_be_written_at_the_end_is_told(tmp_path: Path) -> None:
         files.room = 0
         disk = SlowDisk()
         async with open_log(tmp_path, files=files, in_thread=disk, say=said.append) as log:
-            log.issued(0, 0)
+            log.append(VersionIssued(version=0, step=0))
             await asyncio.sleep(1)
 
     run_in_virtual_time(scene())

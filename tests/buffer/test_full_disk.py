@@ -1,4 +1,4 @@
-"""Journal, ledger and blobs on real files that find no room: everybody waits, and everything is there in the end."""
+"""Journal and blobs on real files that find no room: everybody waits, and everything is there in the end."""
 
 import asyncio
 import resource
@@ -13,11 +13,11 @@ import pytest
 
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import Ticket
+from penstock.buffer.attempt_records import GroupAdmitted, scored_record
 from penstock.buffer.blob_copies import BlobCopies
-from penstock.buffer.durable_log import DurableGroupLog, open_log, read_lives
+from penstock.buffer.durable_log import DurableGroupLog, open_log, read_attempts
 from penstock.buffer.journal.journal_files import DiskFiles
-from penstock.buffer.ledger import LedgerCounts
-from penstock.types import Group, MaskRef, ScoredGroup, Task
+from penstock.types import Group, MaskRef, ScoredGroup
 from tests.buffer.test_admission import scored
 from tests.small_disk import enlarge, small_filesystem
 
@@ -39,27 +39,22 @@ async def fill(log: DurableGroupLog, store: MemoryBlobs) -> list[Group]:
     groups = []
     for number in range(GROUPS):
         ticket, group = Ticket(number=number, bound=1, deadline=1), with_mask(store, number)
-        await log.admitted(ticket, Task(id=f"t{number}", prompt="p" * 500), number + 1)
-        await log.finished(ticket, group)
+        await log.append(
+            GroupAdmitted(ticket=ticket, task_id=f"t{number}", prompt="p" * 500, num_taken=number + 1)
+        )
+        await log.append(scored_record(ticket.number, group, None))
         groups.append(group.group)
     await log.durable()
     return groups
 
 
 def check(folder: Path, groups: list[Group]) -> None:
-    """Every group is scored in journal and ledger, and its mask is as it was."""
-    assert read_lives(DiskFiles(folder)).counts() == Counter(scored=GROUPS)
+    """Every group is scored in the journal, and its mask is as it was."""
+    assert read_attempts(DiskFiles(folder)).counts() == Counter(scored=GROUPS)
     for group in groups:
         back = MemoryBlobs()
-        BlobCopies(folder / "blobs").bring_back(back, group)
+        BlobCopies(folder, back).bring_back(group)
         assert back.scopes == {f"group-{group.number}": {"masks": MASK}}
-    asyncio.run(_reopen(folder))
-    assert LedgerCounts(folder / "ledger.sqlite").states == Counter(scored=GROUPS)
-
-
-async def _reopen(folder: Path) -> None:
-    async with open_log(folder):
-        pass
 
 
 @pytest.fixture
@@ -95,10 +90,9 @@ def test_a_small_filesystem_that_is_enlarged(small_disk: Path) -> None:
 
     groups = asyncio.run(scene())
     check(small_disk / "journal", groups)
-    lines = [line for line in told.lines if "ledger" not in line]
-    assert lines[0].startswith("the disk is full: the run waits, and loses nothing; make room")
-    assert "No space left on device" in lines[0]
-    assert lines[-1] == "the disk has room again: the run goes on, and nothing was lost"
+    assert told.lines[0].startswith("the disk is full: the run waits, and loses nothing; make room")
+    assert "No space left on device" in told.lines[0]
+    assert told.lines[-1] == "the disk has room again: the run goes on, and nothing was lost"
 
 
 def test_a_limit_for_files_that_is_lifted(tmp_path: Path) -> None:

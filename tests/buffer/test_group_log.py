@@ -4,17 +4,27 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.crashes.power_loss import PowerLossFiles
+from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import Ticket
-from penstock.buffer.durable_log import DurableGroupLog, open_log
-from penstock.buffer.group_log import GroupLog, MemoryGroupLog, NoGroupLog
+from penstock.buffer.attempt_records import (
+    CheckpointKept,
+    EpisodeEnded,
+    GroupAdmitted,
+    GroupDropped,
+    GroupGenerated,
+    GroupResumed,
+    GroupsTrained,
+)
+from penstock.buffer.durable_log import open_log
+from penstock.buffer.group_log import CleaningLog, GroupLog, MemoryGroupLog, NoGroupLog
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.types import Task
+from penstock.types import group_scope
 from tests.buffer.test_admission import scored
+from tests.buffer.test_attempts import admitted, finished
 from tests.buffer.test_rollout_buffer import SlowLog, buffer_with, task
 
 Opened = Callable[[Path], AbstractAsyncContextManager[GroupLog]]
@@ -47,12 +57,8 @@ async def durable(folder: Path) -> AsyncIterator[GroupLog]:
 
 def known(log: GroupLog) -> dict[int, tuple[str, str, int | None, str]]:
     """State, task, step and reason of every group, where a log keeps them."""
-    if isinstance(log, DurableGroupLog):
-        lives = log.lives.by_number.items()
-        return {number: (one.state, one.task_id, one.step, one.reason) for number, one in lives}
-    assert isinstance(log, MemoryGroupLog)
-    entries = log.entries.items()
-    return {number: (one.state, one.task.id, one.step, one.reason) for number, one in entries}
+    attempts = log.attempts.by_number.items()
+    return {number: (one.state, one.task_id, one.step, one.reason) for number, one in attempts}
 
 
 KEEPING = pytest.mark.parametrize("opened", [memory, slow, durable])
@@ -66,7 +72,8 @@ def test_a_group_is_admitted_finished_and_trained(opened: Opened, tmp_path: Path
             buffer = buffer_with(log)
             ticket = await buffer.admit()
             await buffer.start(ticket, task(0))
-            buffer.ended(ticket, scored(0, [0]).group.episodes[0])
+            log.append(EpisodeEnded(number=0, episode=scored(0, [0]).group.episodes[0]))
+            log.append(GroupGenerated(number=0))
             assert await buffer.finish(ticket, scored(0, [0]))
             taken = await buffer.take_step()
             assert taken.numbers == (0,)
@@ -82,12 +89,18 @@ def test_a_group_is_admitted_finished_and_trained(opened: Opened, tmp_path: Path
 def test_drops_are_logged_with_their_reason(opened: Opened, tmp_path: Path) -> None:
     async def scene() -> None:
         async with opened(tmp_path) as log:
-            buffer = buffer_with(log, late="drop", max_staleness=2)
-            gone = []
+            told, given_back = [], []
+            buffer = buffer_with(
+                log,
+                late="drop",
+                max_staleness=2,
+                dropped=lambda group, reason, *rest: told.append((group.number, reason)),
+                give_back=lambda task: given_back.append(task.id),
+            )
             tickets = [await buffer.admit() for _ in range(3)]
             for ticket in tickets:
                 await buffer.start(ticket, task(ticket.number))
-            await buffer.drop(tickets[0], "score_error")
+            await buffer.drop(scored(0, []).group, "score_error", "it failed")
             assert not await buffer.finish(tickets[1], scored(1, []))
             await buffer.finish(tickets[2], scored(2, [0]))
             buffer.gate.step = 3
@@ -95,12 +108,8 @@ def test_drops_are_logged_with_their_reason(opened: Opened, tmp_path: Path) -> N
             fresh = await buffer.admit()
             await buffer.start(fresh, task(3))
             await buffer.finish(fresh, scored(3, [3]))
-
-            async def on_drop(dropped: Any) -> None:
-                gone.append(dropped.ticket.number)
-
-            assert (await buffer.take_step(on_drop)).numbers == (3,)
-            assert gone == [2]
+            assert (await buffer.take_step()).numbers == (3,)
+            assert (told, given_back) == ([(0, "score_error"), (1, "empty"), (2, "stale")], ["t2"])
             assert buffer.gate.outstanding == 1
             if not isinstance(log, NoGroupLog):
                 reasons = {number: entry[3] for number, entry in known(log).items()}
@@ -114,14 +123,48 @@ def test_what_the_life_of_a_group_does_not_have_is_refused(opened: Opened, tmp_p
     async def scene() -> None:
         async with opened(tmp_path) as log:
             ticket = Ticket(number=4, bound=1, deadline=1)
-            await log.admitted(ticket, Task(id="t4", prompt="p"))
+            await log.append(GroupAdmitted(ticket=ticket, task_id="t4", prompt="p", num_taken=0))
             with pytest.raises(ValueError, match="group 4 is (running|issued), so it can't become trained"):
-                await log.trained(1, [4])
-            await log.admitted(ticket, Task(id="t4", prompt="p"))  # after a restart
-            await log.dropped(4, "refused")
+                await log.append(GroupsTrained(step=1, numbers=(4,)))
+            log.append(GroupResumed(number=4))
+            await log.append(GroupDropped(number=4, reason="refused"))
             with pytest.raises(ValueError, match="group 4 is dropped, so it can't become dropped"):
-                await log.dropped(4, "refused")
+                await log.append(GroupDropped(number=4, reason="refused"))
             with pytest.raises(ValueError, match="group 4 was admitted before, with task 't4'"):
-                await log.admitted(ticket, Task(id="t4", prompt="p"))
+                await log.append(GroupAdmitted(ticket=ticket, task_id="t4", prompt="p", num_taken=0))
 
     run_in_virtual_time(scene())
+
+
+def test_blobs_go_after_the_end_was_logged() -> None:
+    blobs, log = MemoryBlobs(), MemoryGroupLog()
+    cleaning = CleaningLog(log, blobs)
+
+    async def live() -> None:
+        for number in range(3):
+            await cleaning.append(admitted(number))
+            blobs.put(f"{group_scope(number)}/a", b"1")
+            await cleaning.append(finished(number))
+        assert len(blobs.scopes) == 3
+        await cleaning.append(GroupsTrained(step=1, numbers=(0,)))
+        await cleaning.append(GroupDropped(number=2, reason="stale"))
+
+    asyncio.run(live())
+    assert set(blobs.scopes) == {"group-1"}
+    assert cleaning.attempts.counts() == {"trained": 1, "scored": 1, "dropped": 1}
+
+
+def test_in_memory_only_what_a_trainer_could_go_back_to_is_kept() -> None:
+    log = MemoryGroupLog()
+
+    async def live() -> None:
+        for number in range(4):
+            await log.append(admitted(number))
+            await log.append(finished(number))
+        for number in range(3):
+            await log.append(GroupsTrained(step=number + 1, numbers=(number,)))
+        await log.append(CheckpointKept(step=2))
+
+    asyncio.run(live())
+    assert list(log.attempts.by_number) == [2, 3]
+    assert log.attempts.counts() == {"trained": 3, "scored": 1}

@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from penstock.buffer.life_records import WorkProgressed
 from penstock.buffer.pending_work import PendingWork
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.types import CallAnswer, Score
+from penstock.types import CallAnswer, EpisodeScore, Score, TurnPart, WorkProgressed
 from tests.types.test_answers import mask
 from tests.types.test_partial_work import part
 
@@ -24,13 +23,22 @@ def kept_after(work: Callable[[PendingWork], None], wait_s: float = 3.0) -> list
     return kept
 
 
+def turn(piece: TurnPart) -> WorkProgressed:
+    return WorkProgressed(turns=(piece,))
+
+
+def score(group: int, episode: int) -> WorkProgressed:
+    return WorkProgressed(scores=(EpisodeScore(group=group, episode=episode, score=Score(value=1.0)),))
+
+
 def test_pieces_of_a_turn_become_one() -> None:
     def work(pending: PendingWork) -> None:
-        pending.turn(part(0, 1, 2))
-        pending.turn(part(2, 3))
-        pending.turn(part(0, 9, episode=1))
-        pending.score(3, 2, Score(value=1.0))
-        pending.call(CallAnswer(group=3, episode=0, call=0, key=b"k", answer=b"1"))
+        pending.add(turn(part(0, 1, 2)))
+        pending.add(turn(part(2, 3)))
+        pending.add(turn(part(0, 9, episode=1)))
+        pending.add(score(3, 2))
+        answer = CallAnswer(group=3, episode=0, call=0, key=b"k", answer=b"1")
+        pending.add(WorkProgressed(calls=(answer,)))
 
     (record,) = kept_after(work)
     assert [(one.episode, one.start, one.chunk.token_ids.tolist()) for one in record.turns] == [
@@ -43,8 +51,8 @@ def test_pieces_of_a_turn_become_one() -> None:
 
 def test_a_group_that_asks_has_a_record_at_once_and_no_other_later() -> None:
     def work(pending: PendingWork) -> None:
-        pending.turn(part(0, 1, 2))
-        pending.score(4, 2, Score(value=1.0))
+        pending.add(turn(part(0, 1, 2)))
+        pending.add(score(4, 2))
         pending.keep_now(3)
         pending.keep_now(5)
 
@@ -57,9 +65,9 @@ def test_a_group_that_asks_has_a_record_at_once_and_no_other_later() -> None:
 def test_pieces_with_recorded_data_stay_apart() -> None:
     def work(pending: PendingWork) -> None:
         for start in (0, 2):
-            pending.turn(part(start, 1))
-            pending.turn(part(start + 1, 2, sampling_mask=mask(start, 2)))
-        pending.turn(part(4, 5))
+            pending.add(turn(part(start, 1)))
+            pending.add(turn(part(start + 1, 2, sampling_mask=mask(start, 2))))
+        pending.add(turn(part(4, 5)))
 
     (record,) = kept_after(work)
     assert [(one.start, one.end) for one in record.turns] == [(0, 2), (2, 4), (4, 5)]
@@ -68,8 +76,8 @@ def test_pieces_with_recorded_data_stay_apart() -> None:
 
 def test_a_turn_that_began_again_leaves_nothing_of_what_was() -> None:
     def work(pending: PendingWork) -> None:
-        pending.turn(part(0, 1, 2))
-        pending.turn(part(0, 7))
+        pending.add(turn(part(0, 1, 2)))
+        pending.add(turn(part(0, 7)))
 
     (record,) = kept_after(work)
     assert [one.chunk.token_ids.tolist() for one in record.turns] == [[7]]
@@ -77,8 +85,8 @@ def test_a_turn_that_began_again_leaves_nothing_of_what_was() -> None:
 
 def test_what_has_ended_is_in_no_record_of_work() -> None:
     def work(pending: PendingWork) -> None:
-        pending.turn(part(0, 1))
-        pending.score(3, 0, Score(value=1.0))
+        pending.add(turn(part(0, 1)))
+        pending.add(score(3, 0))
         pending.episode_ended(3, 0)
         pending.group_ended(3)
         pending.group_ended(4)
@@ -88,8 +96,8 @@ def test_what_has_ended_is_in_no_record_of_work() -> None:
 
 def test_an_episode_that_ended_keeps_its_score() -> None:
     def work(pending: PendingWork) -> None:
-        pending.turn(part(0, 1))
-        pending.score(3, 0, Score(value=1.0))
+        pending.add(turn(part(0, 1)))
+        pending.add(score(3, 0))
         pending.episode_ended(3, 0)
 
     (record,) = kept_after(work)
@@ -97,4 +105,4 @@ def test_an_episode_that_ended_keeps_its_score() -> None:
 
 
 def test_nothing_is_recorded_before_its_time_or_after_the_end() -> None:
-    assert kept_after(lambda pending: pending.turn(part(0, 1)), wait_s=1.0) == []
+    assert kept_after(lambda pending: pending.add(turn(part(0, 1))), wait_s=1.0) == []

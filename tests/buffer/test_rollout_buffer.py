@@ -1,40 +1,38 @@
 """The buffer tells its log of every step in the life of a group, before the step counts."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 import pytest
 
-from penstock.buffer.admission import Samples, StalenessGate, Ticket
+from penstock.buffer.admission import StalenessGate
+from penstock.buffer.attempt_records import (
+    AttemptRecord,
+    GroupAdmitted,
+    GroupDropped,
+    GroupScored,
+    GroupsTrained,
+)
 from penstock.buffer.group_log import GroupLog, MemoryGroupLog, NoGroupLog
 from penstock.buffer.history import VersionHistory
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.types import ScoredGroup, Task
+from penstock.types import Task
 from tests.buffer.test_admission import scored
 
 
 class SlowLog(MemoryGroupLog):
-    """A disk: every record takes a second, and only then it counts."""
+    """A disk: what somebody waits for takes a second, and only then it counts."""
 
-    async def admitted(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
-        await asyncio.sleep(1)
-        await super().admitted(ticket, task, num_taken)
+    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+        if isinstance(record, GroupAdmitted | GroupScored | GroupsTrained | GroupDropped):
+            return self._slowly(record)
+        return super().append(record)
 
-    async def finished(
-        self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
-    ) -> None:
+    async def _slowly(self, record: AttemptRecord) -> None:
         await asyncio.sleep(1)
-        await super().finished(ticket, scored, samples, hurry=hurry)
-
-    async def trained(self, step: int, numbers: Sequence[int]) -> None:
-        await asyncio.sleep(1)
-        await super().trained(step, numbers)
-
-    async def dropped(self, number: int, reason: str) -> None:
-        await asyncio.sleep(1)
-        await super().dropped(number, reason)
+        await super().append(record)
 
 
 def play(scene: Coroutine[Any, Any, None]) -> None:
@@ -42,7 +40,12 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
 
 
 def buffer_with(
-    log: GroupLog, *, late: Any = "mask", max_staleness: int = 1, groups_per_step: int = 1
+    log: GroupLog,
+    *,
+    late: Any = "mask",
+    max_staleness: int = 1,
+    groups_per_step: int = 1,
+    **told: Any,
 ) -> RolloutBuffer:
     gate = StalenessGate(
         groups_per_step=groups_per_step,
@@ -51,7 +54,7 @@ def buffer_with(
         ahead=9,
         history=VersionHistory(steps=range(8)),
     )
-    return RolloutBuffer(gate, log=log)
+    return RolloutBuffer(gate, log=log, **told)
 
 
 def task(number: int) -> Task:
@@ -81,12 +84,15 @@ class NotingLog(MemoryGroupLog):
         super().__init__()
         self.hurried: list[int] = []
 
-    async def finished(
-        self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None, *, hurry: bool = False
-    ) -> None:
-        self.hurried += [ticket.number] if hurry else []
+    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+        if not isinstance(record, GroupScored):
+            return super().append(record)
+        self.hurried += [record.number] if hurry else []
+        return self._slowly(record)
+
+    async def _slowly(self, record: AttemptRecord) -> None:
         await asyncio.sleep(1)
-        await super().finished(ticket, scored, samples)
+        await super().append(record)
 
 
 def test_the_log_hurries_with_the_group_that_completes_a_step_somebody_waits_for() -> None:

@@ -3,10 +3,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.buffer.attempt_records import GroupDropped, GroupsTrained
+from penstock.buffer.durable_log import FOLDER, open_log
 from penstock.cli.doctor import diagnose
 from penstock.observe.writers.recoveries_jsonl import RecoveriesWriter
 from penstock.orchestration.run_folder import held
 from penstock.orchestration.standing_file import write_standing
+from tests.buffer.test_attempts import admitted, finished
 from tests.observe.examples import ONE_OF_EACH
 from tests.orchestration.test_session import Run
 
@@ -76,3 +79,23 @@ def test_a_run_that_was_killed_says_where_it_stood(tmp_path: Path) -> None:
     at = lines.index("    trainer – waiting for groups")
     assert lines[at - 1].endswith(" s ago:")
     assert lines[at + 1] == "    groups: 2 in generation"
+
+
+def test_groups_are_counted_with_the_oldest_that_wait_and_drops_by_reason(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with open_log(tmp_path / FOLDER) as log:
+            for number in range(4):
+                await log.append(admitted(number))
+            for number in (1, 2):
+                await log.append(finished(number))
+            await log.append(GroupsTrained(step=1, numbers=(1,)))
+            await log.append(GroupDropped(number=0, reason="refused"))
+
+    asyncio.run(scene())
+    lines = list(diagnose(str(tmp_path)))
+    at = lines.index("groups: 1 issued, 1 scored, 1 trained, 1 dropped")
+    assert lines[at + 1 : at + 4] == [
+        "    the oldest issued: group 3 (task t3)",
+        "    the oldest scored: group 2 (task t2)",
+        "    1 dropped for refused",
+    ]

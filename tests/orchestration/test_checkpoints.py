@@ -1,12 +1,15 @@
 import asyncio
 import json
 import math
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.buffer.admission import GateState, Ticket
+from penstock.buffer.attempt_records import AttemptRecord, CheckpointKept
+from penstock.buffer.group_log import NoGroupLog
 from penstock.buffer.history import HistoryState
 from penstock.config.loader import build
 from penstock.errors import RemoteError, UserError
@@ -35,7 +38,8 @@ def stand(step: int, running: tuple[int, ...] = ()) -> Resume:
         ready=(),
     )
     history = HistoryState(policy="policy", steps=tuple(range(step + 1)))
-    return Resume(gate=gate, history=history, running={number: TASKS[number % 6] for number in range(9)})
+    task_ids = {number: TASKS[number % 6].id for number in range(9)}
+    return Resume(gate=gate, history=history, task_ids=task_ids)
 
 
 class Disk:
@@ -66,6 +70,19 @@ class Disk:
         return list(checkpoints_of(self.run))
 
 
+class NotingLog(NoGroupLog):
+    """Which steps it was told that no run goes on from before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.covered: list[int] = []
+
+    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+        assert isinstance(record, CheckpointKept)
+        self.covered.append(record.step)
+        return super().append(record)
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Disk:
     return Disk(tmp_path)
@@ -93,7 +110,7 @@ def test_a_controller_goes_on_with_nothing_under_way(disk: Disk) -> None:
     resume = progress.resume(config)
     assert resume.gate.step == resume.gate.served_step == 4
     assert (resume.gate.num_admitted, resume.gate.num_trained) == (9, 20)
-    assert (resume.gate.max_staleness, resume.groups) == (1, ())
+    assert (resume.gate.max_staleness, resume.gate.running) == (1, ())
     assert resume.history.steps == (0, 1, 2, 3, 4)
 
 
@@ -129,12 +146,8 @@ async def full(*_: Any) -> None:
 
 @pytest.mark.parametrize("when", ["checkpoint", "checkpoint_written"])
 def test_one_that_can_not_be_written_is_told_and_the_others_stay(tmp_path: Path, when: str) -> None:
-    covered: list[int] = []
-
-    async def cover(step: int) -> None:
-        covered.append(step)
-
-    disk = Disk(tmp_path, covered=cover)
+    log = NotingLog()
+    disk = Disk(tmp_path, log=log)
     disk.write(stand(2))
     setattr(disk.trainer, when, full)
     if when == "checkpoint_written":
@@ -143,7 +156,7 @@ def test_one_that_can_not_be_written_is_told_and_the_others_stay(tmp_path: Path,
     assert disk.lines == [
         "the checkpoint of step 4 could not be written: No space left on device; the run goes on"
     ]
-    assert covered == [2]
+    assert log.covered == [2]
     assert disk.failures == [(4, "No space left on device")]
 
 
@@ -152,12 +165,8 @@ async def nothing(*_: Any) -> None:
 
 
 def test_nothing_counts_on_one_before_it_is_durable(tmp_path: Path) -> None:
-    covered: list[int] = []
-
-    async def cover(step: int) -> None:
-        covered.append(step)
-
-    disk = Disk(tmp_path, every=1, covered=cover)
+    log = NotingLog()
+    disk = Disk(tmp_path, every=1, log=log)
     durable = asyncio.Event()
     trainer = disk.trainer
 
@@ -176,11 +185,11 @@ def test_nothing_counts_on_one_before_it_is_durable(tmp_path: Path) -> None:
         await checkpoints.begin(stand(1))
         settling = asyncio.create_task(checkpoints.settle())
         await asyncio.sleep(0)
-        assert covered == []
+        assert log.covered == []
         assert not checkpoints.is_due(2)  # while one is written no other is begun
         durable.set()
         await settling
-        assert covered == [1]
+        assert log.covered == [1]
         assert checkpoints.is_due(3)  # the one that was put off
         await checkpoints.write(stand(3))
         assert not checkpoints.is_due(3)
@@ -194,12 +203,8 @@ def test_nothing_counts_on_one_before_it_is_durable(tmp_path: Path) -> None:
 
 
 def test_the_best_stays_and_is_named_whenever_its_reward_comes(tmp_path: Path) -> None:
-    covered: list[int] = []
-
-    async def cover(step: int) -> None:
-        covered.append(step)
-
-    disk = Disk(tmp_path, keep=1, covered=cover)
+    log = NotingLog()
+    disk = Disk(tmp_path, keep=1, log=log)
     best = tmp_path / "checkpoints" / "best"
 
     async def work() -> None:
@@ -220,7 +225,7 @@ def test_the_best_stays_and_is_named_whenever_its_reward_comes(tmp_path: Path) -
 
     asyncio.run(work())
     assert disk.write(stand(8)) == [4, 8]  # another process knows it too
-    assert covered == [2, 4, 6, 8]  # no run goes on from the best
+    assert log.covered == [2, 4, 6, 8]  # no run goes on from the best
 
 
 @pytest.mark.parametrize(("every", "step", "found"), [(2, 5, [5]), (0, 5, []), (2, 0, [])])

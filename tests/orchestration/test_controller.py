@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.buffer.admission import GateState, StepGroups, Ticket
+from penstock.buffer.attempt_records import RunResumed
+from penstock.buffer.attempts import Attempt
 from penstock.buffer.group_log import MemoryGroupLog
 from penstock.buffer.history import HistoryState
 from penstock.buffer.spans import with_numbers
@@ -57,6 +59,9 @@ class Tasks:
     def put_back(self, task: Task) -> None:
         self.returned.append(task.id)
         self._queue.append(task)
+
+    def task(self, task_id: str) -> Task:
+        return Task(id=task_id, prompt="p")
 
 
 @dataclass
@@ -209,7 +214,7 @@ def test_no_token_past_the_bound_is_trained_and_the_run_ends(**settings: Any) ->
     world = build(**settings)
     assert len(world.trainer.plans) == 6
     assert [(plan.step, plan.publishes) for plan in world.trainer.plans] == [(n, n) for n in range(1, 7)]
-    ended = world.log.counts()
+    ended = world.log.attempts.counts()
     assert ended["trained"] == 6 * settings["groups_per_step"]
     assert ended["dropped"] == sum(world.drops.values())
     assert max(staleness_of(world)) <= settings["max_staleness"]
@@ -352,7 +357,9 @@ def test_only_zero_variance_ends_the_run_with_a_sentence() -> None:
 
 def test_failed_scores_cost_their_group_with_a_reason() -> None:
     world = build(failing=0.4)
-    reasons = Counter(entry.reason for entry in world.log.entries.values() if entry.state == "dropped")
+    reasons = Counter(
+        entry.reason for entry in world.log.attempts.by_number.values() if entry.state == "dropped"
+    )
     assert world.drops == reasons
     assert reasons["score_error"] > 0
     assert len(world.trainer.plans) == 6
@@ -364,12 +371,16 @@ def test_a_resumed_run_goes_on_with_its_numbers_steps_and_versions() -> None:
     gate = GateState(
         step=4, served_step=4, max_staleness=2, num_admitted=12, num_trained=8, running=running, ready=()
     )
+    log = MemoryGroupLog()
+    for number in (7, 8, 9):
+        log.attempts.by_number[number] = Attempt(Ticket(number=number, bound=2, deadline=6), f"old{number}")
     world = build(
         steps=6,
+        log=log,
         resume=Resume(
             gate=gate,
             history=HistoryState(policy="policy", steps=(0, 1, 2, 3, 3, 4)),
-            running={number: Task(id=f"old{number}", prompt="p") for number in (8, 9)},
+            task_ids={number: f"old{number}" for number in (8, 9)},
             lost=(
                 LostGroup(
                     group=Group(number=7, task=Task(id="old7", prompt="p"), episodes=()),
@@ -383,20 +394,23 @@ def test_a_resumed_run_goes_on_with_its_numbers_steps_and_versions() -> None:
     drops = [event for event in world.events if isinstance(event, Drop)]
     assert [(drop.group, drop.task_id, drop.reason) for drop in drops] == [(7, "old7", "lost_blob")]
     assert [(plan.step, plan.publishes) for plan in world.trainer.plans] == [(5, 7), (6, 8)]
-    assert {number: entry.task.id for number, entry in world.log.entries.items() if number < 12} == {
+    assert {
+        number: entry.task_id for number, entry in world.log.attempts.by_number.items() if number < 12
+    } == {
+        7: "old7",
         8: "old8",
         9: "old9",
     }
-    assert min(number for number in world.log.entries if number > 9) == 12
-    assert world.log.counts() == Counter(trained=4)
-    assert world.log.versions == {6: 4, 7: 5, 8: 6}
+    assert min(number for number in world.log.attempts.by_number if number > 9) == 12
+    assert world.log.attempts.counts() == Counter(trained=4, dropped=1)
+    assert world.log.attempts.standing.version_steps == {"policy": (4, 5, 6)}
 
 
 def test_every_stage_tells_what_it_does() -> None:
     world = build(late="drop", straggler=0.2, token_s=0.02, step_s=0.01, seed=3, steps=20, failing=0.2)
     spans = [event for event in world.events if isinstance(event, Span)]
     counts = Counter((span.track.split()[0], span.name) for span in spans)
-    num_groups = len(world.log.entries)
+    num_groups = len(world.log.attempts.by_number)
     assert counts["train", "wait for groups"] == counts["train", "plan"] == counts["train", "step"] == 20
     updates = [event for event in world.events if isinstance(event, UpdateEvent)]
     assert counts["sync", "publish"] == counts["sync", "update"] == len(updates)
@@ -412,12 +426,14 @@ def test_every_stage_tells_what_it_does() -> None:
 def test_a_drop_says_what_was_lost() -> None:
     world = build(late="drop", straggler=0.2, token_s=0.02, step_s=0.01, seed=3, steps=20, failing=0.2)
     drops = {event.group: event for event in world.events if isinstance(event, Drop)}
-    entries = {number: entry for number, entry in world.log.entries.items() if entry.state == "dropped"}
+    entries = {
+        number: entry for number, entry in world.log.attempts.by_number.items() if entry.state == "dropped"
+    }
     assert {number: drop.reason for number, drop in drops.items()} == {
         number: entry.reason for number, entry in entries.items()
     }
     assert {drop.reason for drop in drops.values()} == {"stale", "score_error"}
-    assert all(drop.task_id == entries[number].task.id for number, drop in drops.items())
+    assert all(drop.task_id == entries[number].task_id for number, drop in drops.items())
     assert all(drop.age > 2 for drop in drops.values() if drop.reason == "stale")
     samples = [event for event in world.events if isinstance(event, SampleEvent)]
     assert all(
@@ -429,7 +445,11 @@ def test_a_drop_says_what_was_lost() -> None:
 def test_every_trained_episode_is_a_sample_of_its_step() -> None:
     world = build(late="mask", failing=0.2)
     samples = [event for event in world.events if isinstance(event, SampleEvent)]
-    trained = {number: entry.step for number, entry in world.log.entries.items() if entry.state == "trained"}
+    trained = {
+        number: entry.step
+        for number, entry in world.log.attempts.by_number.items()
+        if entry.state == "trained"
+    }
     assert sorted(
         (sample.group, sample.episode, sample.step) for sample in samples if not sample.drop
     ) == sorted((number, episode, step) for number, step in trained.items() for episode in range(3))
@@ -490,8 +510,7 @@ def test_steps_that_are_undone_while_the_next_waits_for_groups_are_trained_again
     async def undone(step: int) -> BroughtBack:
         steps = [taken for taken in done if taken.step >= step]
         del done[step:]
-        for number in (number for taken in steps for number in taken.numbers):
-            log.entries[number].state = "scored"
+        log.append(RunResumed(step=step))
         return BroughtBack(ready=[group for taken in steps for group in taken.groups])
 
     async def lose_the_trainer(controller: Controller) -> None:

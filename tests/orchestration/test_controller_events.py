@@ -1,8 +1,19 @@
 import msgspec
 import numpy as np
+import pytest
 
-from penstock.orchestration.controller_events import sample_event
+from penstock.buffer.admission import StalenessGate, Ticket
+from penstock.buffer.attempts import Attempt, Attempts
+from penstock.observe.event_stream import EventStream
+from penstock.orchestration.controller_events import ControllerEvents, sample_event, waits_of
 from penstock.types import Episode, Group, Message, SamplingParams, Score, Task, Turn
+
+
+def events_of(stream: EventStream, gate: StalenessGate, attempts: Attempts) -> ControllerEvents:
+    """Without advantages and texts."""
+    return ControllerEvents(
+        stream, gate, attempts, advantages=lambda groups: None, decode=lambda token_ids: ""
+    )
 
 
 def turn(versions: list[int], text: str) -> Turn:
@@ -60,3 +71,26 @@ def test_what_a_sample_keeps_is_bounded() -> None:
     assert [len(text) for text in (told.prompt, told.answer, told.message)] == [4005, 4005, 4005]
     told = sample_event(group, episode, None, time=2.0, step=8, drop=None, traced=True)
     assert [len(text) for text in (told.prompt, told.answer, told.message)] == [9000, 9000, 4005]
+
+
+def attempt(began_s: float | None, generated_s: float | None, scored_s: float | None) -> Attempt:
+    ticket = Ticket(number=0, bound=1, deadline=1)
+    return Attempt(ticket, "t", began_s=began_s, generated_s=generated_s, scored_s=scored_s)
+
+
+FIRST, SECOND, OF_EARLIER = attempt(0.0, 4.0, 5.0), attempt(6.0, 8.0, 9.0), attempt(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("groups", "start", "end", "waits"),
+    [
+        ((FIRST, SECOND), 5.0, 10.0, {"admission": 1.0, "generation": 2.0, "scoring": 1.0, "journal": 1.0}),
+        ((FIRST, SECOND), 7.0, 9.0, {"generation": 1.0, "scoring": 1.0}),
+        ((FIRST,), 1.0, 4.5, {"generation": 3.0, "scoring": 0.5}),
+        ((FIRST,), 3.0, 3.0, {}),
+        ((OF_EARLIER,), 3.0, 4.0, {"generation": 1.0}),
+    ],
+)
+def test_a_wait_is_for_what_the_last_group_was_doing(groups, start, end, waits) -> None:
+    assert waits_of(groups, start, end) == waits
+    assert sum(waits.values()) == end - start

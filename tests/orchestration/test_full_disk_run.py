@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.crashes.crash_audit import audit
 from benchmarks.crashes.crash_world import CrashWorld
-from penstock.buffer.ledger import LedgerCounts
+from penstock.buffer.durable_log import read_attempts
+from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.cli.samples import read_samples
 from tests.small_disk import enlarge, small_filesystem
 
@@ -99,7 +100,7 @@ def test_a_real_run_waits_and_loses_nothing(small_disk: Path) -> None:
     assert full == 1, output
     assert "the disk has room again: the run goes on, and nothing was lost" in output
     run = small_disk / "demo"
-    assert LedgerCounts(run / "journal" / "ledger.sqlite").states == Counter(trained=12 * 16)
+    assert read_attempts(DiskFiles(run / "journal")).counts() == Counter(trained=12 * 16)
     rows = (run / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == list(range(1, 13))
     assert len(list(read_samples(run))) == 12 * 16 * 8

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.buffer.durable_log import read_lives
+from penstock.buffer.durable_log import read_attempts
 from penstock.buffer.journal.journal_files import DiskFiles
-from penstock.buffer.lives import UNDER_WAY
 from penstock.buffer.spans import numbers_of
 from penstock.cli.main import main
 from penstock.models.tokenizer import ChatTokenizer
@@ -90,12 +89,12 @@ def make_project(folder: Path, model: Path, workflow: str = "code.py:twice") -> 
 
 def known_turns(run: Path) -> dict[str, list[TurnPart]]:
     """What the journal has of turns of episodes under way."""
-    lives = read_lives(DiskFiles(run / "journal"))
-    running = {number: life for number, life in lives.by_number.items() if life.state in UNDER_WAY}
+    attempts = read_attempts(DiskFiles(run / "journal"))
     return {
         f"g{number}.{episode}.{turn}": list(parts)
-        for number, life in running.items()
-        for (episode, turn), parts in life.partial.turns.items()
+        for number, attempt in attempts.under_way.items()
+        if attempt.partial is not None
+        for (episode, turn), parts in attempt.partial.turns.items()
     }
 
 

@@ -122,7 +122,7 @@ class Run:
         return {int(path.name.removeprefix("group-")) for path in self.folder.iterdir()}
 
     def ended(self) -> set[int]:
-        entries = self.log.entries.items()
+        entries = self.log.attempts.by_number.items()
         return {number for number, entry in entries if entry.state in ("trained", "dropped")}
 
 
@@ -133,7 +133,7 @@ def nothing(plan: StepPlan) -> None:
 def test_blobs_of_ended_groups_are_gone(tmp_path: Path) -> None:
     files: list[int] = []
     run = Run(tmp_path, lambda plan: files.append(sum(path.is_file() for path in tmp_path.rglob("*"))))
-    assert run.log.counts()["trained"] == STEPS * GROUPS
+    assert run.log.attempts.counts()["trained"] == STEPS * GROUPS
     assert min(files) >= 3 * GROUPS
     assert not run.left() & run.ended()
     assert run.drops == []
@@ -142,8 +142,8 @@ def test_blobs_of_ended_groups_are_gone(tmp_path: Path) -> None:
 def test_a_blob_that_cant_be_written_drops_its_group_with_what_it_has_written(tmp_path: Path) -> None:
     run = Run(tmp_path, nothing, refuses=1)
     assert run.drops == [("lost_blob", "no space left")]
-    assert run.log.entries[1].reason == "lost_blob"
-    assert run.log.counts()["trained"] == STEPS * GROUPS
+    assert run.log.attempts.by_number[1].reason == "lost_blob"
+    assert run.log.attempts.counts()["trained"] == STEPS * GROUPS
     assert not run.left() & run.ended()
 
 
@@ -156,9 +156,9 @@ def test_a_blob_damaged_before_its_step_drops_its_group_and_the_rest_trains(tmp_
     ((reason, message),) = run.drops
     assert reason == "lost_blob"
     assert message == "blob group-2/g2.1.0.mask has other bytes than were put (its checksum differs)"
-    assert run.log.entries[2].state == "dropped"
+    assert run.log.attempts.by_number[2].state == "dropped"
     assert sorted(len(plan.scores) for plan in run.trainer.plans) == [1, 2, 2, 2]
-    assert run.log.counts()["trained"] == STEPS * GROUPS - 1
+    assert run.log.attempts.counts()["trained"] == STEPS * GROUPS - 1
     assert not run.left() & run.ended()
 
 
@@ -236,8 +236,8 @@ def test_routes_that_do_not_fit_drop_their_group_with_a_sentence_and_the_rest_tr
     ((reason, message),) = run.drops
     assert reason == "lost_blob"
     assert re.search(rf"^blob group-2/g2\.1\.0\.routes .*{sentence}", message)
-    assert run.log.entries[2].state == "dropped"
-    assert run.log.counts()["trained"] == STEPS * GROUPS - 1
+    assert run.log.attempts.by_number[2].state == "dropped"
+    assert run.log.attempts.counts()["trained"] == STEPS * GROUPS - 1
     assert not run.left() & run.ended()
 
 
@@ -264,7 +264,7 @@ def test_a_step_that_loses_all_of_its_groups_is_made_with_others(tmp_path: Path,
     assert tried == [1, 2, 2, 2, 3, 3, 4]
     assert [plan.step for plan in run.trainer.plans] == [1, 2, 3, 4]
     assert [reason for reason, _ in run.drops] == ["lost_blob"] * 3 * num_groups
-    assert run.log.counts()["trained"] == STEPS * num_groups
+    assert run.log.attempts.counts()["trained"] == STEPS * num_groups
     published = [plan.publishes for plan in run.trainer.plans]
     assert published == sorted(set(published))
     assert not run.left() & run.ended()

@@ -4,15 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from penstock.buffer.attempt_records import GroupGenerated
+from penstock.buffer.attempts import Attempts
 from penstock.errors import ChannelClosed
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import Counters, Doing, LogLine
 from penstock.observe.readers import MemoryReader
 from penstock.observe.run_state import RunState
+from penstock.orchestration.activity import Activity
 from penstock.orchestration.monitor import RunMonitor, heartbeat
-from penstock.orchestration.standstill import UnderWay
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.types import EngineReport
+from tests.buffer.test_attempts import admitted
 from tests.observe.examples import phase, run_event
 
 
@@ -39,17 +42,19 @@ class Engine:
         )
 
 
+def attempts() -> Attempts:
+    """Two groups in generation, and one that is being scored."""
+    found, times = Attempts(), iter([-20.0, -15.0, 0.0, 0.0])
+    found.follow(times.__next__)
+    for record in (admitted(7), GroupGenerated(number=7), admitted(8), admitted(9)):
+        found.apply(record)
+    return found
+
+
 def controller() -> SimpleNamespace:
     gate = SimpleNamespace(outstanding=4, num_ready=1, limit=4, step=0)
     return SimpleNamespace(
-        activity=SimpleNamespace(
-            trainer="waiting for groups",
-            num_generating=2,
-            num_scoring=1,
-            syncing_version=None,
-            num_left=0,
-            under_way={7: UnderWay(stage="scoring", since=-15.0, task="t#3")},
-        ),
+        activity=Activity(attempts(), trainer="waiting for groups"),
         buffer=SimpleNamespace(
             gate=gate,
             waiting_for=lambda: ("4 groups outstanding", "1 of 2 groups ready"),
@@ -127,7 +132,7 @@ def test_the_alarm_says_who_waits_for_whom_also_while_engines_are_frozen_or_gone
         ": trainer – waiting for groups: 1 of 2 groups ready; engine0 – 3 running, 0 waiting"
     )
     assert lines[1].line == (
-        "groups: 2 in generation, 1 in scoring, 1 ready, 4 of 4 outstanding; the oldest is group 7 (task 't#3'), in "
+        "groups: 2 in generation, 1 in scoring, 1 ready, 4 of 4 outstanding; the oldest is group 7 (task 't7'), in "
         "scoring for 76 s"
     )
 

@@ -14,11 +14,18 @@ from benchmarks.crashes.crash_truth import audit_acknowledged
 from benchmarks.crashes.crash_world import CrashWorld
 from penstock.blobs import MemoryBlobs
 from penstock.buffer.admission import Ticket
-from penstock.buffer.durable_log import open_log, read_lives
+from penstock.buffer.attempt_records import (
+    CheckpointKept,
+    GroupAdmitted,
+    GroupDropped,
+    GroupsTrained,
+    VersionIssued,
+    scored_record,
+)
+from penstock.buffer.attempts import Attempts
+from penstock.buffer.durable_log import open_log, read_attempts
 from penstock.buffer.history import HistoryState
 from penstock.buffer.journal.journal_files import DiskFiles
-from penstock.buffer.life_records import GroupAdmitted, GroupDropped
-from penstock.buffer.lives import Lives
 from penstock.orchestration.checkpoints import Progress
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.recovery import put_aside_other_history, recover
@@ -71,9 +78,13 @@ def test_nothing_is_lost_whatever_await_a_run_crashes_at(seed: int, tmp_path: Pa
 def test_a_journal_that_the_run_went_on_without_is_put_aside(tmp_path: Path) -> None:
     async def scene() -> None:
         async with open_log(tmp_path / "journal") as log:
-            await log.admitted(Ticket(number=0, bound=1, deadline=1), Task(id="t", prompt="p"), 1)
-            await log.finished(Ticket(number=0, bound=1, deadline=1), scored(0, [0]))
-            await log.trained(4, [0])
+            await log.append(
+                GroupAdmitted(
+                    ticket=Ticket(number=0, bound=1, deadline=1), task_id="t", prompt="p", num_taken=1
+                )
+            )
+            await log.append(scored_record(0, scored(0, [0]), None))
+            await log.append(GroupsTrained(step=4, numbers=(0,)))
 
     asyncio.run(scene())
     assert not put_aside_other_history(tmp_path / "none", 4)
@@ -86,13 +97,13 @@ def test_a_journal_that_the_run_went_on_without_is_put_aside(tmp_path: Path) -> 
     (tmp_path / "copy").rename(tmp_path / "journal")
     assert put_aside_other_history(tmp_path / "journal", 5) == tmp_path / "journal.undone-2"
     assert not (tmp_path / "journal").exists()
-    assert read_lives(DiskFiles(tmp_path / "journal.undone-1")).standing.step == 4
+    assert read_attempts(DiskFiles(tmp_path / "journal.undone-1")).standing.step == 4
 
 
 async def keep_from(folder: Path, step: int) -> None:
     """As a checkpoint does when it is durable."""
     async with open_log(folder) as log:
-        await log.covered(step)
+        await log.append(CheckpointKept(step=step))
 
 
 @pytest.mark.parametrize(
@@ -123,13 +134,20 @@ def test_a_task_that_was_put_back_before_a_crash_comes_first_after_it(tmp_path: 
 
     async def scene() -> list[str]:
         async with open_log(tmp_path / "journal") as log:
-            log.issued(0, 0)
+            log.append(VersionIssued(version=0, step=0))
             for number in range(3):
                 ticket = Ticket(number=number, bound=1, deadline=1)
-                await log.admitted(ticket, tasks[number], number + 1)
-                await log.finished(ticket, scored(number, [0]))
-            await log.dropped(1, "stale")
-            await log.dropped(2, "empty")
+                await log.append(
+                    GroupAdmitted(
+                        ticket=ticket,
+                        task_id=tasks[number].id,
+                        prompt=tasks[number].prompt,
+                        num_taken=number + 1,
+                    )
+                )
+                await log.append(scored_record(ticket.number, scored(number, [0]), None))
+            await log.append(GroupDropped(number=1, reason="stale", returns="t1"))
+            await log.append(GroupDropped(number=2, reason="empty"))
         async with open_log(tmp_path / "journal") as log:
             config = PenstockConfig.model_validate({})
             resume = await recover(log, progress, config, stream)
@@ -139,20 +157,19 @@ def test_a_task_that_was_put_back_before_a_crash_comes_first_after_it(tmp_path: 
     assert asyncio.run(scene()) == ["t1", "t3", "t4"]
 
 
-def test_a_group_whose_drop_a_crash_lost_is_dropped_again(tmp_path: Path) -> None:
+def test_a_group_whose_drop_a_crash_lost_is_to_be_dropped_again(tmp_path: Path) -> None:
     """It has no token to train on: the buffer drops it once it is on the disk."""
     stream = TaskStream([Task(id="t0", prompt="p")], shuffle=False)
     ticket = Ticket(number=0, bound=1, deadline=1)
 
     async def scene() -> None:
         async with open_log(tmp_path / "journal") as log:
-            log.issued(0, 0)
-            await log.admitted(ticket, Task(id="t0", prompt="p"), 1)
-            await log.finished(ticket, scored(0, []))
+            log.append(VersionIssued(version=0, step=0))
+            await log.append(GroupAdmitted(ticket=ticket, task_id="t0", prompt="p", num_taken=1))
+            await log.append(scored_record(ticket.number, scored(0, []), None))
         async with open_log(tmp_path / "journal") as log:
             resume = await recover(log, beginning(stream), PenstockConfig.model_validate({}), stream)
             assert resume.gate.ready == ()
-            assert dict(log.lives.drops()) == {"empty": 1}
             assert [(one.group.number, one.reason) for one in resume.lost] == [(0, "empty")]
 
     asyncio.run(scene())
@@ -164,15 +181,15 @@ def test_a_group_that_was_acknowledged_and_is_not_in_the_journal_is_a_violation(
 ) -> None:
     ticket = Ticket(number=0, bound=1, deadline=1)
 
-    async def scene() -> Lives:
+    async def scene() -> Attempts:
         async with open_log(tmp_path / "journal") as log:
             if state != "lost":
-                await log.admitted(ticket, Task(id="t0", prompt="p"), 1)
+                await log.append(GroupAdmitted(ticket=ticket, task_id="t0", prompt="p", num_taken=1))
             if state in ("scored", "dropped"):
-                await log.finished(ticket, scored(0, [0]))
+                await log.append(scored_record(ticket.number, scored(0, [0]), None))
             if state == "dropped":
-                await log.dropped(0, "stale")
-            return log.lives
+                await log.append(GroupDropped(number=0, reason="stale", returns="t0"))
+            return log.attempts
 
     is_kept = state in ("scored", "dropped")
     message = "group 0 was acknowledged, and the journal does not have it"
@@ -181,7 +198,7 @@ def test_a_group_that_was_acknowledged_and_is_not_in_the_journal_is_a_violation(
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_finished_group_comes_back_with_its_blobs_or_is_dropped_with_a_reason(
+def test_a_finished_group_comes_back_with_its_blobs_or_is_lost_with_a_reason(
     tmp_path: Path, is_lost: bool
 ) -> None:
     """Its masks were in the memory of processes that are gone. Without them it can't be trained on."""
@@ -192,16 +209,16 @@ def test_a_finished_group_comes_back_with_its_blobs_or_is_dropped_with_a_reason(
 
     async def scene() -> None:
         async with open_log(journal, blobs=before) as log:
-            log.issued(0, 0)
-            await log.admitted(ticket, Task(id="t3", prompt="p"), 1)
-            await log.finished(ticket, group)
+            log.append(VersionIssued(version=0, step=0))
+            await log.append(GroupAdmitted(ticket=ticket, task_id="t3", prompt="p", num_taken=1))
+            await log.append(scored_record(ticket.number, group, None))
         if is_lost:
             (journal / "blobs" / "group-3.blobs").write_bytes(b"musk")
         async with open_log(journal, blobs=after) as log:
             resume = await recover(log, beginning(stream), PenstockConfig.model_validate({}), stream)
             assert [one.ticket.number for one in resume.gate.ready] == ([] if is_lost else [3])
             assert after.scopes == ({} if is_lost else {"group-3": {"g3.0.0": b"mask"}})
-            assert dict(log.lives.drops()) == ({"lost_blob": 1} if is_lost else {})
+            assert [one.reason for one in resume.lost] == (["lost_blob"] if is_lost else [])
             told = [(one.group.number, one.group.task.id, one.reason) for one in resume.lost]
             assert told == ([(3, "t3", "lost_blob")] if is_lost else [])
             assert all("group-3" in one.message for one in resume.lost)

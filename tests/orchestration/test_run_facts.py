@@ -17,9 +17,9 @@ def test_facts_come_back_and_a_folder_may_have_none(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_format_is_refused(tmp_path: Path) -> None:
     write_facts(tmp_path, RunFacts())
-    assert '"format":1' in (tmp_path / "run.json").read_text()
-    (tmp_path / "run.json").write_text('{"format": 2, "auto": "of another shape"}')
-    with pytest.raises(UserError, match="has format 2, and this Penstock reads format 1; use the version of"):
+    assert '"format":2' in (tmp_path / "run.json").read_text()
+    (tmp_path / "run.json").write_text('{"format": 1, "auto": "of another shape"}')
+    with pytest.raises(UserError, match="has format 1, and this Penstock reads format 2; use the version of"):
         read_facts(tmp_path)
 
 

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from penstock.blobs import MemoryBlobs
-from penstock.buffer.ledger import LedgerCounts
+from penstock.buffer.durable_log import read_attempts
+from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.cli.samples import read_samples
 from penstock.config.loader import build
 from penstock.errors import (
@@ -644,7 +645,7 @@ def test_a_run_that_went_on_without_its_journal_begins_another(
         run.play(lambda run: asyncio.sleep(0))
         assert [plan.step for plan in run.trainer.plans] == list(range(steps - 3, steps + 1))
         assert (tmp_path / "journal").exists() == journal
-    assert LedgerCounts(tmp_path / "journal" / "ledger.sqlite").states["trained"] == 2 * 8
+    assert read_attempts(DiskFiles(tmp_path / "journal")).counts()["trained"] == 2 * 8
 
 
 @pytest.mark.parametrize("are_lost", [True, False])

@@ -84,6 +84,9 @@ class Tasks:
     def put_back(self, task: Task) -> None:
         raise AssertionError("nothing is dropped here")
 
+    def task(self, task_id: str) -> Task:
+        raise AssertionError("nothing is undone here")
+
 
 def shares_of(generation_s: float, training_s: float, shares: dict[str, float]) -> dict[str, float]:
     """What each side did of what it does alone, over a run."""

@@ -1,4 +1,4 @@
-from penstock.orchestration.standstill import USUAL_CAUSES, Mark, StageWatch, UnderWay, oldest_words
+from penstock.orchestration.standstill import USUAL_CAUSES, Mark, StageWatch
 
 
 def test_a_stage_with_work_that_does_not_move_is_told_again_and_again() -> None:
@@ -22,15 +22,6 @@ def test_time_before_there_was_work_does_not_count() -> None:
     assert watch.look(100.0, {"generation": Mark(work=1, progress=1)}) == []
     assert watch.look(140.0, {"generation": Mark(work=1, progress=1)}) == []
     assert watch.look(151.0, {"generation": Mark(work=1, progress=1)}) == [("generation", 61.0)]
-
-
-def test_the_oldest_group_is_named() -> None:
-    groups = {
-        4: UnderWay(stage="generation", since=30.0, task="a"),
-        9: UnderWay(stage="scoring", since=10.0, task="b"),
-    }
-    assert oldest_words(72.0, groups) == "the oldest is group 9 (task 'b'), in scoring for 62 s"
-    assert oldest_words(72.0, {}) == "no group is under way"
 
 
 def test_every_stage_has_usual_causes() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.buffer.ledger import LedgerCounts
+from penstock.buffer.durable_log import read_attempts
+from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.buffer.spans import numbers_of
 from penstock.cli.samples import read_samples
 from penstock.errors import TrainerLost, WorkerDied
@@ -121,8 +122,8 @@ def audit(run: Run, steps: int) -> None:
     checkpoint = checkpoints_of(run.folder)[steps]
     consumed = numbers_of(read_progress(checkpoint).consumed)
     assert len(consumed) == 2 * steps
-    counts = LedgerCounts(run.folder / "journal" / "ledger.sqlite")
-    assert counts.states["trained"] == 2 * steps
+    counts = read_attempts(DiskFiles(run.folder / "journal")).counts()
+    assert counts["trained"] == 2 * steps
 
 
 @pytest.mark.parametrize("after", [5.0, 5.3, 6.0, 7.5])

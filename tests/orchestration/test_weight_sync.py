@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from penstock.buffer.admission import StalenessGate
+from penstock.buffer.attempts import Attempts
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.engines.engine_pool import EnginePool
 from penstock.engines.scripted import ScriptedEngine
@@ -24,12 +25,12 @@ from penstock.observe.event_stream import EventStream
 from penstock.observe.events import LogLine, UpdateEvent
 from penstock.observe.readers import MemoryReader
 from penstock.orchestration.activity import Activity
-from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedTrainer
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.orchestration.weight_sync import Offer, Retries, WeightSync
 from penstock.sync.ring import SlotRing
 from penstock.types import AdapterSpec, Interrupt, UpdateReceipt, WeightUpdate
+from tests.orchestration.test_controller_events import events_of
 
 
 class Trainer(SimulatedTrainer):
@@ -69,7 +70,7 @@ class World:
             trainer=trainer,
             engine=engine,
             buffer=RolloutBuffer(self.gate),
-            events=ControllerEvents(stream, self.gate),
+            events=events_of(stream, self.gate, Attempts()),
             activity=self.activity,
             **options,
         )

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.rollout.kept_turns import KeptTurns
-from penstock.types import CallAnswer, Chunk, GenerateRequest, PartialGroup, TurnPart
+from penstock.types import Chunk, GenerateRequest, PartialGroup, TurnPart, WorkProgressed
 from tests.engines.contract import ask, collect, joined
 
 
@@ -19,11 +19,8 @@ class Notes:
     def __init__(self) -> None:
         self.parts: list[TurnPart] = []
 
-    def turn(self, part: TurnPart) -> None:
-        self.parts.append(part)
-
-    def call(self, answer: CallAnswer) -> None:
-        raise NotImplementedError
+    def append(self, record: WorkProgressed) -> None:
+        self.parts += record.turns
 
     def known(self) -> dict[int, PartialGroup]:
         groups: dict[int, PartialGroup] = {}

@@ -1,4 +1,12 @@
-from penstock.types import CallAnswer, Chunk, PartialGroup, TurnPart, blobs_of
+from penstock.types import (
+    CallAnswer,
+    Chunk,
+    Episode,
+    PartialGroup,
+    TurnPart,
+    WorkProgressed,
+    blobs_of,
+)
 from tests.types.test_answers import chunk, mask
 
 
@@ -40,10 +48,11 @@ def test_an_episode_that_ended_takes_its_turns_and_calls_with_it() -> None:
     group.add_part(part(0, 1, 2, episode=0))
     group.add_part(part(0, 1, 2, 3, episode=1))
     for episode in (0, 1):
-        group.add_call(CallAnswer(group=3, episode=episode, call=0, key=b"k", answer=b"1"))
-    group.end_episode(0)
+        answer = CallAnswer(group=3, episode=episode, call=0, key=b"k", answer=b"1")
+        group.add(3, WorkProgressed(calls=(answer,)))
+    group.end_episode(Episode(task_id="t", turns=(), index=0))
     assert list(group.turns) == list(group.calls) == [(1, 0)]
-    assert group.num_tokens == 3
+    assert (group.num_tokens, list(group.episodes)) == (3, [0])
 
 
 def test_a_turn_is_cut_where_a_blob_is_lost() -> None:

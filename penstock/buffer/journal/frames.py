@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 """Of journals. Other numbers are refused."""
 _MAGIC = b"penstock journal"
 _HEADER = struct.Struct("<16sI")

@@ -8,6 +8,7 @@ a record is on the disk awaits `durable`, which makes the commit begin now, or s
 
 import asyncio
 import contextlib
+import functools
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
@@ -31,9 +32,9 @@ SOON_S = 0.05
 """Between two commits that somebody waits for who can wait a moment."""
 
 Runner = Callable[[Callable[[], None]], Awaitable[None]]
-Committed = Callable[[Sequence[T], int, int], None]
-"""Told in the writing thread: records that are durable, their segment, and their commit's number."""
-Encode = Callable[[Sequence[T]], list[tuple[T, bytes]]]
+Committed = Callable[[Sequence[T], int], None]
+"""Told the records of a commit that is durable, and their segment."""
+Encode = Callable[[Sequence[T]], list[bytes]]
 """The records of a commit that are worth keeping, each as bytes. Not in the writing thread: while that held the
 interpreter and waited for a core, nobody else could run."""
 
@@ -42,7 +43,7 @@ class JournalFailed(PenstockError):
     """The journal can't be written any more: the run must end, since nothing would survive a crash."""
 
 
-def _tell_nobody(records: Sequence[T], segment: int, sequence: int) -> None:
+def _tell_nobody(records: Sequence[T], segment: int) -> None:
     pass
 
 
@@ -67,8 +68,11 @@ class Journal(Generic[T]):
         self._soon_s = min(soon_s, spacing_s)
         self._room = room if room is not None else DiskRoom()
         self._in_thread = in_thread
-        self._frames = _Frames(files, end, segment_bytes, committed)
+        self._committed = committed
+        self._frames = _Frames(files, end, segment_bytes)
         self._pending: list[T] = []
+        self._batch: list[T] = []
+        """What is being written."""
         self._num_pushed = self._num_durable = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._some, self._soon, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -132,16 +136,13 @@ class Journal(Generic[T]):
         """Returns when the record is durable."""
         await self.durable(self.push(record))
 
-    async def collect(self, covered: Callable[[], tuple[int, bytes] | None]) -> None:
-        """Remove old segments. `covered` says, in the writing thread and between two commits, which segment is the
-        first to stay, and what stands for those before it from now on; or None when all stay."""
-        found: list[tuple[int, bytes] | None] = []
+    def not_durable(self) -> list[T]:
+        """The records that are not on the disk yet."""
+        return [*self._batch, *self._pending]
 
-        def remove() -> None:
-            if not found:
-                found.append(covered())
-            self._frames.collect(found[0])
-
+    async def collect(self, first: int, state: bytes) -> None:
+        """Remove the segments before `first`, which `state` stands for from now on."""
+        remove = functools.partial(self._frames.collect, first, state)
         await self._room.patiently(lambda: self._alone(remove))
 
     async def _write(self) -> None:
@@ -151,9 +152,8 @@ class Journal(Generic[T]):
                 await self._until_due()
                 for event in (self._some, self._soon, self._hurry):
                     event.clear()
-                batch, self._pending = self._pending, []
-                await self._commit(batch)
-                self._num_durable += len(batch)
+                self._batch, self._pending = self._pending, []
+                await self._commit()
                 self._last_s = asyncio.get_running_loop().time()
                 self._release()
         except Exception as error:
@@ -179,8 +179,12 @@ class Journal(Generic[T]):
         self._soon.set()
         self._hurry.set()
 
-    async def _commit(self, batch: list[T]) -> None:
-        rest = self._encode(batch)
+    async def _commit(self) -> None:
+        """All frames of a commit are in one segment."""
+        if not self._batch:
+            return
+        rest = self._encode(self._batch)
+        segment = self._frames.next_segment()
 
         def write() -> None:
             while rest:
@@ -189,6 +193,9 @@ class Journal(Generic[T]):
                 del rest[:count]
 
         await self._room.patiently(lambda: self._alone(write))
+        batch, self._batch = self._batch, []
+        self._num_durable += len(batch)
+        self._committed(batch, segment)
 
     async def _alone(self, change: Callable[[], None]) -> None:
         """In the writing thread, one at a time."""
@@ -211,24 +218,25 @@ class Journal(Generic[T]):
                 future.set_exception(self.error)
 
 
-class _Frames(Generic[T]):
-    """Where the journal ends, and how it grows: in the writing thread alone."""
+class _Frames:
+    """Where the journal ends, and how it grows: in the writing thread, but for `next_segment` between commits."""
 
-    def __init__(
-        self, files: JournalFiles, end: JournalEnd, segment_bytes: int, committed: Committed[T]
-    ) -> None:
+    def __init__(self, files: JournalFiles, end: JournalEnd, segment_bytes: int) -> None:
         self._files = files
         self._segment, self._size, self._sequence = end.segment, end.size, end.sequence
         self._segment_bytes = segment_bytes
-        self._committed = committed
         self._is_torn = False
 
-    def write(self, records: Sequence[tuple[T, bytes]]) -> None:
-        """All or nothing: what a full disk let through is cut before the next try."""
+    def next_segment(self) -> int:
+        """Where the next commit goes."""
         if self._size >= self._segment_bytes:
             self._segment, self._size = self._segment + 1, 0
+        return self._segment
+
+    def write(self, records: Sequence[bytes]) -> None:
+        """All or nothing: what a full disk let through is cut before the next try."""
         name = segment_name(self._segment)
-        data = frame(self._sequence + 1, [encoded for _, encoded in records])
+        data = frame(self._sequence + 1, records)
         if not self._size:
             data = header() + data
         if self._is_torn:
@@ -239,12 +247,8 @@ class _Frames(Generic[T]):
         self._is_torn = False
         self._size += len(data)
         self._sequence += 1
-        self._committed([record for record, _ in records], self._segment, self._sequence)
 
-    def collect(self, covered: tuple[int, bytes] | None) -> None:
-        if covered is None:
-            return
-        first, state = covered
+    def collect(self, first: int, state: bytes) -> None:
         if first > self._segment:
             raise ValueError(f"segment {first} is not written yet; the current one is {self._segment}")
         self._files.replace(BASE, base_file(first, state))
@@ -253,10 +257,10 @@ class _Frames(Generic[T]):
                 self._files.remove(segment_name(number))
 
 
-def _num_fitting(records: Sequence[tuple[T, bytes]]) -> int:
+def _num_fitting(records: Sequence[bytes]) -> int:
     """How many of them make one frame: at least one."""
     size = 0
-    for count, (_, encoded) in enumerate(records):
+    for count, encoded in enumerate(records):
         size += len(encoded)
         if size >= COMMIT_BYTES:
             return count + 1

@@ -1,14 +1,12 @@
 import asyncio
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from penstock.bench.chaos.run_audit import complaints_of
-from penstock.buffer.durable_log import FOLDER, LEDGER
+from penstock.buffer.durable_log import FOLDER
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.kept_checkpoints import PROGRESS, checkpoints_of
 from tests.orchestration.test_session import Run
@@ -27,7 +25,6 @@ def test_a_run_that_counted_a_group_twice_or_not_at_all_is_found(
     assert complaints_of(tmp_path, steps=6, groups_per_step=2) == [
         "11 groups were consumed in 6 steps of 2",
         "the journal has 12 groups trained up to step 6, the checkpoint 11",
-        "the ledger has 12 groups trained, the checkpoint 11",
     ]
 
 
@@ -43,21 +40,14 @@ def test_a_run_that_was_killed_is_audited_up_to_its_last_checkpoint(
     run.play(lambda run: asyncio.sleep(0))
     shutil.rmtree(checkpoints_of(tmp_path)[6])
     assert complaints_of(tmp_path, steps=None, groups_per_step=2) == []
-    (tmp_path / FOLDER / LEDGER).unlink()
-    assert complaints_of(tmp_path, steps=None, groups_per_step=2) == []
 
 
-def test_a_ledger_that_says_otherwise_than_the_journal_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_ends_before_the_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 3, "journal": True})
     run.play(lambda run: asyncio.sleep(0))
-    with closing(sqlite3.connect(tmp_path / FOLDER / LEDGER)) as database, database:
-        database.execute("UPDATE attempts SET state = 'scored' WHERE number = 0")
-    assert complaints_of(tmp_path, steps=6, groups_per_step=2) == [
-        "the ledger has 11 groups trained, the checkpoint 12",
-        "the ledger has 1 scored, 11 trained, the journal 12 trained",
-    ]
+    for segment in (tmp_path / FOLDER).glob("*.journal"):
+        segment.unlink()
+    assert complaints_of(tmp_path, steps=6, groups_per_step=2) == ["the journal ends at step 0"]
 
 
 def test_a_journal_that_trains_a_group_twice_is_no_journal(
@@ -69,7 +59,7 @@ def test_a_journal_that_trains_a_group_twice_is_no_journal(
     def refuse(*_: object, **__: object) -> None:
         raise ValueError("group 0 is trained, so it can't become trained")
 
-    monkeypatch.setattr("penstock.bench.chaos.run_audit.read_lives", refuse)
+    monkeypatch.setattr("penstock.bench.chaos.run_audit.read_attempts", refuse)
     assert complaints_of(tmp_path, steps=6, groups_per_step=2) == [
         "the journal can't be read: group 0 is trained, so it can't become trained"
     ]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.crashes.power_loss import PowerLossFiles, PowerLost
 from penstock.buffer.journal.disk_room import DiskRoom
+from penstock.buffer.journal.frames import frames_of
 from penstock.buffer.journal.journal import Journal, JournalFailed
 from penstock.buffer.journal.journal_files import DiskFiles, JournalFiles
 from penstock.buffer.journal.replay import mend, read_base, replay, segments_of
@@ -25,8 +26,8 @@ async def inline(write: Callable[[], None]) -> None:
     write()
 
 
-def as_they_are(records: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    return [(record, record) for record in records]
+def as_they_are(records: Sequence[bytes]) -> list[bytes]:
+    return list(records)
 
 
 def journal_on(files: JournalFiles, **settings: Any) -> Journal[bytes]:
@@ -86,15 +87,15 @@ def test_power_loss_at_any_write_loses_nothing_that_was_acknowledged(
 
 
 def test_many_appends_share_one_sync() -> None:
-    sequences: list[tuple[int, int]] = []
+    commits: list[int] = []
 
     async def scene() -> None:
-        committed = lambda records, segment, sequence: sequences.append((sequence, len(records)))  # noqa: E731
+        committed = lambda records, segment: commits.append(len(records))  # noqa: E731
         async with journal_on(PowerLossFiles(), committed=committed) as journal:
             await asyncio.gather(*(journal.append(b"r") for _ in range(50)))
 
     asyncio.run(scene())
-    assert sequences == [(1, 50)]
+    assert commits == [50]
 
 
 def test_commits_keep_their_distance_unless_somebody_waits() -> None:
@@ -103,7 +104,7 @@ def test_commits_keep_their_distance_unless_somebody_waits() -> None:
 
     async def scene() -> None:
         now = asyncio.get_running_loop().time
-        committed = lambda records, segment, sequence: commits.append((now(), len(records)))  # noqa: E731
+        committed = lambda records, segment: commits.append((now(), len(records)))  # noqa: E731
         async with journal_on(PowerLossFiles(), committed=committed, spacing_s=2.0) as journal:
             journal.push(b"1")
             await asyncio.sleep(0.5)
@@ -130,7 +131,7 @@ def test_who_can_wait_a_moment_shares_a_commit_soon() -> None:
 
     async def scene() -> None:
         now = asyncio.get_running_loop().time
-        committed = lambda records, segment, sequence: commits.append((now(), len(records)))  # noqa: E731
+        committed = lambda records, segment: commits.append((now(), len(records)))  # noqa: E731
         opened = journal_on(PowerLossFiles(), committed=committed, spacing_s=2.0, soon_s=0.5)
         async with opened as journal:
             await journal.durable(journal.push(b"1"), soon=True)
@@ -152,15 +153,15 @@ def test_who_can_wait_a_moment_shares_a_commit_soon() -> None:
 
 def test_a_large_commit_becomes_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.buffer.journal.journal.COMMIT_BYTES", 10)
-    commits: list[list[bytes]] = []
+    files = PowerLossFiles()
 
     async def scene() -> None:
-        committed = lambda records, segment, sequence: commits.append(list(records))  # noqa: E731
-        async with journal_on(PowerLossFiles(), committed=committed) as journal:
+        async with journal_on(files) as journal:
             await asyncio.gather(*(journal.append(b"four") for _ in range(4)))
 
     asyncio.run(scene())
-    assert commits == [[b"four"] * 3, [b"four"]]
+    frames = frames_of(files.read("segment-00000001.journal"))
+    assert [list(one.records) for one in frames] == [[b"four"] * 3, [b"four"]]
 
 
 def test_a_full_disk_pauses_and_is_told_and_loses_nothing() -> None:
@@ -269,14 +270,14 @@ def test_segments_rotate_and_those_that_are_covered_go(tmp_path: Path) -> None:
     segments: list[int] = []
 
     async def scene() -> None:
-        committed = lambda records, segment, sequence: segments.append(segment)  # noqa: E731
+        committed = lambda records, segment: segments.append(segment)  # noqa: E731
         async with journal_on(DiskFiles(tmp_path), segment_bytes=120, committed=committed) as journal:
             for _ in range(6):
                 await journal.append(b"x" * 60)
             assert segments == [1, 1, 2, 2, 3, 3]
-            await journal.collect(lambda: (3, b"the first four"))
+            await journal.collect(3, b"the first four")
             with pytest.raises(ValueError, match="segment 4 is not written yet; the current one is 3"):
-                await journal.collect(lambda: (4, b""))
+                await journal.collect(4, b"")
 
     asyncio.run(scene())
     files = DiskFiles(tmp_path)
@@ -295,11 +296,11 @@ def test_power_loss_while_segments_are_removed_loses_nothing(deaths: list[int], 
         segments = _words_by_segment(files)
         _, state = read_base(files)
         gone = [] if state is None else state.decode().split()
-        committed = lambda records, segment, sequence: segments.setdefault(segment, []).extend(  # noqa: E731
+        committed = lambda records, segment: segments.setdefault(segment, []).extend(  # noqa: E731
             record.decode() for record in records
         )
 
-        def covered() -> tuple[int, bytes] | None:
+        def covered() -> tuple[int, bytes]:
             first = max(segments)
             before = [word for segment in sorted(segments) if segment < first for word in segments[segment]]
             return first, " ".join([*gone, *before]).encode()
@@ -311,7 +312,7 @@ def test_power_loss_while_segments_are_removed_loses_nothing(deaths: list[int], 
                 await journal.append(word.encode())
                 acknowledged.append(word)
                 if rng.random() < 0.3:
-                    await journal.collect(covered)
+                    await journal.collect(*covered())
 
     for number, dies_at in enumerate(deaths):
         mend(files, replay(files, lambda record, segment: None))

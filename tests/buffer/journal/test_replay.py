@@ -60,7 +60,7 @@ def test_missing_commits_are_damage() -> None:
 def test_an_unknown_format_is_refused() -> None:
     data = bytearray(ONE)
     data[16] = 9
-    with pytest.raises(JournalDamaged, match="has format 9, and this Penstock reads format 1"):
+    with pytest.raises(JournalDamaged, match="has format 9, and this Penstock reads format 2"):
         read(PowerLossFiles({segment_name(1): bytes(data)}))
 
 

@@ -1,10 +1,10 @@
-"""What the journal holds: one record for everything that happens to a group, a version or a checkpoint.
+"""What the journal holds: one record for everything that happens to an attempt, a version or a checkpoint.
 
 Tasks are kept by id, with their prompt for people to read: their columns may be anything, and come from the tasks
 again. The JSON-like form is msgpack, through the codec of the channel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -12,14 +12,13 @@ import msgspec
 from penstock.buffer.admission import Samples, Ticket
 from penstock.channel.codec import decode, encode
 from penstock.types import (
-    CallAnswer,
+    DEFAULT_POLICY,
     Episode,
-    EpisodeScore,
     Message,
     Record,
     ScoredGroup,
     Task,
-    TurnPart,
+    WorkProgressed,
 )
 
 
@@ -31,8 +30,12 @@ class GroupAdmitted(Record, frozen=True, kw_only=True, tag="admitted"):
     prompt: str | tuple[Message, ...]
     num_taken: int
     """New tasks taken so far, this one included. As before when a task that was put back is tried again."""
-    size: int = 0
-    """How many episodes it has; 0 in journals that do not say."""
+
+
+class GroupResumed(Record, frozen=True, kw_only=True, tag="group_resumed"):
+    """A group that was under way before a restart goes on, with what it has."""
+
+    number: int
 
 
 class EpisodeEnded(Record, frozen=True, kw_only=True, tag="episode"):
@@ -42,17 +45,10 @@ class EpisodeEnded(Record, frozen=True, kw_only=True, tag="episode"):
     episode: Episode
 
 
-class WorkProgressed(Record, frozen=True, kw_only=True, tag="work"):
-    """What groups that still run have done since the last such record."""
+class GroupGenerated(Record, frozen=True, kw_only=True, tag="generated"):
+    """All episodes of a group are over: it is being scored."""
 
-    turns: tuple[TurnPart, ...] = ()
-    calls: tuple[CallAnswer, ...] = ()
-    scores: tuple[EpisodeScore, ...] = ()
-
-    @property
-    def groups(self) -> set[int]:
-        by_turn = {part.group for part in self.turns} | {answer.group for answer in self.calls}
-        return by_turn | {one.group for one in self.scores}
+    number: int
 
 
 class GroupScored(Record, frozen=True, kw_only=True, tag="scored"):
@@ -94,8 +90,9 @@ class GroupDropped(Record, frozen=True, kw_only=True, tag="dropped"):
 
 
 class VersionIssued(Record, frozen=True, kw_only=True, tag="version"):
-    """A number for the weights that a step makes."""
+    """A number for the weights of a policy that a step makes."""
 
+    policy: str = DEFAULT_POLICY
     version: int
     step: int
 
@@ -114,8 +111,8 @@ class Standing(Record, frozen=True, kw_only=True):
     """New tasks taken so far."""
     returned: tuple[str, ...] = ()
     """Tasks that were put back and not tried again yet."""
-    version_steps: tuple[int, ...] = ()
-    """The step of every version issued so far."""
+    version_steps: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    """By policy, the step of every version issued so far."""
     step: int = 0
     covered: int = 0
     """The run may go on from checkpoints of this step and later ones; for older ones too much is gone."""
@@ -131,10 +128,12 @@ class RunResumed(Record, frozen=True, kw_only=True, tag="resumed"):
     """How many of the steps that are undone are made again, from the same groups."""
 
 
-LifeRecord: TypeAlias = (
+AttemptRecord: TypeAlias = (
     GroupAdmitted
+    | GroupResumed
     | EpisodeEnded
     | WorkProgressed
+    | GroupGenerated
     | GroupScored
     | GroupsSelected
     | GroupsTrained
@@ -145,20 +144,33 @@ LifeRecord: TypeAlias = (
 )
 
 
-def to_bytes(record: LifeRecord) -> bytes:
-    return encode(record)
+def from_bytes(data: bytes) -> AttemptRecord:
+    return decode(data, AttemptRecord)  # type: ignore[arg-type]
 
 
-def from_bytes(data: bytes) -> LifeRecord:
-    return decode(data, LifeRecord)  # type: ignore[arg-type]
+def groups_of(record: AttemptRecord) -> Collection[int]:
+    """The numbers of the groups that a record speaks of."""
+    match record:
+        case GroupAdmitted():
+            return (record.ticket.number,)
+        case WorkProgressed():
+            return record.groups
+        case GroupsSelected() | GroupsTrained():
+            return record.numbers
+        case GroupResumed() | EpisodeEnded() | GroupGenerated() | GroupScored() | GroupDropped():
+            return (record.number,)
+    return ()
 
 
-def encode_commit(records: Sequence[LifeRecord]) -> list[tuple[LifeRecord, bytes]]:
-    """What one commit of the journal keeps. Episodes of a group that ends in the same commit are in the record of
-    its end, or gone with it."""
+def encode_commit(records: Sequence[AttemptRecord]) -> list[bytes]:
+    """What one commit of the journal keeps. What a group did that ends in the same commit is in the record of its
+    end, or gone with it."""
     over = {one.number for one in records if isinstance(one, GroupScored | GroupDropped)}
-    kept = [one for one in records if not (isinstance(one, EpisodeEnded) and one.number in over)]
-    return [(one, to_bytes(one)) for one in kept]
+    return [
+        encode(one)
+        for one in records
+        if not (isinstance(one, EpisodeEnded | GroupGenerated) and one.number in over)
+    ]
 
 
 def scored_record(number: int, scored: ScoredGroup, samples: Samples | None) -> GroupScored:

@@ -1,19 +1,79 @@
-"""Whose tokens are told one by one: a few answers of each step, chosen by the number of the step alone, so that a
-repeated run tells the same ones; and how old all tokens of a step were."""
+"""What is told of the answers of a step: how long they are, what each reward function gave, their advantages, how
+old their tokens were, and the tokens of a few of them one by one.
+
+Which few depends on the number of the step alone, so that a repeated run tells the same ones. The trainer's own
+metrics stand beside these in a row of `metrics.jsonl`; it computes its advantages from its plan.
+"""
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from penstock.algorithms.advantages import ADVANTAGES, EpisodeAdvantage, StepFacts, Values
+from penstock.algorithms.config import AlgorithmConfig
+from penstock.algorithms.returns import is_of_tokens
 from penstock.buffer.admission import ReadyGroup, StepGroups
+from penstock.buffer.attempts import Attempt
 from penstock.observe.events import StalenessEvent, TokensEvent
-from penstock.orchestration.group_lives import GroupLives
 from penstock.orchestration.step_planner import TrainedStep
-from penstock.types import NOT_SAMPLED, IntArray, Sample, TracedTokens
+from penstock.types import NOT_SAMPLED, IntArray, Sample, ScoredGroup, TracedTokens
 
 PROCESS = "controller"
+
+
+def answer_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Of every episode that did not fail. An answer has the tokens of all its turns, and is truncated when its last
+    turn ended at the token limit. `rewritten_by_client` and `rewritten_by_template` are there only where agents'
+    turns could not go on after the tokens before them, `unread_answers` where clients left before their end."""
+    episodes = [episode for scored in groups for episode in scored.group.episodes]
+    if not episodes:
+        return {}
+    lengths = [episode.num_output_tokens for episode in episodes]
+    truncated = [bool(episode.turns) and episode.turns[-1].finish_reason == "length" for episode in episodes]
+    rewrites = Counter[str]()
+    for episode in episodes:
+        if episode.rewrites:
+            rewrites.update(episode.rewrites)
+    unread = sum(episode.unread_answers for episode in episodes)
+    return {
+        **({"unread_answers": float(unread)} if unread else {}),
+        **{f"rewritten_by_{who}": float(count) for who, count in sorted(rewrites.items())},
+        "answer_tokens_mean": float(np.mean(lengths)),
+        "answer_tokens_max": float(max(lengths)),
+        "truncated_fraction": float(np.mean(truncated)),
+    }
+
+
+def reward_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """The mean of every reward function (unweighted) and of every named part of one, by its name."""
+    values: dict[str, list[float]] = {}
+    for scored in groups:
+        for score in scored.scores:
+            for name, value in score.parts.items():
+                values.setdefault(name, []).append(value)
+    return {name: float(np.mean(given)) for name, given in sorted(values.items())}
+
+
+def step_metrics(groups: Sequence[ScoredGroup], of_trainer: dict[str, float]) -> dict[str, float]:
+    """All metrics of a step. `reward_NAME` is a function's mean; one whose name the trainer's metrics have taken
+    (`reward_mean`, `reward_std`) is `reward_function_NAME`."""
+    rewards = {
+        f"reward_{name}" if f"reward_{name}" not in of_trainer else f"reward_function_{name}": mean
+        for name, mean in reward_means(groups).items()
+    }
+    return {**of_trainer, **answer_metrics(groups), **rewards}
+
+
+def episode_advantages(algorithm: AlgorithmConfig, groups: Sequence[ScoredGroup]) -> list[Values] | None:
+    """One array per group, one value per episode; None where the algorithm gives each token its own."""
+    if is_of_tokens(algorithm.advantage):
+        return None
+    scores = [scored.scores for scored in groups]
+    lengths = [[episode.num_output_tokens for episode in scored.group.episodes] for scored in groups]
+    advantage: EpisodeAdvantage = ADVANTAGES.bind(algorithm.advantage, algorithm.advantage_args)
+    return advantage(StepFacts.of(scores, lengths))
 
 
 def traced_tokens(step: TrainedStep, now: float) -> Iterator[TokensEvent]:
@@ -68,7 +128,7 @@ def ages_of(sample: Sample, ready: ReadyGroup) -> IntArray:
     return ages
 
 
-def staleness_of(taken: StepGroups, lives: GroupLives, now: float) -> StalenessEvent:
+def staleness_of(taken: StepGroups, attempts: Mapping[int, Attempt], now: float) -> StalenessEvent:
     """Of all loss tokens of a step."""
     tokens: Counter[tuple[int, int]] = Counter()
     groups: Counter[int] = Counter()
@@ -79,7 +139,9 @@ def staleness_of(taken: StepGroups, lives: GroupLives, now: float) -> StalenessE
         if not ages:
             continue
         assert ready.selected_at is not None
-        generated = lives.step_generated(ready.ticket.number, otherwise=ready.selected_at - min(ages))
+        generated = attempts[ready.ticket.number].generated_at
+        if generated is None:  # by another process
+            generated = ready.selected_at - min(ages)
         waited = max(0, ready.selected_at - generated)
         for age, count in ages.items():
             tokens[age - min(age, waited), min(age, waited)] += count

@@ -1,22 +1,26 @@
-"""Counts, drops and one group's life, in 80 columns and with others' text escaped."""
+"""One group's life and the attempts at a task, with others' text escaped."""
 
 import asyncio
-import io
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
-from penstock.buffer.admission import Ticket
+from penstock.buffer.attempt_records import (
+    GroupDropped,
+    GroupsSelected,
+    GroupsTrained,
+    RunResumed,
+    scored_record,
+)
 from penstock.buffer.durable_log import FOLDER, open_log
-from penstock.cli.inspect import _decoder_of, print_run
+from penstock.cli.group_story import _decoder_of, group_lines, task_lines
 from penstock.errors import UserError
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.types import Episode, ScoredGroup, Task
+from penstock.types import ScoredGroup, WorkProgressed
 from tests.buffer.test_admission import scored
+from tests.buffer.test_attempts import admitted, ended
 from tests.types.test_partial_work import part
 
 
@@ -33,59 +37,48 @@ def run(tmp_path: Path) -> Path:
     async def scene() -> None:
         async with open_log(tmp_path / FOLDER) as log:
             for number in range(4):
-                ticket = Ticket(number=number, bound=2, deadline=2)
-                await log.admitted(ticket, Task(id=f"t{number}", prompt="what is\n1+1?"), number + 1)
+                await log.append(msgspec.structs.replace(admitted(number), prompt="what is\n1+1?"))
                 if number < 3:
-                    await log.finished(ticket, answered(number, "it is \x1b[31m2" + "!" * 90))
-            await log.trained(7, [0])
-            await log.resumed(6)
-            await log.trained(7, [0])
-            await log.dropped(2, "stale")
+                    text = "it is \x1b[31m2" + "!" * 90
+                    await log.append(scored_record(number, answered(number, text), None))
+            await log.append(GroupsTrained(step=7, numbers=(0,)))
+            await log.append(RunResumed(step=6))
+            await log.append(GroupsTrained(step=7, numbers=(0,)))
+            await log.append(GroupDropped(number=2, reason="stale", returns="t2"))
 
     asyncio.run(scene())
     return tmp_path
 
 
-def shown(run: Path, group: int | None = None) -> str:
-    output = io.StringIO()
-    console = Console(file=output, width=80)
-    print_run(str(run), group=group, console=console, decode=lambda tokens: f"<{tokens}>")
-    text = output.getvalue()
-    assert max(map(len, text.splitlines())) <= 80
-    return text
-
-
-def test_counts_by_state_the_oldest_and_drops_by_reason(run: Path) -> None:
-    text = shown(run)
-    assert "4 groups" in text
-    rows = [line.split("│")[1:-1] for line in text.splitlines() if line.startswith("│")]
-    assert [[cell.strip() for cell in row] for row in rows] == [
-        ["issued: admitted, and nothing of them is written yet", "1", "3 (task t3)"],
-        ["scored: waiting for their step", "1", "1 (task t1)"],
-        ["trained: in the weights", "1", "0 (task t0)"],
-        ["dropped: left without being trained", "1", "2 (task t2)"],
-    ]
-    assert "       1  stale" in text
+def shown(run: Path, group: int = 0) -> str:
+    return "\n".join(group_lines(str(run), group, decode=lambda tokens: f"<{tokens}>"))
 
 
 def test_the_whole_life_of_a_group_with_its_text(run: Path) -> None:
-    lines = [line.strip() for line in shown(run, group=0).splitlines()]
-    assert lines[:6] == [
+    lines = [line.strip() for line in shown(run).splitlines()]
+    assert lines[:7] == [
         "group 0",
         "admitted: task t0, at most 2 updates old",
         "what is",
         "1+1?",
-        "finished and scored: 1 episodes",
+        "scored: 1 episodes",
         "episode 0 · 2 tokens · version 4–5 · reward 1",
+        "it is \\x1b[31m2" + "!" * 90,
     ]
-    assert lines[6] == "it is"
-    assert lines[7].startswith("\\x1b[31m2!!!")
     assert lines[-3:] == [
         "trained in step 7",
         "waits again: the run went back to step 6",
         "trained in step 7",
     ]
     assert "dropped: stale; its task goes back" in shown(run, group=2)
+
+
+def test_the_attempts_at_a_task_are_told_with_what_became_of_each(run: Path) -> None:
+    assert list(task_lines(str(run), "t0")) == ["group 0: trained in step 7"]
+    assert list(task_lines(str(run), "t1")) == ["group 1: scored"]
+    assert list(task_lines(str(run), "t2")) == ["group 2: dropped: stale"]
+    with pytest.raises(UserError, match="the journal has no attempt at task 't9'"):
+        list(task_lines(str(run), "t9"))
 
 
 def test_what_selection_made_of_a_group_is_shown(tmp_path: Path) -> None:
@@ -97,10 +90,9 @@ def test_what_selection_made_of_a_group_is_shown(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with open_log(tmp_path / FOLDER) as log:
-            ticket = Ticket(number=0, bound=2, deadline=2)
-            await log.admitted(ticket, Task(id="t0", prompt="1+1?"), 1)
-            await log.finished(ticket, group, masked)
-            log.selected(6, [0])
+            await log.append(admitted(0))
+            await log.append(scored_record(0, group, masked))
+            log.append(GroupsSelected(step=6, numbers=(0,)))
 
     asyncio.run(scene())
     text = " ".join(shown(tmp_path, group=0).split())
@@ -119,35 +111,21 @@ def test_what_is_not_there_is_said(run: Path, tmp_path: Path) -> None:
         shown(tmp_path / FOLDER)
 
 
-def test_a_ledger_that_is_missing_broken_or_behind_is_not_asked(run: Path) -> None:
-    ledger, whole = run / FOLDER / "ledger.sqlite", shown(run)
-    with sqlite3.connect(ledger) as database:
-        database.execute("UPDATE applied SET sequence = sequence - 1")
-        database.execute("DELETE FROM attempts WHERE number = 3")
-    database.close()
-    assert shown(run) == whole
-    ledger.write_bytes(b"no database" * 99)
-    assert shown(run) == whole
-    ledger.unlink()
-    assert shown(run) == whole
-
-
 def test_what_is_under_way_is_told_in_tokens(tmp_path: Path) -> None:
     async def inline(write: Callable[[], None]) -> None:
         write()
 
     async def scene() -> None:
         async with open_log(tmp_path / FOLDER, progress_s=2, in_thread=inline) as log:
-            await log.admitted(Ticket(number=3, bound=2, deadline=2), Task(id="t3", prompt="1+1?"), 1)
-            log.work.turn(part(0, 7, 8))
-            log.work.turn(part(0, 5, episode=1))
+            await log.append(admitted(3))
+            log.append(WorkProgressed(turns=(part(0, 7, 8),)))
+            log.append(WorkProgressed(turns=(part(0, 5, episode=1),)))
             await asyncio.sleep(3)
-            log.work.turn(part(2, 9))
-            log.ended(3, Episode(task_id="t3", index=1, turns=()))
+            log.append(WorkProgressed(turns=(part(2, 9),)))
+            log.append(ended(3, 1))
             await asyncio.sleep(3)
 
     run_in_virtual_time(scene())
-    assert "running: being generated" in shown(tmp_path)
     lines = [line.strip() for line in shown(tmp_path, group=3).splitlines()]
     assert lines[-2:] == ["episode 0 is under way: 3 tokens kept, in turn 1", "<[7, 8, 9]>"]
     assert not any("episode 1 is under way" in line for line in lines)
