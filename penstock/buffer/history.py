@@ -5,7 +5,7 @@ optimizer step of the surviving history, and steps can be rolled back. Undone st
 again, from the same groups in the same order, so their versions keep their steps, and nothing ages meanwhile.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -28,8 +28,6 @@ class VersionHistory:
         self._steps = list(steps)
         self._first_sure = len(self._steps)
         """Versions before it may be of steps that were undone."""
-        self.on_issue: Callable[[int, int], None] = lambda version, step: None
-        """Told every version that is issued, and its step."""
 
     @classmethod
     def of(cls, state: HistoryState) -> "VersionHistory":
@@ -51,7 +49,6 @@ class VersionHistory:
                 f"{self._steps[-1]}; roll_back first"
             )
         self._steps.append(step)
-        self.on_issue(self.newest, step)
         return self.newest
 
     def withdraw(self, version: int) -> None:

@@ -136,6 +136,12 @@ class RolloutBuffer:
         self.gate.roll_back(step, consumed=consumed, returned=returned)
         self._wake()
 
+    def issue(self, step: int) -> int:
+        """A version for the weights that `step` makes."""
+        version = self.gate.history.issue(step)
+        self._log.issued(version, step)
+        return version
+
     def served(self, version: int) -> None:
         """Every engine now samples with `version` or a later one."""
         self.gate.served_step = self.gate.history.step_of(version)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from penstock.cli.samples import run_folder
 from penstock.errors import UserError
+from penstock.orchestration.engine_fleet import ScaleRequest, read_answer, request_engines
 from penstock.orchestration.run_folder import is_held
-from penstock.orchestration.scale_request import ScaleRequest, ask, read_answer
 
 ANSWER_S = 30.0
 LOOK_AGAIN_S = 0.1
@@ -16,7 +16,7 @@ def scale_run(name: str, wish: str) -> str:
     folder, request = run_folder(name), read_wish(wish)
     if not is_held(folder):
         raise UserError(f"{folder} does not go on; penstock scale is for a run that trains now")
-    ask(folder, request)
+    request_engines(folder, request)
     return f"{folder}: {_wait_for_answer(folder)}"
 
 

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from penstock.orchestration.standstill import UnderWay
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """A group on its way to the buffer."""
+
+    stage: str
+    since: float
+    task: str
 
 
 @dataclass(slots=True)

@@ -17,13 +17,12 @@ from penstock.buffer.admission import NO_VERSIONS, Dropped, ReadyGroup, Ticket
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.errors import BlobLost, RolloutFailed, ScoringFailed
 from penstock.interfaces import BlobStore, Scorer
-from penstock.orchestration.activity import Activity
+from penstock.orchestration.activity import Activity, UnderWay
 from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.failure_streak import FailureStreak
 from penstock.orchestration.group_scoring import GroupScoring
 from penstock.orchestration.intake import Intake
 from penstock.orchestration.resume import Resume
-from penstock.orchestration.standstill import UnderWay
 from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import CallAnswer, Episode, Group, IntArray, PartialGroup, ScoredGroup, Task
 

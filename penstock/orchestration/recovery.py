@@ -8,13 +8,14 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from penstock.blobs.verification import refs_of_episode
 from penstock.buffer.admission import EMPTY, ReadyGroup, masked_before, of_policy, oldest_step
-from penstock.buffer.durable_log import DurableGroupLog, read_lives
+from penstock.buffer.durable_log import FOLDER, DurableGroupLog, read_lives
 from penstock.buffer.history import HistoryState, VersionHistory
 from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.buffer.life_records import Standing, samples_of
@@ -76,21 +77,28 @@ async def recover(
     return resume
 
 
-async def undone_groups(
-    log: DurableGroupLog, folder: Path, step: int, config: PenstockConfig, tasks: TaskStream
-) -> BroughtBack:
-    """The groups that steps after `step` have trained on, while the run goes on: a trainer has gone back to `step`.
-    What they consist of is read from the journal in `folder`, which is told first."""
-    await log.durable()
-    lives = await asyncio.to_thread(read_lives, DiskFiles(folder))
-    await log.resumed(step)
-    history = VersionHistory(steps=lives.standing.version_steps)
-    undone = [
-        life
-        for life in lives.by_number.values()
-        if life.state == "trained" and life.step is not None and life.step > step
-    ]
-    return await _bring_back(undone, log, history, config, tasks)
+@dataclass(frozen=True, slots=True)
+class UndoneGroups:
+    """Reads from the journal of a run which groups were trained by steps that are undone."""
+
+    log: DurableGroupLog
+    run: Path
+    config: PenstockConfig
+    tasks: TaskStream
+
+    async def after(self, step: int) -> BroughtBack:
+        """The groups that steps after `step` have trained on: a trainer has gone back to `step`, and the journal is
+        told first."""
+        await self.log.durable()
+        lives = await asyncio.to_thread(read_lives, DiskFiles(self.run / FOLDER))
+        await self.log.resumed(step)
+        history = VersionHistory(steps=lives.standing.version_steps)
+        undone = [
+            life
+            for life in lives.by_number.values()
+            if life.state == "trained" and life.step is not None and life.step > step
+        ]
+        return await _bring_back(undone, self.log, history, self.config, self.tasks)
 
 
 async def _bring_back(

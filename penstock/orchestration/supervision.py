@@ -18,13 +18,13 @@ LAST_WORDS_S = 10.0
 """How long a worker whose channel has closed may take to end."""
 
 
-class Mortal(Protocol):
-    """Whatever may end before its time."""
+class SupervisedWorker(Protocol):
+    """A worker whose end others must hear of."""
 
     async def died(self) -> WorkerDied: ...
 
 
-async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[Mortal]) -> T:
+async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[SupervisedWorker]) -> T:
     """The result of `work`; when one of the workers ends, the work is cancelled and that end is raised."""
     working = asyncio.create_task(work)
     death = asyncio.create_task(first_death(workers))
@@ -49,7 +49,7 @@ class Gathering:
         self._missing = count
         self._all_there = asyncio.Event()
 
-    async def wait(self, worker: Mortal) -> None:
+    async def wait(self, worker: SupervisedWorker) -> None:
         """Raises the worker's death before the others were there; one after that is for whoever watches it then."""
         self._missing -= 1
         if not self._missing:
@@ -62,7 +62,7 @@ class Gathering:
                 raise
 
 
-async def first_death(workers: Sequence[Mortal]) -> WorkerDied:
+async def first_death(workers: Sequence[SupervisedWorker]) -> WorkerDied:
     """Wait until any of them ends, which none should."""
     if not workers:
         await asyncio.Event().wait()

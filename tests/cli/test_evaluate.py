@@ -14,8 +14,7 @@ from penstock.errors import PenstockError, ScoringFailed, UserError
 from penstock.models.config import LoraConfig
 from penstock.orchestration.config_file import last_line
 from penstock.orchestration.evaluation import Rewards
-from penstock.orchestration.evaluation_report import EvaluationReport
-from penstock.orchestration.evaluation_session import prepare_evaluation
+from penstock.orchestration.evaluation_session import EvaluationReport, prepare_evaluation
 from penstock.trainer.adapter import TrainedAdapter
 from tests.models.test_adapter_folder import make as make_adapter
 

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.cli.scale import read_wish, scale_run
 from penstock.errors import UserError
+from penstock.orchestration.engine_fleet import REQUEST, ScaleRequest, answer
 from penstock.orchestration.run_folder import held
-from penstock.orchestration.scale_request import REQUEST, ScaleRequest, answer
 
 
 @pytest.mark.parametrize("wish", ["4", "engines", "engines=", "engines=0", "engines=-1", "trainers=2"])
