@@ -156,7 +156,6 @@ def build_runner(config: PenstockConfig, parts: Parts) -> RolloutRunner:
         group_size=rollout.group_size,
         chunk_tokens=rollout.chunk_tokens,
         timeout_s=rollout.timeout_s,
-        in_waves=config.run.deterministic,
         max_turns=rollout.max_turns,
         max_episode_tokens=rollout.max_episode_tokens,
     )
@@ -177,7 +176,6 @@ def build_evaluator(config: PenstockConfig, parts: Parts, heldout: Sequence[Task
         min_good=1,
         timeout_s=config.rollout.timeout_s,
         label=EVALUATION,
-        in_waves=config.run.deterministic,
         max_turns=config.rollout.max_turns,
         max_episode_tokens=config.rollout.max_episode_tokens,
     )

@@ -33,7 +33,6 @@ from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.engines.embedded.stepper import HostStepper, Stepper
 from penstock.engines.embedded.validation import check_request
-from penstock.engines.embedded.waves import WaveLine
 from penstock.engines.embedded.weight_updates import Health, WeightUpdates
 from penstock.errors import PenstockError
 from penstock.interfaces import BlobStore, Tokenizer, WeightReceiver
@@ -125,7 +124,6 @@ class EmbeddedEngine:
             outbox=self._outbox,
             interrupts=self._interrupts,
         )
-        self._waves = WaveLine()
         self._seeds = np.random.default_rng(self.config.seed)
         self._arrivals = 0
         self._busy_s = 0.0
@@ -148,7 +146,8 @@ class EmbeddedEngine:
         stream = self._outbox.streams[request.id] = Stream()
         self._stepper.joins(seq)
         self._num_requests += 1
-        self._begin(self._waves.arrive(seq))
+        self._scheduler.add(seq)
+        self._wake.set()
         try:
             while True:
                 chunk = await stream.next()
@@ -160,13 +159,6 @@ class EmbeddedEngine:
             self._stepper.leaves(seq)
             if self._scheduler.find(request.id) is seq:
                 self._scheduler.cancel(seq)
-            self._begin(self._waves.left(seq))
-
-    def _begin(self, sequences: list[Sequence]) -> None:
-        for seq in sequences:
-            self._scheduler.add(seq)
-        if sequences:
-            self._wake.set()
 
     async def stage(self, update: WeightUpdate) -> None:
         await self._updates.stage(update)
