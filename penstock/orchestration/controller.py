@@ -155,7 +155,7 @@ class Controller:
             self._is_published = True
             if self._checkpoints is not None:
                 self._checkpoints.rolled_back(step)
-            self.sync.go_on()
+            self.sync.resume()
         self._events.recorder.log(
             f"the trainer goes on from step {step}: {undone} steps are undone, {len(returned)} of their groups are "
             "trained again"

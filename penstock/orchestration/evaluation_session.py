@@ -1,4 +1,5 @@
-"""An evaluation without training: engines and scorers, no trainer, and no run folder."""
+"""An evaluation without training: engines and scorers, no trainer, no run folder; and what it amounts to, the mean
+reward and pass@k."""
 
 import asyncio
 import math
@@ -29,7 +30,7 @@ from penstock.orchestration.placed_config import outline_on_gpu
 from penstock.orchestration.placement import place_threads
 from penstock.orchestration.pooled_workers import PoolCare
 from penstock.orchestration.preflight import Prepared, check_devices, open_model, resolve_prompts
-from penstock.orchestration.revival import Deaths, RestartPolicy, Revival
+from penstock.orchestration.revival import Deaths, RestartPolicy, Reviver
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.supervision import supervised
 from penstock.orchestration.workers import (
@@ -95,14 +96,12 @@ async def evaluate(prepared: Prepared, log: Callable[[str], None] = lambda line:
         deaths = {engine.name: Deaths(policy) for engine in engines}
         await start_together([first_start(each, deaths[each.name], log) for each in engines], events)
         pool = EnginePool({each.name: each for each in engines}, replaces=True)
-        watches = [
-            Revival(each.place, _EvaluationSeat(each, pool, log), events, deaths[each.name])
-            for each in engines
-        ]
+        reviver = Reviver(events=events, policy=policy, deaths=deaths)
+        watches = [reviver.over(each.place, _RevivableEngine(each, pool, log)) for each in engines]
         return await supervised(_evaluate_on(launcher, prepared, pool, PoolCare(events)), watches)
 
 
-class _EvaluationSeat:
+class _RevivableEngine:
     """`penstock.orchestration.revival.Revivable` of an engine whose weights never change."""
 
     is_needed = is_replaceable = True

@@ -85,7 +85,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_standing(folder: Path, lines: Sequence[str]) -> None:
-    """Nobody waits for it, and a disk that does not take it costs nothing."""
+    """Write it without waiting for the disk; a disk that does not take it costs nothing."""
     unnamed = folder / f".{STANDING}.new"
     with contextlib.suppress(OSError):
         with open_private(unnamed, "wb") as file:
@@ -159,7 +159,7 @@ class RunMonitor:
                 await asyncio.gather(*(self._ask_if_there(engine) for engine in self._engines))
 
     def look(self) -> None:
-        """Tell what everybody does, and whether nothing has moved for too long."""
+        """Tell what each process does, and whether nothing has moved for too long."""
         controller, now = self._controller, self._stream.clock.time()
         gate, activity = controller.buffer.gate, controller.activity
         self._stream.of("controller").count(
@@ -236,7 +236,7 @@ class RunMonitor:
             await asyncio.sleep(POLL_S)
 
     async def _ask_if_there(self, engine: Engine) -> None:
-        with contextlib.suppress(ChannelClosed):  # whoever supervises it says what became of it
+        with contextlib.suppress(ChannelClosed):  # its supervisor says what became of it
             await self._ask(engine)
 
     async def _ask(self, engine: Engine) -> None:

@@ -10,10 +10,11 @@ rest of the run. An engine that ran out of memory comes back with fewer sequence
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
+from penstock.channel import Channel
 from penstock.engines.config import EngineConfig, with_settings
 from penstock.engines.engine_client import EngineStart
 from penstock.engines.kinds import kind_of, settings_of
@@ -21,7 +22,7 @@ from penstock.errors import ChannelClosed, PenstockError, WorkerDied
 from penstock.observe.events import RecoveryEvent
 from penstock.observe.pulse import PulseReport
 from penstock.observe.recorder import Recorder
-from penstock.orchestration.replaceable import LAST_WORDS_S, ReplaceableWorker
+from penstock.orchestration.replaceable import LAST_WORDS_S
 from penstock.orchestration.worker_events import EventCollector
 
 STEP_S = 0.5
@@ -72,13 +73,26 @@ class Deaths:
 
 
 class Named(Protocol):
-    """What a restart is told of: a place for a worker."""
+    """A worker, as messages name it."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def incarnation(self) -> int: ...
+
+
+class Replaceable(Named, Protocol):
+    """A worker whose process can be replaced: a `ReplaceableWorker`, or the ranks of a trainer together."""
+
+    @property
+    def channel(self) -> Channel: ...
+
+    async def restart(self) -> None: ...
+
+    async def gone(self) -> WorkerDied: ...
+
+    async def give_up(self, why: str = "") -> None: ...
 
 
 class Restarts:
@@ -177,7 +191,7 @@ class Liveness:
 
     def __init__(
         self,
-        place: ReplaceableWorker[Any],
+        place: Replaceable,
         now: Callable[[], float],
         *,
         pulses: EventCollector | None = None,
@@ -251,7 +265,7 @@ class Revival:
 
     def __init__(
         self,
-        place: ReplaceableWorker[Any],
+        place: Replaceable,
         worker: Revivable,
         events: Recorder,
         deaths: Deaths | None = None,
@@ -318,7 +332,7 @@ class Reviver:
     pulses: EventCollector | None = None
     freeze_s: float = 0.0
 
-    def over(self, place: ReplaceableWorker[Any], worker: Revivable) -> Revival:
+    def over(self, place: Replaceable, worker: Revivable) -> Revival:
         deaths = self.deaths.get(place.name) or Deaths(self.policy)
         return Revival(place, worker, self.events, deaths, pulses=self.pulses, freeze_s=self.freeze_s)
 

@@ -165,14 +165,14 @@ class WeightSync:
             await asyncio.gather(sending, return_exceptions=True)
 
     async def pause(self) -> None:
-        """The trainer is gone: what it has published is void, and nothing is sent before `go_on`."""
+        """The trainer is gone: what it has published is void, and nothing is sent before `resume`."""
         self._is_paused, self._is_renewing, self._waiting = True, False, None
         self._unreleased.clear()
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """There is a trainer again."""
         self._is_paused = False
         self._changed.set()
@@ -353,6 +353,6 @@ async def send_and_take(
             task.cancel()
         await asyncio.gather(*both, return_exceptions=True)
     errors = [error for task in both if not task.cancelled() and (error := task.exception()) is not None]
-    for error in sorted(errors, key=lambda error: isinstance(error, UpdateAbandoned)):
+    for error in [one for one in errors if not isinstance(one, UpdateAbandoned)] or errors:
         raise error
     return taking.result()

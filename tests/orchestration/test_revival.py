@@ -196,7 +196,7 @@ class Place:
         self._death = asyncio.get_running_loop().create_future()
 
 
-class Seat:
+class Owner:
     is_needed = is_replaceable = True
 
     def __init__(self) -> None:
@@ -218,10 +218,10 @@ class Seat:
 class Scene:
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.place, self.seat, self.memory = Place(), Seat(), MemoryReader()
+        self.place, self.owner, self.memory = Place(), Owner(), MemoryReader()
         self.stream = EventStream(loop)
         self.stream.subscribe("memory", self.memory)
-        revival = Revival(self.place, self.seat, self.stream.of("controller"))  # type: ignore[arg-type]
+        revival = Revival(self.place, self.owner, self.stream.of("controller"))  # type: ignore[arg-type]
         self.watching = asyncio.create_task(revival.died())
 
     def recoveries(self) -> list[tuple[int, str, float]]:
@@ -248,7 +248,7 @@ def test_a_worker_that_dies_is_started_and_put_back_to_work() -> None:
     async def scene(stage: Scene) -> None:
         stage.place.die("it was killed")
         await asyncio.sleep(10)
-        assert stage.seat.told == ["lost", "prepare", "returned"]
+        assert stage.owner.told == ["lost", "prepare", "returned"]
         assert stage.recoveries() == [(2, "it was killed", 3.0)]
         assert stage.lines() == [
             "it was killed; it is started again, and the others go on",
@@ -271,14 +271,14 @@ def test_a_start_that_fails_is_tried_again_after_a_while() -> None:
 
 def test_a_worker_that_dies_on_its_way_back_counts_as_one_more_death() -> None:
     async def scene(stage: Scene) -> None:
-        stage.seat.returning.clear()
+        stage.owner.returning.clear()
         stage.place.die("it was killed")
         await asyncio.sleep(4)
         stage.place.die("it was killed again")
         await asyncio.sleep(0.5)
-        stage.seat.returning.set()
+        stage.owner.returning.set()
         await asyncio.sleep(10)
-        assert stage.seat.told == ["lost", "prepare", "lost", "prepare", "returned"]
+        assert stage.owner.told == ["lost", "prepare", "lost", "prepare", "returned"]
         assert stage.recoveries() == [(3, "it was killed again", 4.0 + 1.0 + 3.0)]
 
     play(scene)
@@ -298,10 +298,10 @@ def test_a_worker_that_dies_time_after_time_ends_the_run_with_the_cause() -> Non
 
 def test_the_death_of_a_worker_that_is_no_longer_needed_is_none() -> None:
     async def scene(stage: Scene) -> None:
-        stage.seat.is_needed = False
+        stage.owner.is_needed = False
         stage.place.die("it was expelled")
         await asyncio.sleep(100)
-        assert stage.seat.told == []
+        assert stage.owner.told == []
         assert not stage.watching.done()
 
     play(scene)
@@ -309,7 +309,7 @@ def test_the_death_of_a_worker_that_is_no_longer_needed_is_none() -> None:
 
 def test_a_worker_that_nobody_can_replace_ends_the_run_at_once() -> None:
     async def scene(stage: Scene) -> None:
-        stage.seat.is_replaceable = False
+        stage.owner.is_replaceable = False
         stage.place.die("it was killed")
         assert str(await stage.watching) == "it was killed"
 
@@ -338,14 +338,14 @@ def test_a_worker_that_freezes_is_ended_and_replaced() -> None:
 
         stage.place.give_up = give_up  # type: ignore[attr-defined]
         events = stage.stream.of("controller")
-        revival = Revival(stage.place, stage.seat, events, pulses=pulses, freeze_s=10.0)  # type: ignore[arg-type]
+        revival = Revival(stage.place, stage.owner, events, pulses=pulses, freeze_s=10.0)  # type: ignore[arg-type]
         watching = asyncio.create_task(revival.died())
         for _ in range(30):
             await asyncio.sleep(1.0)
             pulses.answers += 1
-        assert stage.seat.told == []
+        assert stage.owner.told == []
         await asyncio.sleep(13.0)
-        assert stage.seat.told == ["lost", "prepare"]
+        assert stage.owner.told == ["lost", "prepare"]
         pulses.answers += 1
         await asyncio.sleep(2.0)
         ((_, cause, took_s),) = stage.recoveries()

@@ -228,6 +228,7 @@ class SimulatedRun:
             blobs=MemoryBlobs(),
             places=(self.trainer.place, self.engine.place),
             deaths={},
+            another_engine=None,
         )
 
         async def start_workers(*_: Any) -> Any:
