@@ -6,7 +6,7 @@ import pytest
 
 from penstock.cli.scale import read_wish, scale_run
 from penstock.errors import UserError
-from penstock.orchestration.engine_fleet import REQUEST, ScaleRequest, answer
+from penstock.orchestration.engine_fleet import REQUEST, ScaleRequest, answer_request
 from penstock.orchestration.run_folder import held
 
 
@@ -30,7 +30,7 @@ def test_the_answer_of_the_run_is_printed(tmp_path: Path) -> None:
         while not (tmp_path / REQUEST).exists():
             pass
         asked.append(json.loads((tmp_path / REQUEST).read_text()))
-        answer(tmp_path, "from 1 to 3 engines")
+        answer_request(tmp_path, "from 1 to 3 engines")
 
     with held(tmp_path):
         thread = threading.Thread(target=run)
