@@ -64,6 +64,12 @@ class RolloutBuffer:
         """The group that was admitted is an attempt at this task. `num_taken` counts the new tasks taken so far."""
         await self._log.admitted(ticket, task, num_taken)
 
+    def issue(self, step: int) -> int:
+        """A new version for the weights that `step` makes. No group is sampled with it before its record."""
+        version = self.gate.history.issue(step)
+        self._log.issued(version, step)
+        return version
+
     def ended(self, ticket: Ticket, episode: Episode) -> None:
         """An episode of a running group is over."""
         self._log.ended(ticket.number, episode)
@@ -135,12 +141,6 @@ class RolloutBuffer:
         """The steps after `step` are undone; see `StalenessGate.roll_back`."""
         self.gate.roll_back(step, consumed=consumed, returned=returned)
         self._wake()
-
-    def issue(self, step: int) -> int:
-        """A version for the weights that `step` makes."""
-        version = self.gate.history.issue(step)
-        self._log.issued(version, step)
-        return version
 
     def served(self, version: int) -> None:
         """Every engine now samples with `version` or a later one."""
