@@ -27,7 +27,7 @@ from penstock.observe.readers import show
 from penstock.orchestration.arguments import DEMO
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import prepare
-from penstock.orchestration.session import Session
+from penstock.orchestration.run import Run
 from penstock.orchestration.summary import Summary
 
 PAIRS = 10
@@ -68,7 +68,7 @@ def demo_arm(journal: bool, steps: int = DEMO_STEPS) -> Arm:
         config = load_config(PenstockConfig, DEMO, own)
         prepared = prepare(config, log=lambda line: None, cache=cache_folder())
         view = CpuView()
-        summary = asyncio.run(Session(prepared, show(view)).run())
+        summary = asyncio.run(Run(prepared, show(view)).run())
     return arm_of(summary, view.training_s)
 
 

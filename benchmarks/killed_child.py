@@ -21,8 +21,8 @@ from penstock.observe.run_state import RunState
 from penstock.observe.views import SilentView
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.kept_checkpoints import checkpoints_of
+from penstock.orchestration.run import Run
 from penstock.orchestration.run_folder import SavedRun
-from penstock.orchestration.session import Session
 from penstock.safe_files import write_private
 
 CHECKPOINT_EVERY = 3
@@ -87,7 +87,7 @@ def live(model: Path, folder: Path, note: Path, steps: int, kill_after_s: float 
         going_on = SavedRun(folder=folder, checkpoint=saved, progress=read_progress(saved))
     shown = show(SilentView())
     shown.stream.subscribe("note", Note(shown.state, note, kill_after_s))
-    asyncio.run(Session(replace(prepared, folder=folder, saved=going_on), shown).run())
+    asyncio.run(Run(replace(prepared, folder=folder, saved=going_on), shown).run())
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from penstock.orchestration.arguments import DEMO
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.preflight import prepare
-from penstock.orchestration.session import Session
+from penstock.orchestration.run import Run
 
 DEMO_STEPS = 100
 REPEATS = 5
@@ -126,7 +126,7 @@ def event_cost(folder: Path, steps: int) -> dict[str, Any]:
     shown = show(SilentView())
     shown.stream.subscribe("bench", recorded)
     with SeeingTime() as seeing:
-        asyncio.run(Session(prepared, shown).run())
+        asyncio.run(Run(prepared, shown).run())
     run_s = _cpu_s() - begin
     replay_s = min(replay(recorded.events, folder / f"replay{number}") for number in range(REPEATS))
     num_bytes = sum(path.stat().st_size for path in (prepared.folder / FOLDER).iterdir())

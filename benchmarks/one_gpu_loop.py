@@ -33,7 +33,7 @@ from penstock.observe.views import SilentView
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import find_gpus
 from penstock.orchestration.preflight import prepare
-from penstock.orchestration.session import Session
+from penstock.orchestration.run import Run
 from penstock.orchestration.summary import Summary
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import EpisodeSpec
@@ -154,7 +154,7 @@ def train(work: ShapeWork, max_staleness: int, folder: Path, console: Console) -
         gpus=find_gpus(os.environ) if work.on_gpu else (),
         workflow=LongTailedAnswers(work),
     )
-    summary = asyncio.run(Session(prepared, show(SilentView())).run())
+    summary = asyncio.run(Run(prepared, show(SilentView())).run())
     return arm_of(summary) | trained_tokens(prepared.folder / "metrics.jsonl", summary)
 
 

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.interfaces import Scorer
 from penstock.observe.events import RunEvent
@@ -16,18 +18,17 @@ from penstock.observe.views import View, make_view
 from penstock.orchestration.arguments import DEMO, NAMED, Config, Rewards, Tasks, read_arguments
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.gpus import find_gpus
-from penstock.orchestration.interruption import asking
+from penstock.orchestration.interruption import Stoppable, asking, asking_from_a_thread
 from penstock.orchestration.preflight import prepare
+from penstock.orchestration.run import Run
 from penstock.orchestration.run_folder import SavedRun
-from penstock.orchestration.session import Session
-from penstock.orchestration.session_thread import run_in_thread, run_until_cancelled
 from penstock.orchestration.summary import Summary
 from penstock.rollout.workflow import Workflow, as_workflow
 from penstock.scoring.thread_scorer import ThreadScorer
 from penstock.tasks.task_rows import Row
 from penstock.usercode import describe_callable, stop_if_loading_user_code
 
-__all__ = ["DEMO", "Run", "cache_folder", "run", "train", "train_async"]
+__all__ = ["DEMO", "RunRequest", "cache_folder", "run", "train", "train_async"]
 
 
 def train(
@@ -55,7 +56,7 @@ def train(
     Where an event loop already runs (a notebook) it works too, and blocks; `train_async` does not. An interrupt
     ends the run after the step in progress: the model is saved, and the summary returned."""
     stop_if_loading_user_code()
-    return Run.of(
+    return RunRequest.of(
         config,
         workflow,
         sections,
@@ -77,12 +78,12 @@ async def train_async(
     When its task is cancelled, the model is saved before the cancellation goes on; cancelled again, it is not."""
     stop_if_loading_user_code()
     own = {name: arguments.pop(name) for name in NAMED if name in arguments}
-    return await Run.of(config, workflow, arguments, **own).beside()
+    return await RunRequest.of(config, workflow, arguments, **own).beside()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """All that a session is made from."""
+class RunRequest:
+    """All that a run is made from."""
 
     config: PenstockConfig
     view: View
@@ -101,7 +102,7 @@ class Run:
         workflow: str | Workflow | Callable[..., Any] | None,
         sections: Mapping[str, Mapping[str, Any]],
         **named: Any,
-    ) -> "Run":
+    ) -> "RunRequest":
         path = workflow if isinstance(workflow, str) else _path_of(workflow)
         if path is not None:
             sections = {**sections, "rollout": {**sections.get("rollout", {}), "workflow": path}}
@@ -134,7 +135,7 @@ class Run:
             notes=tuple(notes),
         )
 
-    def session(self, shown: ShownRun) -> Session:
+    def prepare(self, shown: ShownRun) -> Run:
         prepared = prepare(
             self.config,
             tasks=self.tasks,
@@ -145,22 +146,22 @@ class Run:
             workflow=self.workflow,
             saved=self.saved,
         )
-        return Session(prepared, shown, scorer=self.scorer)
+        return Run(prepared, shown, scorer=self.scorer)
 
     def blocking(self) -> Summary:
-        """Prepare and run one session, also where an event loop already runs (a notebook)."""
+        """Prepare and run, also where an event loop already runs (a notebook)."""
         with self._shown() as shown:
-            session = self.session(shown)
+            run = self.prepare(shown)
             try:
                 asyncio.get_running_loop()
             except RuntimeError:
-                return asyncio.run(_with_signals(session))
-            return run_in_thread(session, session.say)
+                return asyncio.run(_with_signals(run))
+            return run_in_thread(run, run.say)
 
     async def beside(self) -> Summary:
         """In the caller's loop."""
         with self._shown() as shown:
-            return await run_until_cancelled(await asyncio.to_thread(self.session, shown))
+            return await run_until_cancelled(await asyncio.to_thread(self.prepare, shown))
 
     @contextlib.contextmanager
     def _shown(self) -> Iterator[ShownRun]:
@@ -189,7 +190,7 @@ class Run:
 
 def run(config: PenstockConfig, view: View, *, saved: SavedRun | None = None) -> Summary:
     """Prepare and run what a config says; a `saved` run goes on."""
-    return Run(config=config, view=view, saved=saved).blocking()
+    return RunRequest(config=config, view=view, saved=saved).blocking()
 
 
 def cache_folder() -> Path:
@@ -203,12 +204,71 @@ def _path_of(workflow: Any) -> str | None:
     return describe_callable(workflow) if callable(workflow) else None
 
 
-async def _with_signals(session: Session) -> Summary:
+async def _with_signals(run: Run) -> Summary:
     """The signals that end a process end the run in order; the second time in a hurry, the third time at once."""
     task = asyncio.current_task()
     assert task is not None
-    with asking(session, session.say, end=task.cancel):
+    with asking(run, run.say, end=task.cancel):
         try:
-            return await session.run()
+            return await run.run()
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
+
+
+class Runnable(Stoppable, Protocol):
+    """What can be run in a thread or beside other work: a `Run`."""
+
+    async def run(self) -> Summary: ...
+
+
+def run_in_thread(run: Runnable, log: Callable[[str], None]) -> Summary:
+    """Run it in a thread with a loop of its own. An interrupt of the caller asks for an orderly end, the second for
+    a quick one, and both get the summary; the third does not ask."""
+    outcome: Future[Summary] = Future()
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Summary]]] = Future()
+
+    async def run_here() -> Summary:
+        task = asyncio.current_task()
+        assert task is not None
+        started.set_result((asyncio.get_running_loop(), task))
+        return await run.run()
+
+    def work() -> None:
+        try:
+            outcome.set_result(asyncio.run(run_here()))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    def end() -> None:
+        loop, task = started.result()
+        loop.call_soon_threadsafe(task.cancel)
+
+    with asking_from_a_thread(run, log, end=end):
+        threading.Thread(target=work, name="penstock").start()
+        return _result(outcome)
+
+
+def _result(outcome: "Future[Summary]") -> Summary:
+    try:
+        return outcome.result()
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def run_until_cancelled(run: Runnable) -> Summary:
+    """Run it in this loop. A cancellation waits until the model is saved; a second one does not."""
+    running = asyncio.create_task(run.run())
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if running.done():
+            raise
+        run.cancel()
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError:
+            running.cancel()
+            await asyncio.wait({running})
+        if not running.cancelled() and (error := running.exception()) is not None:
+            raise error from None
+        raise

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import penstock
-from penstock.api import run
+from penstock.api import run, run_in_thread, run_until_cancelled
 from penstock.config.loader import build
 from penstock.errors import UserError
 from penstock.observe.status import RunStatus
@@ -211,3 +213,93 @@ def test_all_that_can_be_said_in_python_beside_a_running_loop(tiny_model: Path, 
     assert summary.heldout_reward_start == summary.heldout_reward_end == summary.train_reward_end == 3.0
     assert prompts == {"0+1=", "1+1=", "99+1="}
     assert ticks > 10
+
+
+@pytest.fixture(autouse=True)
+def interrupts_raise() -> Iterator[None]:
+    """As in a terminal or a notebook; in a shell's background jobs they are ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+SUMMARY = cast(Summary, object())
+
+
+class StoppableRun:
+    """Interrupts as often as it is told, each time after the answer to the last one, and ends when `until` is asked."""
+
+    has_begun = True
+    waits_for_room = False
+
+    def __init__(self, until: str, interrupts: int = 0) -> None:
+        self.asked: list[str] = []
+        self.saved = False
+        self._until = until
+        self._interrupts = interrupts
+
+    async def run(self) -> Summary:
+        self._loop = asyncio.get_running_loop()
+        self._answered = asyncio.Event()
+        while self._until not in self.asked:
+            if self._interrupts > len(self.asked):
+                os.kill(os.getpid(), signal.SIGINT)
+            await self._answered.wait()
+            self._answered.clear()
+        self.saved = True
+        return SUMMARY
+
+    def stop(self) -> None:
+        self._ask("stop")
+
+    def cancel(self) -> None:
+        self._ask("cancel")
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        self._loop.call_soon_threadsafe(self._answered.set)
+
+
+@pytest.mark.parametrize(("until", "asked"), [("stop", ["stop"]), ("cancel", ["stop", "cancel"])])
+def test_an_interrupted_caller_gets_the_summary(until: str, asked: list[str]) -> None:
+    one, lines = StoppableRun(until, interrupts=3), list[str]()
+    assert run_in_thread(one, lines.append) is SUMMARY
+    assert one.asked == asked
+    assert [line.split(":")[0] for line in lines] == ["Ctrl-C"] * len(asked)
+
+
+def test_the_third_interrupt_ends_it() -> None:
+    one = StoppableRun("never", interrupts=3)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_thread(one, lambda line: None)
+    assert (one.asked, one.saved) == (["stop", "cancel"], False)
+
+
+def test_an_error_of_the_run_is_the_callers() -> None:
+    class Broken(StoppableRun):
+        async def run(self) -> Summary:
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        run_in_thread(Broken("stop"), lambda line: None)
+    with pytest.raises(ValueError, match="broken"):
+        asyncio.run(run_until_cancelled(Broken("stop")))
+
+
+@pytest.mark.parametrize(("until", "times", "saved"), [("cancel", 1, True), ("never", 2, False)])
+def test_a_cancelled_task_saves_first_unless_it_is_cancelled_again(
+    until: str, times: int, saved: bool
+) -> None:
+    one = StoppableRun(until)
+
+    async def main() -> None:
+        task = asyncio.create_task(run_until_cancelled(one))
+        await asyncio.sleep(0)
+        for _ in range(times):
+            await asyncio.sleep(0)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert (one.asked, one.saved) == (["cancel"], saved)

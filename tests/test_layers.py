@@ -136,7 +136,7 @@ def test_every_room_has_a_layer() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "penstock.orchestration.session",
+        "penstock.orchestration.run",
         "penstock.cli.main",
         "penstock.api",
         "penstock.worker.rollout_role",

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from penstock.cli.main import main
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.engine_pool import EnginePool
 from penstock.errors import FingerprintMismatch
 from penstock.models.load import load_model
 from penstock.observe.event_queue import EventQueue
@@ -164,7 +165,7 @@ def test_an_adapter_that_does_not_reach_an_engine_ends_the_run(
         )
         config = PenstockConfig.model_validate({"model": {"lora": LORA}})
         parts = Parts(
-            engine=engine,
+            engines=EnginePool({"engine0": engine}),
             trainers=[LocalTrainer(service)],  # type: ignore[list-item]
             scorer=SimulatedScorer(score_s=lambda: 0.0, value=lambda task, episode: 0.0),
             tokenizer=SimulatedTokenizer(),

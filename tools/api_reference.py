@@ -219,7 +219,6 @@ BOOK = (
         title="What engines read and write",
         entries=_types(
             "GenerateRequest",
-            "Wave",
             "Parent",
             "Chunk",
             "EngineReport",

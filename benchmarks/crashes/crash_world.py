@@ -26,6 +26,7 @@ from benchmarks.crashes.power_loss import PowerLossFiles
 from penstock.buffer.attempt_records import AttemptRecord, from_bytes
 from penstock.buffer.durable_log import open_log, read_attempts
 from penstock.buffer.journal.replay import replay
+from penstock.engines.engine_pool import EnginePool
 from penstock.observe.event_stream import EventStream
 from penstock.orchestration.assembly import Parts, build_controller
 from penstock.orchestration.checkpoints import BEGINNING, Checkpoints, read_progress, write_beginning
@@ -288,14 +289,19 @@ class CrashWorld:
                 events=stream.of("controller"),
                 log=log,
             )
-            work = await keep_work(
-                engine, log, resume, interrupt=self.config.sync.interrupt, say=stream.of("controller").log
+            work = keep_work(
+                engine,
+                log,
+                resume,
+                interrupt=self.config.sync.interrupt,
+                records_routing=False,
+                say=stream.of("controller").log,
             )
             keep_call = noting_calls(work.keep_call, self.called)
             tokenizer = SimulatedTokenizer()
             workflow = TracedWorkflow(self.truth, known, engine, self.rng)
             parts = Parts(
-                engine=engine,
+                engines=EnginePool({"engine0": engine}),
                 trainers=[trainer],
                 scorer=TracedScorer(known, score_s=self._some(0.01), value=self._value),
                 episodes=LocalEpisodes(work.engine, tokenizer, workflow, keep_call),

@@ -28,7 +28,7 @@ from penstock.observe.views import SilentView
 from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import Prepared
-from penstock.orchestration.session import Session
+from penstock.orchestration.run import Run
 from penstock.orchestration.summary import Summary
 
 MAX_CONTEXT = 64
@@ -144,7 +144,7 @@ def train(
         max_context=MAX_CONTEXT,
         workflow=workflow,
     )
-    summary = asyncio.run(Session(prepared, show(SilentView())).run())
+    summary = asyncio.run(Run(prepared, show(SilentView())).run())
     seconds, rewards = read_curve(run_folder / "metrics.jsonl")
     return Timed(seconds=seconds, rewards=rewards, summary=summary)
 

@@ -23,7 +23,7 @@ from penstock.observe.views import SilentView
 from penstock.orchestration.arguments import DEMO
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import prepare
-from penstock.orchestration.session import Session
+from penstock.orchestration.run import Run
 from penstock.orchestration.summary import Summary
 
 STEPS = 60
@@ -57,7 +57,7 @@ def run(
         config = load_config(PenstockConfig, DEMO, own)
         prepared = prepare(config, log=console.print, cache=cache_folder())
         view = CpuView()
-        summary = asyncio.run(Session(prepared, show(view)).run())
+        summary = asyncio.run(Run(prepared, show(view)).run())
     report = cost(summary, view.training_s)
     console.print(sentence(report), highlight=False, soft_wrap=True)
     if json_path is not None:

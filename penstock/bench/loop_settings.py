@@ -36,7 +36,7 @@ from penstock.observe.views import SilentView, View
 from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.preflight import Prepared
-from penstock.orchestration.session import Session
+from penstock.orchestration.run import Run
 from penstock.orchestration.summary import Summary
 
 GROUPS, GROUP_SIZE, STALENESS = 8, 8, 4
@@ -166,7 +166,7 @@ def train(
 ) -> Summary:
     """`more` are further settings, by section."""
     prepared = prepared_run(setting, max_staleness, model, folder, workflow, more=more)
-    return asyncio.run(Session(prepared, show(view or SilentView())).run())
+    return asyncio.run(Run(prepared, show(view or SilentView())).run())
 
 
 def prepared_run(

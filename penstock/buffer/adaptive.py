@@ -12,6 +12,9 @@ while the ESS is healthy relaxes it by one. Three things keep it from oscillatin
 
 from dataclasses import dataclass, replace
 
+from penstock.buffer.config import StalenessConfig
+from penstock.buffer.rollout_buffer import RolloutBuffer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveRules:
@@ -114,3 +117,39 @@ class AdaptiveBound:
 
 def _mean(values: tuple[float, ...]) -> float:
     return sum(values) / len(values)
+
+
+def starting_bound(config: StalenessConfig) -> int:
+    """`max_staleness`, brought within what `adaptive` may set."""
+    if not config.adaptive:
+        return config.max_staleness
+    return min(max(config.max_staleness, config.adaptive_min), config.adaptive_max)
+
+
+class ClosedLoop:
+    """Moves the buffer's bound as `AdaptiveBound` says; a run that is not adaptive keeps its bound."""
+
+    def __init__(self, buffer: RolloutBuffer, state: AdaptiveBound | None) -> None:
+        self._buffer = buffer
+        self._state = state
+
+    @classmethod
+    def of(cls, config: StalenessConfig, buffer: RolloutBuffer) -> "ClosedLoop":
+        if not config.adaptive:
+            return cls(buffer, None)
+        rules = AdaptiveRules(
+            min_staleness=config.adaptive_min,
+            max_staleness=config.adaptive_max,
+            ess_floor=config.ess_floor,
+            idle_limit=config.idle_limit,
+        )
+        return cls(buffer, AdaptiveBound.start(rules, buffer.gate.max_staleness))
+
+    def observe(self, *, ess: float, idle: float) -> int:
+        """Count one step and return the bound that is now in force."""
+        if self._state is None:
+            return self._buffer.gate.max_staleness
+        self._state = self._state.observe(ess=ess, idle=idle)
+        if self._state.bound != self._buffer.gate.max_staleness:
+            self._buffer.set_bound(self._state.bound)
+        return self._state.bound

@@ -14,9 +14,9 @@ from penstock.cli.samples import run_folder
 from penstock.observe.plain_text import plain_line
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
 from penstock.orchestration.kept_checkpoints import checkpoints_of
+from penstock.orchestration.monitor import read_standing
 from penstock.orchestration.run_folder import METRICS, is_held
 from penstock.orchestration.run_processes import RunProcess, processes_of_run, stacks_of
-from penstock.orchestration.standing_file import read_standing
 
 LAST_LINES = 5
 SHOWN_FRAMES = 8

@@ -21,8 +21,12 @@ from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import is_adapter, read_adapter
 from penstock.observe.plain_text import plain_line
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.evaluation_report import EvaluationReport, report_of
-from penstock.orchestration.evaluation_session import evaluate, prepare_evaluation
+from penstock.orchestration.evaluation_session import (
+    EvaluationReport,
+    evaluate,
+    prepare_evaluation,
+    report_of,
+)
 from penstock.orchestration.gpus import find_gpus
 from penstock.orchestration.run_facts import read_facts
 from penstock.orchestration.run_folder import check_config

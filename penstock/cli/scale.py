@@ -8,10 +8,10 @@ from pathlib import Path
 from penstock.channel.address import host_and_port
 from penstock.cli.samples import run_folder
 from penstock.errors import UserError
+from penstock.orchestration.engine_fleet import ScaleRequest, read_answer, request_engines
 from penstock.orchestration.launchers.joining import token_in
 from penstock.orchestration.launchers.node_calls import VOLUNTEER
 from penstock.orchestration.run_folder import is_held
-from penstock.orchestration.scale_request import ScaleRequest, ask, read_answer
 from penstock.worker.node_agent import attend
 
 ANSWER_S = 30.0
@@ -22,7 +22,7 @@ def scale_run(name: str, wish: str) -> str:
     folder, request = run_folder(name), read_wish(wish)
     if not is_held(folder):
         raise UserError(f"{folder} does not go on; penstock scale is for a run that trains now")
-    ask(folder, request)
+    request_engines(folder, request)
     return f"{folder}: {_wait_for_answer(folder)}"
 
 

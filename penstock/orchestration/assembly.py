@@ -5,32 +5,30 @@ buffer, selection, runner and planner, wired in the same way.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 
 from penstock.blobs import MemoryBlobs
+from penstock.buffer.adaptive import ClosedLoop, starting_bound
 from penstock.buffer.admission import StalenessGate
 from penstock.buffer.group_log import CleaningLog, GroupLog, MemoryGroupLog
 from penstock.buffer.history import VersionHistory
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.engines.engine_pool import EnginePool
-from penstock.errors import EngineLost
-from penstock.interfaces import BlobStore, Engine, Scorer, Tokenizer, Trainer
+from penstock.interfaces import BlobStore, Scorer, Tokenizer, Trainer
 from penstock.observe.event_stream import EventStream
 from penstock.orchestration.activity import Activity
 from penstock.orchestration.checkpoints import Checkpoints
-from penstock.orchestration.closed_loop import ClosedLoop, starting_bound
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.evaluation import Evaluator
 from penstock.orchestration.failure_streak import FailureStreak, limit_of
 from penstock.orchestration.group_production import GroupProduction, TaskSource
-from penstock.orchestration.resume import BroughtBack, Resume
+from penstock.orchestration.resume import Resume, TrainedGroups
 from penstock.orchestration.step_answers import episode_advantages
 from penstock.orchestration.step_planner import StepPlanner
 from penstock.orchestration.step_runner import StepRunner
@@ -46,20 +44,20 @@ from penstock.types import Task
 class Parts:
     """What a controller works with."""
 
-    engine: Engine
+    engines: EnginePool
     trainers: Sequence[Trainer]
     scorer: Scorer
     tokenizer: Tokenizer
     tasks: TaskSource
     episodes: EpisodeRunner | None = None
-    """Runs workflows; None asks the engine for single turns."""
+    """Runs workflows; None asks the engines for single turns."""
     log: GroupLog | None = None
     blobs: BlobStore | None = None
     """The store that engines and trainers share; None: they refer to nothing."""
     checkpoints: Checkpoints | None = None
     """Where a run's state goes between steps; None: nowhere."""
-    undone: Callable[[int], Awaitable[BroughtBack]] | None = None
-    """Gives the groups of steps that are undone; None: nobody keeps them."""
+    trained_groups: TrainedGroups | None = None
+    """Gives back the groups of steps that are undone; None: they are not kept."""
 
 
 def build_controller(
@@ -69,8 +67,8 @@ def build_controller(
     resume: Resume | None = None,
     events: EventStream | None = None,
 ) -> Controller:
-    """`events` is where everything that happens is told; without it nobody hears."""
-    rollout, staleness, trainer = config.rollout, config.staleness, config.trainer
+    """`events` is where everything that happens is told."""
+    rollout, staleness, trainer, sync = config.rollout, config.staleness, config.trainer, config.sync
     gate = StalenessGate(
         groups_per_step=rollout.groups_per_step,
         max_staleness=starting_bound(staleness),
@@ -91,8 +89,17 @@ def build_controller(
         decode=parts.tokenizer.decode,
     )
     buffer = RolloutBuffer(gate, log=log, dropped=told.dropped, give_back=parts.tasks.put_back)
-    loop = ClosedLoop.of(staleness, buffer)
     activity, group = Activity(log.attempts), group_of(parts.trainers)
+    weight_sync = WeightSync(
+        trainer=group,
+        engines=parts.engines,
+        buffer=buffer,
+        events=told,
+        activity=activity,
+        interrupt=sync.interrupt,
+        retries=Retries(count=sync.retries, first_s=sync.retry_s),
+    )
+    parts.engines.on_lost = weight_sync.engine_lost
     return Controller(
         production=GroupProduction(
             runner=build_runner(config, parts),
@@ -121,44 +128,17 @@ def build_controller(
             blobs=blobs,
             events=told,
         ),
-        sync=build_sync(config, parts, buffer, told, activity),
+        sync=weight_sync,
         trainer=group,
         steps=config.run.steps,
         activity=activity,
         events=told,
-        after_step=loop.observe,
+        closed_loop=ClosedLoop.of(staleness, buffer),
         starting_updates=2 if config.model.trains_adapter else 1,
-        publish_every=config.sync.every,
+        publish_every=sync.every,
         checkpoints=parts.checkpoints,
-        undone=parts.undone,
+        trained_groups=parts.trained_groups,
     )
-
-
-def build_sync(
-    config: PenstockConfig, parts: Parts, buffer: RolloutBuffer, events: ControllerEvents, activity: Activity
-) -> WeightSync:
-    engine, section = parts.engine, config.sync
-    of_a_pool: dict[str, Any] = (
-        {"expel_failed": engine.expel_failed, "mend": engine.mend} if isinstance(engine, EnginePool) else {}
-    )
-    sync = WeightSync(
-        trainer=group_of(parts.trainers),
-        engine=engine,
-        buffer=buffer,
-        events=events,
-        activity=activity,
-        interrupt=section.interrupt,
-        retries=Retries(count=section.retries, first_s=section.retry_s),
-        **of_a_pool,
-    )
-    if isinstance(engine, EnginePool):
-
-        def lost(name: str, error: EngineLost) -> None:
-            events.recorder.log(f"{name} is lost, its requests begin again elsewhere or wait for it: {error}")
-            sync.renew()
-
-        engine.on_lost = lost
-    return sync
 
 
 def build_runner(config: PenstockConfig, parts: Parts) -> RolloutRunner:
@@ -169,7 +149,6 @@ def build_runner(config: PenstockConfig, parts: Parts) -> RolloutRunner:
         group_size=rollout.group_size,
         chunk_tokens=rollout.chunk_tokens,
         timeout_s=rollout.timeout_s,
-        in_waves=config.run.deterministic,
         max_turns=rollout.max_turns,
         max_episode_tokens=rollout.max_episode_tokens,
     )
@@ -190,7 +169,6 @@ def build_evaluator(config: PenstockConfig, parts: Parts, heldout: Sequence[Task
         min_good=1,
         timeout_s=config.rollout.timeout_s,
         label=EVALUATION,
-        in_waves=config.run.deterministic,
         max_turns=config.rollout.max_turns,
         max_episode_tokens=config.rollout.max_episode_tokens,
     )
@@ -198,4 +176,4 @@ def build_evaluator(config: PenstockConfig, parts: Parts, heldout: Sequence[Task
 
 
 def _episodes(parts: Parts) -> EpisodeRunner:
-    return parts.episodes or LocalEpisodes(parts.engine, parts.tokenizer)
+    return parts.episodes or LocalEpisodes(parts.engines, parts.tokenizer)

@@ -19,7 +19,7 @@ from penstock.tasks.stream import TaskStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """What a session starts its workers and its controller with."""
+    """What a run starts its workers and its controller with."""
 
     prepared: Prepared
     """A saved run with every version that was issued before, also after its checkpoint."""

@@ -17,6 +17,7 @@ from typing import Annotated, Literal, Protocol
 
 import msgspec
 
+from penstock.buffer.adaptive import starting_bound
 from penstock.buffer.admission import GateState
 from penstock.buffer.attempt_records import CheckpointKept
 from penstock.buffer.group_log import GroupLog, NoGroupLog
@@ -25,7 +26,6 @@ from penstock.checksums import check_files, write_checksums
 from penstock.errors import RemoteError, TrainerLost, UserError
 from penstock.observe.events import CheckpointEvent
 from penstock.observe.recorder import Recorder
-from penstock.orchestration.closed_loop import starting_bound
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.kept_checkpoints import (
     FOLDER,

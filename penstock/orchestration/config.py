@@ -51,10 +51,10 @@ class RunConfig(Section):
 
     deterministic: bool = False
     """Every step the same, bit by bit: a run that was killed and resumed ends with the weights of one that never
-    was, on the same machine. On a CPU, synchronous (`staleness.max_staleness=0`), each group in a batch of its own:
-    this sets `model.device=cpu`, `max_staleness=0` and `engine.embedded.prefix_cache=false` where the config does
-    not say otherwise. The step that was open is discarded, so no journal is kept. Rewards must give the same each
-    time, in time."""
+    was, on the same machine. On a CPU, synchronous, one answer at a time: this sets `model.device=cpu`,
+    `staleness.max_staleness=0`, `engine.embedded.max_batch=1` and `engine.embedded.prefix_cache=false` where the
+    config does not say otherwise. The step that was open is discarded, so no journal is kept. Rewards must give the
+    same each time, in time."""
 
     @field_validator("name")
     @classmethod

@@ -11,8 +11,9 @@ processes and simulated ones.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
+from penstock.buffer.adaptive import ClosedLoop
 from penstock.buffer.admission import ReadyGroup, StepGroups
 from penstock.buffer.attempt_records import GroupDropped, RunResumed
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
@@ -22,7 +23,7 @@ from penstock.orchestration.activity import Activity
 from penstock.orchestration.checkpoints import Checkpoints
 from penstock.orchestration.controller_events import ControllerEvents
 from penstock.orchestration.group_production import GroupProduction
-from penstock.orchestration.resume import BroughtBack, Resume
+from penstock.orchestration.resume import Resume, TrainedGroups
 from penstock.orchestration.step_planner import TrainedStep
 from penstock.orchestration.step_runner import StepRunner
 from penstock.orchestration.weight_sync import Offer, WeightSync
@@ -45,15 +46,15 @@ class Controller:
         steps: int,
         activity: Activity,
         events: ControllerEvents,
-        after_step: Callable[[TrainedStep], int],
+        closed_loop: ClosedLoop,
         starting_updates: int = 1,
         publish_every: int = 1,
         checkpoints: Checkpoints | None = None,
-        undone: Callable[[int], Awaitable[BroughtBack]] | None = None,
+        trained_groups: TrainedGroups | None = None,
     ) -> None:
         """`starting_updates` is how many updates bring an engine to the weights of the start: an adapter comes
-        after the weights below it. `undone` gives the groups of steps after the one that another trainer goes on
-        from; None: nobody keeps them."""
+        after the weights below it. `trained_groups` gives those of undone steps back; None: only their tasks are
+        known."""
         self.sync = sync
         self.buffer = buffer
         self.activity = activity
@@ -64,9 +65,9 @@ class Controller:
         self._starting_updates = starting_updates
         self._publish_every = publish_every
         self._events = events
-        self._after_step = after_step
+        self._closed_loop = closed_loop
         self._checkpoints = checkpoints
-        self._undone = undone
+        self._trained_groups = trained_groups
         self._stopping = False
         self.is_training = True
         """Until the last step is done: after that a trainer that is lost can't go on."""
@@ -92,7 +93,7 @@ class Controller:
         """Bring every engine to the trainer's starting weights, verified."""
         try:
             await self._deliver_start()
-        except TrainerLost:  # whoever revives it does this too
+        except TrainerLost:  # its revival does this too
             self.trainer_lost()
             await self._trainer_there.wait()
         self._started.set()
@@ -138,7 +139,7 @@ class Controller:
         self._trainer_there.clear()
 
     async def pause(self) -> int:
-        """Wait until nobody waits for the trainer that is gone; returns the next one's first version."""
+        """Wait until nothing waits for the trainer that is gone; returns the next one's first version."""
         async with self._stepping:
             self.activity.trainer = "gone, another one is starting"
             await self.sync.pause()
@@ -155,7 +156,7 @@ class Controller:
             self._is_published = True
             if self._checkpoints is not None:
                 self._checkpoints.rolled_back(step)
-            self.sync.go_on()
+            self.sync.resume()
         self._events.recorder.log(
             f"the trainer goes on from step {step}: {undone} steps are undone, {len(returned)} of their groups are "
             "trained again"
@@ -166,14 +167,14 @@ class Controller:
     async def _return_groups(self, step: int) -> Sequence[ReadyGroup]:
         """Of the steps after `step`. Without a journal only their tasks are known."""
         log = self.buffer.log
-        if self._undone is None:
+        if self._trained_groups is None:
             gone = log.attempts.trained_after(step)
             await log.append(RunResumed(step=step))
             for one in gone:
                 await log.append(GroupDropped(number=one.ticket.number, reason=UNDONE, returns=one.task_id))
             self._production.try_again([one.task_id for one in gone])
             return ()
-        back = await self._undone(step)
+        back = await self._trained_groups.after(step)
         for lost in back.lost:
             await self.buffer.drop(lost.group, lost.reason, lost.message, lost.scores)
         return back.ready
@@ -221,17 +222,15 @@ class Controller:
             waits = self._events.waited(waiting_since, taken)
             async with self._stepping:
                 if not self._trainer_there.is_set() or incarnation != self._incarnation:
-                    self.buffer.put_back(
-                        taken
-                    )  # a trainer was lost meanwhile: another step than this comes next
+                    self.buffer.put_back(taken)  # a trainer was lost: another step than this comes next
                     continue
                 try:
-                    await self._step_and_checkpoint(background, number, taken, waited_s, waits)
+                    await self._step(background, number, taken, waited_s, waits)
                 except TrainerLost:  # `roll_back` makes the groups ready again
                     self.trainer_lost()
         self.activity.trainer = "done"
 
-    async def _step_and_checkpoint(
+    async def _step(
         self,
         background: asyncio.TaskGroup,
         number: int,
@@ -239,38 +238,18 @@ class Controller:
         waited_s: float,
         waits: dict[str, float],
     ) -> None:
-        """The checkpoint comes before the offer: a synchronous run admits nothing before its engines have the new
-        weights, so that no group is under way in its checkpoints."""
+        """Train on the groups, and offer the weights if it is their turn. The checkpoint comes before the offer: a
+        synchronous run admits nothing before its engines have the new weights, so that no group is under way in its
+        checkpoints."""
         self.activity.trainer = f"step {number}"
-        offer = await self._step(number, taken, waited_s, waits)
-        if self.steps_done < number:  # all of its groups were lost: the next ones make this step
-            return
-        if self._checkpoints is not None and self._checkpoints.is_due(number):
-            self.activity.trainer = f"checkpoint of step {number}"
-            await self._checkpoints.begin(self.stand())
-            background.create_task(self._checkpoints.settle())
-        if offer is not None:
-            await self.sync.offer(offer)
-
-    async def _publish_last(self) -> None:
-        """A run that was stopped between two publications ends with its last weights served too."""
-        if not self._is_published:
-            version = self.sync.issue(self.buffer.gate.step)
-            await self._trainer.snapshot(version)
-            await self.sync.offer(Offer(version=version, made_s=self._now()))
-
-    async def _step(
-        self, number: int, taken: StepGroups, waited_s: float, waits: dict[str, float]
-    ) -> Offer | None:
-        """Train on the groups: what is offered to the engines, if it is its turn."""
         publishes = number % self._publish_every == 0 or number == self._steps
         version = self.sync.issue(number) if publishes else None
         start = self._now()
         taken, results = await self._runner.run(taken, version)
-        if not taken.groups:
+        if not taken.groups:  # all of them were lost: the next ones make this step
             if version is not None:
                 self.sync.withdraw(version)
-            return None
+            return
         self._is_published = publishes
         self.activity.trainer = f"step {number}: its groups reach the disk"
         await self.buffer.trained(taken)
@@ -285,11 +264,22 @@ class Controller:
             time_s=self._now(),
             waits=waits,
         )
-        self._events.trained(step, self._after_step(step))
-        if version is None:
-            return None
-        snapshot_s = max(result.seconds.get("snapshot", 0.0) for result in results)
-        return Offer(version=version, made_s=step.time_s, snapshot_s=snapshot_s)
+        bound = self._closed_loop.observe(ess=step.metrics().get("ess", 1.0), idle=step.idle_share)
+        self._events.trained(step, bound)
+        if self._checkpoints is not None and self._checkpoints.is_due(number):
+            self.activity.trainer = f"checkpoint of step {number}"
+            await self._checkpoints.begin(self.stand())
+            background.create_task(self._checkpoints.settle())
+        if version is not None:
+            snapshot_s = max(result.seconds.get("snapshot", 0.0) for result in results)
+            await self.sync.offer(Offer(version=version, made_s=step.time_s, snapshot_s=snapshot_s))
+
+    async def _publish_last(self) -> None:
+        """A run that was stopped between two publications ends with its last weights served too."""
+        if not self._is_published:
+            version = self.sync.issue(self.buffer.gate.step)
+            await self._trainer.snapshot(version)
+            await self.sync.offer(Offer(version=version, made_s=self._now()))
 
     def _now(self) -> float:
         return self._events.now()

@@ -1,8 +1,8 @@
-"""The run's web page, before anybody has opened it: a bound socket and nothing else.
+"""The run's web page, before it is opened: a bound socket and nothing else.
 
     first connection ─► `penstock.dashboard.page_process`, niced, which takes the socket and reads the run folder
 
-So the page costs a run nothing until somebody looks, and then a process of its own. A failure costs a line."""
+So the page costs a run nothing until it is opened, and then a process of its own. A failure costs a line."""
 
 import asyncio
 import contextlib
@@ -115,7 +115,7 @@ class DashboardDoor:
             os.close(writing)
 
     def _spawn(self, reading: int) -> int:
-        """It is no child of asyncio's: while a page is open it outlives the run, and whoever awaits it."""
+        """It is no child of asyncio's: while a page is open it outlives the run and its loop."""
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         with open_private(self._folder / "logs" / "dashboard.log", "ab") as log:
             given = (
@@ -132,7 +132,7 @@ class DashboardDoor:
             )
 
     async def close(self) -> None:
-        """The page's process sees its input end, and leaves when nobody looks any more."""
+        """The page's process sees its input end, and ends when no page is open any more."""
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
 

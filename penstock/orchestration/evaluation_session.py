@@ -1,12 +1,15 @@
-"""An evaluation without training: engines and scorers, no trainer, and no run folder."""
+"""An evaluation without training: engines and scorers, no trainer, no run folder; and what it amounts to, the mean
+reward and pass@k."""
 
 import asyncio
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.engines.engine_pool import EnginePool
-from penstock.errors import UserError
+from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import read_adapter
 from penstock.models.tokenizer import check_prompts
 from penstock.observe.event_stream import EventStream
@@ -26,8 +29,7 @@ from penstock.orchestration.placement import place_threads, usable_cores
 from penstock.orchestration.pooled_workers import PoolCare
 from penstock.orchestration.preflight import Prepared, check_devices, open_model, resolve_prompts
 from penstock.orchestration.refusals import check_capabilities
-from penstock.orchestration.restart_policy import Deaths, RestartPolicy
-from penstock.orchestration.revival import Revival
+from penstock.orchestration.revival import Deaths, RestartPolicy, Reviver
 from penstock.orchestration.rollout_workers import start_episodes
 from penstock.orchestration.supervision import supervised
 from penstock.orchestration.workers import (
@@ -93,14 +95,12 @@ async def evaluate(prepared: Prepared, log: Callable[[str], None] = lambda line:
         deaths = {engine.name: Deaths(policy) for engine in engines}
         await start_together([first_start(each, deaths[each.name], log) for each in engines], events)
         pool = EnginePool({each.name: each for each in engines}, replaces=True)
-        watches = [
-            Revival(each.place, _EvaluationSeat(each, pool, log), events, deaths[each.name])
-            for each in engines
-        ]
+        reviver = Reviver(events=events, policy=policy, deaths=deaths)
+        watches = [reviver.over(each.place, _RevivableEngine(each, pool, log)) for each in engines]
         return await supervised(_evaluate_on(launcher, prepared, pool, PoolCare(events)), watches)
 
 
-class _EvaluationSeat:
+class _RevivableEngine:
     """`penstock.orchestration.revival.Revivable` of an engine whose weights never change."""
 
     is_needed = is_replaceable = True
@@ -153,7 +153,7 @@ async def _evaluate_on(
     scorer = await start_scorers(launcher, prepared, care)
     episodes = await start_episodes(launcher, prepared, KeptWork(engine=engine), care)
     parts = Parts(
-        engine=engine,
+        engines=engine,
         trainers=(),
         scorer=scorer,
         tokenizer=prepared.tokenizer,
@@ -167,3 +167,62 @@ async def _evaluate_on(
     finally:
         await episodes.close()
         await scorer.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport:
+    """`error` is the standard error of the mean over tasks. `pass_at[k]` is the chance that at least one of k
+    answers to a task is correct."""
+
+    reward: float
+    error: float
+    pass_at: dict[int, float]
+    num_tasks: int
+    num_answers: int
+    num_failed: int
+    """Tasks that could not be generated or scored; they count nowhere else."""
+    failure: str = ""
+    """What went wrong with the first of them."""
+
+
+def pass_at(k: int, *, num: int, num_correct: int) -> float:
+    """Without bias from `num` >= k answers: the share of all choices of k among them that hold a correct one."""
+    return 1.0 - math.comb(num - num_correct, k) / math.comb(num, k)
+
+
+def report_of(
+    rewards: Sequence[Sequence[float] | PenstockError], *, samples: int, correct: float
+) -> EvaluationReport:
+    """`rewards` has the answers' rewards by task, or why the task failed. An answer is correct from a reward of
+    `correct` on; one that has no reward, since its episode failed, is wrong."""
+    scored = [values for values in rewards if not isinstance(values, PenstockError)]
+    means = [sum(values) / len(values) for values in scored]
+    hits = [sum(value >= correct for value in values) for values in scored]
+    return EvaluationReport(
+        reward=_mean(means),
+        error=_standard_error(means),
+        pass_at={
+            k: _mean([pass_at(k, num=samples, num_correct=hit) for hit in hits]) for k in _powers(samples)
+        },
+        num_tasks=len(scored),
+        num_answers=sum(len(values) for values in scored),
+        num_failed=len(rewards) - len(scored),
+        failure=next((str(result) for result in rewards if isinstance(result, PenstockError)), ""),
+    )
+
+
+def _powers(samples: int) -> list[int]:
+    """1, 2, 4, … and the number of answers itself."""
+    return sorted({*(1 << bit for bit in range(samples.bit_length())), samples})
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return math.nan
+    mean = _mean(values)
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return math.sqrt(variance / len(values))

@@ -12,12 +12,11 @@ from typing import Protocol
 
 from penstock.errors import OutOfMemory, PenstockError, WorkerDied
 from penstock.observe.recorder import Recorder
-from penstock.orchestration.restart_policy import Deaths, RestartPolicy
-from penstock.orchestration.revival import Restarts
-from penstock.orchestration.supervision import Gathering, Mortal, unwrapped
+from penstock.orchestration.revival import Deaths, RestartPolicy, Restarts
+from penstock.orchestration.supervision import Gathering, SupervisedWorker, unwrapped
 
 
-class Startable(Mortal, Protocol):
+class Startable(SupervisedWorker, Protocol):
     """A place for a worker, or for the ranks of a trainer."""
 
     @property

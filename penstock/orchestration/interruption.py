@@ -1,15 +1,20 @@
-"""From signals to words with a session. Ctrl-C, SIGTERM (a scheduler, `systemctl stop`) and SIGHUP (a closed
-terminal) mean the same: the first asks for an orderly end, the second for a quick one, the third does not ask.
-Before there is a session, `penstock.cli.early_signals` answers them."""
+"""How a run ends before its last step: by a signal, by a request, or past an engine that does not answer.
+
+Ctrl-C, SIGTERM (a scheduler, `systemctl stop`) and SIGHUP (a closed terminal) mean the same: the first asks for an
+orderly end (`stop`), the second for a quick one (`cancel`), and both save the model; the third does not ask. Before
+there is a run, `penstock.cli.early_signals` answers them.
+"""
 
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+from penstock.errors import ChannelClosed
+from penstock.interfaces import Engine
 from penstock.orchestration.launchers.signals import LEFT_TO_CONTROLLER
 
 LINES = (
@@ -40,13 +45,13 @@ class Stoppable(Protocol):
 
     def stop(self) -> None: ...
 
-    def hurry(self) -> None: ...
+    def cancel(self) -> None: ...
 
 
 @contextmanager
-def asking(session: Stoppable, log: Callable[[str], None], *, end: Callable[[], object]) -> Iterator[None]:
-    """While the block runs in the main thread's event loop, signals are requests to the session."""
-    answer = _answers(session, log, end)
+def asking(run: Stoppable, log: Callable[[str], None], *, end: Callable[[], object]) -> Iterator[None]:
+    """While the block runs in the main thread's event loop, signals are requests to the run."""
+    answer = _answers(run, log, end)
     loop = asyncio.get_running_loop()
     taken = _answerable()
     for number in taken:
@@ -60,10 +65,10 @@ def asking(session: Stoppable, log: Callable[[str], None], *, end: Callable[[], 
 
 @contextmanager
 def asking_from_a_thread(
-    session: Stoppable, log: Callable[[str], None], *, end: Callable[[], object]
+    run: Stoppable, log: Callable[[str], None], *, end: Callable[[], object]
 ) -> Iterator[None]:
-    """The same where the session runs in another thread, and the main thread only waits for it."""
-    answer = _answers(session, log, end)
+    """The same where the run is in another thread, and the main thread only waits for it."""
+    answer = _answers(run, log, end)
 
     def handle(number: int, frame: FrameType | None) -> None:
         answer(signal.Signals(number))
@@ -73,15 +78,15 @@ def asking_from_a_thread(
 
 
 def _answers(
-    session: Stoppable, log: Callable[[str], None], end: Callable[[], object]
+    run: Stoppable, log: Callable[[str], None], end: Callable[[], object]
 ) -> Callable[[signal.Signals], None]:
     count = 0
 
     def answer(number: signal.Signals) -> None:
         nonlocal count
-        asks = (session.stop, session.hurry, end)
-        lines = LINES if session.has_begun else LINES_AT_START
-        if session.waits_for_room:
+        asks = (run.stop, run.cancel, end)
+        lines = LINES if run.has_begun else LINES_AT_START
+        if run.waits_for_room:
             lines = LINES_ON_FULL_DISK
         ask, line = asks[min(count, 2)], lines[min(count, 2)]
         count += 1
@@ -110,3 +115,84 @@ def _answerable() -> list[signal.Signals]:
 
 def _name(number: signal.Signals) -> str:
     return "Ctrl-C" if number is signal.SIGINT else number.name
+
+
+T = TypeVar("T")
+
+ANSWER_S = 15.0
+"""How long an engine may take to say how it is, once the run is to stop. Engines answer beside their work."""
+
+
+class RunCancelled(Exception):
+    """The work was given up because its run is to end now."""
+
+
+class Ending:
+    """What a run was asked. Requests may come at any time, from any thread."""
+
+    def __init__(self) -> None:
+        self._is_stopped = self._is_cancelled = False
+        self._stopped = asyncio.Event()
+        self._cancelled = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind(self) -> None:
+        """From now on requests wake the waiters of the running loop."""
+        self._loop = asyncio.get_running_loop()
+        if self._is_stopped:
+            self._stopped.set()
+        if self._is_cancelled:
+            self._cancelled.set()
+
+    def stop(self) -> None:
+        """End in order."""
+        self._is_stopped = True
+        self.call(self._stopped.set)
+
+    def cancel(self) -> None:
+        """End now, with what there is."""
+        self._is_stopped = self._is_cancelled = True
+        self.call(self._stopped.set)
+        self.call(self._cancelled.set)
+
+    async def unless_cancelled(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`; `RunCancelled` when it was given up."""
+        working, cancelled = asyncio.create_task(work), asyncio.create_task(self._cancelled.wait())
+        try:
+            await asyncio.wait({working, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise RunCancelled
+        finally:
+            working.cancel()
+            cancelled.cancel()
+            await asyncio.gather(working, cancelled, return_exceptions=True)
+
+    async def cancel_past_frozen(self, engines: Sequence[Engine], log: Callable[[str], None]) -> None:
+        """Once the run is to stop, don't wait for an engine that does not answer."""
+        await self._stopped.wait()
+        while True:
+            for engine in engines:
+                if not await _is_answering(engine):
+                    log(f"an engine has not answered for {ANSWER_S:.0f} s; the run ends without it")
+                    self.cancel()
+                    return
+            await asyncio.sleep(1.0)
+
+    def call(self, function: Callable[[], Any]) -> bool:
+        """In the loop's thread; False where the run has no loop, and nothing is called."""
+        if self._loop is None or self._loop.is_closed():
+            return False
+        self._loop.call_soon_threadsafe(function)
+        return True
+
+
+async def _is_answering(engine: Engine) -> bool:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await engine.report()
+    except TimeoutError:
+        return False
+    except ChannelClosed:
+        pass  # its supervisor says what became of it
+    return True

@@ -23,24 +23,24 @@ class KeptWork:
     keep_call: KeepCall = keep_nothing
 
 
-async def keep_work(
+def keep_work(
     engine: Engine,
     log: DurableGroupLog | None,
     resume: Resume | None,
     *,
     interrupt: Interrupt,
+    records_routing: bool,
     say: Callable[[str], None],
 ) -> KeptWork:
     """Engines as they are, where a run has no journal."""
     if log is None:
         return KeptWork(engine=engine)
-    capabilities = (await engine.report()).capabilities
     turns = KeptTurns(
         engine,
         log,
         known=resume.partial if resume is not None else None,
         resumes=interrupt not in ONE_VERSION,
-        records_routing="routing" in capabilities,
+        records_routing=records_routing,
         record_every=RECORD_EVERY,
         say=say,
     )

@@ -3,7 +3,13 @@ alarm when nothing moves. What it learns goes into the stream of events."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
 
 from penstock.errors import ChannelClosed
 from penstock.interfaces import Engine
@@ -12,13 +18,84 @@ from penstock.observe.recorder import Recorder
 from penstock.observe.run_state import TRAINER, RunState
 from penstock.observe.status import RunStatus
 from penstock.orchestration.controller import Controller
-from penstock.orchestration.standstill import USUAL_CAUSES, Mark, StageWatch
+from penstock.safe_files import open_private
 from penstock.types import EngineReport
 
 POLL_S = 0.5
 LAST_POLL_S = 5.0
 KEEP_S = 5.0
 """Between two notes on where the run stands."""
+STANDING = "standing.json"
+USUAL_CAUSES = {
+    "generation": "long answers, a workflow or tool that hangs (rollout.timeout_s), or an engine that stands still",
+    "scoring": "a reward or judge that hangs (reward.timeout_s), or too few of them (reward.workers)",
+    "training": "a first step that compiles, a machine that swaps, or a disk without room for the step's groups",
+    "weight sync": "an engine that takes no weights (its log says more), or a slow way to it (sync.transport)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One stage at one moment."""
+
+    work: int
+    """What it has to do: groups, steps, updates."""
+    progress: float
+    """A number that changes whenever it gets on."""
+
+
+class StageWatch:
+    """Tells stages that had work and did not move for `limit_s`, each again after as long."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._marks: dict[str, tuple[float, float]] = {}
+        """By stage: its progress, and when that was last another, or it had no work, or it was told."""
+
+    def look(self, now: float, marks: Mapping[str, Mark]) -> list[tuple[str, float]]:
+        """The stages to tell of, with how long each has stood."""
+        standing = []
+        for stage, mark in marks.items():
+            progress, since = self._marks.get(stage, (mark.progress, now))
+            if not mark.work or progress != mark.progress:
+                since = now
+            elif now - since > self._limit_s:
+                standing.append((stage, now - since))
+                since = now
+            self._marks[stage] = (mark.progress, since)
+        return standing
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run stands, in words: written now and then, so that `penstock doctor` can say so also of a run that
+    was killed."""
+
+    wall_s: float
+    """When it was written."""
+    lines: tuple[str, ...]
+
+
+def write_standing(folder: Path, lines: Sequence[str]) -> None:
+    """Write it without waiting for the disk; a disk that does not take it costs nothing."""
+    unnamed = folder / f".{STANDING}.new"
+    with contextlib.suppress(OSError):
+        with open_private(unnamed, "wb") as file:
+            file.write(msgspec.json.encode(Standing(wall_s=time.time(), lines=tuple(lines))))
+        unnamed.replace(folder / STANDING)
+
+
+def read_standing(folder: Path) -> Standing | None:
+    try:
+        return msgspec.json.decode((folder / STANDING).read_bytes(), type=Standing)
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return None
+
+
+class WritesStacks(Protocol):
+    """The part of a worker that an alarm needs."""
+
+    def write_stacks(self) -> str | None:
+        """Where the worker writes the Python stacks of its threads, if it can."""
 
 
 class RunMonitor:
@@ -33,16 +110,15 @@ class RunMonitor:
         engines: Sequence[Engine],
         *,
         watchdog_s: float,
-        write_stacks: Callable[[], Sequence[str]] = tuple,
-        keep: Callable[[Sequence[str]], None] = lambda lines: None,
+        workers: Sequence[WritesStacks] = (),
+        folder: Path | None = None,
     ) -> None:
-        """`engines` may change: those that join are asked from then on. `write_stacks` asks workers for
-        their Python stacks, waits for none, and says where they write. `keep` gets the words on where
-        the run stands, now and then."""
-        self._keep = keep
+        """`engines` may change: those that join are asked from then on. `workers` are asked for their stacks at an
+        alarm, and not waited for. `folder` gets `standing.json`."""
+        self._workers = workers
+        self._folder = folder
         self._kept_at = float("-inf")
         self._stages = StageWatch(watchdog_s)
-        self._write_stacks = write_stacks
         self._stream = stream
         self._state = state
         self._controller = controller
@@ -74,7 +150,7 @@ class RunMonitor:
                 await asyncio.gather(*(self._ask_if_there(engine) for engine in self._engines))
 
     def look(self) -> None:
-        """Tell what everybody does, and whether nothing has moved for too long."""
+        """Tell what each process does, and whether nothing has moved for too long."""
         controller, now = self._controller, self._stream.clock.time()
         gate, activity = controller.buffer.gate, controller.activity
         self._stream.of("controller").count(
@@ -101,9 +177,9 @@ class RunMonitor:
                 self._stream.flush()
                 line = f"{stage} has not moved for {stood_s:.0f} s: {who_waits(self._state.status())}"
                 self._alarm(line, [stage])
-        if now - self._kept_at >= KEEP_S:
+        if self._folder is not None and now - self._kept_at >= KEEP_S:
             self._kept_at = now
-            self._keep([who_waits(self._state.status()), *self._depths(now)])
+            write_standing(self._folder, [who_waits(self._state.status()), *self._depths(now)])
 
     def _alarm(self, line: str, stages: Sequence[str]) -> None:
         events = self._stream.of("controller")
@@ -111,7 +187,7 @@ class RunMonitor:
             events.log(said)
         for stage in stages:
             events.log(f"usual causes, where {stage} stands still: {USUAL_CAUSES[stage]}")
-        stacks = self._write_stacks()
+        stacks = [file for worker in self._workers if (file := worker.write_stacks())]
         if stacks:
             events.log(f"the Python stacks of workers are in {', '.join(stacks)}")
 
@@ -151,7 +227,7 @@ class RunMonitor:
             await asyncio.sleep(POLL_S)
 
     async def _ask_if_there(self, engine: Engine) -> None:
-        with contextlib.suppress(ChannelClosed):  # whoever supervises it says what became of it
+        with contextlib.suppress(ChannelClosed):  # its supervisor says what became of it
             await self._ask(engine)
 
     async def _ask(self, engine: Engine) -> None:

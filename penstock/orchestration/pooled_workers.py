@@ -13,10 +13,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from penstock.errors import ChannelClosed, PenstockError, WorkerDied
 from penstock.observe.events import RecoveryEvent
 from penstock.observe.recorder import Recorder
-from penstock.orchestration.absence import Absence
 from penstock.orchestration.replaceable import ReplaceableWorker
-from penstock.orchestration.restart_policy import RestartPolicy
-from penstock.orchestration.supervision import Mortal
+from penstock.orchestration.revival import Liveness, RestartPolicy
+from penstock.orchestration.supervision import SupervisedWorker
 from penstock.orchestration.worker_events import EventCollector
 
 Client = TypeVar("Client")
@@ -75,23 +74,23 @@ class WatchedPool(Protocol):
 
 
 class PoolWatch:
-    """`penstock.orchestration.supervision.Mortal`: a pool's worker, which dies when the pool has given up."""
+    """A `SupervisedWorker` of a pool: it dies when the pool has given up."""
 
     def __init__(
         self,
         worker: PooledWorker[Any],
         lost: Callable[[WorkerDied], Awaitable[None]],
-        absence: Absence,
+        liveness: Liveness,
     ) -> None:
         self._worker = worker
         self._lost = lost
-        self._absence = absence
+        self._liveness = liveness
 
     async def died(self) -> WorkerDied:
         while True:
             await self._worker.place.wait_there()
             number = self._worker.place.incarnation
-            death = await self._absence.wait()
+            death = await self._liveness.wait()
             if not self._worker.place.is_there(number):
                 continue  # the pool has ended it, and starts another
             self._worker.lost(death)
@@ -110,9 +109,9 @@ class PoolCare:
     events: Recorder
     pulses: EventCollector | None = None
     freeze_s: float = 0.0
-    watches: list[Mortal] = field(default_factory=list)
+    watches: list[SupervisedWorker] = field(default_factory=list)
 
     def over(self, worker: PooledWorker[Any], pool: WatchedPool, number: int) -> None:
         """Watch one worker of a pool."""
-        absence = Absence(worker.place, self.events.now, pulses=self.pulses, freeze_s=self.freeze_s)
-        self.watches.append(PoolWatch(worker, lambda death: pool.lost(number, death), absence))
+        liveness = Liveness(worker.place, self.events.now, pulses=self.pulses, freeze_s=self.freeze_s)
+        self.watches.append(PoolWatch(worker, lambda death: pool.lost(number, death), liveness))

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from penstock.demo.model import open_builtin
 from penstock.engines.kinds import kind_of
 from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
-from penstock.observe.events import ConfigEvent
+from penstock.observe.events import ConfigEvent, RunEvent
 from penstock.observe.run_state import RunState
 from penstock.observe.store.event_store import EventStore, budgets
 from penstock.observe.writers import MetricsWriter, Tracker, check_writers, make_writers
@@ -299,6 +300,20 @@ def open_store(prepared: Prepared, state: RunState) -> EventStore:
     section = prepared.config.observe
     kept = budgets(samples_mb=section.samples_mb, tokens_mb=section.tokens_mb, spans_mb=section.spans_mb)
     return EventStore(prepared.folder, state, kept)
+
+
+def run_event(prepared: Prepared, now: float) -> RunEvent:
+    folder, saved = prepared.folder, prepared.saved
+    return RunEvent(
+        process="controller",
+        time=now,
+        name=folder.name,
+        folder=str(folder),
+        steps=prepared.config.run.steps,
+        wall_s=time.time(),
+        step=0 if saved is None else saved.progress.step,
+        heldout=() if saved is None else saved.progress.rewards,
+    )
 
 
 def config_event(prepared: Prepared, now: float) -> ConfigEvent:

@@ -7,6 +7,7 @@ Groups that were running are generated on under their old numbers, and their fin
 import asyncio
 import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from penstock.blobs import refs_of_episode
 from penstock.buffer.admission import EMPTY, ReadyGroup, masked_before, of_policy, oldest_step
 from penstock.buffer.attempt_records import RunResumed, Standing, samples_of
 from penstock.buffer.attempts import Attempt, AttemptState
-from penstock.buffer.durable_log import DurableGroupLog, read_attempts
+from penstock.buffer.durable_log import FOLDER, DurableGroupLog, read_attempts
 from penstock.buffer.history import VersionHistory
 from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.errors import BlobLost
@@ -74,16 +75,23 @@ async def recover(
     return resume
 
 
-async def undone_groups(
-    log: DurableGroupLog, folder: Path, step: int, config: PenstockConfig, tasks: TaskStream
-) -> BroughtBack:
-    """The groups that steps after `step` have trained on, while the run goes on: a trainer has gone back to `step`.
-    What they consist of is read from the journal in `folder`, which is told first."""
-    await log.durable()
-    attempts = await asyncio.to_thread(read_attempts, DiskFiles(folder))
-    await log.append(RunResumed(step=step, num_again=log.attempts.num_again(step)))
-    history = _history(DEFAULT_POLICY, attempts.standing)
-    return _bring_back(attempts.trained_after(step), log, history, config, tasks)
+@dataclass(frozen=True, slots=True)
+class UndoneGroups:
+    """Reads from the journal of a run which groups were trained by steps that are undone."""
+
+    log: DurableGroupLog
+    run: Path
+    config: PenstockConfig
+    tasks: TaskStream
+
+    async def after(self, step: int) -> BroughtBack:
+        """The groups that steps after `step` have trained on: a trainer has gone back to `step`, and the journal is
+        told first."""
+        await self.log.durable()
+        attempts = await asyncio.to_thread(read_attempts, DiskFiles(self.run / FOLDER))
+        await self.log.append(RunResumed(step=step, num_again=self.log.attempts.num_again(step)))
+        history = _history(DEFAULT_POLICY, attempts.standing)
+        return _bring_back(attempts.trained_after(step), self.log, history, self.config, self.tasks)
 
 
 def _history(policy: str, standing: Standing) -> VersionHistory:

@@ -34,8 +34,6 @@ def needed_capabilities(config: PenstockConfig, *, trains: bool = True) -> dict[
     rollout = config.rollout
     needed = {"seed": f"run.seed={config.run.seed}"}
     needed |= _of_training(config) if trains else _of_evaluation(config)
-    if config.run.deterministic:
-        needed["waves"] = "run.deterministic=true"
     cuts = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     for name, off in cuts.items():
         if getattr(rollout, name) != off:

@@ -1,10 +1,10 @@
 """What `run.deterministic` needs of the other settings: every step the same, bit by bit, also after a restart.
 
-    the first groups that selection leaves ─► each generated in a batch of its own ─► trained in order
+    the first groups that selection leaves ─► each answer generated alone ─► trained in order
 
 Synchronous training fixes which weights sample which group. Groups are numbered in the order of the tasks, and
-seeds follow from the numbers. So a run that goes on from a checkpoint, without the step that was open, makes the
-same tokens again.
+seeds follow from the numbers. The last bits of logits depend on what else is in a batch, so nothing else is. So a
+run that goes on from a checkpoint, without the step that was open, makes the same tokens again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 IMPLIED: dict[tuple[str, ...], Any] = {
     ("staleness", "max_staleness"): 0,
+    ("engine", "embedded", "max_batch"): 1,
     ("engine", "embedded", "prefix_cache"): False,
     ("model", "device"): "cpu",
 }
@@ -46,6 +47,8 @@ def conflicts(config: "PenstockConfig") -> list[str]:
     needed = {
         f"staleness.max_staleness=0 (got {staleness.max_staleness})": staleness.max_staleness == 0,
         "staleness.adaptive=false": not staleness.adaptive,
+        f"engine.kind=embedded (got {engine.kind})": engine.kind == "embedded",
+        f"engine.embedded.max_batch=1 (got {engine.embedded.max_batch})": engine.embedded.max_batch == 1,
         "engine.embedded.prefix_cache=false": not engine.embedded.prefix_cache,
         "one engine (engine.count=1, no engine.beside)": len(engine.members) == engine.num_most == 1,
         "answers of one turn (no rollout.workflow)": config.rollout.workflow is None,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from penstock.buffer.admission import GateState, ReadyGroup
 from penstock.buffer.history import HistoryState
@@ -24,6 +25,13 @@ class BroughtBack:
 
     ready: Sequence[ReadyGroup] = ()
     lost: Sequence[LostGroup] = ()
+
+
+class TrainedGroups(Protocol):
+    """Where the groups of trained steps are kept (`penstock.orchestration.recovery.UndoneGroups`)."""
+
+    async def after(self, step: int) -> BroughtBack:
+        """Those of steps after this one, which are undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

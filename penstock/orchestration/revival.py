@@ -3,51 +3,96 @@
     gone ─► lost (its work goes to others) ─► wait, if it died before ─► start ─► returned (it works again)
       └── too often in a row: that is the end of the run, with the cause
 
-What a worker's loss and return mean for the rest of the run is its owner's to say (`Revivable`).
+`Liveness` says when a worker is gone, `RestartPolicy` when it starts again, and `Revivable` what both mean for the
+rest of the run. An engine that ran out of memory comes back with fewer sequences (`fewer_sequences`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
+import msgspec
+
+from penstock.channel import Channel
+from penstock.engines.config import EngineConfig, with_settings
+from penstock.engines.engine_client import EngineStart
+from penstock.engines.kinds import kind_of, settings_of
 from penstock.errors import ChannelClosed, PenstockError, WorkerDied
 from penstock.observe.events import RecoveryEvent
+from penstock.observe.pulse import PulseReport
 from penstock.observe.recorder import Recorder
-from penstock.orchestration.absence import Absence
-from penstock.orchestration.replaceable import LAST_WORDS_S, ReplaceableWorker
-from penstock.orchestration.restart_policy import Deaths
+from penstock.orchestration.replaceable import LAST_WORDS_S
 from penstock.orchestration.worker_events import EventCollector
 
+STEP_S = 0.5
+"""Between two looks."""
 
-class Revivable(Protocol):
-    """A worker's part in the run."""
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether its death matters: one that was expelled may end."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """The first death is answered at once; those that follow soon wait, each twice as long, until there are too
+    many."""
 
-    @property
-    def is_replaceable(self) -> bool:
-        """Whether another process can do what it did."""
+    first_s: float = 1.0
+    """Before the second start in a row."""
+    longest_s: float = 30.0
+    max_deaths: int = 5
+    """In a row: the last of them is not answered."""
+    healthy_s: float = 60.0
+    """A worker that has lived this long since it came back begins a new row."""
 
-    def lost(self) -> None:
-        """Its process is gone."""
+    def wait_s(self, num_deaths: int) -> float:
+        """How long to wait before the start that follows so many deaths in a row."""
+        return 0.0 if num_deaths < 2 else min(self.longest_s, self.first_s * 2.0 ** (num_deaths - 2))
 
-    async def prepare(self) -> None:
-        """Before it is started again."""
 
-    async def returned(self) -> None:
-        """It has started: put it back to work, and return when it works."""
+@dataclass(slots=True)
+class Deaths:
+    """The deaths of one worker."""
+
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    count: int = 0
+    """In a row."""
+    _back_at: float | None = None
+    """When it came back after the last of them; None while it has not."""
+
+    def note(self, now: float) -> float | None:
+        """It died: how long to wait before it is started again; None gives it up."""
+        if self._back_at is not None and now - self._back_at >= self.policy.healthy_s:
+            self.count = 0
+        self._back_at = None
+        self.count += 1
+        if self.count >= self.policy.max_deaths:
+            return None
+        return self.policy.wait_s(self.count)
+
+    def back(self, now: float) -> None:
+        """It works again."""
+        self._back_at = now
 
 
 class Named(Protocol):
-    """What a restart is told of: a place for a worker."""
+    """A worker, as messages name it."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def incarnation(self) -> int: ...
+
+
+class Replaceable(Named, Protocol):
+    """A worker whose process can be replaced: a `ReplaceableWorker`, or the ranks of a trainer together."""
+
+    @property
+    def channel(self) -> Channel: ...
+
+    async def restart(self) -> None: ...
+
+    async def gone(self) -> WorkerDied: ...
+
+    async def give_up(self, why: str = "") -> None: ...
 
 
 class Restarts:
@@ -108,12 +153,119 @@ class Restarts:
             self._events.log(line)
 
 
-class Revival:
-    """Watches one worker. It is a `Mortal` itself: it dies when its worker has died too often."""
+@dataclass(slots=True)
+class Silence:
+    """A worker is frozen when it does not answer, or its work has not moved, for longer than it said that may take.
+    Time in which the watcher itself stood still does not count."""
+
+    freeze_s: float
+    """What is always allowed."""
+    heard_at: float
+    report: PulseReport
+    _looked_at: float | None = None
+
+    def hear(self, now: float, report: PulseReport) -> None:
+        self.heard_at, self.report = now, report
+
+    def look(self, now: float) -> str | None:
+        """Why it counts as frozen; None while it does not."""
+        if self._looked_at is not None and now - self._looked_at > 2 * STEP_S:
+            self.heard_at += now - self._looked_at - STEP_S
+        self._looked_at = now
+        report, silent_s = self.report, now - self.heard_at
+        answers_s = max(self.freeze_s, report.longest_silence_s)
+        if silent_s > answers_s:
+            return f"it has not answered for {silent_s:.0f} s ({report.phase}), {answers_s:.0f} s are allowed"
+        allowed_s = max(self.freeze_s, report.limit_s)
+        if report.limit_s and report.quiet_s + silent_s > allowed_s:
+            return (
+                f"its work ({report.phase}) has not moved for {report.quiet_s + silent_s:.0f} s, {allowed_s:.0f} s "
+                "are allowed"
+            )
+        return None
+
+
+class Liveness:
+    """Knows when a worker's present process is gone: it has ended, its connection broke, or it is frozen and was
+    ended."""
 
     def __init__(
         self,
-        place: ReplaceableWorker[Any],
+        place: Replaceable,
+        now: Callable[[], float],
+        *,
+        pulses: EventCollector | None = None,
+        freeze_s: float = 0.0,
+    ) -> None:
+        """A worker that is silent for longer than `freeze_s`, and than it declared, is frozen; 0: none ever is."""
+        self._place = place
+        self._now = now
+        self._pulses = pulses if freeze_s else None
+        self._freeze_s = freeze_s
+
+    async def wait(self) -> WorkerDied:
+        """Until it ends, or is ended because it is frozen."""
+        freezing = asyncio.ensure_future(self._frozen())
+        dying = asyncio.ensure_future(self._place.gone())
+        try:
+            await asyncio.wait({freezing, dying}, return_when=asyncio.FIRST_COMPLETED)
+            if dying.done():
+                return dying.result()
+            await self._place.give_up(
+                f"worker {self._place.name} is frozen, so it was ended: {freezing.result()}"
+            )
+            return await dying
+        finally:
+            for task in (freezing, dying):
+                task.cancel()
+            await asyncio.gather(freezing, dying, return_exceptions=True)
+
+    async def _frozen(self) -> str:
+        """Wait until it is, and say why."""
+        if self._pulses is None:
+            await asyncio.Event().wait()
+        assert self._pulses is not None
+        channel = self._place.channel
+        answers, report = self._pulses.pulse(channel)
+        silence = Silence(self._freeze_s, self._now(), report)
+        while True:
+            await asyncio.sleep(STEP_S)
+            heard, report = self._pulses.pulse(channel)
+            if heard != answers:
+                answers = heard
+                silence.hear(self._now(), report)
+            why = silence.look(self._now())
+            if why is not None:
+                return why
+
+
+class Revivable(Protocol):
+    """A worker's part in the run."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether its death matters: one that was expelled may end."""
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether another process can do what it did."""
+
+    def lost(self) -> None:
+        """Its process is gone."""
+
+    async def prepare(self) -> None:
+        """Before it is started again."""
+
+    async def returned(self) -> None:
+        """It has started: put it back to work, and return when it works."""
+
+
+class Revival:
+    """Watches one worker. It is a `SupervisedWorker` itself: it dies when its worker has died too often."""
+
+    def __init__(
+        self,
+        place: Replaceable,
         worker: Revivable,
         events: Recorder,
         deaths: Deaths | None = None,
@@ -123,7 +275,7 @@ class Revival:
     ) -> None:
         """`deaths` has those of its first start. A worker that is silent for longer than `freeze_s`, and than it
         declared, is frozen; 0: none ever is."""
-        self._absence = Absence(place, events.now, pulses=pulses, freeze_s=freeze_s)
+        self._liveness = Liveness(place, events.now, pulses=pulses, freeze_s=freeze_s)
         self._place = place
         self._worker = worker
         self._restarts = Restarts(place, deaths or Deaths(), events)
@@ -131,7 +283,7 @@ class Revival:
     async def died(self) -> WorkerDied:
         """Revive the worker as often as it dies, until that is given up."""
         while True:
-            death = await self._absence.wait()
+            death = await self._liveness.wait()
             if not self._worker.is_needed:
                 await asyncio.Event().wait()
             if not self._worker.is_replaceable:
@@ -149,7 +301,7 @@ class Revival:
         except PenstockError as error:
             return error
         returning = asyncio.ensure_future(self._worker.returned())
-        dying = asyncio.ensure_future(self._absence.wait())
+        dying = asyncio.ensure_future(self._liveness.wait())
         try:
             await asyncio.wait({returning, dying}, return_when=asyncio.FIRST_COMPLETED)
             if not dying.done() and returning.exception() is None:
@@ -167,3 +319,32 @@ class Revival:
             for task in (returning, dying):
                 task.cancel()
             await asyncio.gather(returning, dying, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reviver:
+    """Gives every worker of a run a `Revival` by the same rules. `deaths` has those of workers that died while they
+    started; `pulses` and `freeze_s` are of `Liveness`."""
+
+    events: Recorder
+    policy: RestartPolicy
+    deaths: Mapping[str, Deaths] = field(default_factory=dict)
+    pulses: EventCollector | None = None
+    freeze_s: float = 0.0
+
+    def over(self, place: Replaceable, worker: Revivable) -> Revival:
+        deaths = self.deaths.get(place.name) or Deaths(self.policy)
+        return Revival(place, worker, self.events, deaths, pulses=self.pulses, freeze_s=self.freeze_s)
+
+
+def fewer_sequences(start: EngineStart) -> tuple[EngineStart, str] | None:
+    """How the next process of an engine is started, and a word on that; None where there is nothing to halve. Apart
+    from rounding, answers do not depend on how many others are computed with them."""
+    section = EngineConfig.model_validate(start.config)
+    setting = kind_of(section.kind).lowered
+    before = getattr(settings_of(section), setting) if setting else 0
+    if before < 2:
+        return None
+    config = with_settings(section, **{setting: before // 2}).model_dump(mode="json")
+    word = f"{start.name} computes {before // 2} sequences at a time from now on, instead of {before}"
+    return msgspec.structs.replace(start, config=config), f"{word} (engine.{section.kind}.{setting})"

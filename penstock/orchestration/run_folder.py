@@ -27,7 +27,13 @@ from penstock.orchestration.checkpoints import (
     read_progress,
 )
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.kept_checkpoints import best_of, checkpoints_of, rewards_of
+from penstock.orchestration.kept_checkpoints import (
+    best_of,
+    checkpoints_of,
+    put_aside_past,
+    rewards_of,
+    sweep_unfinished,
+)
 from penstock.orchestration.run_facts import read_facts
 from penstock.orchestration.run_processes import wait_for_orphans
 from penstock.safe_files import open_private, write_private
@@ -203,6 +209,19 @@ def put_aside_rows_past(folder: Path, step: int) -> None:
         with open_private(folder / UNDONE, "a") as file:
             file.writelines(line + "\n" for line in undone)
         write_private(path, "".join(line + "\n" for line in kept))
+
+
+def put_in_order(saved: SavedRun, config: PenstockConfig, say: Callable[[str], None]) -> None:
+    """Leave in the folder of a run that goes on what belongs to its checkpoint, and put aside what came after."""
+    for word in saved.words:
+        say(word)
+    step = saved.progress.step
+    if later := put_aside_past(saved.folder, step):
+        aside = ", ".join(map(str, later))
+        say(f"going back to step {step}: checkpoints of steps {aside} are now in undone/")
+    sweep_unfinished(saved.folder)
+    put_aside_rows_past(saved.folder, saved.rows_until)
+    write_config(saved.folder, config)
 
 
 def _step_of(line: str) -> float:

@@ -23,6 +23,11 @@ class TrainedStep:
     waits: dict[str, float] = field(default_factory=dict)
     """`waited_s` by cause."""
 
+    @property
+    def idle_share(self) -> float:
+        """Of its time, what the trainer waited."""
+        return self.waited_s / max(1e-9, self.waited_s + self.took_s)
+
     def metrics(self) -> dict[str, float]:
         """Of the whole step: those of all ranks, merged."""
         return metric_values(merge_metrics([result.metrics for result in self.results]))

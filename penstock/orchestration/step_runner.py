@@ -43,15 +43,15 @@ class StepRunner:
         published. Without a group nothing was trained: the blobs of all of them were lost."""
         while True:
             try:
-                results = await self._run_plans(taken, version)
+                with self._events.recorder.measure("train", "plan", step=taken.step + 1):
+                    plans = self._planner.plan(taken, self._buffer.gate.history, version)
+                results = await self._trainers.run(plans)
                 self._num_lost_in_a_row = 0
                 return taken, results
             except StepTooLarge as error:
                 self._shrink_or_raise(error, "the step is tried again")
-            except (
-                TrainerLost
-            ) as error:  # ranks of which one had no room: all of them come back with smaller plans
-                if isinstance(error.__cause__, StepTooLarge):
+            except TrainerLost as error:
+                if isinstance(error.__cause__, StepTooLarge):  # one rank had no room: all come back with less
                     self._shrink_or_raise(error.__cause__, "its ranks begin again from the last checkpoint")
                 raise
             except BlobLost as error:  # the trainer reads all blobs of a step before it trains on any
@@ -73,11 +73,6 @@ class StepRunner:
         if word is None:
             raise error
         self._events.recorder.log(f"{error}; {word}, and {then}")
-
-    async def _run_plans(self, taken: StepGroups, version: int | None) -> list[StepResult]:
-        with self._events.recorder.measure("train", "plan", step=taken.step + 1):
-            plans = self._planner.plan(taken, self._buffer.gate.history, version)
-        return await self._trainers.run(plans)
 
     async def _without_lost(self, taken: StepGroups, error: BlobLost) -> StepGroups:
         """The step without the groups whose blobs can't be read. When all can, or nothing is left of several steps

@@ -12,19 +12,19 @@ from penstock.safe_files import write_private
 T = TypeVar("T")
 
 ERROR = "error.txt"
-"""In the run folder: the traceback of an error that ended the run and that nobody expected."""
+"""In the run folder: the traceback of an error that ended the run and is not one of ours."""
 
 LAST_WORDS_S = 10.0
 """How long a worker whose channel has closed may take to end."""
 
 
-class Mortal(Protocol):
-    """Whatever may end before its time."""
+class SupervisedWorker(Protocol):
+    """A worker whose end others must hear of."""
 
     async def died(self) -> WorkerDied: ...
 
 
-async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[Mortal]) -> T:
+async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[SupervisedWorker]) -> T:
     """The result of `work`; when one of the workers ends, the work is cancelled and that end is raised."""
     working = asyncio.create_task(work)
     death = asyncio.create_task(first_death(workers))
@@ -35,7 +35,7 @@ async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[Mortal]) ->
         await asyncio.wait({death}, timeout=LAST_WORDS_S)
         if death.done():
             raise death.result()
-        return await unwrapped(working)  # nobody has died: somebody else closed a channel
+        return await unwrapped(working)  # no worker has died: a channel was closed for another reason
     finally:
         working.cancel()
         death.cancel()
@@ -43,14 +43,14 @@ async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[Mortal]) ->
 
 
 class Gathering:
-    """Workers that start together: whoever has started waits until all have."""
+    """Workers that start together: each that has started waits until all have."""
 
     def __init__(self, count: int) -> None:
         self._missing = count
         self._all_there = asyncio.Event()
 
-    async def wait(self, worker: Mortal) -> None:
-        """Raises the worker's death before the others were there; one after that is for whoever watches it then."""
+    async def wait(self, worker: SupervisedWorker) -> None:
+        """Raises the worker's death before the others were there; a later one is for its supervisor."""
         self._missing -= 1
         if not self._missing:
             self._all_there.set()
@@ -62,7 +62,7 @@ class Gathering:
                 raise
 
 
-async def first_death(workers: Sequence[Mortal]) -> WorkerDied:
+async def first_death(workers: Sequence[SupervisedWorker]) -> WorkerDied:
     """Wait until any of them ends, which none should."""
     if not workers:
         await asyncio.Event().wait()

@@ -11,31 +11,31 @@ too. Where that is so of every engine, the run ends.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.errors import (
     BaseMissing,
     ChannelClosed,
+    EngineLost,
     FingerprintMismatch,
     PenstockError,
     SnapshotReplaced,
     TrainerLost,
+    UpdateAbandoned,
     UserError,
     WorkerDied,
 )
 from penstock.interfaces import Engine, Trainer
 from penstock.orchestration.activity import Activity
-from penstock.orchestration.broadcast import send_and_take
 from penstock.orchestration.controller_events import ControllerEvents, Delivered
-from penstock.types import Interrupt
+from penstock.types import Interrupt, UpdateReceipt
 
 FINAL = (ChannelClosed, SnapshotReplaced, UserError, WorkerDied)
 """To try again would not help."""
-
-Expel = Callable[[type[BaseException]], Awaitable[dict[str, int]]]
-Mend = Callable[[Callable[[Engine], Awaitable[None]]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,15 @@ class Retries:
     first_s: float = 1.0
 
 
-async def _nobody(kind: type[BaseException]) -> dict[str, int]:
-    return {}
+class SyncedEngines(Engine, Protocol):
+    """The engines of a run (`penstock.engines.engine_pool.EnginePool`)."""
 
+    async def expel_failed(self, kind: type[BaseException]) -> dict[str, int]:
+        """Take engines that did not take the last update, for a reason of this kind, out of the pool. Returns how
+        many requests each had; nothing where all have failed, and stay."""
 
-async def _nowhere(bring: Callable[[Engine], Awaitable[None]]) -> None:
-    pass
+    async def mend(self, bring: Callable[[Engine], Awaitable[None]]) -> None:
+        """Bring something to the engines that lacked the weights below their adapter at the last update."""
 
 
 class WeightSync:
@@ -72,27 +75,20 @@ class WeightSync:
         self,
         *,
         trainer: Trainer,
-        engine: Engine,
+        engines: SyncedEngines,
         buffer: RolloutBuffer,
         events: ControllerEvents,
         activity: Activity,
         interrupt: Interrupt = "inflight",
         retries: Retries | None = None,
-        expel_failed: Expel = _nobody,
-        mend: Mend = _nowhere,
     ) -> None:
-        """`expel_failed` takes engines that did not take the last update, for a reason of a certain kind, out of
-        their pool, and says how many requests each had; none where all have failed. `mend` brings something
-        to those that lacked the weights below their adapter."""
         self._trainer = trainer
-        self._engine = engine
+        self._engines = engines
         self._buffer = buffer
         self._events = events
         self._activity = activity
         self._interrupt: Interrupt = interrupt
         self._retries = retries or Retries()
-        self._expel_failed = expel_failed
-        self._mend = mend
         self._below: int | None = None
         """The version of the weights below the adapter that was published last."""
         self._waiting: Offer | None = None
@@ -122,8 +118,11 @@ class WeightSync:
         if replaced is not None:
             await self._skip(replaced.version)
 
-    def renew(self) -> None:
+    def engine_lost(self, name: str, error: EngineLost) -> None:
         """An engine has lost its weights: send them again, if no newer ones are on their way."""
+        self._events.recorder.log(
+            f"{name} is lost, its requests begin again elsewhere or wait for it: {error}"
+        )
         self._is_renewing = True
         self._changed.set()
 
@@ -166,14 +165,14 @@ class WeightSync:
             await asyncio.gather(sending, return_exceptions=True)
 
     async def pause(self) -> None:
-        """The trainer is gone: what it has published is void, and nothing is sent before `go_on`."""
+        """The trainer is gone: what it has published is void, and nothing is sent before `resume`."""
         self._is_paused, self._is_renewing, self._waiting = True, False, None
         self._unreleased.clear()
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """There is a trainer again."""
         self._is_paused = False
         self._changed.set()
@@ -280,9 +279,8 @@ class WeightSync:
 
     async def _bring_below(self) -> None:
         """To engines that lack it: what the adapter acts on. Full updates build on nothing."""
-        below = self._below
-        if below is not None:
-            await self._mend(lambda engine: self.send_again(below, engine))
+        if self._below is not None:
+            await self._engines.mend(partial(self.send_again, self._below))
 
     async def _expel(
         self,
@@ -292,7 +290,7 @@ class WeightSync:
         kind: type[BaseException] = BaseException,
     ) -> None:
         """Go on without the engines that failed with this kind of error. Without any, the run ends."""
-        expelled = await self._expel_failed(kind)
+        expelled = await self._engines.expel_failed(kind)
         if not expelled:
             if isinstance(failure, FingerprintMismatch):
                 raise failure
@@ -315,7 +313,7 @@ class WeightSync:
         self._below = update.base if update.selection == "adapter" else None
         publish_s = self._events.now() - started
         with measure("sync", "update", version=version):
-            taking = self._engine.update(update, self._interrupt)
+            taking = self._engines.update(update, self._interrupt)
             if update.sends:
                 receipt = await send_and_take(self._trainer.send(version), taking)
             else:
@@ -333,3 +331,28 @@ class WeightSync:
 def _briefly(failure: PenstockError) -> str:
     """What happened. A mismatch goes on with what follows for a run that has no other engine."""
     return str(failure).partition("; ")[0] if isinstance(failure, FingerprintMismatch) else str(failure)
+
+
+LAST_WORDS_S = 1.0
+"""How long a failed sender waits for the engines' answers: one that died says more than a closed connection."""
+
+
+async def send_and_take(
+    send: Coroutine[Any, Any, None], take: Coroutine[Any, Any, UpdateReceipt]
+) -> UpdateReceipt:
+    """Both sides succeed, or the one that fails cancels the other. The error of the side that failed is raised, not
+    that of the side that was cancelled."""
+    sending, taking = asyncio.ensure_future(send), asyncio.ensure_future(take)
+    both = (taking, sending)
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+        if not taking.done():
+            await asyncio.wait([taking], timeout=LAST_WORDS_S)
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+    errors = [error for task in both if not task.cancelled() and (error := task.exception()) is not None]
+    for error in [one for one in errors if not isinstance(one, UpdateAbandoned)] or errors:
+        raise error
+    return taking.result()

@@ -1,7 +1,7 @@
 """Brings the events of worker processes into the controller's stream.
 
 Workers keep their events (`penstock.observe.event_queue`) and the controller fetches them twice a second: a worker
-never waits for the controller, and a frozen one delays nobody, since each has a task of its own.
+never waits for the controller, and a frozen one delays no other, since each has a task of its own.
 """
 
 import asyncio
@@ -88,9 +88,7 @@ class _Link:
         self._shortest_s = float("inf")
 
     async def run(self) -> None:
-        with contextlib.suppress(
-            ChannelClosed, RemoteError
-        ):  # whoever needs the worker says what became of it
+        with contextlib.suppress(ChannelClosed, RemoteError):  # its supervisor says what became of it
             while True:
                 await asyncio.sleep(FETCH_S)
                 await self.fetch()

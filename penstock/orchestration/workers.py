@@ -25,7 +25,6 @@ from penstock.orchestration.gpu_pools import engine_pools, visible_gpus
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.config import LauncherConfig
 from penstock.orchestration.launchers.memory_limit import memory_environment
-from penstock.orchestration.less_memory import fewer_sequences
 from penstock.orchestration.placement import (
     Environments,
     place_threads,
@@ -37,7 +36,7 @@ from penstock.orchestration.pooled_workers import PoolCare, PooledWorker
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.rank_places import RankPlaces
 from penstock.orchestration.replaceable import ReplaceableWorker
-from penstock.orchestration.restart_policy import Deaths, RestartPolicy
+from penstock.orchestration.revival import Deaths, RestartPolicy, fewer_sequences
 from penstock.orchestration.trainer_group import TrainerGroup
 from penstock.scoring.scorer_pool import ScorerPool
 from penstock.scoring.scoring_client import ScoringClient, ScoringRequest, ScoringStart, Verdict

@@ -200,7 +200,7 @@ def simulate(config: SimulatedConfig) -> Outcome:
         stream.subscribe("drops", drops)
         cluster = SimulatedCluster(config, rng)
         parts = Parts(
-            engine=cluster.pool,
+            engines=cluster.pool,
             trainers=ranks,
             scorer=SimulatedScorer(
                 score_s=lambda: section.score_s, value=lambda task, episode: float(episode.index % 2)

@@ -225,7 +225,6 @@ class Rollout:
             routing_start=known[-1].end if known else 0,
             routing=known,
             blob_scope=group_scope(self.spec.group),
-            wave=self.spec.wave(number),
         )
         try:
             turn = self._turn_of(request, earlier, await self._chunks(request, on_chunk), known)

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import UserError
-from penstock.types import CallAnswer, Record, SamplingParams, Task, Turn, Wave
+from penstock.types import CallAnswer, Record, SamplingParams, Task, Turn
 
 TRAINING, EVALUATION = "g", "e"
 _TURN_ID = re.compile(TRAINING + r"(\d+)\.(\d+)\.(\d+)")
@@ -26,8 +26,6 @@ class EpisodeSpec(Record, frozen=True, kw_only=True):
     """Tells the episodes of training and evaluation apart."""
     chunk_tokens: int = 32
     timeout_s: float = 1800.0
-    wave_size: int = 0
-    """How many episodes of the group share a batch of their own; 0 leaves batches to the engine."""
     max_turns: int = 0
     """Its most turns; 0 is no limit."""
     max_tokens: int = 0
@@ -44,14 +42,6 @@ class EpisodeSpec(Record, frozen=True, kw_only=True):
     @property
     def is_evaluation(self) -> bool:
         return self.label == EVALUATION
-
-    def wave(self, turn: int) -> Wave | None:
-        """First turns of a group begin together. How many later ones there are nobody knows: each is alone."""
-        if not self.wave_size:
-            return None
-        if turn == 0:
-            return Wave(name=f"{self.label}{self.group}", size=self.wave_size)
-        return Wave(name=self.turn_id(turn), size=1)
 
     def turn_id(self, turn: int) -> str:
         """The request id of a turn: `g12.3.0` is the first turn of episode 3 of group 12."""

@@ -26,12 +26,10 @@ class RolloutRunner:
         chunk_tokens: int = 32,
         timeout_s: float = 1800.0,
         label: str = TRAINING,
-        in_waves: bool = False,
         max_turns: int = 0,
         max_episode_tokens: int = 0,
     ) -> None:
-        """`in_waves`: each group is generated in a batch of its own. The last two are limits of an episode; 0 is
-        none."""
+        """The last two are limits of an episode; 0 is none."""
         if label == TRAINING:
             check_replayed(sampling)
         self._episodes = episodes
@@ -41,7 +39,6 @@ class RolloutRunner:
         self._chunk_tokens = chunk_tokens
         self._timeout_s = timeout_s
         self._label = label
-        self._wave_size = group_size if in_waves else 0
         self._max_turns = max_turns
         self._max_tokens = max_episode_tokens
 
@@ -95,7 +92,6 @@ class RolloutRunner:
             label=self._label,
             chunk_tokens=self._chunk_tokens,
             timeout_s=self._timeout_s,
-            wave_size=self._wave_size,
             max_turns=self._max_turns,
             max_tokens=self._max_tokens,
             calls=calls,

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.errors import UserError
+from penstock.observe.events import AnyEvent, SampleEvent
 from penstock.scoring.gym_verifier import COLUMN
 from penstock.types import Task
 from penstock.usercode import load_function
@@ -21,7 +22,7 @@ Admits = Callable[[Task, Mapping[str, float]], bool]
 
 
 class Curriculum:
-    """Told of rewards as answers are trained; asked before a task is taken."""
+    """Asked before a task is taken. As a reader of the run's events it learns the rewards of trained answers."""
 
     def __init__(self, admits: Admits, tasks: Sequence[Task]) -> None:
         self._admits = admits
@@ -32,6 +33,13 @@ class Curriculum:
         kind = self._kinds.get(task_id)
         if kind is not None:
             self._rewards.setdefault(kind, deque(maxlen=NEWEST)).append(reward)
+
+    def on(self, event: AnyEvent) -> None:
+        if isinstance(event, SampleEvent) and event.step is not None and event.reward is not None:
+            self.observe(event.task_id, event.reward)
+
+    def close(self) -> None:
+        pass
 
     def rewards(self) -> dict[str, tuple[float, ...]]:
         """The newest of each kind, for a run that goes on."""

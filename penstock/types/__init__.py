@@ -42,7 +42,6 @@ from penstock.types.generation import (
     Parent,
     SamplingMask,
     SamplingParams,
-    Wave,
     since_restart,
 )
 from penstock.types.metrics import (
@@ -101,7 +100,6 @@ __all__ = [
     "Parent",
     "GenerateRequest",
     "SamplingMask",
-    "Wave",
     "Chunk",
     "since_restart",
     "AnswerSoFar",

@@ -88,15 +88,6 @@ class Parent(msgspec.Struct, frozen=True, kw_only=True):
     """So many of its tokens are the same."""
 
 
-class Wave(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that begin together, in a batch that holds nothing else."""
-
-    name: str
-    """The same for all of them."""
-    size: int
-    """How many there are."""
-
-
 class GenerateRequest(Record, frozen=True, kw_only=True):
     """Token ids in. `priority`: smaller is sooner (the runner gives the group's admission number)."""
 
@@ -129,8 +120,6 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     only at the end."""
     blob_scope: str = "requests"
     """Where in the blob store its recorded data goes. Whoever asked deletes the scope."""
-    wave: Wave | None = None
-    """Which requests it must share its batch with, and no others; None: whatever the engine likes."""
     num_resumed: int = 0
     """So many tokens at the end of `token_ids` are output that was sampled before: the answer goes on after them.
     Limits, stop texts, penalties and draws count from the beginning of the output; chunks hold what is new."""

@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.buffer.adaptive import AdaptiveBound, AdaptiveRules
+from penstock.buffer.adaptive import AdaptiveBound, AdaptiveRules, ClosedLoop, starting_bound
+from penstock.buffer.admission import StalenessGate
+from penstock.buffer.config import StalenessConfig
+from penstock.buffer.rollout_buffer import RolloutBuffer
 
 RULES = AdaptiveRules(min_staleness=1, max_staleness=8, window=2)
 
@@ -111,3 +114,17 @@ def test_under_speed_changes_it_settles_never_oscillates_and_keeps_its_bounds(
         turns = sum(a != b for a, b in itertools.pairwise(moves))
         assert turns <= 1
         assert len(set(bounds[PHASE_STEPS // 2 :])) == 1
+
+
+def test_the_starting_bound_is_within_what_the_loop_may_set() -> None:
+    assert starting_bound(StalenessConfig(max_staleness=3)) == 3
+    assert starting_bound(StalenessConfig(max_staleness=9, adaptive=True, adaptive_max=6)) == 6
+
+
+def test_the_loop_begins_with_the_bound_in_force() -> None:
+    """Which is, in a resumed run, the one that the loop had found."""
+    gate = StalenessGate(groups_per_step=1, max_staleness=5, late="mask")
+    config = StalenessConfig(max_staleness=1, adaptive=True, adaptive_max=8)
+
+    assert ClosedLoop.of(config, RolloutBuffer(gate)).observe(ess=1.0, idle=0.0) == 5
+    assert gate.max_staleness == 5

@@ -7,21 +7,21 @@ from penstock.buffer.attempt_records import GroupDropped, GroupsTrained
 from penstock.buffer.durable_log import FOLDER, open_log
 from penstock.cli.doctor import diagnose
 from penstock.observe.writers.recoveries_jsonl import RecoveriesWriter
+from penstock.orchestration.monitor import write_standing
 from penstock.orchestration.run_folder import held
-from penstock.orchestration.standing_file import write_standing
 from tests.buffer.test_attempts import admitted, finished
 from tests.observe.examples import ONE_OF_EACH
-from tests.orchestration.test_session import Run
+from tests.orchestration.test_run import SimulatedRun
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    played = Run(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 3, "journal": True})
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedRun:
+    played = SimulatedRun(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 3, "journal": True})
     played.play(lambda run: asyncio.sleep(0))
     return played
 
 
-def test_a_run_that_has_done_its_steps_has_nothing_wrong(run: Run) -> None:
+def test_a_run_that_has_done_its_steps_has_nothing_wrong(run: SimulatedRun) -> None:
     lines = list(diagnose(str(run.folder)))
     assert lines[0] == f"{run.folder}: has made all of its steps"
     assert lines[1].startswith("step 6, ")
@@ -29,7 +29,7 @@ def test_a_run_that_has_done_its_steps_has_nothing_wrong(run: Run) -> None:
     assert lines[2:] == ["groups: 12 trained", "nothing looks wrong from here"]
 
 
-def test_a_run_that_was_killed_is_told_its_last_words_and_how_to_go_on(run: Run) -> None:
+def test_a_run_that_was_killed_is_told_its_last_words_and_how_to_go_on(run: SimulatedRun) -> None:
     (run.folder / "summary.json").unlink()
     (run.folder / "logs").mkdir()
     (run.folder / "logs" / "trainer.log").write_text("Traceback\nMemoryError\n")
@@ -57,7 +57,7 @@ def test_a_run_without_summary_and_checkpoints_is_not_called_healthy(tmp_path: P
     assert len(lines) == 2
 
 
-def test_a_run_that_was_stopped_is_told_how_to_go_on(run: Run) -> None:
+def test_a_run_that_was_stopped_is_told_how_to_go_on(run: SimulatedRun) -> None:
     summary = run.folder / "summary.json"
     summary.write_text(summary.read_text().replace('"stopped_early": false', '"stopped_early": true'))
     lines = list(diagnose(str(run.folder)))
@@ -65,7 +65,7 @@ def test_a_run_that_was_stopped_is_told_how_to_go_on(run: Run) -> None:
     assert lines[-1] == f"`penstock resume {run.folder}` goes on from step 6"
 
 
-def test_a_run_that_goes_on_without_a_trainer_is_told_so(run: Run) -> None:
+def test_a_run_that_goes_on_without_a_trainer_is_told_so(run: SimulatedRun) -> None:
     with held(run.folder):
         lines = list(diagnose(str(run.folder)))
     assert lines[0] == f"{run.folder}: goes on"

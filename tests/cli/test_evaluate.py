@@ -13,8 +13,7 @@ from penstock.cli.main import main
 from penstock.errors import PenstockError, ScoringFailed, UserError
 from penstock.models.config import LoraConfig
 from penstock.orchestration.evaluation import Rewards
-from penstock.orchestration.evaluation_report import EvaluationReport
-from penstock.orchestration.evaluation_session import prepare_evaluation
+from penstock.orchestration.evaluation_session import EvaluationReport, prepare_evaluation
 from penstock.orchestration.run_folder import last_line
 from penstock.trainer.adapter import TrainedAdapter
 from tests.models.test_adapter_folder import make as make_adapter

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.cli.scale import join_run, read_wish, scale_run
 from penstock.errors import ConfigError, UserError
+from penstock.orchestration.engine_fleet import REQUEST, ScaleRequest, answer_request
 from penstock.orchestration.run_folder import held
-from penstock.orchestration.scale_request import REQUEST, ScaleRequest, answer
 
 
 @pytest.mark.parametrize("wish", ["4", "engines", "engines=", "engines=0", "engines=-1", "trainers=2"])
@@ -33,7 +33,7 @@ def test_the_answer_of_the_run_is_printed(tmp_path: Path) -> None:
         while not (tmp_path / REQUEST).exists():
             pass
         asked.append(json.loads((tmp_path / REQUEST).read_text()))
-        answer(tmp_path, "from 1 to 3 engines")
+        answer_request(tmp_path, "from 1 to 3 engines")
 
     with held(tmp_path):
         thread = threading.Thread(target=run)

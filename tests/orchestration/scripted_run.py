@@ -25,13 +25,13 @@ from penstock.engines.engine_client import (
 from penstock.errors import ChannelClosed
 from penstock.observe.readers import show
 from penstock.observe.views import SilentView
-from penstock.orchestration import session as module
+from penstock.orchestration import run_launchers
 from penstock.orchestration.automatic import resolve_auto
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.launchers import Worker
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.refusals import needed_capabilities
-from penstock.orchestration.session import Session
+from penstock.orchestration.run import Run
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedTokenizer, SimulatedTrainer
 from penstock.orchestration.summary import Summary
 from penstock.rollout.rollout_client import START_ROLLOUT
@@ -218,7 +218,7 @@ class ScriptedLauncher(InProcessLauncher):
 
 
 class ScriptedRun:
-    """A session of three steps with one engine and one scorer, unless settings say otherwise."""
+    """A run of three steps with one engine and one scorer, unless settings say otherwise."""
 
     def __init__(
         self, folder: Path, workers: ScriptedWorkers, patch: pytest.MonkeyPatch, **settings: Any
@@ -232,7 +232,7 @@ class ScriptedRun:
         }
         config = resolve_auto(build(PenstockConfig, sections | settings)).config
         workers.capabilities = tuple(needed_capabilities(config))
-        patch.setattr(module, "open_launcher", lambda *_, **__: ScriptedLauncher(workers))
+        patch.setattr(run_launchers, "open_launcher", lambda *_, **__: ScriptedLauncher(workers))
         self.folder, self.view = folder, SilentView()
         prepared = Prepared(
             config=config,
@@ -243,8 +243,8 @@ class ScriptedRun:
             folder=folder,
             max_context=100,
         )
-        self.session = Session(prepared, show(self.view))
+        self.controlled = Run(prepared, show(self.view))
 
     async def run(self) -> Summary:
         async with asyncio.timeout(LONGEST_S):
-            return await self.session.run()
+            return await self.controlled.run()

@@ -19,6 +19,7 @@ from penstock.buffer.attempts import Attempt
 from penstock.buffer.group_log import MemoryGroupLog
 from penstock.buffer.history import HistoryState
 from penstock.buffer.spans import with_numbers
+from penstock.engines.engine_pool import EnginePool
 from penstock.errors import BaseMissing, ScoringFailed, UserError
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, Drop, SampleEvent, Span, StepEvent, UpdateEvent
@@ -114,7 +115,7 @@ def build(
     model: dict[str, Any] | None = None,
     checkpoints: Any = None,
     beside: Any = None,
-    undone: Any = None,
+    trained_groups: Any = None,
     log: MemoryGroupLog | None = None,
 ) -> World:
     rng = np.random.default_rng(seed)
@@ -147,7 +148,7 @@ def build(
     )
     log = log or MemoryGroupLog()
     parts = Parts(
-        engine=engine,
+        engines=EnginePool({"engine0": engine}),
         trainers=[trainer],
         scorer=scorer,
         tokenizer=SimulatedTokenizer(),
@@ -155,7 +156,7 @@ def build(
         episodes=LocalEpisodes(engine, SimulatedTokenizer(), workflow and as_workflow(workflow)),
         log=log,
         checkpoints=checkpoints,
-        undone=undone,
+        trained_groups=trained_groups,
     )
     controller: Controller
 
@@ -507,11 +508,12 @@ def test_steps_that_are_undone_while_the_next_waits_for_groups_are_trained_again
     done: list[StepGroups] = []
     log = MemoryGroupLog()
 
-    async def undone(step: int) -> BroughtBack:
-        steps = [taken for taken in done if taken.step >= step]
-        del done[step:]
-        log.append(RunResumed(step=step))
-        return BroughtBack(ready=[group for taken in steps for group in taken.groups])
+    class Done:
+        async def after(self, step: int) -> BroughtBack:
+            steps = [taken for taken in done if taken.step >= step]
+            del done[step:]
+            log.append(RunResumed(step=step))
+            return BroughtBack(ready=[group for taken in steps for group in taken.groups])
 
     async def lose_the_trainer(controller: Controller) -> None:
         trained = controller.buffer.trained
@@ -528,7 +530,7 @@ def test_steps_that_are_undone_while_the_next_waits_for_groups_are_trained_again
         await controller.pause()
         await controller.roll_back(1, with_numbers((), done[0].numbers))
 
-    world = build(late=late, steps=8, token_s=0.5, beside=lose_the_trainer, undone=undone, log=log)
+    world = build(late=late, steps=8, token_s=0.5, beside=lose_the_trainer, trained_groups=Done(), log=log)
     assert [taken.step for taken in done] == list(range(8))
     numbers = [number for taken in done for number in taken.numbers]
     assert len(numbers) == len(set(numbers)) == 16

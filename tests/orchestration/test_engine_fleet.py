@@ -1,22 +1,39 @@
 """Engines join and leave a pool in use; each gets the present weights before its first token."""
 
 import asyncio
+import errno
+import io
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from penstock.engines.config import EngineConfig
+from penstock.engines.engine_client import EngineClient, EngineStart
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import WorkerDied
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import LogLine
+from penstock.observe.recorder import Recorder
 from penstock.orchestration.activity import Activity
-from penstock.orchestration.engine_fleet import EngineFleet
-from penstock.orchestration.fleet_size import FleetSize
+from penstock.orchestration.engine_fleet import (
+    REQUEST,
+    EngineFleet,
+    FleetSize,
+    RevivableEngine,
+    ScaleRequest,
+    answer_request,
+    read_answer,
+    request_engines,
+    take_request,
+)
 from penstock.orchestration.launchers import Worker
-from penstock.orchestration.scale_request import ScaleRequest, ask, read_answer
+from penstock.orchestration.revival import RestartPolicy, Reviver
 from penstock.orchestration.workers import LaunchedEngine
-from tests.engines.contract import ask as request
-from tests.engines.contract import collect, update_to
+from penstock.types import EngineReport
+from tests.engines.contract import ask, collect, update_to
 from tests.orchestration.launchers.task_launcher import InProcessLauncher
 from tests.orchestration.scripted_worker import place, serve_scripted
 
@@ -29,6 +46,7 @@ class Training:
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
         self.version = 0
+        self.below: list[str] = []
         self.activity = Activity()
         self.num_looks = 0
         """How often the fleet has asked."""
@@ -39,25 +57,22 @@ class Training:
         return True
 
     async def bring_below_adapter(self, engine: Any) -> None:
-        pass
+        self.below.append(engine.name)
 
     async def republish(self) -> None:
         self.version += 1
         await self._pool.update(update_to(self.version))
 
 
-class Watch:
-    def __init__(self, engine: LaunchedEngine) -> None:
-        self._engine = engine
-
-    async def died(self) -> WorkerDied:
-        return await self._engine.place.gone()
+def recorder() -> Recorder:
+    return EventStream(asyncio.get_running_loop()).of("controller")
 
 
 class Stage:
     """A fleet of one engine, `model` is that of those that join."""
 
     def __init__(self, launcher: InProcessLauncher, folder: Path, size: FleetSize, model: str = "m") -> None:
+        self.launcher = launcher
         self.lines: list[str] = []
         stream = EventStream(asyncio.get_running_loop())
         stream.subscribe("test", self)
@@ -65,18 +80,17 @@ class Stage:
         self.first = LaunchedEngine(place(launcher, "engine0"))
         self.pool = EnginePool({"engine0": self.first}, replaces=True)
         self.controller = Training(self.pool)
-        built: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        built.set_result(self.controller)
-        self.another = lambda index: LaunchedEngine(place(launcher, f"engine{index}", model))
+        events = stream.of("controller")
         self.fleet = EngineFleet(
             [self.first],
             self.pool,
-            built,
-            another=self.another,
-            watch=lambda engine, seat: Watch(engine),
+            self.controller,  # type: ignore[arg-type]
+            make=lambda index, launcher: LaunchedEngine(place(launcher, f"engine{index}", model)),
+            launcher=launcher,
+            reviver=Reviver(events=events, policy=RestartPolicy(max_deaths=1)),
             size=size,
             folder=folder,
-            events=stream.of("controller"),
+            events=events,
         )
 
     def on(self, event: object) -> None:
@@ -124,7 +138,7 @@ def test_the_last_engine_stays(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.fleet.shrink()
         assert stage.pool.names == ("engine0",)
-        assert await collect(stage.pool.generate(request("r", [7], max_tokens=2)))
+        assert await collect(stage.pool.generate(ask("r", [7], max_tokens=2)))
 
     play(tmp_path, scene)
 
@@ -142,11 +156,11 @@ def test_an_engine_that_cannot_start_costs_nothing(tmp_path: Path) -> None:
 
 def test_a_request_by_hand_is_followed_and_answered(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        ask(tmp_path, ScaleRequest(3))
+        request_engines(tmp_path, ScaleRequest(3))
         running = asyncio.create_task(stage.fleet.run())
         await stage.pool.wait_serving("engine2")
         assert read_answer(tmp_path) == "from 1 to 3 engines"
-        ask(tmp_path, ScaleRequest(4))
+        request_engines(tmp_path, ScaleRequest(4))
         while (said := read_answer(tmp_path)) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert said == "engines must be at most 3 (engine.count.max), got 4; nothing has changed"
@@ -171,7 +185,7 @@ def test_one_that_waits_for_a_place_is_given_up_when_it_is_not_wanted_any_more(t
             return await super().launch(name, **options)
 
     async def answered(request: ScaleRequest) -> str:
-        ask(tmp_path, request)
+        request_engines(tmp_path, request)
         while (said := read_answer(tmp_path)) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         return said
@@ -227,14 +241,14 @@ def test_a_guest_takes_nobodys_place(tmp_path: Path) -> None:
             await republish()
 
         stage.controller.republish = slowly  # type: ignore[method-assign]
-        welcoming = asyncio.create_task(stage.fleet.welcome(Guests(), stage.another))  # type: ignore[arg-type]
+        welcoming = asyncio.create_task(stage.fleet.welcome(Guests(), stage.launcher))  # type: ignore[arg-type]
         await stage.pool.wait_serving("engine1")
         seen = stage.controller.num_looks
         await until(lambda: stage.controller.num_looks >= seen + 2)
         assert stage.pool.names == ("engine0", "engine1")
         await stage.fleet.engines[1].place.give_up("the guest leaves")
         await until(lambda: stage.pool.names == ("engine0",))
-        assert await collect(stage.pool.generate(request("r", [7], max_tokens=2)))
+        assert await collect(stage.pool.generate(ask("r", [7], max_tokens=2)))
         for task in (running, welcoming):
             task.cancel()
         await asyncio.gather(running, welcoming, return_exceptions=True)
@@ -247,6 +261,157 @@ def test_a_watch_that_ends_is_the_end_of_the_fleet(tmp_path: Path) -> None:
         dying = asyncio.create_task(stage.fleet.died())
         await stage.fleet.grow()
         await stage.fleet.engines[1].place.give_up("the test ends it")
-        assert str(await dying) == "the test ends it"
+        assert str(await dying) == "engine1 died once, so the run ends; the last time: the test ends it"
 
     play(tmp_path, scene)
+
+
+def seen(*, num_idle: int, is_waiting: bool, seconds: int = 12, least: int = 1, most: int = 4) -> FleetSize:
+    size = FleetSize(least, most)
+    for half in range(2 * seconds):
+        size.look(half / 2, num_idle=num_idle, is_waiting=is_waiting)
+    return size
+
+
+@pytest.mark.parametrize(
+    ("num_idle", "is_waiting", "count", "wanted"),
+    [
+        (0, True, 2, 3),  # the trainer waits, and every engine works
+        (0, True, 4, 4),  # there are no more
+        (1, True, 2, 2),  # it waits for something else than engines
+        (2, False, 3, 2),  # more than one engine's time is to spare
+        (2, False, 1, 1),  # one stays
+        (1, False, 3, 3),  # without one the rest would be the limit
+        (0, False, 2, 2),
+    ],
+)
+def test_it_follows_from_who_waits(num_idle: int, is_waiting: bool, count: int, wanted: int) -> None:
+    assert seen(num_idle=num_idle, is_waiting=is_waiting).wanted(count) == wanted
+
+
+def test_nothing_changes_before_a_window_is_full() -> None:
+    size = seen(num_idle=0, is_waiting=True, seconds=5)
+    assert size.wanted(2) == 2
+    size = seen(num_idle=0, is_waiting=True)
+    size.forget()
+    assert size.wanted(2) == 2
+
+
+def test_the_bounds_hold_without_any_look() -> None:
+    assert FleetSize(2, 4).wanted(1) == 2
+    assert FleetSize(2, 4).wanted(6) == 4
+    assert FleetSize(3, 3).wanted(3) == 3
+
+
+def test_a_request_is_taken_once_and_answered(tmp_path: Path) -> None:
+    assert take_request(tmp_path) is None
+    answer_request(tmp_path, "of the last time")
+    request_engines(tmp_path, ScaleRequest(4))
+    assert read_answer(tmp_path) is None
+    assert take_request(tmp_path) == ScaleRequest(4)
+    assert take_request(tmp_path) is None
+    answer_request(tmp_path, "from 2 to 4 engines")
+    assert read_answer(tmp_path) == "from 2 to 4 engines"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"engines": 0}', '{"engines": "two"}', '{"other": 1}'])
+def test_something_else_is_no_request(tmp_path: Path, text: str) -> None:
+    (tmp_path / REQUEST).write_text(text)
+    assert take_request(tmp_path) is None
+    assert not (tmp_path / REQUEST).exists()
+
+
+def test_what_is_no_text_is_no_request(tmp_path: Path) -> None:
+    (tmp_path / REQUEST).write_bytes(b'{"engines": "\xff"}')
+    assert take_request(tmp_path) is None
+    (tmp_path / REQUEST).write_text("[" * 100_000)
+    assert take_request(tmp_path) is None
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_folder_that_can_not_be_read_asks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    request_engines(tmp_path, ScaleRequest(4))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, "of the test")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", fail)
+        patched.setattr(io, "open", fail)
+        assert take_request(tmp_path) is None
+    assert take_request(tmp_path) == ScaleRequest(4)
+
+
+def test_an_answer_that_can_not_be_written_ends_nothing(tmp_path: Path) -> None:
+    answer_request(tmp_path / "gone", "from 2 to 4 engines")
+    assert read_answer(tmp_path / "gone") is None
+
+
+def test_an_engine_that_was_killed_comes_back_with_the_present_weights() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), InProcessLauncher(serve_scripted) as launcher:
+            engine = LaunchedEngine(place(launcher, "engine0"))
+            await engine.place.start()
+            pool = EnginePool({"engine0": engine}, replaces=True)
+            controller = Training(pool)
+            revivable = RevivableEngine(engine, pool, controller, recorder())  # type: ignore[arg-type]
+            await controller.republish()
+            assert revivable.is_needed
+            await engine.place.give_up()
+            revivable.lost()
+            asking = asyncio.create_task(collect(pool.generate(ask("r", [7], max_tokens=2))))
+            assert (pool.names, revivable.is_needed) == ((), True)
+            await engine.place.restart()
+            await revivable.returned()
+            chunks = await asking
+            assert {int(one) for chunk in chunks for one in chunk.versions} == {2}
+            assert controller.below == ["engine0"]
+            assert engine.place.incarnation == 2
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_ran_out_of_memory_is_started_with_fewer_sequences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), InProcessLauncher(serve_scripted) as launcher:
+            config = {"embedded": {"max_batch": 64}}
+            start = EngineStart(name="engine0", model="", device="cpu", threads=1, config=config)
+            engine, said = LaunchedEngine(place(launcher, "engine0"), start), list[str]()
+            told: list[EngineStart] = []
+
+            async def begin(client: EngineClient, start: EngineStart) -> EngineReport:
+                told.append(start)
+                return await started(client, start)
+
+            started = EngineClient.start
+            monkeypatch.setattr(EngineClient, "start", begin)
+            pool = EnginePool({"engine0": engine}, replaces=True)
+            events = SimpleNamespace(log=said.append)
+            revivable = RevivableEngine(engine, pool, Training(pool), events)  # type: ignore[arg-type]
+            for death in (WorkerDied("killed"), WorkerDied("no room", out_of_memory=True)):
+                engine.place.last_death = death
+                await revivable.prepare()
+                await engine.place.restart()
+            assert [EngineConfig.model_validate(one.config).embedded.max_batch for one in told] == [64, 32]
+            assert len(said) == 1
+            assert said[0].startswith("engine0 computes 32 sequences at a time")
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_was_expelled_is_not_needed() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), InProcessLauncher(serve_scripted) as launcher:
+            engines = [LaunchedEngine(place(launcher, name)) for name in ("engine0", "engine1")]
+            for engine in engines:
+                await engine.place.start()
+            pool = EnginePool({engine.name: engine for engine in engines}, replaces=True)
+            revivable = RevivableEngine(engines[1], pool, Training(pool), recorder())  # type: ignore[arg-type]
+            pool.leave("engine1")
+            assert not revivable.is_needed
+
+    asyncio.run(main())

@@ -141,7 +141,7 @@ def test_deaths_while_starting_count_with_those_that_follow(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("ask", ["stop", "hurry"])
+@pytest.mark.parametrize("ask", ["stop", "cancel"])
 def test_a_run_that_is_to_end_while_a_worker_waits_for_its_next_start_ends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str
 ) -> None:
@@ -150,7 +150,7 @@ def test_a_run_that_is_to_end_while_a_worker_waits_for_its_next_start_ends_at_on
         run = ScriptedRun(tmp_path, workers, monkeypatch, run={"restarts": 20})
         running = asyncio.ensure_future(run.run())
         await workers.launched("engine0", 3)
-        getattr(run.session, ask)()
+        getattr(run.controlled, ask)()
         with pytest.raises(asyncio.CancelledError):
             await running
         assert workers.launches["engine0"] <= 4
@@ -173,7 +173,7 @@ def test_a_run_that_is_stopped_before_it_trains_saves_no_untrained_model(
         run = ScriptedRun(tmp_path, workers, monkeypatch)
         running = asyncio.ensure_future(run.run())
         await workers.hangs.wait()
-        run.session.stop()
+        run.controlled.stop()
         with pytest.raises(asyncio.CancelledError):
             await running
         assert ("trainer", "save") not in workers.points

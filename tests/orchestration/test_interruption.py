@@ -22,7 +22,7 @@ def signals_as_in_a_terminal() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-class Session:
+class StoppableRun:
     def __init__(self, *, has_begun: bool = True, waits_for_room: bool = False) -> None:
         self.asked: list[str] = []
         self.waits_for_room = waits_for_room
@@ -31,8 +31,8 @@ class Session:
     def stop(self) -> None:
         self.asked.append("stop")
 
-    def hurry(self) -> None:
-        self.asked.append("hurry")
+    def cancel(self) -> None:
+        self.asked.append("cancel")
 
 
 async def send(number: signal.Signals, lines: list[str]) -> None:
@@ -45,17 +45,17 @@ async def send(number: signal.Signals, lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_stops_the_second_hurries_and_the_third_ends(number: signal.Signals) -> None:
-    session, lines = Session(), []
+def test_the_first_stops_the_second_cancels_and_the_third_ends(number: signal.Signals) -> None:
+    run, lines = StoppableRun(), []
 
     async def main() -> None:
-        with asking(session, lines.append, end=lambda: session.asked.append("end")):
+        with asking(run, lines.append, end=lambda: run.asked.append("end")):
             for _ in range(3):
                 await send(number, lines)
 
     before = signal.getsignal(number)
     asyncio.run(main())
-    assert session.asked == ["stop", "hurry", "end"]
+    assert run.asked == ["stop", "cancel", "end"]
     name = "Ctrl-C" if number == signal.SIGINT else number.name
     assert [line.split(":")[0] for line in lines] == [name] * 3
     assert "the model will be saved" in lines[0]
@@ -65,10 +65,10 @@ def test_the_first_stops_the_second_hurries_and_the_third_ends(number: signal.Si
 
 
 def test_before_anything_is_trained_no_model_is_promised() -> None:
-    session, lines = Session(has_begun=False), []
+    run, lines = StoppableRun(has_begun=False), []
 
     async def main() -> None:
-        with asking(session, lines.append, end=lambda: None):
+        with asking(run, lines.append, end=lambda: None):
             for _ in range(2):
                 await send(signal.SIGINT, lines)
 
@@ -80,22 +80,22 @@ def test_before_anything_is_trained_no_model_is_promised() -> None:
 
 
 def test_on_a_full_disk_no_model_is_promised() -> None:
-    session, lines = Session(waits_for_room=True), []
+    run, lines = StoppableRun(waits_for_room=True), []
 
     async def main() -> None:
-        with asking(session, lines.append, end=lambda: None):
+        with asking(run, lines.append, end=lambda: None):
             await send(signal.SIGTERM, lines)
 
     asyncio.run(main())
-    assert session.asked == ["stop"]
+    assert run.asked == ["stop"]
     assert lines == ["SIGTERM: waiting no longer for room on the disk; the model is tried once more"]
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
-    session, lines = Session(), []
+    run, lines = StoppableRun(), []
 
     async def main() -> None:
-        with asking(session, lines.append, end=lambda: None):
+        with asking(run, lines.append, end=lambda: None):
             os.kill(os.getpid(), signal.SIGHUP)
             await send(signal.SIGTERM, lines)
 
@@ -104,5 +104,5 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         asyncio.run(main())
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert session.asked == ["stop"]
+    assert run.asked == ["stop"]
     assert [line.split(":")[0] for line in lines] == ["SIGTERM"]

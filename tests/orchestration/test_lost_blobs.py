@@ -11,6 +11,7 @@ import pytest
 
 from penstock.blobs import FolderBlobs
 from penstock.buffer.group_log import MemoryGroupLog
+from penstock.engines.engine_pool import EnginePool
 from penstock.errors import BlobLost
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import Drop
@@ -90,7 +91,7 @@ class Run:
         blobs = FolderBlobs(folder)
         self.trainer = trainer or ReadingTrainer(blobs, damage)
         parts = Parts(
-            engine=engine or RecordingEngine(blobs, refuses),
+            engines=EnginePool({"engine0": engine or RecordingEngine(blobs, refuses)}),
             trainers=[self.trainer],
             scorer=SimulatedScorer(score_s=lambda: 0.01, value=lambda task, episode: float(episode.index)),
             tokenizer=SimulatedTokenizer(),
@@ -273,7 +274,7 @@ def test_a_step_that_loses_all_of_its_groups_is_made_with_others(tmp_path: Path,
 def controlled(folder: Path, trainer: ReadingTrainer, *, every: int) -> Controller:
     blobs = FolderBlobs(folder)
     parts = Parts(
-        engine=RecordingEngine(blobs, None),
+        engines=EnginePool({"engine0": RecordingEngine(blobs, None)}),
         trainers=[trainer],
         scorer=SimulatedScorer(score_s=lambda: 0.01, value=lambda task, episode: float(episode.index)),
         tokenizer=SimulatedTokenizer(),

@@ -1,6 +1,8 @@
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,12 +13,49 @@ from penstock.observe.event_stream import EventStream
 from penstock.observe.events import Counters, Doing, LogLine
 from penstock.observe.readers import MemoryReader
 from penstock.observe.run_state import RunState
+from penstock.orchestration import monitor
 from penstock.orchestration.activity import Activity
-from penstock.orchestration.monitor import RunMonitor, heartbeat
+from penstock.orchestration.monitor import (
+    STANDING,
+    USUAL_CAUSES,
+    Mark,
+    RunMonitor,
+    StageWatch,
+    heartbeat,
+    read_standing,
+    write_standing,
+)
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.types import EngineReport
 from tests.buffer.test_attempts import admitted
 from tests.observe.examples import phase, run_event
+
+
+def test_a_stage_with_work_that_does_not_move_is_told_again_and_again() -> None:
+    watch, told = StageWatch(60.0), []
+    for now in range(0, 200, 10):
+        told += [(now, *one) for one in watch.look(now, {"scoring": Mark(work=1, progress=5)})]
+    assert told == [(70, "scoring", 70), (140, "scoring", 70)]
+
+
+def test_a_stage_without_work_or_with_progress_is_not() -> None:
+    watch = StageWatch(60.0)
+    for now in range(0, 500, 10):
+        marks = {"scoring": Mark(work=0, progress=5), "training": Mark(work=1, progress=now // 50)}
+        assert watch.look(now, marks) == []
+
+
+def test_time_before_there_was_work_does_not_count() -> None:
+    watch = StageWatch(60.0)
+    for now in range(0, 100, 10):
+        watch.look(now, {"generation": Mark(work=0, progress=1)})
+    assert watch.look(100.0, {"generation": Mark(work=1, progress=1)}) == []
+    assert watch.look(140.0, {"generation": Mark(work=1, progress=1)}) == []
+    assert watch.look(151.0, {"generation": Mark(work=1, progress=1)}) == [("generation", 61.0)]
+
+
+def test_every_stage_has_usual_causes() -> None:
+    assert USUAL_CAUSES.keys() == {"generation", "scoring", "training", "weight sync"}
 
 
 class Engine:
@@ -69,7 +108,7 @@ def watch(
     training: bool = True,
     watchdog_s: float = 60.0,
     step_s: float = float("inf"),
-    keep: Callable[[Sequence[str]], None] = lambda lines: None,
+    folder: Path | None = None,
 ) -> MemoryReader:
     """`step_s`: the run makes progress as often."""
     memory = MemoryReader()
@@ -79,10 +118,10 @@ def watch(
         stream, state = EventStream(loop, defer=loop.call_soon), RunState()
         stream.subscribe("state", state)
         stream.subscribe("memory", memory)
-        monitor = RunMonitor(stream, state, controller(), engines, watchdog_s=watchdog_s, keep=keep)
+        watching_run = RunMonitor(stream, state, controller(), engines, watchdog_s=watchdog_s, folder=folder)
         if training:
             stream.emit(phase("training", loop.time()))
-        watching = asyncio.create_task(monitor.watch())
+        watching = asyncio.create_task(watching_run.watch())
         while loop.time() + step_s < seconds:
             await asyncio.sleep(step_s)
             state.last_progress = loop.time()
@@ -149,14 +188,17 @@ def test_a_stage_that_stands_while_others_move_is_told_with_its_usual_causes() -
     ]
 
 
-def test_where_the_run_stands_is_kept_every_five_seconds() -> None:
-    kept: list[Sequence[str]] = []
-    watch(Engine("engine0", running=3), seconds=11.0, keep=kept.append)
+def test_where_the_run_stands_is_kept_every_five_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[list[Any]] = []
+    monkeypatch.setattr(monitor, "write_standing", lambda folder, lines: kept.append([folder, *lines]))
+    watch(Engine("engine0", running=3), seconds=11.0, folder=tmp_path)
     assert len(kept) == 3
-    assert next(iter(kept[-1])) == (
-        "trainer – waiting for groups: 1 of 2 groups ready; engine0 – 3 running, 0 waiting"
-    )
-    assert list(kept[-1])[1].startswith("groups: 2 in generation")
+    folder, doing, depths = kept[-1]
+    assert folder == tmp_path
+    assert doing == "trainer – waiting for groups: 1 of 2 groups ready; engine0 – 3 running, 0 waiting"
+    assert depths.startswith("groups: 2 in generation")
 
 
 def test_there_is_no_alarm_outside_training() -> None:
@@ -194,3 +236,20 @@ def test_a_heartbeat_lets_the_clock_go_on_and_ends_with_its_block() -> None:
     assert state.status().elapsed_s == 1.5
     assert [event.values for event in memory.events[1:]] == [{}, {}, {}]
     assert state.status().flow is None
+
+
+def test_what_was_written_last_is_read(tmp_path: Path) -> None:
+    assert read_standing(tmp_path) is None
+    write_standing(tmp_path, ["one"])
+    write_standing(tmp_path, ["trainer – step 3", "groups: …"])
+    standing = read_standing(tmp_path)
+    assert standing is not None
+    assert standing.lines == ("trainer – step 3", "groups: …")
+    assert abs(standing.wall_s - time.time()) < 60
+    assert [path.name for path in tmp_path.iterdir()] == [STANDING]
+
+
+def test_a_disk_without_room_and_a_torn_file_cost_nothing(tmp_path: Path) -> None:
+    write_standing(tmp_path / "gone", ["one"])
+    (tmp_path / STANDING).write_bytes(b'{"wall_s": 3, "li')
+    assert read_standing(tmp_path) is None

@@ -27,7 +27,7 @@ from penstock.orchestration.placement import (
     usable_cores,
 )
 from penstock.orchestration.preflight import Prepared
-from penstock.orchestration.session import Session
+from penstock.orchestration.run import Run
 from penstock.orchestration.workers import Workers, start_workers
 from penstock.types import Task
 from tests.orchestration.launchers.fake_mps import FakeMps
@@ -161,7 +161,7 @@ def test_both_workers_are_clients_of_the_runs_daemon(prepared: Prepared, fake: F
 
 
 def test_a_run_that_ends_stops_its_daemon(prepared: Prepared, fake: FakeMps) -> None:
-    summary = asyncio.run(Session(prepared, show(SilentView())).run())
+    summary = asyncio.run(Run(prepared, show(SilentView())).run())
     assert summary.steps == 1
     assert fake.told == TOLD
 
@@ -176,7 +176,7 @@ def test_a_run_that_is_stopped_at_once_stops_its_daemon(prepared: Prepared, fake
 
     async def main() -> None:
         nonlocal running
-        running = asyncio.create_task(Session(prepared, show(Impatient())).run())
+        running = asyncio.create_task(Run(prepared, show(Impatient())).run())
         await running
 
     running: asyncio.Task[Any]
@@ -193,7 +193,7 @@ def test_a_run_whose_worker_dies_stops_its_daemon(prepared: Prepared, fake: Fake
                     child.kill()
 
     with pytest.raises(WorkerDied, match="worker trainer"):
-        asyncio.run(Session(prepared, show(Killer())).run())
+        asyncio.run(Run(prepared, show(Killer())).run())
     assert fake.told == TOLD
 
 

@@ -108,7 +108,6 @@ def test_experts_of_vllm_are_not_recorded_where_it_computes_again(interrupt: str
     [
         ({"rollout": {"top_p": 0.9}}, "engine.kind=vllm lacks sampling_mask (for rollout.top_p=0.9)"),
         ({"sync": {"selection": "delta"}}, "engine.kind=vllm lacks delta (for sync.selection=delta)"),
-        ({"run": {"deterministic": True}}, "engine.kind=vllm lacks waves (for run.deterministic=true)"),
         (
             {"model": {"lora": {"dora": True}}, "sync": {"interrupt": "drain"}},
             "engine.kind=vllm lacks dora (for model.lora.dora=true)",

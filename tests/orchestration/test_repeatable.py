@@ -15,10 +15,11 @@ OTHERWISE: dict[str, Any] = {
 
 
 def test_what_a_run_that_repeats_needs_is_set() -> None:
-    config = build(PenstockConfig, {**REPEATABLE, "engine": {"embedded": {"max_batch": 7}}})
+    config = build(PenstockConfig, {**REPEATABLE, "engine": {"embedded": {"block_size": 8}}})
     assert conflicts(config) == []
     assert (config.staleness.max_staleness, config.model.device) == (0, "cpu")
-    assert (config.engine.embedded.prefix_cache, config.engine.embedded.max_batch) == (False, 7)
+    embedded = config.engine.embedded
+    assert (embedded.prefix_cache, embedded.max_batch, embedded.block_size) == (False, 1, 8)
     assert build(PenstockConfig, {}).engine.embedded.prefix_cache
 
 
@@ -37,6 +38,8 @@ def test_all_conflicts_are_named_at_once() -> None:
         ("engine", {"count": 2}, "one engine"),
         ("rollout", {"workflow": "some.py:flow"}, "answers of one turn"),
         ("model", {"device": "cuda"}, "a CPU (model.device=cpu)"),
+        ("engine", {"kind": "vllm"}, "engine.kind=embedded (got vllm)"),
+        ("engine", {"embedded": {"max_batch": 8}}, "engine.embedded.max_batch=1 (got 8)"),
         ("engine", {"device": "cuda:1"}, "a CPU (engine.device=cpu)"),
         ("staleness", {"adaptive": True}, "staleness.adaptive=false"),
     ],

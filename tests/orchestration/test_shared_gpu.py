@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from penstock.engines.engine_pool import EnginePool
 from penstock.orchestration.assembly import Parts, build_controller
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.simulation import (
@@ -105,7 +106,7 @@ def shares_of(generation_s: float, training_s: float, shares: dict[str, float]) 
         controller = build_controller(
             config,
             Parts(
-                engine=engine,
+                engines=EnginePool({"engine0": engine}),
                 trainers=[GpuTrainer(gpu, training_s)],
                 scorer=SimulatedScorer(score_s=lambda: 0.0, value=lambda task, episode: float(episode.index)),
                 tokenizer=SimulatedTokenizer(),

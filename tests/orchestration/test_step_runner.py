@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.blobs import FolderBlobs
+from penstock.engines.engine_pool import EnginePool
 from penstock.errors import OutOfMemory, StepTooLarge, TrainerLost
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import LogLine
@@ -56,7 +57,7 @@ def run(trainer: SmallTrainer, folder: Path, micro_batch_tokens: int) -> list[st
         stream.subscribe("events", memory)
         engine = SimulatedEngine(num_tokens=lambda: 300, token_s=lambda: 0.001, update_s=lambda: 0.01)
         parts = Parts(
-            engine=engine,
+            engines=EnginePool({"engine0": engine}),
             trainers=[trainer],
             scorer=SimulatedScorer(score_s=lambda: 0.01, value=lambda task, episode: float(episode.index)),
             tokenizer=SimulatedTokenizer(),

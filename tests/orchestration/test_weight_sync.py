@@ -15,9 +15,11 @@ from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import (
     BaseMissing,
     DamagedBucket,
+    EngineLost,
     FingerprintMismatch,
     PenstockError,
     SnapshotReplaced,
+    UpdateAbandoned,
     UserError,
 )
 from penstock.interfaces import Engine
@@ -27,7 +29,7 @@ from penstock.observe.readers import MemoryReader
 from penstock.orchestration.activity import Activity
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedTrainer
 from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.orchestration.weight_sync import Offer, Retries, WeightSync
+from penstock.orchestration.weight_sync import Offer, Retries, WeightSync, send_and_take
 from penstock.sync.ring import SlotRing
 from penstock.types import AdapterSpec, Interrupt, UpdateReceipt, WeightUpdate
 from tests.orchestration.test_controller_events import events_of
@@ -68,7 +70,7 @@ class World:
         self.flush = stream.flush
         self.sync = WeightSync(
             trainer=trainer,
-            engine=engine,
+            engines=engine if isinstance(engine, EnginePool) else EnginePool({"engine0": engine}),
             buffer=RolloutBuffer(self.gate),
             events=events_of(stream, self.gate, Attempts()),
             activity=self.activity,
@@ -241,7 +243,7 @@ def test_the_run_ends_with_the_mismatch_where_no_engine_is_left() -> None:
     async def scene() -> None:
         engines = {name: Flaky(*[DIFFERS] * 9) for name in ("engine0", "engine1")}
         pool = EnginePool(engines)
-        world = World(pool, Trainer(), expel_failed=pool.expel_failed)
+        world = World(pool, Trainer())
         with pytest.raises(FingerprintMismatch, match="^layer 3 differs; the run stops$"):
             await deliver(world)
         assert [len(engine.asked_at) for engine in engines.values()] == [2, 2]
@@ -255,7 +257,7 @@ def test_an_engine_that_never_loads_what_was_published_leaves() -> None:
     async def scene() -> None:
         bad, good = Flaky(*[DIFFERS] * 9), Flaky(*[DamagedBucket("its disk is full")] * 2)
         pool = EnginePool({"engine0": bad, "engine1": good})
-        world = World(pool, Trainer(), retries=Retries(count=1), expel_failed=pool.expel_failed)
+        world = World(pool, Trainer(), retries=Retries(count=1))
         await deliver(world)
         assert pool.names == ("engine1",)
         assert (len(bad.asked_at), len(good.asked_at)) == (2, 3)
@@ -299,8 +301,7 @@ class Forgetful(SimulatedEngine):
 
 def adapter_world(*engines: SimulatedEngine) -> tuple[World, EnginePool]:
     pool = EnginePool({f"engine{number}": engine for number, engine in enumerate(engines)})
-    options = {"expel_failed": pool.expel_failed, "mend": pool.mend, "retries": Retries(count=1)}
-    world = World(pool, AdapterTrainer(), **options)
+    world = World(pool, AdapterTrainer(), retries=Retries(count=1))
     world.sync.issue(0)  # the weights below it, which all have had
     return world, pool
 
@@ -363,7 +364,7 @@ def test_engines_that_fail_for_good_leave_and_the_others_go_on() -> None:
             ScriptedEngine(lambda request: [1], name="engine1", version=-1),
         ]
         pool = EnginePool({engine.name: engine for engine in engines})
-        world = World(pool, Trainer(), retries=Retries(count=1), expel_failed=pool.expel_failed)
+        world = World(pool, Trainer(), retries=Retries(count=1))
         await deliver(world)
         assert pool.names == ("engine1",)
         assert [engine.version for engine in engines] == [-1, 0]
@@ -422,15 +423,85 @@ def test_lost_weights_are_sent_again_under_a_new_number() -> None:
         await world.step(0)
         await asyncio.sleep(1.0)
         assert engine.version == 0
-        world.sync.renew()
+        world.sync.engine_lost("engine0", EngineLost("gone"))
         await asyncio.sleep(1.0)
         assert engine.version == 1
         assert world.gate.history.step_of(1) == 0
         world.sync.issue(1)  # a step is under way: its weights will do
-        world.sync.renew()
+        world.sync.engine_lost("engine0", EngineLost("gone"))
         await asyncio.sleep(1.0)
         assert engine.version == 1
         world.sync.finish()
         await running
 
     play(scene)
+
+
+RECEIPT = UpdateReceipt(policy="policy", version=3, stall_s=0.0, verify_s=0.0)
+
+
+class Side:
+    """Ends when it is told to, with a result or an error, and notes that it was cancelled."""
+
+    def __init__(self) -> None:
+        self.end: asyncio.Future[UpdateReceipt | None] = asyncio.get_running_loop().create_future()
+        self.was_cancelled = False
+
+    async def act(self):
+        try:
+            return await self.end
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+
+
+async def begin():
+    send, take = Side(), Side()
+    both = asyncio.ensure_future(send_and_take(send.act(), take.act()))
+    await asyncio.sleep(0)
+    return send, take, both
+
+
+def test_both_sides_end_it() -> None:
+    async def main() -> None:
+        send, take, both = await begin()
+        send.end.set_result(None)
+        await asyncio.sleep(0)
+        assert not both.done()
+        take.end.set_result(RECEIPT)
+        assert await both is RECEIPT
+
+    asyncio.run(main())
+
+
+def test_engines_that_fail_cancel_the_sender() -> None:
+    async def main() -> None:
+        send, take, both = await begin()
+        take.end.set_exception(PenstockError("engine1 is gone"))
+        with pytest.raises(PenstockError, match="engine1 is gone"):
+            await both
+        assert send.was_cancelled
+
+    asyncio.run(main())
+
+
+def test_the_error_of_who_failed_first_leaves() -> None:
+    async def main() -> None:
+        send, take, both = await begin()
+        send.end.set_exception(PenstockError("connection closed"))
+        take.end.set_exception(UpdateAbandoned("the sender failed"))
+        with pytest.raises(PenstockError, match="connection closed"):
+            await both
+
+    asyncio.run(main())
+
+
+def test_cancelling_it_cancels_both() -> None:
+    async def main() -> None:
+        send, take, both = await begin()
+        both.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await both
+        assert send.was_cancelled and take.was_cancelled
+
+    asyncio.run(main())

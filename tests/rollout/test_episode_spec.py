@@ -9,7 +9,7 @@ from penstock.channel.codec import decode, encode
 from penstock.errors import UserError
 from penstock.rollout.episode_spec import EVALUATION, TRAINING, EpisodeSpec, check_replayed
 from penstock.rollout.group_runner import RolloutRunner
-from penstock.types import SamplingParams, Wave
+from penstock.types import SamplingParams
 from tests.rollout.contract import spec_of
 
 places = st.tuples(st.sampled_from("ge"), st.integers(-3, 3), st.integers(0, 2), st.integers(0, 2))
@@ -42,14 +42,6 @@ def test_it_travels() -> None:
         {"answer": "4"},
         "tests.rollout.workflows:twice",
     )
-
-
-def test_first_turns_of_a_group_are_a_wave_and_later_ones_are_alone() -> None:
-    spec = msgspec.structs.replace(spec_of(), group=7, index=2)
-    assert spec.wave(0) is None
-    spec = msgspec.structs.replace(spec, wave_size=4)
-    assert spec.wave(0) == Wave(name="g7", size=4)
-    assert spec.wave(1) == Wave(name="g7.2.1", size=1)
 
 
 NOT_REPLAYED: list[dict[str, Any]] = [

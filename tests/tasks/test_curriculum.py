@@ -2,8 +2,10 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from penstock.errors import UserError
+from penstock.observe.events import LogLine, SampleEvent
 from penstock.tasks.curriculum import NEWEST, Curriculum, kind_of, load_curriculum
 from penstock.tasks.stream import StreamState, TaskStream
 from penstock.types import Task
@@ -65,3 +67,37 @@ def test_kinds_are_gym_datasets_or_a_column() -> None:
     assert [kind_of(TASKS[1]), kind_of(Task(id="b", prompt="p"))] == ["hard", ""]
     assert load_curriculum(None, TASKS) is None
     assert load_curriculum("tests.tasks.test_curriculum:when_ready", TASKS) is not None
+
+
+SAMPLE = SampleEvent(
+    process="controller",
+    time=0.0,
+    group=0,
+    episode=0,
+    task_id="t",
+    step=1,
+    reward=0.5,
+    num_turns=1,
+    num_prompt_tokens=1,
+    num_output_tokens=1,
+    finish_reason="stop",
+    prompt="",
+    answer="",
+)
+
+
+def test_only_answers_that_were_trained_count() -> None:
+    seen: list[dict[str, float]] = []
+    task = Task(id="t", prompt="p", columns={"kind": "easy"})
+    curriculum = Curriculum(lambda task, rewards: not seen.append(dict(rewards)), [task])
+    for event in (
+        SAMPLE,
+        replace(SAMPLE, reward=1.0),
+        replace(SAMPLE, step=None, drop="failed_episodes", reward=9.0),
+        replace(SAMPLE, reward=None),
+        LogLine(process="controller", time=0.0, line="hi"),
+    ):
+        curriculum.on(event)
+    assert curriculum.admits(task)
+    assert seen == [{"easy": 0.75}]
+    curriculum.close()

@@ -21,7 +21,6 @@ CAPABILITIES = (
     "delta",
     "shards",
     "exact_resume",
-    "waves",
     *(f"interrupt:{each}" for each in get_args(Interrupt)),
 )
 """Of every embedded engine. One with a tokenizer also stops at strings, one that records experts has `routing`."""

@@ -31,7 +31,6 @@ from penstock.engines.embedded.prefix_cache import PrefixCache
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.engines.embedded.stepper import HostStepper, Stepper
-from penstock.engines.embedded.waiting_line import WaveLine
 from penstock.engines.embedded.weight_updates import Health, WeightUpdates
 from penstock.engines.refusals import check_request, embedded_rules
 from penstock.errors import PenstockError
@@ -124,7 +123,6 @@ class EmbeddedEngine:
             outbox=self._outbox,
             interrupts=self._interrupts,
         )
-        self._waves = WaveLine()
         self._seeds = np.random.default_rng(self.config.seed)
         self._arrivals = 0
         self._busy_s = 0.0
@@ -151,7 +149,7 @@ class EmbeddedEngine:
         stream = self._outbox.streams[request.id] = Stream()
         self._stepper.joins(seq)
         self._num_requests += 1
-        self._scheduler.add(*self._waves.arrive(seq))
+        self._scheduler.add(seq)
         self._wake.set()
         try:
             while True:
@@ -164,9 +162,6 @@ class EmbeddedEngine:
             self._stepper.leaves(seq)
             if self._scheduler.find(request.id) is seq:
                 self._scheduler.cancel(seq)
-            if wave := self._waves.left(seq):
-                self._scheduler.add(*wave)
-                self._wake.set()
 
     async def stage(self, update: WeightUpdate) -> None:
         await self._updates.stage(update)

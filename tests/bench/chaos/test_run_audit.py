@@ -9,13 +9,13 @@ from penstock.bench.chaos.run_audit import complaints_of
 from penstock.buffer.durable_log import FOLDER
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.kept_checkpoints import PROGRESS, checkpoints_of
-from tests.orchestration.test_session import Run
+from tests.orchestration.test_run import SimulatedRun
 
 
 def test_a_run_that_counted_a_group_twice_or_not_at_all_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 3, "journal": True})
+    run = SimulatedRun(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 3, "journal": True})
     run.play(lambda run: asyncio.sleep(0))
     assert complaints_of(tmp_path, steps=6, groups_per_step=2) == []
     assert complaints_of(tmp_path, steps=7, groups_per_step=2) == ["the last checkpoint is of step 6, not 7"]
@@ -36,14 +36,14 @@ def test_a_run_without_a_checkpoint_is_none(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_is_audited_up_to_its_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 3, "journal": True})
+    run = SimulatedRun(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 3, "journal": True})
     run.play(lambda run: asyncio.sleep(0))
     shutil.rmtree(checkpoints_of(tmp_path)[6])
     assert complaints_of(tmp_path, steps=None, groups_per_step=2) == []
 
 
 def test_a_journal_that_ends_before_the_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 3, "journal": True})
+    run = SimulatedRun(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 3, "journal": True})
     run.play(lambda run: asyncio.sleep(0))
     for segment in (tmp_path / FOLDER).glob("*.journal"):
         segment.unlink()
@@ -53,7 +53,7 @@ def test_a_journal_that_ends_before_the_run_is_found(tmp_path: Path, monkeypatch
 def test_a_journal_that_trains_a_group_twice_is_no_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 3, "journal": True})
+    run = SimulatedRun(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 3, "journal": True})
     run.play(lambda run: asyncio.sleep(0))
 
     def refuse(*_: object, **__: object) -> None:

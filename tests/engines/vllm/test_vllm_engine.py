@@ -21,7 +21,7 @@ from penstock.engines.vllm.weight_calls import HalfLoaded, WeightCalls
 from penstock.errors import BlobLost, DamagedBucket, EngineLost, UserError
 from penstock.interfaces import Engine
 from penstock.observe.pulse import Pulse
-from penstock.orchestration.freezing import Silence
+from penstock.orchestration.revival import Silence
 from penstock.routing_records import fetch_routes
 from penstock.types import Chunk, Interrupt, RoutingShape, TensorSpec, WeightUpdate, since_restart
 from tests.engines.contract import EngineContract, ask, collect, joined, update_to

@@ -1,4 +1,4 @@
-"""A session with simulated workers: however it ends, the model is saved."""
+"""A run with simulated workers: however it ends, the model is saved."""
 
 import asyncio
 import errno
@@ -31,14 +31,15 @@ from penstock.errors import (
 from penstock.observe.events import LogLine
 from penstock.observe.readers import MemoryReader, show
 from penstock.observe.views import SilentView
-from penstock.orchestration import session as module
+from penstock.orchestration import run as module
+from penstock.orchestration import run_folder, run_launchers
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.kept_checkpoints import checkpoints_of
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.refusals import needed_capabilities
+from penstock.orchestration.run import Run
 from penstock.orchestration.run_folder import SavedRun
-from penstock.orchestration.session import Session
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedTokenizer, SimulatedTrainer
 from penstock.orchestration.summary import Summary
 from penstock.orchestration.virtual_time import run_in_virtual_time
@@ -198,8 +199,8 @@ class Launcher:
         pass
 
 
-class Run:
-    """One session, and the hands to disturb it with."""
+class SimulatedRun:
+    """One run, and the hands to disturb it with."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         sections: dict[str, Any] = {
@@ -218,7 +219,7 @@ class Run:
         self.is_named = False
         """Whether its reward counts as one that the config names."""
 
-    async def start(self, disturb: Callable[["Run"], Any]) -> Summary:
+    async def start(self, disturb: Callable[["SimulatedRun"], Any]) -> Summary:
         capabilities = tuple(needed_capabilities(self.config))
         self.engine = Engine(capabilities)
         self.trainer = Trainer()
@@ -228,13 +229,14 @@ class Run:
             blobs=MemoryBlobs(),
             places=(self.trainer.place, self.engine.place),
             deaths={},
+            another_engine=None,
         )
 
         async def start_workers(*_: Any) -> Any:
             return workers
 
         self._patch.setattr(module, "start_workers", start_workers)
-        self._patch.setattr(module, "open_launcher", Launcher)
+        self._patch.setattr(run_launchers, "open_launcher", Launcher)
         prepared = Prepared(
             config=self.config,
             model="m",
@@ -246,17 +248,17 @@ class Run:
             saved=self.saved,
         )
         scorer = MemoryScorer(lambda task, completion: self.reward(task, completion))
-        self.session = Session(prepared, show(self.view), scorer=scorer)
+        self.run = Run(prepared, show(self.view), scorer=scorer)
         if self.is_named:
-            self._patch.setattr(Session, "_only_in_python", ())
+            self._patch.setattr(Run, "_only_in_python", ())
         disturbing = asyncio.create_task(disturb(self))
         try:
             async with asyncio.timeout(LONGEST_S):
-                return await self.session.run()
+                return await self.run.run()
         finally:
             disturbing.cancel()
 
-    def play(self, disturb: Callable[["Run"], Any]) -> Summary:
+    def play(self, disturb: Callable[["SimulatedRun"], Any]) -> Summary:
         return run_in_virtual_time(self.start(disturb))
 
     async def after(self, steps: int) -> None:
@@ -265,16 +267,16 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    return Run(tmp_path, monkeypatch)
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedRun:
+    return SimulatedRun(tmp_path, monkeypatch)
 
 
-def test_a_run_that_is_left_alone_is_saved(run: Run) -> None:
+def test_a_run_that_is_left_alone_is_saved(run: SimulatedRun) -> None:
     assert run.play(lambda run: asyncio.sleep(0)).steps == 20
     assert run.trainer.saved == [str(run.folder / "model")]
 
 
-def test_a_run_goes_on_without_an_engine_that_new_weights_cant_reach(run: Run) -> None:
+def test_a_run_goes_on_without_an_engine_that_new_weights_cant_reach(run: SimulatedRun) -> None:
     """The other one goes on with its requests, and the end of its process is none of the run's business."""
     run.others = (Failing,)
     assert run.play(lambda run: asyncio.sleep(0)).steps == 20
@@ -286,7 +288,7 @@ def test_a_run_goes_on_without_an_engine_that_new_weights_cant_reach(run: Run) -
     assert all(oldest[step] >= step - 5 for step in oldest)  # the bound is 4: nothing old came from it later
 
 
-def test_every_trained_sample_is_on_disk_and_in_the_metrics(run: Run) -> None:
+def test_every_trained_sample_is_on_disk_and_in_the_metrics(run: SimulatedRun) -> None:
     summary = run.play(lambda run: asyncio.sleep(0))
     samples = [sample for sample in read_samples(run.folder) if sample.step is not None]
     assert len(samples) == summary.samples
@@ -299,59 +301,59 @@ def test_every_trained_sample_is_on_disk_and_in_the_metrics(run: Run) -> None:
     assert last[f"reward_{function}"] == pytest.approx(last["reward"])
 
 
-def test_a_run_that_is_stopped_is_saved_after_its_step(run: Run) -> None:
-    async def disturb(run: Run) -> None:
+def test_a_run_that_is_stopped_is_saved_after_its_step(run: SimulatedRun) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         await run.after(3)
         await asyncio.sleep(0.5)
-        run.session.stop()
+        run.run.stop()
 
     assert run.play(disturb).steps == 4
     assert run.trainer.saved == [str(run.folder / "model")]
 
 
-def test_a_run_that_is_hurried_is_saved_without_what_was_under_way(run: Run) -> None:
-    async def disturb(run: Run) -> None:
+def test_a_run_that_is_cancelled_is_saved_without_what_was_under_way(run: SimulatedRun) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         await run.after(3)
         await asyncio.sleep(0.5)
-        run.session.stop()
-        run.session.hurry()
+        run.run.stop()
+        run.run.cancel()
 
     assert run.play(disturb).steps == 3
     assert run.trainer.saved == [str(run.folder / "model")]
 
 
-def test_a_run_has_a_model_to_save_once_it_trains(run: Run) -> None:
+def test_a_run_has_a_model_to_save_once_it_trains(run: SimulatedRun) -> None:
     seen: list[bool] = []
 
-    async def disturb(run: Run) -> None:
-        seen.append(run.session.has_begun)
+    async def disturb(run: SimulatedRun) -> None:
+        seen.append(run.run.has_begun)
         await run.after(1)
-        seen.append(run.session.has_begun)
+        seen.append(run.run.has_begun)
 
     run.play(disturb)
     assert seen == [False, True]
 
 
-def test_what_is_said_to_a_run_is_an_event_of_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_to_a_run_is_an_event_of_it(run: SimulatedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = MemoryReader()
     monkeypatch.setattr(module, "open_store", lambda prepared, state: reader)
 
-    async def disturb(run: Run) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         await run.after(3)
-        run.session.say("Ctrl-C: stopping")
-        run.session.stop()
+        run.run.say("Ctrl-C: stopping")
+        run.run.stop()
 
     run.play(disturb)
     said = [event.line for event in reader.events if isinstance(event, LogLine)]
     assert said.count("Ctrl-C: stopping") == run.view.lines.count("Ctrl-C: stopping") == 1
 
 
-def test_a_run_that_can_not_be_resumed_says_so_when_it_starts(run: Run) -> None:
+def test_a_run_that_can_not_be_resumed_says_so_when_it_starts(run: SimulatedRun) -> None:
     """Its reward is a Python object."""
 
-    async def disturb(run: Run) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         await run.after(1)
-        run.session.stop()
+        run.run.stop()
 
     run.play(disturb)
     assert [line for line in run.view.lines if "can't go on with this run after a crash" in line] == [
@@ -360,22 +362,22 @@ def test_a_run_that_can_not_be_resumed_says_so_when_it_starts(run: Run) -> None:
     ]
 
 
-def test_a_run_with_a_frozen_engine_can_be_stopped_and_is_saved(run: Run) -> None:
-    async def disturb(run: Run) -> None:
+def test_a_run_with_a_frozen_engine_can_be_stopped_and_is_saved(run: SimulatedRun) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         await run.after(3)
         run.engine.frozen = True
         await asyncio.sleep(100)
         assert any("nothing has moved for 30 s" in line for line in run.view.lines)
         assert "the Python stacks of workers are in trainer.log, engine0.log" in run.view.lines
-        run.session.stop()
+        run.run.stop()
 
     run.play(disturb)
     assert run.trainer.saved == [str(run.folder / "model")]
     assert "an engine has not answered for 15 s; the run ends without it" in run.view.lines
 
 
-def test_a_model_is_saved_when_an_engine_dies_and_cant_be_replaced(run: Run) -> None:
-    async def disturb(run: Run) -> None:
+def test_a_model_is_saved_when_an_engine_dies_and_cant_be_replaced(run: SimulatedRun) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         await run.after(3)
         run.engine.frozen = True
         run.engine.place.death.set_result(WorkerDied("worker engine0 was killed by SIGKILL"))
@@ -389,7 +391,7 @@ def test_a_model_is_saved_when_an_engine_dies_and_cant_be_replaced(run: Run) -> 
 FULL = "model needs 900 bytes, and 300 are free"
 
 
-def on_a_full_disk(run: Run, *, until_s: float) -> list[float]:
+def on_a_full_disk(run: SimulatedRun, *, until_s: float) -> list[float]:
     """The trainer finds no room for the model until then. Returns when it tried."""
     tries: list[float] = []
     save = run.trainer.save
@@ -404,10 +406,10 @@ def on_a_full_disk(run: Run, *, until_s: float) -> list[float]:
     return tries
 
 
-def test_a_model_that_finds_no_room_waits_for_it(run: Run) -> None:
+def test_a_model_that_finds_no_room_waits_for_it(run: SimulatedRun) -> None:
     tries: list[float] = []
 
-    async def disturb(run: Run) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         nonlocal tries
         tries = on_a_full_disk(run, until_s=12)
 
@@ -425,15 +427,15 @@ def test_a_person_who_does_not_wait_for_room_is_told_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run was stopped before: it takes another request to end the wait."""
-    run = Run(tmp_path, monkeypatch, run={"steps": 20, "checkpoint_every": 4})
+    run = SimulatedRun(tmp_path, monkeypatch, run={"steps": 20, "checkpoint_every": 4})
 
-    async def disturb(run: Run) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         tries = on_a_full_disk(run, until_s=1000)
         await run.after(6)
-        run.session.stop()
+        run.run.stop()
         while len(tries) < 3:  # noqa: ASYNC110 (virtual time)
             await asyncio.sleep(0.1)
-        run.session.hurry()
+        run.run.cancel()
 
     with pytest.raises(DiskFull, match=re.escape(FULL)) as caught:
         run.play(disturb)
@@ -447,10 +449,10 @@ def test_a_model_that_finds_no_room_can_be_trained_again_from_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last checkpoint found no room either."""
-    run = Run(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 4})
+    run = SimulatedRun(tmp_path, monkeypatch, run={"steps": 6, "checkpoint_every": 4})
     run.is_named = True
 
-    async def disturb(run: Run) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         tries = on_a_full_disk(run, until_s=1000)
         await run.after(5)
 
@@ -460,15 +462,15 @@ def test_a_model_that_finds_no_room_can_be_trained_again_from_a_checkpoint(
         run.trainer.checkpoint = full  # type: ignore[method-assign]
         while not tries:  # noqa: ASYNC110 (virtual time)
             await asyncio.sleep(0.1)
-        run.session.stop()
+        run.run.stop()
 
     with pytest.raises(DiskFull) as caught:
         run.play(disturb)
     assert str(caught.value).endswith(f"penstock resume {tmp_path} trains again from step 4")
 
 
-def test_a_trainer_that_cant_be_replaced_ends_the_run_though_nothing_can_be_saved(run: Run) -> None:
-    async def disturb(run: Run) -> None:
+def test_a_trainer_that_cant_be_replaced_ends_the_run_though_nothing_can_be_saved(run: SimulatedRun) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         await run.after(3)
         run.trainer.place.death.set_result(WorkerDied("worker trainer was killed by SIGKILL"))
         await run.trainer._busy.acquire()
@@ -478,8 +480,8 @@ def test_a_trainer_that_cant_be_replaced_ends_the_run_though_nothing_can_be_save
     assert run.trainer.saved == []
 
 
-def test_the_last_good_model_is_saved_when_training_diverges(run: Run) -> None:
-    async def disturb(run: Run) -> None:
+def test_the_last_good_model_is_saved_when_training_diverges(run: SimulatedRun) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         await run.after(3)
 
         async def step(plan: StepPlan) -> StepResult:
@@ -508,7 +510,7 @@ class Broken(SilentView):
     "error", [BrokenPipeError(), UnicodeEncodeError("ascii", "–", 0, 1, "no"), OSError(28, "full")]
 )
 def test_neither_a_view_nor_a_writer_costs_the_model(
-    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+    run: SimulatedRun, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     class Writer:
         name = "broken"
@@ -525,7 +527,7 @@ def test_neither_a_view_nor_a_writer_costs_the_model(
     assert run.trainer.saved == [str(run.folder / "model")]
 
 
-def test_a_reward_that_always_fails_ends_the_run_with_its_error(run: Run) -> None:
+def test_a_reward_that_always_fails_ends_the_run_with_its_error(run: SimulatedRun) -> None:
     def reward(task: Task, completion: str) -> float:
         if run.trainer.num_steps >= 2:
             raise KeyError("answer")
@@ -541,10 +543,10 @@ def test_a_reward_that_always_fails_ends_the_run_with_its_error(run: Run) -> Non
     assert run.trainer.saved == [str(run.folder / "model")]
 
 
-def test_requests_that_are_always_refused_end_the_run_with_the_refusal(run: Run) -> None:
+def test_requests_that_are_always_refused_end_the_run_with_the_refusal(run: SimulatedRun) -> None:
     """As with a tokenizer whose ids the model does not have."""
 
-    async def disturb(run: Run) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         await run.after(2)
         run.engine.refuses = True
 
@@ -556,7 +558,7 @@ def test_requests_that_are_always_refused_end_the_run_with_the_refusal(run: Run)
     assert run.trainer.saved == [str(run.folder / "model")]
 
 
-def test_failures_between_good_groups_do_not_end_a_run(run: Run) -> None:
+def test_failures_between_good_groups_do_not_end_a_run(run: SimulatedRun) -> None:
     def reward(task: Task, completion: str) -> float:
         if int(task.id) % 2:
             raise PenstockError("now and then")
@@ -577,17 +579,17 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"run": {"steps": 9, "checkpoint_every": 3, "keep_checkpoints": 1}}
-    first = Run(tmp_path, monkeypatch, **settings)
+    first = SimulatedRun(tmp_path, monkeypatch, **settings)
 
-    async def disturb(run: Run) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         await run.after(3)
         await asyncio.sleep(0.5)
-        run.session.stop()
+        run.run.stop()
 
     assert first.play(disturb).steps == 4
     assert list(checkpoints_of(tmp_path)) == [4]  # it ended with one, and kept no other
 
-    second = Run(tmp_path, monkeypatch, **settings)
+    second = SimulatedRun(tmp_path, monkeypatch, **settings)
     second.saved = last_checkpoint(tmp_path)
     assert second.play(lambda run: asyncio.sleep(0)).steps == 5
     assert [plan.step for plan in second.trainer.plans] == [5, 6, 7, 8, 9]
@@ -599,13 +601,13 @@ def test_a_folder_that_cant_be_put_in_order_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"run": {"steps": 3, "checkpoint_every": 3}}
-    Run(tmp_path, monkeypatch, **settings).play(lambda run: asyncio.sleep(0))
+    SimulatedRun(tmp_path, monkeypatch, **settings).play(lambda run: asyncio.sleep(0))
 
     def fail(*_: object) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr(module, "put_aside_rows_past", fail)
-    second = Run(tmp_path, monkeypatch, **settings)
+    monkeypatch.setattr(run_folder, "put_aside_rows_past", fail)
+    second = SimulatedRun(tmp_path, monkeypatch, **settings)
     second.saved = last_checkpoint(tmp_path)
     with pytest.raises(
         PenstockError, match=r"Stale file handle; this was not expected, and its traceback is in"
@@ -619,7 +621,7 @@ def test_a_resumed_run_skips_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyP
     settings = {"run": {"steps": 25, "checkpoint_every": 10, "keep_checkpoints": 9, "journal": False}}
     trained = []
     for _ in range(2):
-        run = Run(tmp_path, monkeypatch, **settings)
+        run = SimulatedRun(tmp_path, monkeypatch, **settings)
         run.saved = last_checkpoint(tmp_path) if trained else None
         scored: list[str] = []
         run.reward = lambda task, completion, scored=scored: scored.append(task.id) or 1.0
@@ -640,7 +642,9 @@ def test_a_run_that_went_on_without_its_journal_begins_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for steps, journal in ((4, True), (8, False), (12, True), (16, True)):
-        run = Run(tmp_path, monkeypatch, run={"steps": steps, "checkpoint_every": 2, "journal": journal})
+        run = SimulatedRun(
+            tmp_path, monkeypatch, run={"steps": steps, "checkpoint_every": 2, "journal": journal}
+        )
         run.saved = last_checkpoint(tmp_path) if steps > 4 else None
         run.play(lambda run: asyncio.sleep(0))
         assert [plan.step for plan in run.trainer.plans] == list(range(steps - 3, steps + 1))
@@ -655,11 +659,11 @@ def test_a_run_with_a_journal_generates_nothing_again(
     """It goes back from step 25 to step 10, since later checkpoints are lost or somebody wants it: its last 30
     groups are trained again, as they are."""
     settings = {"run": {"steps": 25, "checkpoint_every": 10, "keep_checkpoints": 9, "journal": True}}
-    first = Run(tmp_path, monkeypatch, **settings)
+    first = SimulatedRun(tmp_path, monkeypatch, **settings)
     first.play(lambda run: asyncio.sleep(0))
     for step in (25, 20) if are_lost else ():
         shutil.rmtree(tmp_path / "checkpoints" / f"step-{step}")
-    second = Run(tmp_path, monkeypatch, **settings)
+    second = SimulatedRun(tmp_path, monkeypatch, **settings)
     chosen = checkpoints_of(tmp_path)[10]
     second.saved = SavedRun(folder=tmp_path, checkpoint=chosen, progress=read_progress(chosen))
     scored: list[str] = []

@@ -18,7 +18,7 @@ from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.kept_checkpoints import checkpoints_of
 from penstock.trainer.trainer_client import TrainerStart
 from penstock.types import CheckpointWritten, StepPlan, StepResult, WeightUpdate
-from tests.orchestration.test_session import Place, Run, Trainer
+from tests.orchestration.test_run import Place, SimulatedRun, Trainer
 
 
 class RevivedPlace(Place):
@@ -96,13 +96,13 @@ class MortalTrainer(Trainer):
 
 
 @pytest.fixture
-def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    def play(*seconds: float, **settings: Any) -> Run:
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimulatedRun]:
+    def play(*seconds: float, **settings: Any) -> SimulatedRun:
         """A run whose trainer is killed after so many steps each, and a bit."""
-        run = Run(tmp_path, monkeypatch, run={"steps": 12, **settings})
-        monkeypatch.setattr("tests.orchestration.test_session.Trainer", MortalTrainer)
+        run = SimulatedRun(tmp_path, monkeypatch, run={"steps": 12, **settings})
+        monkeypatch.setattr("tests.orchestration.test_run.Trainer", MortalTrainer)
 
-        async def disturb(run: Run) -> None:
+        async def disturb(run: SimulatedRun) -> None:
             for steps in seconds:
                 await run.after(int(steps))
                 await asyncio.sleep(steps % 1)
@@ -117,7 +117,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run
     return play
 
 
-def audit(run: Run, steps: int) -> None:
+def audit(run: SimulatedRun, steps: int) -> None:
     """Each group was trained once, in the history that survived."""
     checkpoint = checkpoints_of(run.folder)[steps]
     consumed = numbers_of(read_progress(checkpoint).consumed)
@@ -128,7 +128,7 @@ def audit(run: Run, steps: int) -> None:
 
 @pytest.mark.parametrize("after", [5.0, 5.3, 6.0, 7.5])
 def test_a_trainer_that_is_killed_goes_on_from_its_checkpoint(
-    killed: Callable[..., Run], after: float
+    killed: Callable[..., SimulatedRun], after: float
 ) -> None:
     run = killed(after, checkpoint_every=3, journal=True)
     (start,) = run.trainer.starts  # type: ignore[attr-defined]
@@ -144,7 +144,7 @@ def test_a_trainer_that_is_killed_goes_on_from_its_checkpoint(
 
 
 def test_what_undone_steps_trained_on_is_trained_again_without_being_generated_again(
-    killed: Callable[..., Run],
+    killed: Callable[..., SimulatedRun],
 ) -> None:
     """Groups of steps 4 and 5 come first, as they are."""
     run = killed(5.5, checkpoint_every=3, journal=True)
@@ -152,7 +152,9 @@ def test_what_undone_steps_trained_on_is_trained_again_without_being_generated_a
     assert len(groups) == 2 * len(set(groups)) * 2  # two episodes a group, each trained twice
 
 
-def test_without_a_checkpoint_it_starts_over_and_tasks_are_tried_again(killed: Callable[..., Run]) -> None:
+def test_without_a_checkpoint_it_starts_over_and_tasks_are_tried_again(
+    killed: Callable[..., SimulatedRun],
+) -> None:
     run = killed(4.5)
     (start,) = run.trainer.starts  # type: ignore[attr-defined]
     assert start.checkpoint == ""
@@ -163,10 +165,10 @@ def test_without_a_checkpoint_it_starts_over_and_tasks_are_tried_again(killed: C
 def test_a_trainer_goes_back_behind_a_damaged_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(tmp_path, monkeypatch, run={"steps": 12, "checkpoint_every": 3, "journal": True})
-    monkeypatch.setattr("tests.orchestration.test_session.Trainer", MortalTrainer)
+    run = SimulatedRun(tmp_path, monkeypatch, run={"steps": 12, "checkpoint_every": 3, "journal": True})
+    monkeypatch.setattr("tests.orchestration.test_run.Trainer", MortalTrainer)
 
-    async def disturb(run: Run) -> None:
+    async def disturb(run: SimulatedRun) -> None:
         await run.after(7)
         (tmp_path / "checkpoints" / "step-6" / "progress.json").write_text("{}")
         run.trainer.kill()  # type: ignore[attr-defined]
@@ -180,7 +182,7 @@ def test_a_trainer_goes_back_behind_a_damaged_checkpoint(
     audit(run, 12)
 
 
-def test_a_trainer_may_be_killed_again_and_again(killed: Callable[..., Run]) -> None:
+def test_a_trainer_may_be_killed_again_and_again(killed: Callable[..., SimulatedRun]) -> None:
     run = killed(4.5, 8.5, 12.2, checkpoint_every=2, journal=True)
     assert len(run.trainer.starts) == 3  # type: ignore[attr-defined]
     audit(run, 12)
