@@ -286,64 +286,62 @@ class Run:
         trainer = RevivableTrainer(workers.trainer, self._prepared.folder, controller, events)
         return fleet, [fleet, reviver.over(workers.trainer.place, trainer)]
 
-    async def _train_beside(
-        self, opened: _Opened, workers: Workers, parts: Parts, controller: Controller, fleet: EngineFleet
-    ) -> None:
-        """Evaluate, train, evaluate, while others watch, and engines join and leave."""
-        config, prepared, events = self._config, self._prepared, self._events
-        monitor = RunMonitor(
+    def _monitor(self, workers: Workers, controller: Controller, fleet: EngineFleet) -> RunMonitor:
+        return RunMonitor(
             self._shown.stream,
             self._shown.state,
             controller,
             fleet.engines,
-            watchdog_s=config.observe.watchdog_s,
+            watchdog_s=self._config.observe.watchdog_s,
             workers=workers.places,
-            folder=prepared.folder,
+            folder=self._prepared.folder,
         )
-        evaluations = EvaluationSchedule(
-            build_evaluator(config, parts, prepared.heldout),
-            every=config.eval.every,
-            steps=config.run.steps,
-            events=events,
+
+    def _evaluations(self, parts: Parts) -> EvaluationSchedule:
+        return EvaluationSchedule(
+            build_evaluator(self._config, parts, self._prepared.heldout),
+            every=self._config.eval.every,
+            steps=self._config.run.steps,
+            events=self._events,
             watch=parts.checkpoints,
         )
+
+    async def _train_beside(
+        self, opened: _Opened, workers: Workers, parts: Parts, controller: Controller, fleet: EngineFleet
+    ) -> None:
+        """Evaluate, train, evaluate, while others watch, and engines join and leave."""
+        saved, events, checkpoints = self._prepared.saved, self._events, parts.checkpoints
+        monitor, evaluations = self._monitor(workers, controller, fleet), self._evaluations(parts)
+        watching = [monitor.watch(), self._ending.cancel_past_frozen(fleet.engines, events.log)]
+        if not self._config.run.deterministic:
+            watching.append(fleet.run())
+        if opened.launchers.joining is not None:
+            remote, volunteers = opened.launchers.joining
+            watching.append(fleet.welcome(volunteers, remote))
         async with asyncio.TaskGroup() as background:
-            beside = [
-                background.create_task(monitor.watch()),
-                background.create_task(self._ending.cancel_past_frozen(fleet.engines, events.log)),
-            ]
-            if not config.run.deterministic:
-                beside.append(background.create_task(fleet.run()))
-            if opened.launchers.joining is not None:
-                remote, volunteers = opened.launchers.joining
-                beside.append(background.create_task(fleet.welcome(volunteers, remote)))
+            beside = [background.create_task(one) for one in watching]
             events.phase("verifying weights")
             await controller.start()
             events.phase("evaluating")
-            if prepared.saved is None or prepared.saved.checkpoint is None:
+            if saved is None or saved.checkpoint is None:
                 await evaluations.now(0)
-            await self._train_steps(controller, evaluations, monitor)
-            assert parts.checkpoints is not None
-            await parts.checkpoints.write_last(controller.stand())
+            gc.collect()
+            gc.freeze()  # tasks and libraries stay: no need for the collector to walk them between messages
+            await monitor.poll()
+            self.has_begun = True
+            events.phase("training")
+            async with asyncio.TaskGroup() as training:
+                evaluating = training.create_task(evaluations.beside(controller))
+                await controller.run()
+                evaluating.cancel()
+            await monitor.poll()
+            events.phase("evaluating")
+            assert checkpoints is not None
+            await checkpoints.write_last(controller.stand())
             if controller.steps_done:
                 await evaluations.now(controller.steps_done)
             for task in beside:
                 task.cancel()
-
-    async def _train_steps(
-        self, controller: Controller, evaluations: EvaluationSchedule, monitor: RunMonitor
-    ) -> None:
-        gc.collect()
-        gc.freeze()  # tasks and libraries stay: no need for the collector to walk them between messages
-        await monitor.poll()
-        self.has_begun = True
-        self._events.phase("training")
-        async with asyncio.TaskGroup() as beside:
-            evaluating = beside.create_task(evaluations.beside(controller))
-            await controller.run()
-            evaluating.cancel()
-        await monitor.poll()
-        self._events.phase("evaluating")
 
     async def _free_trainer(self) -> None:
         """A trainer that waits for engines to read its weights could not save them."""
