@@ -35,14 +35,18 @@ class Piece:
     versions: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     sampling_mask: MaskRef | None = None
-    prompt_ids: list[int] = field(default_factory=list)
-    """With the last piece: what was answered."""
+    prompt_ids: IntArray | None = None
+    """What is answered; the last piece of a choice always has it."""
     all_versions: list[int] = field(default_factory=list)
     """With the last piece: those of every token of the choice."""
 
     @property
     def is_last(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def num_prompt(self) -> int:
+        return 0 if self.prompt_ids is None else len(self.prompt_ids)
 
     @property
     def reason(self) -> str | None:
@@ -82,7 +86,7 @@ class TextForm:
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         choices = [self._whole_choice(number, piece) for number, piece in enumerate(pieces)]
-        given = sum(len(piece.prompt_ids) for piece in pieces[:: self._per_prompt])
+        given = sum(piece.num_prompt for piece in pieces[:: self._per_prompt])
         made = sum(len(piece.token_ids) for piece in pieces)
         return self._frame | {"object": self.kind, "choices": choices, "usage": _usage(given, made)}
 
@@ -91,12 +95,9 @@ class TextForm:
 
     def event(self, number: int, piece: Piece) -> dict[str, Any]:
         self._num_made += len(piece.token_ids)
-        if number % self._per_prompt == 0:  # each prompt counts once, as OpenAI counts
-            self._num_given += len(piece.prompt_ids)
-        choice = self._delta(number, piece)
-        if self._fields.return_token_ids and piece.is_last:
-            choice["prompt_token_ids"] = piece.prompt_ids
-        return self._event([choice])
+        if piece.is_last and number % self._per_prompt == 0:  # each prompt counts once, as OpenAI counts
+            self._num_given += piece.num_prompt
+        return self._event([self._delta(number, piece)])
 
     def closing(self) -> dict[str, Any] | None:
         if not self._fields.sends_usage:
@@ -110,6 +111,11 @@ class TextForm:
         """vLLM's `token_ids`, and our `versions` beside them."""
         wanted = self._fields.return_token_ids
         return {"token_ids": piece.token_ids, "versions": piece.versions} if wanted else {}
+
+    def _prompt(self, piece: Piece) -> dict[str, Any]:
+        if piece.prompt_ids is None or not self._fields.return_token_ids:
+            return {}
+        return {"prompt_token_ids": piece.prompt_ids.tolist()}
 
     def _whole_choice(self, number: int, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
@@ -127,8 +133,7 @@ class CompletionForm(TextForm):
         self._offsets = [0] * self.num_choices
 
     def _whole_choice(self, number: int, piece: Piece) -> dict[str, Any]:
-        choice = self._choice(number, piece, 0)
-        return choice | ({"prompt_token_ids": piece.prompt_ids} if self._fields.return_token_ids else {})
+        return self._choice(number, piece, 0)
 
     def _delta(self, number: int, piece: Piece) -> dict[str, Any]:
         choice = self._choice(number, piece, self._offsets[number])
@@ -140,7 +145,7 @@ class CompletionForm(TextForm):
         """`offset`: where in the answer's text the piece begins, in its tokens' texts."""
         logprobs = self._logprobs(piece, offset) if self._has_logprobs else None
         choice = {"index": number, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.reason}
-        return choice | self._token_fields(piece)
+        return choice | self._token_fields(piece) | self._prompt(piece)
 
     def _logprobs(self, piece: Piece, offset: int) -> dict[str, Any]:
         texts = [self._tokenizer.decode([token]) for token in piece.token_ids]
@@ -165,8 +170,7 @@ class ChatForm(TextForm):
         self._new_id = model.new_id
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        prompt = {"prompt_token_ids": pieces[0].prompt_ids} if self._fields.return_token_ids else {}
-        return super().whole(pieces) | prompt
+        return super().whole(pieces) | self._prompt(pieces[0])
 
     def opening(self, number: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
@@ -186,7 +190,8 @@ class ChatForm(TextForm):
         delta: dict[str, Any] = {"content": text} if text else {}
         if calls:
             delta["tool_calls"] = self._calls(calls)
-        return {"index": number, "delta": delta} | self._rest(piece, calls)
+        prompt = self._prompt(piece) if piece.is_last else {}
+        return {"index": number, "delta": delta} | self._rest(piece, calls) | prompt
 
     def _rest(self, piece: Piece, calls: list[ToolCall]) -> dict[str, Any]:
         return {
@@ -223,7 +228,7 @@ class TokenForm:
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         (piece,) = pieces
-        return self.event(0, piece) | {"usage": _usage(len(piece.prompt_ids), len(piece.token_ids))}
+        return self.event(0, piece) | {"usage": _usage(piece.num_prompt, len(piece.token_ids))}
 
     def opening(self, number: int) -> None:
         return None

@@ -211,8 +211,9 @@ def _piece(request: GenerateRequest, chunk: Chunk, versions: list[int]) -> Piece
         versions=chunk.versions.tolist(),
         finish_reason=chunk.finish_reason,
         sampling_mask=chunk.sampling_mask,
+        prompt_ids=request.token_ids,
     )
     versions += piece.versions
     if piece.is_last:
-        piece.prompt_ids, piece.all_versions = request.token_ids.tolist(), versions
+        piece.all_versions = versions
     return piece

@@ -204,7 +204,7 @@ def _whole_piece(turn: Turn, stops: Sequence[str]) -> Piece:
 
 def _ended(piece: Piece, turn: Turn) -> Piece:
     piece.finish_reason = turn.finish_reason
-    piece.prompt_ids, piece.all_versions = turn.prompt_ids.tolist(), turn.versions.tolist()
+    piece.prompt_ids, piece.all_versions = turn.prompt_ids, turn.versions.tolist()
     return piece
 
 
