@@ -8,11 +8,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 
-from penstock.engines.vllm.request_check import check_request
 from sglang_dialect import GENERATE, CumulativeStream, body_of
 from weight_folders import WeightFolders
 
-from penstock.engines.refusals import check_update
+from penstock.engines.refusals import check_request, check_update
 from penstock.engines.vllm.flight import Flight
 from penstock.engines.vllm.server_client import SILENCE_S, Call, ServerClient
 from penstock.errors import PenstockError

@@ -71,7 +71,9 @@ CACHE: dict[str, Any] = {"cache_tokens": 24, "has_tokenizer": False}
 
 def check(request, *, is_known=False, **cache) -> None:
     rules = embedded_rules(request, **LIMITS, **{**CACHE, **cache})
-    check_request(request, policies=("policy",), **LIMITS, is_known=is_known, further=rules)
+    check_request(
+        request, policies=("policy",), **LIMITS, is_known=is_known, records_masks=True, further=rules
+    )
 
 
 def test_accepts_what_fits() -> None:
