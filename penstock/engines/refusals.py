@@ -16,6 +16,7 @@ def check_request(
     vocab_size: int,
     max_context: int,
     is_known: bool,
+    records_masks: bool = False,
     further: Iterable[Rule] = (),
 ) -> None:
     """Raise `RequestRefused` for a request that can never be served; `further` rules are of one kind of engine."""
@@ -34,6 +35,10 @@ def check_request(
             f"its token ids must be in 0..{vocab_size - 1}",
         ),
         (request.chunk_tokens >= 1, f"chunk_tokens must be >= 1, got {request.chunk_tokens}"),
+        (
+            records_masks or not request.record_sampling_mask,
+            "this engine records no sampling masks; use engine.kind=embedded",
+        ),
         *further,
     )
     for holds, reason in rules:

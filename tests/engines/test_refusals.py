@@ -1,5 +1,6 @@
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.engines.refusals import check_request, check_update, embedded_rules
@@ -71,7 +72,9 @@ CACHE: dict[str, Any] = {"cache_tokens": 24, "has_tokenizer": False}
 
 def check(request, *, is_known=False, **cache) -> None:
     rules = embedded_rules(request, **LIMITS, **{**CACHE, **cache})
-    check_request(request, policies=("policy",), **LIMITS, is_known=is_known, further=rules)
+    check_request(
+        request, policies=("policy",), **LIMITS, is_known=is_known, records_masks=True, further=rules
+    )
 
 
 def test_accepts_what_fits() -> None:
@@ -104,3 +107,10 @@ def test_refuses_with_a_sentence(options: dict[str, Any], message: str) -> None:
 def test_refuses_an_id_in_use() -> None:
     with pytest.raises(RequestRefused, match="id is in use"):
         check(ask("a", max_tokens=2), is_known=True)
+
+
+def test_masks_are_refused_by_an_engine_that_records_none() -> None:
+    request = msgspec.structs.replace(ask("a", [1], max_tokens=2), record_sampling_mask=True)
+    check(request)
+    with pytest.raises(RequestRefused, match="records no sampling masks; use engine.kind=embedded"):
+        check_request(request, policies=("policy",), **LIMITS, is_known=False)

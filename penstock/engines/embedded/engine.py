@@ -138,6 +138,7 @@ class EmbeddedEngine:
             policies=self.versions,
             **limits,
             is_known=request.id in self._outbox.streams,
+            records_masks=True,
             further=embedded_rules(
                 request,
                 **limits,

@@ -95,12 +95,6 @@ class VllmEngine:
             vocab_size=self._vocab_size,
             max_context=self._max_context,
             is_known=request.id in self._flights,
-            further=(
-                (
-                    not request.record_sampling_mask,
-                    "vLLM records no sampling masks here; use engine.kind=embedded",
-                ),
-            ),
         )
         flight = self._begin(request)
         try:
