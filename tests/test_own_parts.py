@@ -12,6 +12,7 @@ import penstock
 from penstock.cli.main import main
 from penstock.dashboard.chart_answers import list_metrics
 from penstock.errors import UserError
+from penstock.observe import readers
 from penstock.observe.reading.run_reading import RunReading
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -49,9 +50,10 @@ def metrics() -> list[dict[str, Any]]:
 
 
 def test_algorithms_of_ones_own_train_as_the_docs_show_them(
-    project: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    project: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the loss reports is in `metrics.jsonl`, in the terminal, and among the curves of the page."""
+    monkeypatch.setattr(readers, "DRAW_EVERY_S", 0.0)  # these steps are quicker than the view
     Path("config.yaml").write_text(yaml.safe_dump(project))
     words = ["trainer.parallel.data=2", "run.checkpoint_every=1", "observe.every_s=0.001"]
     with pytest.raises(SystemExit) as ended:
