@@ -35,7 +35,7 @@ from penstock.safe_files import write_private
 
 NAME = "report.html"
 MAX_SAMPLES = 200
-"""The chosen answers come first, then those with tokens, some dropped ones and the newest, each with its group."""
+"""The chosen answers come first, then some dropped ones, those with tokens and the newest, each with its group."""
 MAX_DROPPED = 20
 MAX_TEXT = 8000
 MAX_TOKENS = 20_000
@@ -116,7 +116,7 @@ def answers_of(run: RunReading) -> dict[str, Any]:
     tokens = _tokens(run, findings["widest"])
     chosen = [one["row"] for _, rows in findings["answers"] for one in rows]
     dropped = run.samples.select(drop="any")[::-1][:MAX_DROPPED].tolist()
-    samples = [_described(run, row) for row in _rows(run, [*chosen, *tokens, *dropped])]
+    samples = [_described(run, row) for row in _rows(run, [*chosen, *dropped, *tokens])]
     return {
         "written": f"penstock {__version__} on {datetime.now(UTC):%d %B %Y}",
         "runs": {"runs": [show_now(run)]},

@@ -79,6 +79,5 @@ def test_a_whole_run_on_a_toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert json.loads((tmp_path / "engine.json").read_text()) == result
     toy = result["shapes"]["toy"]
     assert toy["vs_continuous_batching"] == pytest.approx(4.0 / toy["seconds"]["penstock"][0])
-    assert 0.9 < sum(toy["profile"].values()) < 1.1
     assert toy["mask_bytes_per_token"] > 4
     assert "generate" in out.file.getvalue()  # type: ignore[attr-defined]

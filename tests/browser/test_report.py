@@ -96,7 +96,7 @@ def test_hostile_words_do_nothing(browser: int, tmp_path: Path) -> None:
                     == 0
                 )
                 assert await page.run("document.title") == "2/9 · demo · penstock"
-            await go(page, "findings")
+            await go(page, "group/1")
             text = await words(page)
             assert "onerror=" in text and "\x1b" not in text and "\u202e" not in text
 
