@@ -1,4 +1,4 @@
-"""Calls between processes, made from a protocol: `serve` answers them on one side, `remote` makes them on the other.
+"""Calls between processes, made from a protocol: `remote` makes them on one side, `serve` answers on the other.
 
     class Adder(Protocol):
         async def add(self, one: int, other: int = 0) -> int: ...
@@ -60,8 +60,8 @@ def remote(
     **own: Callable[..., Any],
 ) -> P:
     """An object whose methods are calls to the process at the other end of a channel, or in a place where another
-    process may come. A channel that has closed raises `lost` with what is known of it, or `ChannelClosed`. `own` are
-    methods that do more than to pass their arguments on."""
+    process may come. A channel that has closed raises `lost` with what is known of it, or `ChannelClosed`. `own`
+    are methods that do more than to pass their arguments on."""
 
     def channel() -> Channel:
         return at if isinstance(at, Channel) else at.channel
@@ -82,9 +82,7 @@ def serve(protocol: type[P], target: P, channel: Channel) -> None:
         take(method.wire, method.calling(getattr(target, name)))
 
 
-def implement(
-    protocol: type[P], make: Callable[[str], Callable[..., Any]], **own: Callable[..., Any]
-) -> P:
+def implement(protocol: type[P], make: Callable[[str], Callable[..., Any]], **own: Callable[..., Any]) -> P:
     """An object with all methods of a protocol: those in `own`, and the others made from their names."""
     made = type(f"Made{protocol.__name__}", (), {})()
     for name, _ in inspect.getmembers(protocol, inspect.isfunction):
@@ -109,7 +107,9 @@ def _method(owner: str, name: str, function: Callable[..., Any]) -> ProtocolMeth
     answer = hints.get("return", type(None))
     is_stream = get_origin(answer) is AsyncIterator
     if not is_stream and not inspect.iscoroutinefunction(function):
-        raise TypeError(f"{owner}.{name} must be a coroutine or return an AsyncIterator to be called from afar")
+        raise TypeError(
+            f"{owner}.{name} must be a coroutine or return an AsyncIterator to be called from afar"
+        )
     parameters = list(inspect.signature(function).parameters.values())[1:]
     fields = [
         (one.name, hints[one.name]) if one.default is one.empty else (one.name, hints[one.name], one.default)
@@ -140,8 +140,6 @@ def _asking(
     return call
 
 
-def _streaming(
-    method: ProtocolMethod, channel: Callable[[], Channel]
-) -> Callable[..., AsyncIterator[Any]]:
+def _streaming(method: ProtocolMethod, channel: Callable[[], Channel]) -> Callable[..., AsyncIterator[Any]]:
     """Each item comes straight from the channel: engines stream their tokens through this."""
     return lambda *args, **kwargs: channel().stream(method.wire, method.request(*args, **kwargs))

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from penstock.errors import WorkerDied
 from penstock.orchestration.freezing import STEP_S, Silence
@@ -15,7 +14,7 @@ class Absence:
 
     def __init__(
         self,
-        place: ReplaceableWorker[Any],
+        place: ReplaceableWorker,
         now: Callable[[], float],
         *,
         pulses: EventCollector | None = None,

@@ -36,7 +36,7 @@ from penstock.orchestration.intake import Intake
 from penstock.orchestration.resume import BroughtBack, Resume
 from penstock.orchestration.step_planner import StepPlanner
 from penstock.orchestration.step_runner import StepRunner
-from penstock.orchestration.trainer_group import group_of
+from penstock.orchestration.trainer_group import TrainerGroup, group_of
 from penstock.orchestration.weight_sync import Retries, WeightSync
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EVALUATION
@@ -49,7 +49,7 @@ class Parts:
     """What a controller works with."""
 
     engine: Engine
-    trainers: Sequence[Trainer]
+    trainers: Sequence[Trainer] | TrainerGroup
     scorer: Scorer
     tokenizer: Tokenizer
     tasks: TaskSource
@@ -130,7 +130,7 @@ def build_controller(
             events=told,
         ),
         sync=build_sync(config, parts, buffer, told, activity),
-        trainer=group,
+        trainer=group.as_one,
         steps=config.run.steps,
         activity=activity,
         events=told,
@@ -150,7 +150,7 @@ def build_sync(
         {"expel_failed": engine.expel_failed, "mend": engine.mend} if isinstance(engine, EnginePool) else {}
     )
     sync = WeightSync(
-        trainer=group_of(parts.trainers),
+        trainer=group_of(parts.trainers).as_one,
         engine=engine,
         buffer=buffer,
         events=events,

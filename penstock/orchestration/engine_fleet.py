@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import PenstockError, WorkerDied
+from penstock.interfaces import Engine
 from penstock.observe.recorder import Recorder
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.engine_seat import EngineSeat
@@ -59,6 +60,9 @@ class EngineFleet:
         self._is_placing = False
         """Whether an engine waits for its place, or starts."""
         self._changed = asyncio.Event()
+
+    def present(self) -> list[Engine]:
+        return [engine.calls for engine in self.engines]
 
     async def died(self) -> WorkerDied:
         """Watch whoever is there, until one of them is given up."""

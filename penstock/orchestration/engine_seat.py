@@ -45,16 +45,16 @@ class EngineSeat:
     async def returned(self) -> None:
         """The trainer publishes its present weights again, and the engine serves when it has taken them."""
         if not self._controller.done():  # the first update brings it all that there is
-            self._pool.enlist(self._engine.name, self._engine)
+            self._pool.enlist(self._engine.name, self._engine.calls)
             await self._pool.wait_serving(self._engine.name)
             return
         controller = self._controller.result()
         while controller.is_ready or self._pool.names:  # else it gets all that the first update brings
             try:
-                await controller.bring_below_adapter(self._engine)
+                await controller.bring_below_adapter(self._engine.calls)
                 break
             except TrainerLost:
                 controller.trainer_lost()
-        self._pool.enlist(self._engine.name, self._engine)
+        self._pool.enlist(self._engine.name, self._engine.calls)
         await controller.republish()
         await self._pool.wait_serving(self._engine.name)

@@ -93,7 +93,7 @@ async def evaluate(prepared: Prepared, log: Callable[[str], None] = lambda line:
         engines = _engines(launcher, prepared)
         deaths = {engine.name: Deaths(policy) for engine in engines}
         await start_together([first_start(each, deaths[each.name], log) for each in engines], events)
-        pool = EnginePool({each.name: each for each in engines}, replaces=True)
+        pool = EnginePool({each.name: each.calls for each in engines}, replaces=True)
         watches = [
             Revival(each.place, _EvaluationSeat(each, pool, log), events, deaths[each.name])
             for each in engines
@@ -117,7 +117,7 @@ class _EvaluationSeat:
         self._engine.hold_less(self._log)
 
     async def returned(self) -> None:
-        await self._pool.join(self._engine.name, self._engine)
+        await self._pool.join(self._engine.name, self._engine.calls)
 
 
 class _Lines:

@@ -8,7 +8,7 @@ and tells of it.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Protocol
 
 from penstock.errors import ChannelClosed, PenstockError, WorkerDied
 from penstock.observe.events import RecoveryEvent
@@ -19,15 +19,14 @@ from penstock.orchestration.restart_policy import RestartPolicy
 from penstock.orchestration.supervision import Mortal
 from penstock.orchestration.worker_events import EventCollector
 
-Client = TypeVar("Client")
 WAITS = RestartPolicy()
 """How long; whether to give up is the pool's to say: it knows what its workers have done between their deaths."""
 
 
-class PooledWorker(Generic[Client]):
+class PooledWorker:
     """One process of a pool. `events` is told of those that follow it."""
 
-    def __init__(self, place: ReplaceableWorker[Client], events: Recorder | None = None) -> None:
+    def __init__(self, place: ReplaceableWorker, events: Recorder | None = None) -> None:
         self.place = place
         self._events = events
         self._cause = ""
@@ -79,7 +78,7 @@ class PoolWatch:
 
     def __init__(
         self,
-        worker: PooledWorker[Any],
+        worker: PooledWorker,
         lost: Callable[[WorkerDied], Awaitable[None]],
         absence: Absence,
     ) -> None:
@@ -112,7 +111,7 @@ class PoolCare:
     freeze_s: float = 0.0
     watches: list[Mortal] = field(default_factory=list)
 
-    def over(self, worker: PooledWorker[Any], pool: WatchedPool, number: int) -> None:
+    def over(self, worker: PooledWorker, pool: WatchedPool, number: int) -> None:
         """Watch one worker of a pool."""
         absence = Absence(worker.place, self.events.now, pulses=self.pulses, freeze_s=self.freeze_s)
         self.watches.append(PoolWatch(worker, lambda death: pool.lost(number, death), absence))

@@ -8,7 +8,7 @@ What a worker's loss and return mean for the rest of the run is its owner's to s
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.errors import ChannelClosed, PenstockError, WorkerDied
 from penstock.observe.events import RecoveryEvent
@@ -113,7 +113,7 @@ class Revival:
 
     def __init__(
         self,
-        place: ReplaceableWorker[Any],
+        place: ReplaceableWorker,
         worker: Revivable,
         events: Recorder,
         deaths: Deaths | None = None,

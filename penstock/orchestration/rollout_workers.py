@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from penstock.channel import Channel
-from penstock.engines.engine_client import GENERATE
-from penstock.errors import ChannelClosed
+from penstock.channel import Channel, remote, serve
+from penstock.errors import ChannelClosed, RemoteError
+from penstock.observe.recorder import Recorder
 from penstock.orchestration.first_start import start_alike
 from penstock.orchestration.kept_work import KeptWork
 from penstock.orchestration.launchers import Launcher
@@ -13,10 +13,18 @@ from penstock.orchestration.pooled_workers import PoolCare, PooledWorker
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.rollout.episode_pool import EpisodePool
+from penstock.rollout.episode_rollout import TokenSource
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.retrying_episodes import CallsSoFar, RetryingEpisodes
-from penstock.rollout.rollout_client import KEEP_CALL, EngineGone, Outcome, RolloutClient, RolloutStart
+from penstock.rollout.rollout_client import (
+    START_ROLLOUT,
+    CallKeeper,
+    EngineGone,
+    Outcome,
+    RolloutProcess,
+    RolloutStart,
+)
 from penstock.types import DEFAULT_POLICY, Episode
 from penstock.usercode import is_command, search_path
 
@@ -85,13 +93,20 @@ def _names_a_command(prepared: Prepared) -> bool:
     return any(path is not None and is_command(path) for path in named)
 
 
-class LaunchedRollouts(PooledWorker[RolloutClient]):
+class LaunchedRollouts(PooledWorker):
     """`penstock.rollout.episode_pool.EpisodeWorker` in a process that can be replaced."""
+
+    def __init__(self, place: ReplaceableWorker, events: Recorder | None) -> None:
+        super().__init__(place, events)
+        self._calls = remote(RolloutProcess, place)
 
     async def run(self, spec: EpisodeSpec) -> Outcome:
         try:
-            return await self.place.client.run(spec)
-        except EngineGone:
+            return await self._calls.run(spec)
+        except RemoteError as error:
+            if error.kind == ChannelClosed.__name__:
+                # An engine is gone, not this worker: whoever watches engines knows more.
+                raise EngineGone(str(error)) from None
             raise
         except ChannelClosed:
             death = await self.place.gone()
@@ -102,9 +117,7 @@ class LaunchedRollouts(PooledWorker[RolloutClient]):
         await self.place.end()
 
 
-def rollout_place(
-    launcher: Launcher, name: str, prepared: Prepared, work: KeptWork
-) -> ReplaceableWorker[RolloutClient]:
+def rollout_place(launcher: Launcher, name: str, prepared: Prepared, work: KeptWork) -> ReplaceableWorker:
     """Its episodes ask for turns over the channel that it is reached by: both sides serve."""
     start = RolloutStart(
         model=prepared.model,
@@ -123,15 +136,14 @@ def rollout_place(
         search_path=search_path(),
     )
 
-    def connect(channel: Channel) -> RolloutClient:
-        channel.serve_stream(GENERATE, work.engine.generate)
-        channel.serve(KEEP_CALL, work.keep_call)
-        return RolloutClient(channel)
+    async def begin(channel: Channel) -> None:
+        serve(TokenSource, work.engine, channel)
+        serve(CallKeeper, work, channel)
+        await channel.call(START_ROLLOUT, start)
 
     return ReplaceableWorker(
         launcher,
         name,
-        connect=connect,
-        start=lambda client: client.start(start),
+        start=begin,
         environment=memory_environment(prepared.config.rollout.memory_gb),
     )

@@ -262,7 +262,7 @@ class Session:
 
         async def save() -> None:
             try:
-                await workers.trainer.save(str(self._prepared.folder / "model"))
+                await workers.trainer.calls.save(str(self._prepared.folder / "model"))
             except DiskFull as error:
                 raise DiskFull(f"{error}; if the model stays unsaved, {self._what_is_left()}") from error
 

@@ -13,7 +13,7 @@ from penstock.orchestration.checkpoints import newest_whole
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.kept_checkpoints import put_aside_past, sweep_unfinished
 from penstock.orchestration.preflight import Prepared
-from penstock.orchestration.workers import LaunchedRanks, LaunchedTrainer
+from penstock.orchestration.workers import LaunchedTrainer
 
 
 class TrainerSeat:
@@ -23,7 +23,7 @@ class TrainerSeat:
 
     def __init__(
         self,
-        trainer: LaunchedTrainer | LaunchedRanks,
+        trainer: LaunchedTrainer,
         prepared: Prepared,
         controller: "asyncio.Future[Controller]",
         say: Callable[[str], None] = lambda line: None,
@@ -56,7 +56,7 @@ class TrainerSeat:
         sweep_unfinished(self._prepared.folder)
         checkpoint = await self._choose(self._prepared.folder)
         start = msgspec.structs.replace(self._trainer.start, version=version, checkpoint=checkpoint)
-        self._trainer.place.begin_with(lambda client: client.start(start))
+        self._trainer.place.begin_with(start)
 
     async def _choose(self, run: Path) -> str:
         """The newest checkpoint that is whole; "" where there are none yet."""

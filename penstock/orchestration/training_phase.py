@@ -39,7 +39,6 @@ from penstock.orchestration.trainer_seat import TrainerSeat
 from penstock.orchestration.worker_events import EventCollector
 from penstock.orchestration.workers import (
     LaunchedEngine,
-    LaunchedRanks,
     LaunchedTrainer,
     Workers,
     start_scorers,
@@ -93,7 +92,7 @@ class TrainingPhase:
     async def run(self) -> None:
         """Start the workers that only training needs, and train while those that die are replaced."""
         engine = EnginePool(
-            {one.name: one for one in self._workers.engines},
+            {one.name: one.calls for one in self._workers.engines},
             resumes=self._config.sync.interrupt not in ONE_VERSION,
             replaces=True,
         )
@@ -130,7 +129,7 @@ class TrainingPhase:
         seat = TrainerSeat(trainer, self._prepared, self._built, self._events.log)
         return [fleet, self._revival(trainer, seat)]
 
-    def _revival(self, worker: LaunchedEngine | LaunchedTrainer | LaunchedRanks, seat: Revivable) -> Revival:
+    def _revival(self, worker: LaunchedEngine | LaunchedTrainer, seat: Revivable) -> Revival:
         run, place = self._config.run, worker.place
         deaths = self._workers.deaths.get(place.name) or Deaths(RestartPolicy(max_deaths=run.restarts + 1))
         pulses = {"pulses": self._collector, "freeze_s": run.freeze_s}
@@ -158,7 +157,7 @@ class TrainingPhase:
         checkpoints = self._checkpoints()
         parts = Parts(
             engine=engine,
-            trainers=[workers.trainer],
+            trainers=workers.trainer.group,
             scorer=scorer,
             tokenizer=prepared.tokenizer,
             tasks=beginning.tasks,
@@ -195,7 +194,7 @@ class TrainingPhase:
         async with asyncio.TaskGroup() as background:
             beside = [
                 background.create_task(monitor.watch()),
-                background.create_task(self._ending.hurry_past_frozen(fleet.engines, events.log)),
+                background.create_task(self._ending.hurry_past_frozen(fleet.present, events.log)),
             ]
             if not config.run.deterministic:
                 beside.append(background.create_task(fleet.run()))
@@ -221,7 +220,7 @@ class TrainingPhase:
             self._stream,
             self._state,
             controller,
-            fleet.engines,
+            fleet.present,
             watchdog_s=self._config.observe.watchdog_s,
             write_stacks=lambda: [file for place in workers.places if (file := place.write_stacks())],
             keep=lambda lines: write_standing(folder, lines),
@@ -239,7 +238,7 @@ class TrainingPhase:
         log = beginning.log
         return Checkpoints(
             self._prepared.folder,
-            self._workers.trainer,
+            self._workers.trainer.calls,
             beginning.tasks,
             every=run.checkpoint_every,
             keep=run.keep_checkpoints,

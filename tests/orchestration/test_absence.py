@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-from penstock.channel import Channel
 from penstock.observe.pulse import PulseReport
 from penstock.orchestration.absence import Absence
 from penstock.orchestration.replaceable import ReplaceableWorker
@@ -18,10 +17,10 @@ class Silent:
         return 0, PulseReport(phase="scoring")
 
 
-async def a_place(processes: Processes) -> ReplaceableWorker[Channel]:
+async def a_place(processes: Processes) -> ReplaceableWorker:
     launcher: Any = processes
-    place: ReplaceableWorker[Channel] = ReplaceableWorker(
-        launcher, "scorer0", connect=lambda channel: channel, start=lambda client: asyncio.sleep(0)
+    place: ReplaceableWorker = ReplaceableWorker(
+        launcher, "scorer0", connect=lambda channel: channel, start=lambda channel: asyncio.sleep(0)
     )
     await place.start()
     return place

@@ -63,7 +63,7 @@ class Stage:
         stream.subscribe("test", self)
         self.stream = stream
         self.first = LaunchedEngine(place(launcher, "engine0"))
-        self.pool = EnginePool({"engine0": self.first}, replaces=True)
+        self.pool = EnginePool({"engine0": self.first.calls}, replaces=True)
         self.controller = Training(self.pool)
         built: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         built.set_result(self.controller)

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
+from penstock.channel import Channel
 from penstock.engines.config import EngineConfig
-from penstock.engines.engine_client import EngineClient, EngineStart
+from penstock.engines.engine_client import EngineStart
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import WorkerDied
 from penstock.orchestration.engine_seat import EngineSeat
 from penstock.orchestration.launchers.task_launcher import InProcessLauncher
 from penstock.orchestration.workers import LaunchedEngine
-from penstock.types import EngineReport
 from tests.engines.contract import ask, collect, update_to
 from tests.orchestration.scripted_worker import place, serve_scripted
 
@@ -28,7 +28,7 @@ class Publishing:
         self.below: list[str] = []
 
     async def bring_below_adapter(self, engine: Any) -> None:
-        self.below.append(engine.name)
+        self.below.append((await engine.report()).name)
 
     async def republish(self) -> None:
         self.version += 1
@@ -40,7 +40,7 @@ def test_an_engine_that_was_killed_comes_back_with_the_present_weights() -> None
         async with asyncio.timeout(30), InProcessLauncher(serve_scripted) as launcher:
             engine = LaunchedEngine(place(launcher, "engine0"))
             await engine.place.start()
-            pool = EnginePool({"engine0": engine}, replaces=True)
+            pool = EnginePool({"engine0": engine.calls}, replaces=True)
             controller = Publishing(pool)
             built: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             built.set_result(controller)
@@ -71,13 +71,13 @@ def test_an_engine_that_ran_out_of_memory_is_started_with_fewer_sequences(
             engine, said = LaunchedEngine(place(launcher, "engine0"), start), list[str]()
             told: list[EngineStart] = []
 
-            async def begin(client: EngineClient, start: EngineStart) -> EngineReport:
-                told.append(start)
-                return await started(client, start)
+            async def call(channel: Channel, method: Any, request: Any) -> Any:
+                told.append(request)
+                return await called(channel, method, request)
 
-            started = EngineClient.start
-            monkeypatch.setattr(EngineClient, "start", begin)
-            pool = EnginePool({"engine0": engine}, replaces=True)
+            called = Channel.call
+            monkeypatch.setattr(Channel, "call", call)
+            pool = EnginePool({"engine0": engine.calls}, replaces=True)
             seat = EngineSeat(engine, pool, asyncio.get_running_loop().create_future(), said.append)
             for death in (WorkerDied("killed"), WorkerDied("no room", out_of_memory=True)):
                 engine.place.last_death = death
@@ -96,7 +96,7 @@ def test_an_engine_that_was_expelled_is_not_needed() -> None:
             engines = [LaunchedEngine(place(launcher, name)) for name in ("engine0", "engine1")]
             for engine in engines:
                 await engine.place.start()
-            pool = EnginePool({engine.name: engine for engine in engines}, replaces=True)
+            pool = EnginePool({engine.name: engine.calls for engine in engines}, replaces=True)
             seat = EngineSeat(engines[1], pool, asyncio.get_running_loop().create_future())
             pool.leave("engine1")
             assert not seat.is_needed

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-from penstock.channel import Channel
 from penstock.errors import ChannelClosed, WorkerDied
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import RecoveryEvent
@@ -52,7 +51,7 @@ class Processes:
 class Pool:
     """Replaces its one worker when it is told that it is lost."""
 
-    def __init__(self, worker: "PooledWorker[Channel]") -> None:
+    def __init__(self, worker: PooledWorker) -> None:
         self.worker = worker
         self.deaths: list[str] = []
         self.ended: Exception | None = None
@@ -69,11 +68,10 @@ class Scene:
         self.stream, self.memory = EventStream(asyncio.get_running_loop()), MemoryReader()
         self.stream.subscribe("memory", self.memory)
         self.processes = Processes()
-        place: ReplaceableWorker[Channel] = ReplaceableWorker(
+        place: ReplaceableWorker = ReplaceableWorker(
             self.processes,  # type: ignore[arg-type]
             "scorer0",
-            connect=lambda channel: channel,
-            start=lambda client: asyncio.sleep(0),
+            start=lambda channel: asyncio.sleep(0),
         )
         await place.start()
         events = self.stream.of("controller")

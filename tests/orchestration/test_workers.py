@@ -28,7 +28,7 @@ def test_an_engine_that_died_comes_back_and_is_brought_up_to_date() -> None:
             engines = [LaunchedEngine(place(launcher, name)) for name in ("engine0", "engine1")]
             for engine in engines:
                 await engine.place.start()
-            pool = EnginePool({engine.name: engine for engine in engines})
+            pool = EnginePool({engine.name: engine.calls for engine in engines})
             await pool.update(update_to(4))
             lost = engines[1]
             await lost.place._worker.kill()  # type: ignore[union-attr]

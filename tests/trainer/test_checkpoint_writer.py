@@ -11,11 +11,10 @@ from penstock.checksums import CHECKSUMS, Checksum, check_files
 from penstock.errors import UserError
 from penstock.trainer import host_copies
 from penstock.trainer.checkpoint_state import CheckpointState, take_state
-from penstock.trainer.checkpoint_writer import CheckpointWriter
+from penstock.trainer.checkpoint_writer import CheckpointRequest, CheckpointWriter
 from penstock.trainer.host_copies import HostCopier
 from penstock.trainer.ranks import ThreadRanks
 from penstock.trainer.state_files import load_state, write_state
-from penstock.trainer.trainer_client import CheckpointRequest
 
 
 class Trainer:
