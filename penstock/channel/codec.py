@@ -21,13 +21,18 @@ def encode(record: Any) -> bytes:
 
 def decode(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
     """Validated decoding: a record of another shape is a `msgspec.ValidationError`, never half an object."""
-    return decoder(kind)(data)  # type: ignore[arg-type]
+    return decoder(kind)(data)
+
+
+def decoder(kind: type[T]) -> Callable[[bytes | memoryview | msgspec.Raw], T]:
+    """Decodes one kind of record, for whoever reads many of it."""
+    found: msgspec.msgpack.Decoder[T] = _decoder_of(kind)  # type: ignore[arg-type]
+    return found.decode
 
 
 @functools.cache
-def decoder(kind: type[T]) -> Callable[[bytes | memoryview | msgspec.Raw], T]:
-    """Reads one kind of record."""
-    return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain).decode
+def _decoder_of(kind: Any) -> Any:
+    return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain)
 
 
 def _to_plain(value: Any) -> Any:

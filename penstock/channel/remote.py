@@ -69,7 +69,7 @@ def remote(
     def make(name: str) -> Callable[..., Any]:
         if name == "close":
             return lambda: channel().close()
-        method = methods_of(protocol)[name]
+        method = methods_of(protocol)[name]  # type: ignore[arg-type]
         return _streaming(method, channel) if method.is_stream else _asking(method, channel, lost)
 
     return implement(protocol, make, **own)
@@ -77,7 +77,7 @@ def remote(
 
 def serve(protocol: type[P], target: P, channel: Channel) -> None:
     """Let the other side call the methods of an object."""
-    for name, method in methods_of(protocol).items():
+    for name, method in methods_of(protocol).items():  # type: ignore[arg-type]
         take = channel.serve_stream if method.is_stream else channel.serve
         take(method.wire, method.calling(getattr(target, name)))
 

@@ -5,7 +5,7 @@ Each place can be filled anew (`ReplaceableWorker`): the engine, trainer or scor
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,12 +17,12 @@ from penstock.cores import usable_cores
 from penstock.engines.config import with_settings
 from penstock.engines.engine_client import START_ENGINE, EngineStart
 from penstock.engines.kinds import settings_of
-from penstock.errors import ChannelClosed, ScoringFailed, TrainerLost
+from penstock.errors import TrainerLost
 from penstock.interfaces import BlobStore, Engine
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.first_start import FirstStart, start_alike, start_together
+from penstock.orchestration.first_start import FirstStart, start_together
 from penstock.orchestration.gpu_pools import engine_pools, visible_gpus
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.config import LauncherConfig, is_loopback
@@ -35,7 +35,7 @@ from penstock.orchestration.placement import (
     scorer_environment,
     sync_environment,
 )
-from penstock.orchestration.pooled_workers import PoolCare, PooledWorker
+from penstock.orchestration.pooled_workers import PoolCare, start_pooled
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.rank_places import RankPlaces
 from penstock.orchestration.replaceable import ReplaceableWorker
@@ -45,6 +45,7 @@ from penstock.scoring.scorer_pool import ScorerPool
 from penstock.scoring.scoring_client import (
     START_SCORING,
     ScoringProcess,
+    ScoringReady,
     ScoringRequest,
     ScoringStart,
     Verdict,
@@ -99,23 +100,6 @@ class LaunchedTrainer:
         self.calls = self.group.as_one
 
 
-class LaunchedScorer(PooledWorker):
-    """`penstock.scoring.scorer_pool.ScoringWorker` in a process that can be replaced."""
-
-    def __init__(self, place: ReplaceableWorker, events: Recorder | None) -> None:
-        super().__init__(place, events)
-        self._calls = remote(ScoringProcess, place)
-        self.needs_group, self.concurrency = place.answer.needs_group, place.answer.concurrency
-
-    async def score(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
-        try:
-            return await self._calls.score(tuple(requests))
-        except ChannelClosed:
-            death = await self.place.gone()
-            self.lost(death)
-            raise ScoringFailed(str(death), "score_worker_died", death.detail) from None
-
-
 class EngineMaker(Protocol):
     def __call__(self, index: int, launcher: Launcher) -> LaunchedEngine: ...
 
@@ -168,7 +152,7 @@ async def start_workers(
 
     engines = [engine(index, launcher) for index in range(len(config.engine.members))]
     policy = RestartPolicy(max_deaths=config.run.restarts + 1)
-    deaths = {place.name: Deaths(policy) for place in (trainer.place, *(each.place for each in engines))}
+    deaths = {name: Deaths(policy) for name in (trainer.place.name, *(each.name for each in engines))}
     starts = [FirstStart(trainer.place, deaths[trainer.place.name])]
     starts += [first_start(each, deaths[each.name], log) for each in engines]
     await start_together(starts, events)
@@ -189,15 +173,26 @@ async def start_scorers(launcher: Launcher, prepared: Prepared, care: PoolCare |
     places = [
         scorer_place(launcher, f"scorer{i}", prepared.config, environment) for i in range(reward.workers)
     ]
-    restarts, events = prepared.config.run.restarts, None if care is None else care.events
-    await start_alike(places, restarts, events)
-    workers = [LaunchedScorer(place, events) for place in places]
-    told = (lambda words: None) if events is None else events.log
-    pool = ScorerPool(workers, timeout_s=reward.timeout_s, max_deaths=restarts + 1, told=told)
-    for number, worker in enumerate(workers):
-        if care is not None:
-            care.over(worker, pool, number)
+    restarts = prepared.config.run.restarts
+    workers = await start_pooled(places, _scoring_in, restarts, care)
+    ready: list[ScoringReady] = [place.answer for place in places]
+    pool = ScorerPool(
+        [(worker, one.concurrency) for worker, one in zip(workers, ready, strict=True)],
+        needs_group=any(one.needs_group for one in ready),
+        timeout_s=reward.timeout_s,
+        max_deaths=restarts + 1,
+        told=(lambda words: None) if care is None else care.events.log,
+    )
+    if care is not None:
+        care.over(workers, pool)
     return pool
+
+
+def _scoring_in(
+    place: ReplaceableWorker,
+) -> Callable[[Sequence[ScoringRequest]], Awaitable[Sequence[Verdict]]]:
+    process = remote(ScoringProcess, place)
+    return lambda requests: process.score(tuple(requests))
 
 
 def engine_start(

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.channel import Method
-from penstock.errors import ChannelClosed
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.types import CallAnswer, Episode, Record
 
@@ -60,7 +59,3 @@ class CallKeeper(Protocol):
 
 
 START_ROLLOUT = Method("rollout.start", RolloutStart, type(None))
-
-
-class EngineGone(ChannelClosed):
-    """The channel to an engine closed while a worker's episode waited for it."""

@@ -20,7 +20,7 @@ class Silent:
 async def a_place(processes: Processes) -> ReplaceableWorker:
     launcher: Any = processes
     place: ReplaceableWorker = ReplaceableWorker(
-        launcher, "scorer0", connect=lambda channel: channel, start=lambda channel: asyncio.sleep(0)
+        launcher, "scorer0", start=lambda channel: asyncio.sleep(0)
     )
     await place.start()
     return place

@@ -1,6 +1,7 @@
 """Workers of a pool under supervision, in virtual time: noticed at once, replaced by their pool, told of."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import ChannelClosed, WorkerDied
@@ -51,7 +52,7 @@ class Processes:
 class Pool:
     """Replaces its one worker when it is told that it is lost."""
 
-    def __init__(self, worker: PooledWorker) -> None:
+    def __init__(self, worker: PooledWorker[Any, Any]) -> None:
         self.worker = worker
         self.deaths: list[str] = []
         self.ended: Exception | None = None
@@ -61,6 +62,10 @@ class Pool:
         if self.ended is not None:
             raise self.ended
         await self.worker.restart(len(self.deaths))
+
+
+async def echo(calls: Sequence[Any]) -> Sequence[Any]:
+    return calls
 
 
 class Scene:
@@ -75,9 +80,9 @@ class Scene:
         )
         await place.start()
         events = self.stream.of("controller")
-        self.worker = PooledWorker(place, events)
+        self.worker = PooledWorker(place, echo, events)
         self.pool, care = Pool(self.worker), PoolCare(events)
-        care.over(self.worker, self.pool, 0)
+        care.over([self.worker], self.pool)
         self.watching = asyncio.ensure_future(care.watches[0].died())
         await asyncio.sleep(0.1)
 

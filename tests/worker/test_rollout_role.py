@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -23,13 +23,13 @@ from tests.rollout.contract import END, SEVEN, EpisodeRunnerContract, spec_of
 
 
 class ChannelWorker:
-    """`EpisodeWorker` over a channel whose other end is in this process too."""
+    """A worker over a channel whose other end is in this process too."""
 
     def __init__(self, controller: Channel) -> None:
         self._calls = remote(RolloutProcess, controller)
 
-    async def run(self, spec: EpisodeSpec) -> Outcome:
-        return await self._calls.run(spec)
+    async def answer(self, specs: Sequence[EpisodeSpec]) -> Sequence[Outcome]:
+        return [await self._calls.run(spec) for spec in specs]
 
     async def end(self) -> None:
         raise NotImplementedError
