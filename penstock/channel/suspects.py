@@ -89,8 +89,7 @@ class Suspects(Generic[T]):
         self._culprits.pop(group, None)
 
     def judge(self, attempt: T) -> None:
-        """Look at a call before it runs: others of its task may have ended their process since it was last
-        looked at."""
+        """Look at a call that waits: others of its task may have ended their process."""
         num_culprits = self._culprits[attempt.group]
         if num_culprits >= CULPRITS_OF_A_TASK:
             attempt.failure = attempt.failure or (

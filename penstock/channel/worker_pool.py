@@ -119,7 +119,8 @@ class WorkerPool(Generic[Call, Answer]):
         group, index, words = self._kind.task(call)
         attempt = _Asked[Call, Answer](group, index, words, call)
         self._groups[attempt.group] += 1
-        self._waiting.append(attempt)
+        if self._may_run(attempt):
+            self._waiting.append(attempt)
         self._send()
         try:
             return await attempt.answer
@@ -183,13 +184,9 @@ class WorkerPool(Generic[Call, Answer]):
             if (attempt := next(ready, None)) is None:
                 continue
             self._waiting.remove(attempt)
-            if self._may_run(attempt):
-                if attempt.half is half:
-                    half.is_running = True
-                    place.half = half
-                    self._start(place, [attempt])
-                else:
-                    self._waiting.appendleft(attempt)
+            half.is_running = True
+            place.half = half
+            self._start(place, [attempt])
             return True
         return False
 
@@ -220,7 +217,7 @@ class WorkerPool(Generic[Call, Answer]):
         num_bytes = 0
         while self._waiting and len(taken) < size:
             attempt = self._waiting.popleft()
-            if attempt.answer.done() or not self._may_run(attempt):
+            if attempt.answer.done():
                 continue
             if attempt.half is not None:
                 passed.append(attempt)
@@ -237,7 +234,7 @@ class WorkerPool(Generic[Call, Answer]):
         return taken
 
     def _may_run(self, attempt: "_Asked[Call, Answer]") -> bool:
-        """Others of its task may have ended their process since it was last looked at."""
+        """Others of its task may have ended their process."""
         self._suspects.judge(attempt)
         if attempt.failure:
             self._suspects.clear(attempt)
@@ -343,6 +340,8 @@ class WorkerPool(Generic[Call, Answer]):
             self._count_task(deed, error)
         for attempt in had:
             attempt.detail = getattr(error, "detail", "")
+        for attempt in self._waiting:
+            self._may_run(attempt)
 
     def _count_answer(self, place: "_Place[Call, Answer]") -> None:
         place.num_deaths = self._tasks_in_a_row = self._most_tasks = 0
