@@ -10,7 +10,9 @@ many as a worker answers in a moment: a call of microseconds is not held up by a
 """
 
 import asyncio
-from collections import Counter, deque
+import bisect
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -103,7 +105,9 @@ class WorkerPool(Generic[Call, Answer]):
         self._start_s = start_s
         self._max_deaths = max_deaths
         self._told = told
-        self._waiting: deque[_Asked[Call, Answer]] = deque()
+        self._waiting: list[_Asked[Call, Answer]] = []
+        """In the order in which they came, also those that run again."""
+        self._numbers = itertools.count()
         self._suspects = Suspects[_Asked[Call, Answer]]()
         self._groups: Counter[object] = Counter()
         """How many calls of each task are under way."""
@@ -117,7 +121,7 @@ class WorkerPool(Generic[Call, Answer]):
         if self._ended is not None:
             raise self._ended
         group, index, words = self._kind.task(call)
-        attempt = _Asked[Call, Answer](group, index, words, call)
+        attempt = _Asked[Call, Answer](group, index, words, call, next(self._numbers))
         self._groups[attempt.group] += 1
         if self._may_run(attempt):
             self._waiting.append(attempt)
@@ -135,16 +139,19 @@ class WorkerPool(Generic[Call, Answer]):
             for message, attempts in place.messages.items():
                 if all(attempt.answer.done() for attempt in attempts):
                     message.cancel()
-            if place.restarting is not None:
-                place.restarting.cancel()
+        restarting = [place.restarting for place in self._places if place.restarting is not None]
+        for restart in restarting:
+            restart.cancel()
+        await asyncio.gather(*restarting, return_exceptions=True)
 
     async def lost(self, number: int, death: WorkerDied) -> None:
         """The process of a worker is gone, whether it had calls or not: have another there when this returns. Calls
         that it had learn of it by themselves. Raises what ended the pool."""
         place = self._places[number]
+        place.is_missed = True
         if not place.is_broken:
             self._note_death(place, death)
-            self._send()
+        self._send()
         while place.is_broken:
             if self._ended is not None:
                 raise self._ended
@@ -169,7 +176,7 @@ class WorkerPool(Generic[Call, Answer]):
         if self._ended is not None:
             return
         for place in self._places:
-            if place.is_broken and place.is_idle:
+            if place.is_broken and place.is_idle and (self._waiting or place.is_missed):
                 place.restarting = asyncio.create_task(self._restart(place))
         while self._waiting and (self._send_suspect() or self._send_message()):
             pass
@@ -202,7 +209,7 @@ class WorkerPool(Generic[Call, Answer]):
         free = [p for p in self._places if p.room and p.half is None and (p.messages or is_for_all)]
         if not free:
             return False
-        place = min(free, key=lambda one: len(one.messages))
+        place = min(free, key=lambda one: (len(one.messages), one.last_number))
         attempts = self._next_message(place, sum(one.room for one in free))
         if attempts:
             self._start(place, attempts)
@@ -213,24 +220,21 @@ class WorkerPool(Generic[Call, Answer]):
         should hold."""
         size = 1 if self._kind.seconds is None else min(place.message_size, -(-len(self._waiting) // room))
         taken: list[_Asked[Call, Answer]] = []
-        passed: list[_Asked[Call, Answer]] = []
-        num_bytes = 0
-        while self._waiting and len(taken) < size:
-            attempt = self._waiting.popleft()
-            if attempt.answer.done():
-                continue
-            if attempt.half is not None:
-                passed.append(attempt)
+        num_bytes = at = 0
+        while at < len(self._waiting) and len(taken) < size:
+            attempt = self._waiting[at]
+            if attempt.half is not None and not attempt.answer.done():
+                at += 1
                 continue
             if size > 1:
                 num_bytes += self._kind.num_bytes(attempt.call)
             if taken and (attempt.is_alone or num_bytes > MESSAGE_BYTES):
-                self._waiting.appendleft(attempt)
                 break
-            taken.append(attempt)
-            if attempt.is_alone:
-                break
-        self._waiting.extendleft(reversed(passed))
+            del self._waiting[at]
+            if not attempt.answer.done():
+                taken.append(attempt)
+                if attempt.is_alone:
+                    break
         return taken
 
     def _may_run(self, attempt: "_Asked[Call, Answer]") -> bool:
@@ -244,6 +248,7 @@ class WorkerPool(Generic[Call, Answer]):
     def _start(self, place: "_Place[Call, Answer]", attempts: "list[_Asked[Call, Answer]]") -> None:
         message = asyncio.create_task(self._run(place, attempts))
         place.messages[message] = attempts
+        place.last_number = attempts[0].number
         for attempt in attempts:
             attempt.message = message
         message.add_done_callback(lambda done: self._left(place, done, attempts))
@@ -254,19 +259,19 @@ class WorkerPool(Generic[Call, Answer]):
         message: "asyncio.Task[None]",
         attempts: "list[_Asked[Call, Answer]]",
     ) -> None:
-        """Those without an answer wait again, before others."""
+        """Those without an answer wait again."""
         del place.messages[message]
         if place.half is not None and not place.messages:
             place.half.is_running = False
             place.half = None
-        for attempt in reversed(attempts):
+        for attempt in attempts:
             attempt.message = None
-            if self._ended is not None:
+            if self._ended is not None and not attempt.failure:
                 attempt.fail(self._ended)
             if attempt.answer.done():
                 self._suspects.clear(attempt)
             elif self._may_run(attempt):
-                self._waiting.appendleft(attempt)
+                bisect.insort(self._waiting, attempt, key=lambda one: one.number)
         self._send()
 
     async def _run(self, place: "_Place[Call, Answer]", attempts: "list[_Asked[Call, Answer]]") -> None:
@@ -322,7 +327,7 @@ class WorkerPool(Generic[Call, Answer]):
         except (WorkerDied, ChannelClosed, RemoteError) as error:
             self._count_death(place, error)
         else:
-            place.is_broken = place.is_dead = False
+            place.is_broken = place.is_dead = place.is_missed = False
         finally:
             place.restarting = None
             self._send()
@@ -382,6 +387,8 @@ class _Asked(Attempt, Generic[Call, Answer]):
     """A call until it has ended, on whatever processes."""
 
     call: Call
+    number: int
+    """In the order in which calls came."""
     answer: "asyncio.Future[Answer]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -418,6 +425,10 @@ class _Place(Generic[Call, Answer]):
     """Whether it takes no new calls until it is replaced."""
     is_dead: bool = False
     """Whether its process is gone."""
+    is_missed: bool = False
+    """Whether it is to be replaced though no call waits."""
+    last_number: int = -1
+    """Of the call that it was given last."""
     restarting: "asyncio.Task[None] | None" = None
     call_s: float = MESSAGE_S
 

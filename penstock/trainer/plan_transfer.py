@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from penstock.channel import Channel, remote, serve
-from penstock.channel.remote import Place
+from penstock.channel.protocol_calls import Place
 from penstock.interfaces import Trainer
 from penstock.types import Record, Score, StepPlan, StepResult, TrainSequence
 

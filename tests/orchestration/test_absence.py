@@ -19,9 +19,7 @@ class Silent:
 
 async def a_place(processes: Processes) -> ReplaceableWorker:
     launcher: Any = processes
-    place: ReplaceableWorker = ReplaceableWorker(
-        launcher, "scorer0", start=lambda channel: asyncio.sleep(0)
-    )
+    place: ReplaceableWorker = ReplaceableWorker(launcher, "scorer0", start=lambda channel: asyncio.sleep(0))
     await place.start()
     return place
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from penstock.channel import implement
-from penstock.channel.remote import methods_of
+from penstock.channel.protocol_calls import methods_of
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.engine_client import EngineStart
 from penstock.engines.scripted import ScriptedEngine

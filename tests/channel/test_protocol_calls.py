@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.channel import Channel, Method, implement, remote, serve
-from penstock.channel.remote import methods_of
+from penstock.channel.protocol_calls import methods_of
 from penstock.errors import ChannelClosed, RemoteError, RequestRefused, TrainerLost
 from penstock.types import Chunk
 from tests.channel.test_connection import pair
