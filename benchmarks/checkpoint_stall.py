@@ -23,10 +23,9 @@ from benchmarks.train_steps import ON_CPU, ON_GPU, make_plan
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.bench.shapes import hardware, make_shape
 from penstock.models.load import resolve_device
-from penstock.trainer.checkpoint.checkpoint_writer import CheckpointWriter
+from penstock.trainer.checkpoint.checkpoint_writer import CheckpointRequest, CheckpointWriter
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.policy_trainer import PolicyTrainer
-from penstock.trainer.trainer_client import CheckpointRequest
 from penstock.worker.quiet import quieten
 
 ALONE = 5

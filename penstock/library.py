@@ -43,7 +43,7 @@ from penstock.sync.config import SyncConfig
 from penstock.sync.transports import AnyReceiver, Rendezvous
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.step.packing import plan_step
-from penstock.trainer.trainer_client import PublishRequest, ReleaseRequest, SaveRequest, TrainerStart
+from penstock.trainer.trainer_client import TrainerStart
 from penstock.types import (
     DEFAULT_POLICY,
     GenerateRequest,
@@ -58,7 +58,8 @@ from penstock.types import (
     since_restart,
 )
 from penstock.worker.quiet import quieten
-from penstock.worker.trainer_role import TrainerService, build_service
+from penstock.worker.trainer_role import build_service
+from penstock.worker.trainer_service import TrainerService
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
@@ -250,17 +251,17 @@ class OpenTrainer:
         """The newest weights, for engines in this process or another one to take while the block runs. An update is
         a msgspec record: `msgspec.json.encode(update)` sends it anywhere. `self.history.newest` is its version."""
         version = self.history.newest
-        update = await self._service.publish(PublishRequest(version=version, full=False))
+        update = await self._service.publish(version)
         delivered = False
         try:
             yield update
             delivered = True
         finally:
-            await self._service.release(ReleaseRequest(version=version, delivered=delivered))
+            await self._service.release(version, delivered=delivered)
 
     async def save(self, folder: str | Path) -> None:
         """Write the model in Hugging Face's format with its tokenizer, or the adapter in peft's."""
-        await self._service.save(SaveRequest(folder=str(folder)))
+        await self._service.save(str(folder))
 
 
 def _check_trainable(sampling: SamplingParams) -> None:

@@ -22,8 +22,6 @@ from penstock.orchestration.assembly import Parts, build_controller
 from penstock.orchestration.config import PenstockConfig
 from penstock.orchestration.simulation import SimulatedScorer, SimulatedTokenizer
 from penstock.sync.shared_memory import SharedMemoryReceiver
-from penstock.trainer.trainer_client import PublishRequest, ReleaseRequest
-from penstock.types import WeightUpdate
 from penstock.worker import trainer_role
 from tests.orchestration.test_controller import Tasks
 from tests.rollout.contract import SEVEN
@@ -128,20 +126,6 @@ class Dropping(SharedMemoryReceiver):
             super()._copy(name, live, published)
 
 
-class LocalTrainer:
-    """A trainer's service in this process, as the controller sees it."""
-
-    def __init__(self, service: Any) -> None:
-        self._service = service
-
-    async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
-        update: WeightUpdate = await self._service.publish(PublishRequest(version=version, full=full))
-        return update
-
-    async def release(self, version: int, *, delivered: bool = True) -> None:
-        await self._service.release(ReleaseRequest(version=version, delivered=delivered))
-
-
 @pytest.mark.parametrize("drops", [False, True])
 def test_an_adapter_that_does_not_reach_an_engine_ends_the_run(
     tiny_model: Path, tmp_path: Path, drops: bool
@@ -166,7 +150,7 @@ def test_an_adapter_that_does_not_reach_an_engine_ends_the_run(
         config = PenstockConfig.model_validate({"model": {"lora": LORA}})
         parts = Parts(
             engines=EnginePool({"engine0": engine}),
-            trainers=[LocalTrainer(service)],  # type: ignore[list-item]
+            trainers=[service],
             scorer=SimulatedScorer(score_s=lambda: 0.0, value=lambda task, episode: 0.0),
             tokenizer=SimulatedTokenizer(),
             tasks=Tasks(),

@@ -1,6 +1,7 @@
 """Real processes: a trainer of several ranks, from its first weights to the saved model."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.orchestration.checkpoints import read_progress
 from penstock.orchestration.kept_checkpoints import checkpoints_of
-from penstock.orchestration.workers import LaunchedTrainer
+from penstock.orchestration.trainer_group import TrainerGroup
 from penstock.types import StepPlan, StepResult
 from tests.test_end_to_end import project, train  # noqa: F401  (a fixture)
 from tests.test_lora_runs import run_cli, steps_of
@@ -51,18 +52,19 @@ def test_a_rank_that_dies_takes_its_group_down_and_back_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Killed in its fifth step, two ranks go on from the last checkpoint that was whole; then the run goes on with one."""
-    step_rank, deaths = LaunchedTrainer.step, []
+    run_ranks, deaths = TrainerGroup.run, []
     run = project / "runs" / "run"
 
-    async def step(self: LaunchedTrainer, plan: StepPlan) -> StepResult:
-        if plan.step == 5 and self.place.name == "trainer1" and not deaths:
-            deaths.append(plan.step)
+    async def run_plans(self: TrainerGroup, plans: Sequence[StepPlan]) -> list[StepResult]:
+        running = asyncio.ensure_future(run_ranks(self, plans))
+        if plans[0].step == 5 and not deaths:
+            deaths.append(plans[0].step)
             while not checkpoints_of(run):  # noqa: ASYNC110  (the trainer writes them beside its steps)
                 await asyncio.sleep(0.01)
-            await self.place.give_up("")
-        return await step_rank(self, plan)
+            await self._give_up.__self__.members[1].give_up("")  # type: ignore[union-attr]
+        return await running
 
-    monkeypatch.setattr(LaunchedTrainer, "step", step)
+    monkeypatch.setattr(TrainerGroup, "run", run_plans)
     settings = ("run.checkpoint_every=2", "rollout.groups_per_step=2", "staleness.max_staleness=1")
     train("run.steps=6", "trainer.parallel.shard=2", *settings)
     assert deaths == [5]

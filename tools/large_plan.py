@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock.channel import Channel
+from penstock.channel import Channel, implement
 from penstock.channel.address import Listener, connect
-from penstock.trainer.plan_transfer import serve_steps
+from penstock.interfaces import Trainer
+from penstock.trainer.plan_transfer import remote_trainer, serve_trainer
 from penstock.trainer.step.packing import plan_step
-from penstock.trainer.trainer_client import TrainerClient
 from penstock.types import (
     Episode,
     Group,
@@ -78,7 +78,7 @@ async def serve(address: str) -> None:
         return StepResult(step=plan.step, metrics=dict(facts), seconds={})
 
     channel = await connect(address, "trainer", "t")
-    serve_steps(channel, step)
+    serve_trainer(implement(Trainer, lambda name: step), channel)
     await channel.run()
 
 
@@ -97,7 +97,7 @@ async def measure(num_sequences: int, num_tokens: int) -> None:
         channel = await arrival
         reading = asyncio.create_task(channel.run())
         passed = stopwatch()
-        values = (await TrainerClient(channel).step(plan)).values()
+        values = (await remote_trainer(channel).step(plan)).values()
         print(f"sent: {passed()}, {values['tokens'] / 1e6:.1f} million tokens")
         print(
             f"peak of the controller {peak_mb():.0f} MB, of the trainer's process {values['peak_mb']:.0f} MB"

@@ -1,6 +1,7 @@
 """Records to bytes and back: msgpack, with numpy arrays as (dtype, shape, bytes)."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,8 +21,13 @@ def encode(record: Any) -> bytes:
 
 def decode(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
     """Validated decoding: a record of another shape is a `msgspec.ValidationError`, never half an object."""
-    decoder: msgspec.msgpack.Decoder[T] = _decoder_of(kind)  # type: ignore[arg-type]
-    return decoder.decode(data)
+    return decoder(kind)(data)
+
+
+def decoder(kind: type[T]) -> Callable[[bytes | memoryview | msgspec.Raw], T]:
+    """Decodes one kind of record, for whoever reads many of it."""
+    found: msgspec.msgpack.Decoder[T] = _decoder_of(kind)  # type: ignore[arg-type]
+    return found.decode
 
 
 @functools.cache

@@ -14,7 +14,6 @@ import asyncio
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
@@ -65,13 +64,15 @@ _RAISED_AS_THEMSELVES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class Method(Generic[Req, Res]):
     """A name with the types it takes and gives."""
 
-    name: str
-    request: type[Req]
-    response: type[Res]
+    __slots__ = ("name", "read_request", "read_response")
+
+    def __init__(self, name: str, request: type[Req], response: type[Res]) -> None:
+        self.name = name
+        self.read_request = codec.decoder(request)
+        self.read_response = codec.decoder(response)
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -167,14 +168,14 @@ class Channel:
 
     def serve(self, method: Method[Req, Res], handle: Callable[[Req], Awaitable[Res]]) -> None:
         async def answer(call: Call) -> None:
-            response = await handle(codec.decode(call.payload, method.request))
+            response = await handle(method.read_request(call.payload))
             self._send(Item(call.id, msgspec.Raw(codec.encode(response))))
 
         self._handlers[method.name] = answer
 
     def serve_stream(self, method: Method[Req, Res], handle: Callable[[Req], AsyncIterator[Res]]) -> None:
         async def answer(call: Call) -> None:
-            stream = handle(codec.decode(call.payload, method.request))
+            stream = handle(method.read_request(call.payload))
             try:
                 async for item in stream:
                     self._send(Item(call.id, msgspec.Raw(codec.encode(item))))
@@ -316,7 +317,7 @@ class Channel:
 
 def _answer(frame: Item, method: Method[Req, Res]) -> Res:
     try:
-        return codec.decode(frame.payload, method.response)
+        return method.read_response(frame.payload)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise RemoteError(f"{method.name}: the answer can't be read: {error}", kind="DecodeError") from error
 

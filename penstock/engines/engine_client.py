@@ -1,12 +1,11 @@
-"""An engine in another process, behind a channel. The worker's side is `penstock.worker.engine_role`."""
+"""What an engine process is told first. `penstock.worker.engine_role` becomes that engine."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 
-from penstock.channel import Channel, Method
-from penstock.types import Chunk, EngineReport, GenerateRequest, Interrupt, UpdateReceipt, WeightUpdate
+from penstock.channel import Method
+from penstock.types import EngineReport
 
 
 class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,40 +33,4 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of an adapter that is merged into the model for good; "" takes the model as it is."""
 
 
-class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """New weights, and what happens to sequences in flight."""
-
-    update: WeightUpdate
-    interrupt: Interrupt
-
-
 START_ENGINE = Method("engine.start", EngineStart, EngineReport)
-GENERATE = Method("engine.generate", GenerateRequest, Chunk)
-STAGE = Method("engine.stage", WeightUpdate, type(None))
-UPDATE = Method("engine.update", UpdateRequest, UpdateReceipt)
-REPORT = Method("engine.report", type(None), EngineReport)
-
-
-class EngineClient:
-    """`penstock.interfaces.Engine` over a channel."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    async def start(self, start: EngineStart) -> EngineReport:
-        return await self._channel.call(START_ENGINE, start)
-
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        return self._channel.stream(GENERATE, request)
-
-    async def stage(self, update: WeightUpdate) -> None:
-        await self._channel.call(STAGE, update)
-
-    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
-        return await self._channel.call(UPDATE, UpdateRequest(update=update, interrupt=interrupt))
-
-    async def report(self) -> EngineReport:
-        return await self._channel.call(REPORT, None)
-
-    async def close(self) -> None:
-        await self._channel.close()

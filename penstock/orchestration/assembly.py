@@ -32,7 +32,7 @@ from penstock.orchestration.resume import Resume, TrainedGroups
 from penstock.orchestration.step_answers import episode_advantages
 from penstock.orchestration.step_planner import StepPlanner
 from penstock.orchestration.step_runner import StepRunner
-from penstock.orchestration.trainer_group import group_of
+from penstock.orchestration.trainer_group import TrainerGroup, group_of
 from penstock.orchestration.weight_sync import Retries, WeightSync
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EVALUATION
@@ -45,7 +45,7 @@ class Parts:
     """What a controller works with."""
 
     engines: EnginePool
-    trainers: Sequence[Trainer]
+    trainers: Sequence[Trainer] | TrainerGroup
     scorer: Scorer
     tokenizer: Tokenizer
     tasks: TaskSource
@@ -91,7 +91,7 @@ def build_controller(
     buffer = RolloutBuffer(gate, log=log, dropped=told.dropped, give_back=parts.tasks.put_back)
     activity, group = Activity(log.attempts), group_of(parts.trainers)
     weight_sync = WeightSync(
-        trainer=group,
+        trainer=group.as_one,
         engines=parts.engines,
         buffer=buffer,
         events=told,
@@ -129,7 +129,7 @@ def build_controller(
             events=told,
         ),
         sync=weight_sync,
-        trainer=group,
+        trainer=group.as_one,
         steps=config.run.steps,
         activity=activity,
         events=told,

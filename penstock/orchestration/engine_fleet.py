@@ -14,6 +14,7 @@ from pathlib import Path
 
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import PenstockError, TrainerLost, WorkerDied
+from penstock.interfaces import Engine
 from penstock.observe.recorder import Recorder
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.launchers import Launcher
@@ -153,11 +154,11 @@ class RevivableEngine:
         controller = self._controller
         while controller.is_ready or self._pool.names:  # else it gets all that the first update brings
             try:
-                await controller.bring_below_adapter(self._engine)
+                await controller.bring_below_adapter(self._engine.calls)
                 break
             except TrainerLost:
                 controller.trainer_lost()
-        self._pool.enlist(self._engine.name, self._engine)
+        self._pool.enlist(self._engine.name, self._engine.calls)
         await controller.republish()
         await self._pool.wait_serving(self._engine.name)
 
@@ -198,6 +199,9 @@ class EngineFleet:
         self._is_placing = False
         """Whether an engine waits for its place, or starts."""
         self._changed = asyncio.Event()
+
+    def present(self) -> list[Engine]:
+        return [engine.calls for engine in self.engines]
 
     async def died(self) -> WorkerDied:
         """Watch the engines that are there, until one of them is given up."""

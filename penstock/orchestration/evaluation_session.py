@@ -94,7 +94,7 @@ async def evaluate(prepared: Prepared, log: Callable[[str], None] = lambda line:
         engines = _engines(launcher, prepared)
         deaths = {engine.name: Deaths(policy) for engine in engines}
         await start_together([first_start(each, deaths[each.name], log) for each in engines], events)
-        pool = EnginePool({each.name: each for each in engines}, replaces=True)
+        pool = EnginePool({each.name: each.calls for each in engines}, replaces=True)
         reviver = Reviver(events=events, policy=policy, deaths=deaths)
         watches = [reviver.over(each.place, _RevivableEngine(each, pool, log)) for each in engines]
         return await supervised(_evaluate_on(launcher, prepared, pool, PoolCare(events)), watches)
@@ -116,7 +116,7 @@ class _RevivableEngine:
         self._engine.hold_less(self._log)
 
     async def returned(self) -> None:
-        await self._pool.join(self._engine.name, self._engine)
+        await self._pool.join(self._engine.name, self._engine.calls)
 
 
 class _Lines:

@@ -168,11 +168,13 @@ class Ending:
             cancelled.cancel()
             await asyncio.gather(working, cancelled, return_exceptions=True)
 
-    async def cancel_past_frozen(self, engines: Sequence[Engine], log: Callable[[str], None]) -> None:
+    async def cancel_past_frozen(
+        self, engines: Callable[[], Sequence[Engine]], log: Callable[[str], None]
+    ) -> None:
         """Once the run is to stop, don't wait for an engine that does not answer."""
         await self._stopped.wait()
         while True:
-            for engine in engines:
+            for engine in engines():
                 if not await _is_answering(engine):
                     log(f"an engine has not answered for {ANSWER_S:.0f} s; the run ends without it")
                     self.cancel()

@@ -4,7 +4,7 @@ alarm when nothing moves. What it learns goes into the stream of events."""
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -107,7 +107,7 @@ class RunMonitor:
         stream: EventStream,
         state: RunState,
         controller: Controller,
-        engines: Sequence[Engine],
+        engines: Callable[[], Sequence[Engine]],
         *,
         watchdog_s: float,
         workers: Sequence[WritesStacks] = (),
@@ -133,11 +133,11 @@ class RunMonitor:
         following: dict[Engine, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as asking:
             while True:
-                present = set(self._engines)
-                for engine in self._engines:
+                present = self._engines()
+                for engine in present:
                     if engine not in following:
                         following[engine] = asking.create_task(self._follow(engine))
-                for engine in following.keys() - present:
+                for engine in following.keys() - set(present):
                     following.pop(engine).cancel()
                 self.look()
                 await asyncio.sleep(POLL_S)
@@ -147,7 +147,7 @@ class RunMonitor:
         soon are left out."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_POLL_S):
-                await asyncio.gather(*(self._ask_if_there(engine) for engine in self._engines))
+                await asyncio.gather(*(self._ask_if_there(engine) for engine in self._engines()))
 
     def look(self) -> None:
         """Tell what each process does, and whether nothing has moved for too long."""

@@ -6,30 +6,51 @@ and tells of it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.errors import ChannelClosed, PenstockError, WorkerDied
 from penstock.observe.events import RecoveryEvent
 from penstock.observe.recorder import Recorder
+from penstock.orchestration.first_start import start_alike
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.orchestration.revival import Liveness, RestartPolicy
 from penstock.orchestration.supervision import SupervisedWorker
 from penstock.orchestration.worker_events import EventCollector
 
-Client = TypeVar("Client")
+Call = TypeVar("Call")
+Answer = TypeVar("Answer")
 WAITS = RestartPolicy()
 """How long; whether to give up is the pool's to say: it knows what its workers have done between their deaths."""
 
 
-class PooledWorker(Generic[Client]):
-    """One process of a pool. `events` is told of those that follow it."""
+class PooledWorker(Generic[Call, Answer]):
+    """`penstock.channel.worker_pool.PoolWorker` in a place where another process may come, which `events` is told
+    of."""
 
-    def __init__(self, place: ReplaceableWorker[Client], events: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        place: ReplaceableWorker,
+        ask: Callable[[Sequence[Call]], Awaitable[Sequence[Answer]]],
+        events: Recorder | None = None,
+    ) -> None:
         self.place = place
+        self._ask = ask
         self._events = events
         self._cause = ""
+
+    async def answer(self, calls: Sequence[Call]) -> Sequence[Answer]:
+        try:
+            return await self._ask(calls)
+        except ChannelClosed:
+            death = await self.place.gone()
+            self.lost(death)
+            raise death from None
+
+    async def end(self) -> None:
+        await self.place.end()
 
     def lost(self, death: WorkerDied) -> None:
         """Why the process that is there now must be replaced."""
@@ -78,7 +99,7 @@ class PoolWatch:
 
     def __init__(
         self,
-        worker: PooledWorker[Any],
+        worker: PooledWorker[Any, Any],
         lost: Callable[[WorkerDied], Awaitable[None]],
         liveness: Liveness,
     ) -> None:
@@ -111,7 +132,20 @@ class PoolCare:
     freeze_s: float = 0.0
     watches: list[SupervisedWorker] = field(default_factory=list)
 
-    def over(self, worker: PooledWorker[Any], pool: WatchedPool, number: int) -> None:
-        """Watch one worker of a pool."""
-        liveness = Liveness(worker.place, self.events.now, pulses=self.pulses, freeze_s=self.freeze_s)
-        self.watches.append(PoolWatch(worker, lambda death: pool.lost(number, death), liveness))
+    def over(self, workers: Sequence[PooledWorker[Any, Any]], pool: WatchedPool) -> None:
+        """Watch the workers of a pool."""
+        for number, worker in enumerate(workers):
+            liveness = Liveness(worker.place, self.events.now, pulses=self.pulses, freeze_s=self.freeze_s)
+            self.watches.append(PoolWatch(worker, partial(pool.lost, number), liveness))
+
+
+async def start_pooled(
+    places: Sequence[ReplaceableWorker],
+    asking: Callable[[ReplaceableWorker], Callable[[Sequence[Call]], Awaitable[Sequence[Answer]]]],
+    restarts: int,
+    care: PoolCare | None,
+) -> list[PooledWorker[Call, Answer]]:
+    """`asking` is how the process in a place is asked."""
+    events = None if care is None else care.events
+    await start_alike(places, restarts, events)
+    return [PooledWorker(place, asking(place), events) for place in places]

@@ -1,4 +1,4 @@
-"""The places of a trainer's ranks, started and ended as one.
+"""The places of a trainer's ranks, started and ended as one; there may be a single one.
 
 A rank that dies takes its group down, since the others wait for it in the middle of a collective. All of them go on
 from the last checkpoint.
@@ -15,33 +15,16 @@ from penstock.channel import Channel
 from penstock.errors import UserError, WorkerDied
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.orchestration.supervision import Gathering
-from penstock.trainer.trainer_client import TrainerClient, TrainerReady, TrainerStart
+from penstock.trainer.trainer_client import START_TRAINER, TrainerStart
 
 LAST_WORDS_S = 5.0
 """How long a death may take to be noticed after another rank has failed because of it."""
 
 
-class RankClient:
-    """Starts one of the ranks: what all are told, and which of them it is."""
-
-    def __init__(self, client: TrainerClient, rank: int, rendezvous: str) -> None:
-        self._client, self._rank, self._rendezvous = client, rank, rendezvous
-
-    async def start(self, start: TrainerStart) -> TrainerReady:
-        own = msgspec.structs.replace(start, rank=self._rank, rendezvous=self._rendezvous)
-        return await self._client.start(own)
-
-
 class RankPlaces:
     """Stands for all of them where one `ReplaceableWorker` is expected. Name and channel are the first rank's."""
 
-    def __init__(
-        self,
-        members: Sequence[ReplaceableWorker[TrainerClient]],
-        start: Callable[[RankClient], Awaitable[object]],
-        *,
-        meet: str,
-    ) -> None:
+    def __init__(self, members: Sequence[ReplaceableWorker], start: TrainerStart, *, meet: str) -> None:
         """`meet` is where ranks find each other, up to a suffix that each new group of processes gets."""
         self.members = members
         self._start = start
@@ -56,10 +39,6 @@ class RankPlaces:
         return self.members[0].incarnation
 
     @property
-    def client(self) -> TrainerClient:
-        return self.members[0].client
-
-    @property
     def channel(self) -> Channel:
         return self.members[0].channel
 
@@ -69,16 +48,16 @@ class RankPlaces:
         deaths = [member.last_death for member in self.members if member.last_death is not None]
         return max(deaths, key=lambda death: death.out_of_memory, default=None)
 
-    def begin_with(self, start: Callable[[RankClient], Awaitable[object]]) -> None:
+    def begin_with(self, start: TrainerStart) -> None:
         """What the next processes are told first, but for their ranks."""
         self._start = start
 
     async def start(self) -> None:
         """All at once: each waits for the others, and none for one that has died."""
-        rendezvous = f"{self._meet}-{secrets.token_hex(4)}"
+        rendezvous = f"{self._meet}-{secrets.token_hex(4)}" if len(self.members) > 1 else ""
         others = Gathering(len(self.members))
 
-        async def start(member: ReplaceableWorker[TrainerClient]) -> None:
+        async def start(member: ReplaceableWorker) -> None:
             await member.start()
             await others.wait(member)
 
@@ -106,8 +85,9 @@ class RankPlaces:
         files = [file for member in self.members if (file := member.write_stacks())]
         return ", ".join(files) or None
 
-    def _starting(self, rank: int, rendezvous: str) -> Callable[[TrainerClient], Awaitable[object]]:
-        return lambda client: self._start(RankClient(client, rank, rendezvous))
+    def _starting(self, rank: int, rendezvous: str) -> Callable[[Channel], Awaitable[object]]:
+        start = msgspec.structs.replace(self._start, rank=rank, rendezvous=rendezvous)
+        return lambda channel: channel.call(START_TRAINER, start)
 
 
 async def _all_or_none(calls: Sequence[Coroutine[Any, Any, None]]) -> None:

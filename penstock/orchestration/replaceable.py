@@ -1,50 +1,48 @@
 """A worker that can be replaced: launched, started, watched, and after its end started anew under its name.
 
-Whoever uses it keeps the same object; the process behind it changes. Each process has an incarnation number, so
+Whoever uses it keeps the same place; the process in it changes. Each process has an incarnation number, so
 that what an earlier one still says is never taken for the present one's word: its channel is closed with it.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Generic, TypeVar
+from typing import Any
 
 from penstock.channel import Channel
 from penstock.errors import ChannelClosed, OutOfMemory, WorkerDied
 from penstock.observe.pulse import LONG_S
 from penstock.orchestration.launchers import Launcher, Worker
 
-Client = TypeVar("Client")
-
 LAST_WORDS_S = 0.5
 """How long a process whose channel has closed may take to end by itself and say why."""
 
 
-class ReplaceableWorker(Generic[Client]):
-    """One place for a worker process. `client` speaks to the process that is there now."""
+class ReplaceableWorker:
+    """One place for a worker process. `channel` goes to the process that is there now."""
 
     def __init__(
         self,
         launcher: Launcher,
         name: str,
         *,
-        connect: Callable[[Channel], Client],
-        start: Callable[[Client], Awaitable[object]],
+        start: Callable[[Channel], Awaitable[object]],
         threads: int = 1,
         environment: Mapping[str, str] | None = None,
         start_s: float = LONG_S,
     ) -> None:
-        """`connect` makes a client of a channel; `start` sends the first message, which says what the worker is. A
-        process that takes longer than `start_s` to answer it is ended."""
+        """`start` sends the first message, which says what the worker is. A process that takes longer than
+        `start_s` to answer it is ended."""
         self._start_s = start_s
         self.name = name
         self.incarnation = 0
         self._launcher = launcher
-        self._connect = connect
         self._start = start
         self._threads = threads
         self._environment = environment or {}
         self._worker: Worker | None = None
-        self._client: Client | None = None
+        self._channel: Channel | None = None
+        self.answer: Any = None
+        """What the present process has said to its first message."""
         self.last_death: WorkerDied | None = None
         """Of the process before the present one, or of this one, if it ended by itself."""
         self._given_up = ""
@@ -53,26 +51,21 @@ class ReplaceableWorker(Generic[Client]):
         """Set while a process has started and nobody has ended it."""
 
     @property
-    def client(self) -> Client:
-        if self._client is None:
-            raise ChannelClosed(f"worker {self.name} has not been started")
-        return self._client
-
-    @property
     def channel(self) -> Channel:
-        if self._worker is None:
+        """Of a process that has started."""
+        if self._channel is None:
             raise ChannelClosed(f"worker {self.name} has not been started")
-        return self._worker.channel
+        return self._channel
 
     async def start(self) -> None:
         """Launch a process and wait for its first answer; when it ends instead, say so with its traceback."""
         worker = await self._launcher.launch(self.name, threads=self._threads, environment=self._environment)
         self.incarnation += 1
         self._given_up, self.last_death = "", None
-        self._worker, client = worker, self._connect(worker.channel)
+        self._worker = worker
         try:
             async with asyncio.timeout(self._start_s):
-                await self._begin(worker, client)
+                self.answer = await self._begin(worker)
         except ChannelClosed:
             raise await self.died() from None
         except OutOfMemory as error:
@@ -83,18 +76,18 @@ class ReplaceableWorker(Generic[Client]):
             raise WorkerDied(
                 f"worker {self.name} has not started within run.start_s={self._start_s:g}"
             ) from None
-        self._client = client  # from now on it can be asked for what it is there for
+        self._channel = worker.channel  # from now on it can be asked for what it is there for
         self._there.set()
 
-    async def _begin(self, worker: Worker, client: Client) -> None:
+    async def _begin(self, worker: Worker) -> Any:
         """What it is told first may wait for other workers, and ends with its process all the same."""
-        starting = asyncio.ensure_future(self._start(client))
+        starting = asyncio.ensure_future(self._start(worker.channel))
         closing = asyncio.ensure_future(worker.channel.wait_closed())
         try:
             await asyncio.wait({starting, closing}, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
                 raise ChannelClosed(f"worker {self.name} has ended")
-            starting.result()
+            return starting.result()
         finally:
             for task in (starting, closing):
                 task.cancel()
@@ -108,7 +101,7 @@ class ReplaceableWorker(Generic[Client]):
         """Whether this process was not ended by its owner."""
         return self._there.is_set() and self.incarnation == incarnation
 
-    def begin_with(self, start: Callable[[Client], Awaitable[object]]) -> None:
+    def begin_with(self, start: Callable[[Channel], Awaitable[object]]) -> None:
         """What the next process is told first, in place of what the first one was."""
         self._start = start
 
@@ -122,7 +115,7 @@ class ReplaceableWorker(Generic[Client]):
         if self._worker is not None:
             await self._worker.kill()
             self._launcher.forget(self._worker)
-            self._worker = self._client = None
+            self._worker = self._channel = None
 
     async def died(self) -> WorkerDied:
         """Wait until the present process ends."""

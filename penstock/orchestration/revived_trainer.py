@@ -12,7 +12,7 @@ from penstock.observe.recorder import Recorder
 from penstock.orchestration.checkpoints import newest_whole
 from penstock.orchestration.controller import Controller
 from penstock.orchestration.kept_checkpoints import put_aside_past, sweep_unfinished
-from penstock.orchestration.workers import LaunchedRanks, LaunchedTrainer
+from penstock.orchestration.workers import LaunchedTrainer
 
 
 class RevivableTrainer:
@@ -20,9 +20,7 @@ class RevivableTrainer:
 
     is_needed = True
 
-    def __init__(
-        self, trainer: LaunchedTrainer | LaunchedRanks, run: Path, controller: Controller, events: Recorder
-    ) -> None:
+    def __init__(self, trainer: LaunchedTrainer, run: Path, controller: Controller, events: Recorder) -> None:
         self._trainer = trainer
         self._run = run
         self._controller = controller
@@ -49,7 +47,7 @@ class RevivableTrainer:
         sweep_unfinished(self._run)
         checkpoint = await self._choose()
         start = msgspec.structs.replace(self._trainer.start, version=version, checkpoint=checkpoint)
-        place.begin_with(lambda client: client.start(start))
+        place.begin_with(start)
 
     async def _choose(self) -> str:
         """The newest checkpoint that is whole; "" where there are none yet."""

@@ -1,22 +1,27 @@
 """Where workflows run: in the controller, or in worker processes that can be replaced."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from penstock.channel import Channel
-from penstock.engines.engine_client import GENERATE
-from penstock.errors import ChannelClosed
-from penstock.orchestration.first_start import start_alike
+from penstock.channel import Channel, remote, serve
 from penstock.orchestration.kept_work import KeptWork
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.memory_limit import memory_environment
-from penstock.orchestration.pooled_workers import PoolCare, PooledWorker
+from penstock.orchestration.pooled_workers import PoolCare, start_pooled
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.rollout.episode_pool import EpisodePool
+from penstock.rollout.episode_rollout import TokenSource
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.retrying_episodes import CallsSoFar, RetryingEpisodes
-from penstock.rollout.rollout_client import KEEP_CALL, EngineGone, Outcome, RolloutClient, RolloutStart
+from penstock.rollout.rollout_client import (
+    START_ROLLOUT,
+    CallKeeper,
+    Outcome,
+    RolloutProcess,
+    RolloutStart,
+)
 from penstock.types import DEFAULT_POLICY, Episode
 from penstock.usercode import is_command, search_path
 
@@ -50,14 +55,12 @@ async def _start(
             )
         return LocalEpisodes(work.engine, prepared.tokenizer, prepared.workflow, work.keep_call, rollout.http)
     places = [rollout_place(launcher, f"rollout{index}", prepared, work) for index in range(num_workers)]
-    restarts, events = prepared.config.run.restarts, None if care is None else care.events
-    await start_alike(places, restarts, events)
-    workers = [LaunchedRollouts(place, events) for place in places]
-    told = (lambda words: None) if events is None else events.log
+    restarts = prepared.config.run.restarts
+    workers = await start_pooled(places, _running_in, restarts, care)
+    told = (lambda words: None) if care is None else care.events.log
     pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=restarts + 1, told=told)
-    for number, worker in enumerate(workers):
-        if care is not None:
-            care.over(worker, pool, number)
+    if care is not None:
+        care.over(workers, pool)
     return pool
 
 
@@ -85,26 +88,16 @@ def _names_a_command(prepared: Prepared) -> bool:
     return any(path is not None and is_command(path) for path in named)
 
 
-class LaunchedRollouts(PooledWorker[RolloutClient]):
-    """`penstock.rollout.episode_pool.EpisodeWorker` in a process that can be replaced."""
+def _running_in(place: ReplaceableWorker) -> Callable[[Sequence[EpisodeSpec]], Awaitable[Sequence[Outcome]]]:
+    process = remote(RolloutProcess, place)
 
-    async def run(self, spec: EpisodeSpec) -> Outcome:
-        try:
-            return await self.place.client.run(spec)
-        except EngineGone:
-            raise
-        except ChannelClosed:
-            death = await self.place.gone()
-            self.lost(death)
-            raise death from None
+    async def run(specs: Sequence[EpisodeSpec]) -> Sequence[Outcome]:
+        return [await process.run(spec) for spec in specs]
 
-    async def end(self) -> None:
-        await self.place.end()
+    return run
 
 
-def rollout_place(
-    launcher: Launcher, name: str, prepared: Prepared, work: KeptWork
-) -> ReplaceableWorker[RolloutClient]:
+def rollout_place(launcher: Launcher, name: str, prepared: Prepared, work: KeptWork) -> ReplaceableWorker:
     """Its episodes ask for turns over the channel that it is reached by: both sides serve."""
     start = RolloutStart(
         model=prepared.model,
@@ -123,15 +116,14 @@ def rollout_place(
         search_path=search_path(),
     )
 
-    def connect(channel: Channel) -> RolloutClient:
-        channel.serve_stream(GENERATE, work.engine.generate)
-        channel.serve(KEEP_CALL, work.keep_call)
-        return RolloutClient(channel)
+    async def begin(channel: Channel) -> None:
+        serve(TokenSource, work.engine, channel)
+        serve(CallKeeper, work, channel)
+        await channel.call(START_ROLLOUT, start)
 
     return ReplaceableWorker(
         launcher,
         name,
-        connect=connect,
-        start=lambda client: client.start(start),
+        start=begin,
         environment=memory_environment(prepared.config.rollout.memory_gb),
     )

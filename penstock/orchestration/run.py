@@ -205,7 +205,7 @@ class Run:
         config, prepared, events = self._config, self._prepared, self._events
         launcher, beginning = opened.launchers.own, opened.beginning
         resumes = config.sync.interrupt not in ONE_VERSION
-        engines = EnginePool({one.name: one for one in workers.engines}, resumes=resumes, replaces=True)
+        engines = EnginePool({one.name: one.calls for one in workers.engines}, resumes=resumes, replaces=True)
         care = PoolCare(events, opened.collector, config.run.freeze_s)
         async with AsyncExitStack() as at_end:
             started = self._scorer or await start_scorers(launcher, prepared, care)
@@ -224,7 +224,7 @@ class Run:
             journal, log = beginning.log, beginning.log or MemoryGroupLog()
             parts = Parts(
                 engines=engines,
-                trainers=[workers.trainer],
+                trainers=workers.trainer.group,
                 scorer=scorer,
                 tokenizer=prepared.tokenizer,
                 tasks=beginning.tasks,
@@ -246,7 +246,7 @@ class Run:
         run = self._config.run
         return Checkpoints(
             self._prepared.folder,
-            workers.trainer,
+            workers.trainer.calls,
             beginning.tasks,
             every=run.checkpoint_every,
             keep=run.keep_checkpoints,
@@ -291,7 +291,7 @@ class Run:
             self._shown.stream,
             self._shown.state,
             controller,
-            fleet.engines,
+            fleet.present,
             watchdog_s=self._config.observe.watchdog_s,
             workers=workers.places,
             folder=self._prepared.folder,
@@ -312,7 +312,7 @@ class Run:
         """Evaluate, train, evaluate, while others watch, and engines join and leave."""
         saved, events, checkpoints = self._prepared.saved, self._events, parts.checkpoints
         monitor, evaluations = self._monitor(workers, controller, fleet), self._evaluations(parts)
-        watching = [monitor.watch(), self._ending.cancel_past_frozen(fleet.engines, events.log)]
+        watching = [monitor.watch(), self._ending.cancel_past_frozen(fleet.present, events.log)]
         if not self._config.run.deterministic:
             watching.append(fleet.run())
         if opened.launchers.joining is not None:
@@ -354,7 +354,7 @@ class Run:
 
         async def save() -> None:
             try:
-                await workers.trainer.save(str(self._prepared.folder / "model"))
+                await workers.trainer.calls.save(str(self._prepared.folder / "model"))
             except DiskFull as error:
                 raise DiskFull(f"{error}; if the model stays unsaved, {self._what_is_left()}") from error
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from penstock.channel import implement
 from penstock.errors import RemoteError, StepTooLarge, TrainerLost, UpdateAbandoned, UserError
 from penstock.interfaces import Trainer
 from penstock.sync.joined_update import join_updates
@@ -16,7 +17,8 @@ LAST_WORDS_S = 5.0
 
 
 class TrainerGroup:
-    """`penstock.interfaces.Trainer` of one or more ranks, but that a step has a plan for each part of the data."""
+    """One or more ranks. `as_one` is the `penstock.interfaces.Trainer` that they make together: each of them is
+    asked, unless a method here says otherwise."""
 
     def __init__(
         self,
@@ -30,10 +32,14 @@ class TrainerGroup:
         self._ranks = ranks
         self._share_plans = share_plans
         self._give_up = give_up
-
-    @property
-    def num_ranks(self) -> int:
-        return len(self._ranks)
+        self.as_one = implement(
+            Trainer,
+            self._asking_all,
+            step=self.step,
+            publish=self.publish,
+            send=self.send,
+            checkpoint_written=self.checkpoint_written,
+        )
 
     @property
     def num_plans(self) -> int:
@@ -52,34 +58,26 @@ class TrainerGroup:
         results = await self._together(steps)
         return results[:: self._share_plans]
 
-    async def snapshot(self, version: int) -> None:
-        await self._all(lambda rank: rank.snapshot(version))
-
     async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
-        parts = await self._all(lambda rank: rank.publish(version, full=full))
+        parts = await self._together([rank.publish(version, full=full) for rank in self._ranks])
         return parts[0] if len(parts) == 1 else join_updates(parts)
 
     async def send(self, version: int) -> None:
         """When an engine fails, a rank that waits for it is cancelled; the ranks themselves are well."""
         await self._together([rank.send(version) for rank in self._ranks], gives_up=False)
 
-    async def release(self, version: int, *, delivered: bool = True) -> None:
-        await self._all(lambda rank: rank.release(version, delivered=delivered))
-
-    async def save(self, folder: str) -> None:
-        await self._all(lambda rank: rank.save(folder))
-
-    async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
-        await self._all(lambda rank: rank.checkpoint(folder, files, remove))
-
     async def checkpoint_written(self) -> CheckpointWritten:
-        parts = await self._all(lambda rank: rank.checkpoint_written())
+        parts = await self._together([rank.checkpoint_written() for rank in self._ranks])
         return CheckpointWritten(
             seconds=max(part.seconds for part in parts), num_bytes=max(part.num_bytes for part in parts)
         )
 
-    async def _all(self, call: Callable[[Trainer], Coroutine[Any, Any, T]]) -> list[T]:
-        return await self._together([call(rank) for rank in self._ranks])
+    def _asking_all(self, method: str) -> Callable[..., Awaitable[Any]]:
+        async def ask(*args: Any, **kwargs: Any) -> Any:
+            answers = await self._together([getattr(rank, method)(*args, **kwargs) for rank in self._ranks])
+            return answers[0]
+
+        return ask
 
     async def _together(self, calls: Sequence[Coroutine[Any, Any, T]], *, gives_up: bool = True) -> list[T]:
         """Every rank's answer. When one fails, the error that says most is raised, and ranks that still wait for
@@ -109,10 +107,9 @@ class TrainerGroup:
         raise worst
 
 
-def group_of(trainers: Sequence[Trainer]) -> TrainerGroup:
-    """Trainers, each with a plan of its own; one that is a group already stays what it is."""
-    first = trainers[0] if len(trainers) == 1 else None
-    return first if isinstance(first, TrainerGroup) else TrainerGroup(trainers)
+def group_of(trainers: Sequence[Trainer] | TrainerGroup) -> TrainerGroup:
+    """Trainers, each with a plan of its own, or what is a group already."""
+    return trainers if isinstance(trainers, TrainerGroup) else TrainerGroup(trainers)
 
 
 def _rank_of(error: BaseException) -> int:

@@ -5,22 +5,23 @@ Each place can be filled anew (`ReplaceableWorker`): the engine, trainer or scor
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from penstock.blobs import open_blobs
+from penstock.channel import Channel, remote
 from penstock.channel.address import host_and_port, is_loopback
 from penstock.engines.config import with_settings
-from penstock.engines.engine_client import EngineClient, EngineStart
+from penstock.engines.engine_client import START_ENGINE, EngineStart
 from penstock.engines.kinds import settings_of
-from penstock.errors import ChannelClosed, ScoringFailed, TrainerLost
-from penstock.interfaces import BlobStore
+from penstock.errors import TrainerLost
+from penstock.interfaces import BlobStore, Engine
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
 from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.first_start import FirstStart, start_alike, start_together
+from penstock.orchestration.first_start import FirstStart, start_together
 from penstock.orchestration.gpu_pools import engine_pools, visible_gpus
 from penstock.orchestration.launchers import Launcher
 from penstock.orchestration.launchers.config import LauncherConfig
@@ -32,43 +33,46 @@ from penstock.orchestration.placement import (
     scorer_environment,
     usable_cores,
 )
-from penstock.orchestration.pooled_workers import PoolCare, PooledWorker
+from penstock.orchestration.pooled_workers import PoolCare, start_pooled
 from penstock.orchestration.preflight import Prepared
 from penstock.orchestration.rank_places import RankPlaces
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.orchestration.revival import Deaths, RestartPolicy, fewer_sequences
 from penstock.orchestration.trainer_group import TrainerGroup
 from penstock.scoring.scorer_pool import ScorerPool
-from penstock.scoring.scoring_client import ScoringClient, ScoringRequest, ScoringStart, Verdict
+from penstock.scoring.scoring_client import (
+    START_SCORING,
+    ScoringProcess,
+    ScoringReady,
+    ScoringRequest,
+    ScoringStart,
+    Verdict,
+)
 from penstock.sync.config import SyncConfig
 from penstock.sync.interface import address_for_others
 from penstock.sync.transports import transport_of
-from penstock.trainer.trainer_client import TrainerClient, TrainerStart
+from penstock.trainer.plan_transfer import remote_trainer
+from penstock.trainer.trainer_client import START_TRAINER, TrainerStart
 from penstock.types import (
-    CheckpointWritten,
-    Chunk,
     EngineReport,
-    GenerateRequest,
-    Interrupt,
-    StepPlan,
-    StepResult,
-    UpdateReceipt,
-    WeightUpdate,
 )
 from penstock.usercode import search_path
 
-T = TypeVar("T")
-
 
 class LaunchedEngine:
-    """`penstock.interfaces.Engine` in a process that can be replaced."""
+    """An engine in a process that can be replaced. `calls` are what it is asked."""
 
-    def __init__(self, place: ReplaceableWorker[EngineClient], start: EngineStart | None = None) -> None:
+    def __init__(self, place: ReplaceableWorker, start: EngineStart | None = None) -> None:
         """`start` is what its process was told first, for whoever starts the next."""
         self.place = place
+        self.calls = remote(Engine, place)
         self.start = start
         if start is not None:
             place.begin_with(self._begin)
+
+    @property
+    def name(self) -> str:
+        return self.place.name
 
     def hold_less(self, say: Callable[[str], None]) -> None:
         """If it ran out of memory, its next process computes fewer sequences at a time."""
@@ -79,99 +83,22 @@ class LaunchedEngine:
             self.start, word = lowered
             say(word)
 
-    async def _begin(self, client: EngineClient) -> EngineReport:
+    async def _begin(self, channel: Channel) -> EngineReport:
         assert self.start is not None
-        return await client.start(self.start)
-
-    @property
-    def name(self) -> str:
-        return self.place.name
-
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        return self.place.client.generate(request)
-
-    async def stage(self, update: WeightUpdate) -> None:
-        await self.place.client.stage(update)
-
-    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
-        return await self.place.client.update(update, interrupt)
-
-    async def report(self) -> EngineReport:
-        return await self.place.client.report()
-
-    async def close(self) -> None:
-        await self.place.client.close()
+        return await channel.call(START_ENGINE, self.start)
 
 
 class LaunchedTrainer:
-    """`penstock.interfaces.Trainer` in a process that can be replaced. What a process that is gone was asked for
-    raises `TrainerLost`."""
+    """A trainer in one process or several, which can be replaced. `calls` are what it is asked; what processes that
+    are gone were asked for raises `TrainerLost`."""
 
-    def __init__(self, place: ReplaceableWorker[TrainerClient], start: TrainerStart) -> None:
-        """`start` is what its first process was told."""
+    def __init__(self, place: RankPlaces, start: TrainerStart, *, share_plans: int = 1) -> None:
+        """`start` is what its first processes were told."""
+        ranks = [remote_trainer(member, TrainerLost) for member in place.members]
         self.place = place
         self.start = start
-
-    async def step(self, plan: StepPlan) -> StepResult:
-        return await self._ask(lambda trainer: trainer.step(plan))
-
-    async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
-        return await self._ask(lambda trainer: trainer.publish(version, full=full))
-
-    async def snapshot(self, version: int) -> None:
-        await self._ask(lambda trainer: trainer.snapshot(version))
-
-    async def send(self, version: int) -> None:
-        await self._ask(lambda trainer: trainer.send(version))
-
-    async def release(self, version: int, *, delivered: bool = True) -> None:
-        await self._ask(lambda trainer: trainer.release(version, delivered=delivered))
-
-    async def save(self, folder: str) -> None:
-        await self._ask(lambda trainer: trainer.save(folder))
-
-    async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
-        await self._ask(lambda trainer: trainer.checkpoint(folder, files, remove))
-
-    async def checkpoint_written(self) -> CheckpointWritten:
-        return await self._ask(lambda trainer: trainer.checkpoint_written())
-
-    async def _ask(self, call: Callable[[TrainerClient], Awaitable[T]]) -> T:
-        try:
-            return await call(self.place.client)
-        except ChannelClosed as error:
-            raise TrainerLost(str(error)) from None
-
-
-class LaunchedRanks(TrainerGroup):
-    """A trainer of several processes, which are replaced together."""
-
-    def __init__(
-        self, trainers: Sequence[LaunchedTrainer], place: RankPlaces, start: TrainerStart, *, share_plans: int
-    ) -> None:
-        super().__init__(trainers, share_plans=share_plans, give_up=place.give_up)
-        self.place = place
-        self.start = start
-
-
-class LaunchedScorer(PooledWorker[ScoringClient]):
-    """`penstock.scoring.scorer_pool.ScoringWorker` in a process that can be replaced."""
-
-    @property
-    def needs_group(self) -> bool:
-        return self.place.client.ready.needs_group
-
-    @property
-    def concurrency(self) -> int:
-        return self.place.client.ready.concurrency
-
-    async def score(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
-        try:
-            return await self.place.client.score(requests)
-        except ChannelClosed:
-            death = await self.place.gone()
-            self.lost(death)
-            raise ScoringFailed(str(death), "score_worker_died", death.detail) from None
+        self.group = TrainerGroup(ranks, share_plans=share_plans, give_up=place.give_up)
+        self.calls = self.group.as_one
 
 
 class EngineMaker(Protocol):
@@ -183,7 +110,7 @@ class Workers:
     """The processes that a run can't do without."""
 
     engines: tuple[LaunchedEngine, ...]
-    trainer: LaunchedTrainer | LaunchedRanks
+    trainer: LaunchedTrainer
     blobs: BlobStore
     """The store that they share."""
     another_engine: "EngineMaker"
@@ -192,9 +119,7 @@ class Workers:
     """Of those that died while they started, and the others, by name."""
 
     @property
-    def places(
-        self,
-    ) -> tuple[ReplaceableWorker[EngineClient] | ReplaceableWorker[TrainerClient] | RankPlaces, ...]:
+    def places(self) -> tuple[ReplaceableWorker | RankPlaces, ...]:
         return (self.trainer.place, *(engine.place for engine in self.engines))
 
 
@@ -228,7 +153,7 @@ async def start_workers(
 
     engines = [engine(index, launcher) for index in range(len(config.engine.members))]
     policy = RestartPolicy(max_deaths=config.run.restarts + 1)
-    deaths = {place.name: Deaths(policy) for place in (trainer.place, *(each.place for each in engines))}
+    deaths = {name: Deaths(policy) for name in (trainer.place.name, *(each.name for each in engines))}
     starts = [FirstStart(trainer.place, deaths[trainer.place.name])]
     starts += [first_start(each, deaths[each.name], log) for each in engines]
     await start_together(starts, events)
@@ -249,15 +174,26 @@ async def start_scorers(launcher: Launcher, prepared: Prepared, care: PoolCare |
     places = [
         scorer_place(launcher, f"scorer{i}", prepared.config, environment) for i in range(reward.workers)
     ]
-    restarts, events = prepared.config.run.restarts, None if care is None else care.events
-    await start_alike(places, restarts, events)
-    workers = [LaunchedScorer(place, events) for place in places]
-    told = (lambda words: None) if events is None else events.log
-    pool = ScorerPool(workers, timeout_s=reward.timeout_s, max_deaths=restarts + 1, told=told)
-    for number, worker in enumerate(workers):
-        if care is not None:
-            care.over(worker, pool, number)
+    restarts = prepared.config.run.restarts
+    workers = await start_pooled(places, _scoring_in, restarts, care)
+    ready: list[ScoringReady] = [place.answer for place in places]
+    pool = ScorerPool(
+        [(worker, one.concurrency) for worker, one in zip(workers, ready, strict=True)],
+        needs_group=any(one.needs_group for one in ready),
+        timeout_s=reward.timeout_s,
+        max_deaths=restarts + 1,
+        told=(lambda words: None) if care is None else care.events.log,
+    )
+    if care is not None:
+        care.over(workers, pool)
     return pool
+
+
+def _scoring_in(
+    place: ReplaceableWorker,
+) -> Callable[[Sequence[ScoringRequest]], Awaitable[Sequence[Verdict]]]:
+    process = remote(ScoringProcess, place)
+    return lambda requests: process.score(tuple(requests))
 
 
 def engine_start(
@@ -288,12 +224,11 @@ def engine_start(
 
 def engine_place(
     launcher: Launcher, start: EngineStart, environment: Mapping[str, str], start_s: float = LONG_S
-) -> ReplaceableWorker[EngineClient]:
+) -> ReplaceableWorker:
     return ReplaceableWorker(
         launcher,
         start.name,
-        connect=EngineClient,
-        start=lambda client: client.start(start),
+        start=lambda channel: channel.call(START_ENGINE, start),
         threads=start.threads,
         environment=environment,
         start_s=start_s,
@@ -306,7 +241,7 @@ def trainer_of(
     threads: int,
     environment: Mapping[str, str],
     sync_token: str = "",
-) -> LaunchedTrainer | LaunchedRanks:
+) -> LaunchedTrainer:
     """Starts with the model, or with a checkpoint; versions go on from those that it knows."""
     config, saved = prepared.config, prepared.saved
     start = TrainerStart(
@@ -339,25 +274,21 @@ def trainer_of(
         ReplaceableWorker(
             launcher,
             f"trainer{rank or ''}",
-            connect=TrainerClient,
-            start=lambda client: client.start(start),
+            start=lambda channel: channel.call(START_TRAINER, start),
             threads=threads,
             environment=environment,
             start_s=config.run.start_s,
         )
         for rank in range(parallel.num_ranks)
     ]
-    trainers = [LaunchedTrainer(place, start) for place in places]
-    if len(trainers) == 1:
-        return trainers[0]
     meet = f"file://{launcher.blobs.parent}/ranks"  # a folder that all of them see
-    group = RankPlaces(places, lambda client: client.start(start), meet=meet)
-    return LaunchedRanks(trainers, group, start, share_plans=parallel.tensor * parallel.context)
+    group = RankPlaces(places, start, meet=meet)
+    return LaunchedTrainer(group, start, share_plans=parallel.tensor * parallel.context)
 
 
 def scorer_place(
     launcher: Launcher, name: str, config: PenstockConfig, environment: Mapping[str, str]
-) -> ReplaceableWorker[ScoringClient]:
+) -> ReplaceableWorker:
     start = ScoringStart(
         reward=config.reward.model_dump(mode="json"),
         search_path=search_path(),
@@ -365,8 +296,7 @@ def scorer_place(
     return ReplaceableWorker(
         launcher,
         name,
-        connect=ScoringClient,
-        start=lambda client: client.start(start),
+        start=lambda channel: channel.call(START_SCORING, start),
         threads=config.reward.threads,
         environment=environment,
     )

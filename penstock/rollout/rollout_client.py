@@ -1,15 +1,15 @@
-"""A process that runs workflows, behind a channel. The worker's side is `penstock.worker.rollout_role`.
+"""What a process that runs workflows is told first, and then asked. The worker's side is
+`penstock.worker.rollout_role`.
 
 Calls go both ways over the one channel: the controller asks for episodes, and an episode asks the controller's
 engines for its turns and tells it what its calls gave.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from penstock.channel import Channel, Method
-from penstock.errors import ChannelClosed, RemoteError
+from penstock.channel import Method
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.types import CallAnswer, Episode, Record
 
@@ -46,28 +46,16 @@ class Outcome(Record, frozen=True, kw_only=True):
     stuck: bool = False
 
 
+class RolloutProcess(Protocol):
+    """Runs episodes, several at once."""
+
+    async def run(self, spec: EpisodeSpec) -> Outcome: ...
+
+
+class CallKeeper(Protocol):
+    """The controller, for calls that episodes make through their rollouts."""
+
+    async def keep_call(self, answer: CallAnswer) -> None: ...
+
+
 START_ROLLOUT = Method("rollout.start", RolloutStart, type(None))
-RUN_EPISODE = Method("rollout.run", EpisodeSpec, Outcome)
-KEEP_CALL = Method("rollout.keep_call", CallAnswer, type(None))
-"""Served by the controller, for calls that episodes make through their rollouts."""
-
-
-class RolloutClient:
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    async def start(self, start: RolloutStart) -> None:
-        await self._channel.call(START_ROLLOUT, start)
-
-    async def run(self, spec: EpisodeSpec) -> Outcome:
-        try:
-            return await self._channel.call(RUN_EPISODE, spec)
-        except RemoteError as error:
-            if error.kind == ChannelClosed.__name__:
-                # An engine is gone, not this worker: whoever watches engines knows more.
-                raise EngineGone(str(error)) from None
-            raise
-
-
-class EngineGone(ChannelClosed):
-    """The channel to an engine closed while a worker's episode waited for it."""

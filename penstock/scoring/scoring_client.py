@@ -1,11 +1,10 @@
-"""A scoring worker in another process, behind a channel. The worker's side is `penstock.worker.scoring_role`."""
+"""What a scoring process is told first, and then asked. The worker's side is `penstock.worker.scoring_role`."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from penstock.channel import Channel, Method
+from penstock.channel import Method
 from penstock.types import Episode, Score, Task
 
 
@@ -43,30 +42,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the call took in the worker, without the way to it and back."""
 
 
-class ScoringMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that the worker answers one after the other."""
+class ScoringProcess(Protocol):
+    """Answers calls one after the other, with a verdict for each."""
 
-    requests: tuple[ScoringRequest, ...]
-
-
-class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
-    """One per request, in their order."""
-
-    verdicts: tuple[Verdict, ...]
+    async def score(self, requests: tuple[ScoringRequest, ...]) -> tuple[Verdict, ...]: ...
 
 
 START_SCORING = Method("scoring.start", ScoringStart, ScoringReady)
-SCORE = Method("scoring.score", ScoringMessage, Verdicts)
-
-
-class ScoringClient:
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self.ready = ScoringReady(needs_group=True, concurrency=1)
-        """What the worker has said of itself when it had started."""
-
-    async def start(self, start: ScoringStart) -> None:
-        self.ready = await self._channel.call(START_SCORING, start)
-
-    async def score(self, requests: Sequence[ScoringRequest]) -> tuple[Verdict, ...]:
-        return (await self._channel.call(SCORE, ScoringMessage(requests=tuple(requests)))).verdicts

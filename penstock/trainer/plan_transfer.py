@@ -4,12 +4,14 @@ The first message has the plan's header too, and the last one runs it, so a smal
 sender awaits each, so that no more than one is on its way and no message holds a large step.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from penstock.channel import Channel, Method
+from penstock.channel import Channel, remote, serve
+from penstock.channel.protocol_calls import Place
+from penstock.interfaces import Trainer
 from penstock.types import Record, Score, StepPlan, StepResult, TrainSequence
 
 T = TypeVar("T")
@@ -50,35 +52,45 @@ class PlanMessage(Record, frozen=True, kw_only=True):
     is_last: bool = False
 
 
-class PlanAnswer(Record, frozen=True, kw_only=True):
-    result: StepResult | None = None
-    """Of the whole step, after the last message."""
+class PlanTaker(Protocol):
+    """A trainer, for a plan that comes in several messages: the last one runs it."""
+
+    async def take(self, message: PlanMessage) -> StepResult | None: ...
 
 
-SEND_STEP = Method("trainer.step", PlanMessage, PlanAnswer)
+def remote_trainer(at: Channel | Place, lost: Callable[[str], Exception] | None = None) -> Trainer:
+    """`penstock.interfaces.Trainer` in another process."""
+    taker = remote(PlanTaker, at, lost=lost)
+
+    async def step(plan: StepPlan) -> StepResult:
+        *earlier, last = messages_of(plan)
+        for message in earlier:
+            await taker.take(message)
+        result = await taker.take(last)
+        assert result is not None
+        return result
+
+    return remote(Trainer, at, lost=lost, step=step)
 
 
-async def send_step(channel: Channel, plan: StepPlan) -> StepResult:
-    """The caller's side: send a plan and wait for its result."""
-    *earlier, last = messages_of(plan)
-    for message in earlier:
-        await channel.call(SEND_STEP, message)
-    answer = await channel.call(SEND_STEP, last)
-    assert answer.result is not None
-    return answer.result
+def serve_trainer(trainer: Trainer, channel: Channel) -> None:
+    """The trainer's side of `remote_trainer`."""
+    serve(Trainer, trainer, channel)
+    serve(PlanTaker, ArrivingPlans(trainer), channel)
 
 
-def serve_steps(channel: Channel, step: Callable[[StepPlan], Awaitable[StepResult]]) -> None:
-    """The trainer's side: put plans together and run each with `step`."""
-    arriving: list[PlanAssembly] = []
+class ArrivingPlans:
+    """Puts plans together, and has the trainer run each."""
 
-    async def take(message: PlanMessage) -> PlanAnswer:
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._arriving: list[PlanAssembly] = []
+
+    async def take(self, message: PlanMessage) -> StepResult | None:
         if message.header is not None:
-            arriving[:] = [PlanAssembly(message.header)]  # what a cancelled sender left unfinished goes
-        arriving[0].add(message.piece)
-        return PlanAnswer(result=await step(arriving.pop().plan()) if message.is_last else None)
-
-    channel.serve(SEND_STEP, take)
+            self._arriving = [PlanAssembly(message.header)]  # what a cancelled sender left unfinished goes
+        self._arriving[0].add(message.piece)
+        return await self._trainer.step(self._arriving.pop().plan()) if message.is_last else None
 
 
 def messages_of(plan: StepPlan, max_bytes: int = PIECE_BYTES) -> list[PlanMessage]:

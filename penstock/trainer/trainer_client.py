@@ -1,13 +1,12 @@
-"""A trainer rank in another process, behind a channel. The worker's side is `penstock.worker.trainer_role`."""
+"""What a trainer process is told first, and the names in its checkpoints. `penstock.worker.trainer_role` becomes
+that rank of the trainer."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from penstock.channel import Channel, Method
-from penstock.trainer.plan_transfer import send_step
-from penstock.types import DEFAULT_POLICY, CheckpointWritten, StepPlan, StepResult, WeightUpdate
+from penstock.channel import Method
+from penstock.types import DEFAULT_POLICY
 
 TRAINER_STATE, MODEL = "trainer", "model"
 """Folders of a checkpoint."""
@@ -66,68 +65,4 @@ class TrainerReady(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
 
 
-class PublishRequest(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
-    full: bool
-
-
-class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
-    delivered: bool
-
-
-class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    folder: str
-
-
-class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
-    folder: str
-    files: dict[str, bytes]
-    """What others have to add: names, and what is in them."""
-    remove: tuple[str, ...] = ()
-    """Folders that it makes superfluous."""
-
-
 START_TRAINER = Method("trainer.start", TrainerStart, TrainerReady)
-SNAPSHOT = Method("trainer.snapshot", int, type(None))
-PUBLISH = Method("trainer.publish", PublishRequest, WeightUpdate)
-SEND = Method("trainer.send", int, type(None))
-RELEASE = Method("trainer.release", ReleaseRequest, type(None))
-SAVE = Method("trainer.save", SaveRequest, type(None))
-CHECKPOINT = Method("trainer.checkpoint", CheckpointRequest, type(None))
-CHECKPOINT_WRITTEN = Method("trainer.checkpoint_written", type(None), CheckpointWritten)
-
-
-class TrainerClient:
-    """`penstock.interfaces.Trainer` over a channel."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    async def start(self, start: TrainerStart) -> TrainerReady:
-        return await self._channel.call(START_TRAINER, start)
-
-    async def step(self, plan: StepPlan) -> StepResult:
-        return await send_step(self._channel, plan)
-
-    async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
-        return await self._channel.call(PUBLISH, PublishRequest(version=version, full=full))
-
-    async def snapshot(self, version: int) -> None:
-        await self._channel.call(SNAPSHOT, version)
-
-    async def send(self, version: int) -> None:
-        await self._channel.call(SEND, version)
-
-    async def release(self, version: int, *, delivered: bool = True) -> None:
-        await self._channel.call(RELEASE, ReleaseRequest(version=version, delivered=delivered))
-
-    async def save(self, folder: str) -> None:
-        await self._channel.call(SAVE, SaveRequest(folder=folder))
-
-    async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
-        request = CheckpointRequest(folder=folder, files=files, remove=tuple(remove))
-        await self._channel.call(CHECKPOINT, request)
-
-    async def checkpoint_written(self) -> CheckpointWritten:
-        return await self._channel.call(CHECKPOINT_WRITTEN, None)

@@ -8,18 +8,27 @@ from contextlib import aclosing
 import torch
 
 from penstock.blobs import open_blobs
-from penstock.channel import Channel
+from penstock.channel import Channel, serve
 from penstock.config.unresolved import refuse_auto
 from penstock.engines.config import EngineConfig
-from penstock.engines.engine_client import GENERATE, REPORT, STAGE, UPDATE, EngineStart, UpdateRequest
+from penstock.engines.engine_client import EngineStart
 from penstock.engines.kinds import EngineParts, ServedEngine, open_engine
 from penstock.errors import OutOfMemory
+from penstock.interfaces import Engine
 from penstock.models.config import LoraConfig
 from penstock.models.load import resolve_device
 from penstock.observe.recorder import Recorder
 from penstock.observe.slots import Slots
 from penstock.sync.transports import AnyReceiver, Rendezvous
-from penstock.types import DEFAULT_POLICY, Chunk, EngineReport, GenerateRequest, UpdateReceipt, WeightUpdate
+from penstock.types import (
+    DEFAULT_POLICY,
+    Chunk,
+    EngineReport,
+    GenerateRequest,
+    Interrupt,
+    UpdateReceipt,
+    WeightUpdate,
+)
 from penstock.usercode import extend_search_path
 from penstock.worker.out_of_memory import ENGINE, is_out_of_memory, naming_settings
 from penstock.worker.quiet import quieten
@@ -41,10 +50,7 @@ async def start(
     with naming_settings(request.name, ENGINE):
         engine = await open_engine(parts_of(request, config))
     service = EngineService(engine, fail, events)
-    channel.serve_stream(GENERATE, service.generate)
-    channel.serve(STAGE, service.stage)
-    channel.serve(UPDATE, service.update)
-    channel.serve(REPORT, lambda _: engine.report())
+    serve(Engine, service, channel)
     service.run()
     return await engine.report()
 
@@ -106,10 +112,10 @@ class EngineService:
         with self._needing_memory(), self._events.measure("update", "stage", version=update.version):
             await self._engine.stage(update)
 
-    async def update(self, request: UpdateRequest) -> UpdateReceipt:
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         with self._needing_memory():
             start = self._events.now()
-            receipt = await self._engine.update(request.update, request.interrupt)
+            receipt = await self._engine.update(update, interrupt)
         self._events.span(
             "update",
             "update",
@@ -120,6 +126,12 @@ class EngineService:
             verify_s=receipt.verify_s,
         )
         return receipt
+
+    async def report(self) -> EngineReport:
+        return await self._engine.report()
+
+    async def close(self) -> None:
+        await self._engine.close()
 
     @contextlib.contextmanager
     def _needing_memory(self) -> Iterator[None]:

@@ -20,22 +20,18 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from penstock.channel import Channel
+from penstock.channel import Channel, serve
 from penstock.channel.address import PRIVATE_FOLDER_PREFIX, connect, incarnation_name
 from penstock.channel.token_pipe import take_token, token_pipe
 from penstock.errors import PenstockError, UserError
 from penstock.orchestration.launchers.keeper import Keeper, end_group
 from penstock.orchestration.launchers.node_calls import (
     AGENT,
-    BEAT,
     BEAT_S,
     ORPHAN_S,
-    SEND_FILES,
-    SIGNAL_WORKER,
-    START_WORKER,
     VOLUNTEER,
-    WATCH_WORKER,
     FilePiece,
+    Node,
     NodeEvent,
     WorkerOrder,
     WorkerStarted,
@@ -63,11 +59,7 @@ class NodeAgent:
         self._started = asyncio.Event()
         self._heard = asyncio.Event()
         self._is_told = asyncio.Event()
-        channel.serve(SEND_FILES, self._keep_files)
-        channel.serve(START_WORKER, self._start)
-        channel.serve_stream(WATCH_WORKER, self._watch)
-        channel.serve(SIGNAL_WORKER, self._signal)
-        channel.serve(BEAT, self._beat)
+        serve(Node, self, channel)
 
     async def run(self) -> None:
         """Until the end of the worker is told, or nobody listens any more."""
@@ -98,10 +90,10 @@ class NodeAgent:
         await self._is_told.wait()
         await asyncio.sleep(BEAT_S)  # the last frames are on their way
 
-    async def _beat(self, _: None) -> None:
+    async def beat(self) -> None:
         self._heard.set()
 
-    async def _keep_files(self, pieces: tuple[FilePiece, ...]) -> None:
+    async def take_files(self, pieces: tuple[FilePiece, ...]) -> None:
         for piece in pieces:
             self._keep(piece)
 
@@ -124,7 +116,7 @@ class NodeAgent:
             raise UserError(f"a file must stay in the agent's folder, got {name!r}")
         return path
 
-    async def _start(self, order: WorkerOrder) -> WorkerStarted:
+    async def start(self, order: WorkerOrder) -> WorkerStarted:
         if self._process is not None:
             raise PenstockError("this agent has a worker already")
         check_sees(order)
@@ -157,7 +149,7 @@ class NodeAgent:
         self._started.set()
         return WorkerStarted(pid=self._process.pid, host=socket.gethostname())
 
-    async def _watch(self, _: None) -> AsyncIterator[NodeEvent]:
+    async def watch(self) -> AsyncIterator[NodeEvent]:
         await self._started.wait()
         assert self._process is not None
         assert self._process.stdout is not None
@@ -168,7 +160,7 @@ class NodeAgent:
         yield NodeEvent(code=code)
         self._is_told.set()
 
-    async def _signal(self, number: int) -> None:
+    async def signal(self, number: int) -> None:
         if self._process is None:
             return
         if number == signal.SIGKILL:

@@ -7,17 +7,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.channel import Channel
-from penstock.engines.engine_client import EngineClient
+from penstock.channel import Channel, implement, remote, serve
 from penstock.http_server.http_calls import HttpConfig
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.recorder import Recorder
 from penstock.observe.slots import Slots
-from penstock.rollout.episode_rollout import Rollout
+from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.rollout.episode_runner import TIMEOUT, failed_episode, run_episode
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.episode_thread import EngineOfAnotherLoop, run_in_thread
-from penstock.rollout.rollout_client import KEEP_CALL, RUN_EPISODE, Outcome, RolloutStart
+from penstock.rollout.rollout_client import CallKeeper, Outcome, RolloutProcess, RolloutStart
 from penstock.rollout.workflow import Workflows, load_workflow
 from penstock.serve.agents.front_door import FrontDoor
 from penstock.types import CallAnswer, Episode
@@ -41,7 +40,7 @@ async def start(
     http = HttpConfig.model_validate(request.http)
     default = load_workflow(request.workflow, http) if request.workflow is not None else None
     workflows = Workflows(default, http)
-    client = EngineClient(channel)
+    client, keeper = remote(TokenSource, channel), remote(CallKeeper, channel)
     engine = EngineOfAnotherLoop(client, asyncio.get_running_loop())
     door = FrontDoor(
         client,
@@ -59,7 +58,7 @@ async def start(
 
     async def keep_call(answer: CallAnswer) -> None:
         """From the thread of an episode."""
-        telling = asyncio.run_coroutine_threadsafe(channel.call(KEEP_CALL, answer), here)
+        telling = asyncio.run_coroutine_threadsafe(keeper.keep_call(answer), here)
         await asyncio.wrap_future(telling)
 
     async def run(spec: EpisodeSpec) -> Outcome:
@@ -89,7 +88,7 @@ async def start(
             num_unread = door.dismiss(endpoint)
         return Outcome(episode=msgspec.structs.replace(episode, unread_answers=num_unread), stuck=is_stuck)
 
-    channel.serve(RUN_EPISODE, run)
+    serve(RolloutProcess, implement(RolloutProcess, {"run": run}.__getitem__), channel)
     door.close_after(channel.wait_closed())
 
 

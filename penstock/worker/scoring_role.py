@@ -3,13 +3,19 @@
 import asyncio
 from collections.abc import Callable
 
-from penstock.channel import Channel
+from penstock.channel import Channel, implement, serve
 from penstock.observe.recorder import Recorder
 from penstock.observe.slots import Slots
 from penstock.scoring.config import RewardConfig
 from penstock.scoring.functions import calls_at_once, load_functions, needs_group
 from penstock.scoring.reward_thread import RewardThread
-from penstock.scoring.scoring_client import SCORE, ScoringMessage, ScoringReady, ScoringStart, Verdicts
+from penstock.scoring.scoring_client import (
+    ScoringProcess,
+    ScoringReady,
+    ScoringRequest,
+    ScoringStart,
+    Verdict,
+)
 from penstock.usercode import extend_search_path
 from penstock.worker.call_limits import CallLimits
 
@@ -26,18 +32,18 @@ async def start(
     slots = Slots()
     limits = CallLimits(cpu_s=config.cpu_s or config.timeout_s * (config.threads + 1))
 
-    async def score(message: ScoringMessage) -> Verdicts:
+    async def score(requests: tuple[ScoringRequest, ...]) -> tuple[Verdict, ...]:
         slot = slots.take()
         try:
             with (
-                limits.calls(len(message.requests)),
-                events.measure(f"reward {slot}", "score", calls=len(message.requests)),
+                limits.calls(len(requests)),
+                events.measure(f"reward {slot}", "score", calls=len(requests)),
             ):
-                return Verdicts(verdicts=await thread.answer(message.requests))
+                return await thread.answer(requests)
         finally:
             slots.give_back(slot)
 
-    channel.serve(SCORE, score)
+    serve(ScoringProcess, implement(ScoringProcess, {"score": score}.__getitem__), channel)
     return ScoringReady(
         needs_group=needs_group(rewards), concurrency=calls_at_once(rewards, config.concurrency)
     )

@@ -4,25 +4,19 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from penstock.channel import Channel
+from penstock.channel import Channel, implement, serve
 from penstock.config.loader import build
 from penstock.engines.config import EngineConfig
-from penstock.engines.engine_client import (
-    GENERATE,
-    REPORT,
-    STAGE,
-    START_ENGINE,
-    UPDATE,
-    EngineStart,
-    UpdateRequest,
-)
+from penstock.engines.engine_client import START_ENGINE, EngineStart
 from penstock.errors import ChannelClosed
+from penstock.interfaces import Engine, Trainer
 from penstock.observe.readers import show
 from penstock.observe.views import SilentView
 from penstock.orchestration import run_launchers
@@ -36,28 +30,25 @@ from penstock.orchestration.simulation import SimulatedEngine, SimulatedTokenize
 from penstock.orchestration.summary import Summary
 from penstock.rollout.rollout_client import START_ROLLOUT
 from penstock.scoring.scoring_client import (
-    SCORE,
     START_SCORING,
-    ScoringMessage,
+    ScoringProcess,
     ScoringReady,
+    ScoringRequest,
     ScoringStart,
     Verdict,
-    Verdicts,
 )
-from penstock.trainer.plan_transfer import serve_steps
-from penstock.trainer.trainer_client import (
-    CHECKPOINT,
-    CHECKPOINT_WRITTEN,
-    PUBLISH,
-    RELEASE,
-    SAVE,
-    SEND,
-    SNAPSHOT,
-    START_TRAINER,
-    TrainerReady,
-    TrainerStart,
+from penstock.trainer.plan_transfer import serve_trainer
+from penstock.trainer.trainer_client import START_TRAINER, TrainerReady, TrainerStart
+from penstock.types import (
+    Chunk,
+    EngineReport,
+    GenerateRequest,
+    Interrupt,
+    Score,
+    Task,
+    UpdateReceipt,
+    WeightUpdate,
 )
-from penstock.types import Chunk, EngineReport, GenerateRequest, Score, Task, UpdateReceipt, WeightUpdate
 from tests.orchestration.launchers.task_launcher import InProcessLauncher
 
 LONGEST_S = 20.0
@@ -146,60 +137,50 @@ class ScriptedWorkers:
         await self._load(name)
         engine = SimulatedEngine(num_tokens=lambda: 2, token_s=lambda: 0.0, update_s=lambda: 0.0)
 
-        async def update(request: UpdateRequest) -> UpdateReceipt:
+        async def update(update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
             await self.at(name, "update")
-            return await engine.update(request.update, request.interrupt)
+            return await engine.update(update, interrupt)
 
         async def generate(request: GenerateRequest) -> AsyncIterator[Chunk]:
             await self.at(name, "generate")
             async for chunk in engine.generate(request):
                 yield chunk
 
-        async def report(_: Any = None) -> EngineReport:
+        async def report() -> EngineReport:
             return msgspec.structs.replace(await engine.report(), name=name, capabilities=self.capabilities)
 
-        channel.serve_stream(GENERATE, generate)
-        channel.serve(STAGE, engine.stage)
-        channel.serve(UPDATE, update)
-        channel.serve(REPORT, report)
+        own = {"update": update, "generate": generate, "report": report}
+        serve(Engine, implement(Engine, partial(getattr, engine), **own), channel)
         return await report()
 
     async def _be_trainer(self, name: str, channel: Channel, start: TrainerStart) -> TrainerReady:
         await self._load(name)
         trainer = SimulatedTrainer(step_s=lambda: 0.0, publish_s=lambda: 0.0)
 
-        async def publish(request: Any) -> WeightUpdate:
+        async def publish(version: int, *, full: bool = False) -> WeightUpdate:
             await self.at(name, "publish")
-            return await trainer.publish(request.version)
+            return await trainer.publish(version)
 
-        async def release(request: Any) -> None:
+        async def release(version: int, *, delivered: bool = True) -> None:
             pass
 
-        async def save(request: Any) -> None:
+        async def save(folder: str) -> None:
             await self.at(name, "save")
 
-        serve_steps(channel, trainer.step)
-        channel.serve(SNAPSHOT, trainer.snapshot)
-        channel.serve(PUBLISH, publish)
-        channel.serve(SEND, trainer.send)
-        channel.serve(RELEASE, release)
-        channel.serve(SAVE, save)
-        channel.serve(CHECKPOINT, lambda request: trainer.checkpoint(request.folder, request.files))
-        channel.serve(CHECKPOINT_WRITTEN, lambda _: trainer.checkpoint_written())
+        own = {"publish": publish, "release": release, "save": save}
+        serve_trainer(implement(Trainer, partial(getattr, trainer), **own), channel)
         return TrainerReady(num_parameters=1)
 
     async def _be_scorer(self, name: str, channel: Channel, start: ScoringStart) -> ScoringReady:
         await self._load(name)
 
-        async def score(message: ScoringMessage) -> Verdicts:
-            return Verdicts(
-                verdicts=tuple(
-                    Verdict(scores=tuple(Score(value=float(e.index)) for e in request.episodes))
-                    for request in message.requests
-                )
+        async def score(requests: tuple[ScoringRequest, ...]) -> tuple[Verdict, ...]:
+            return tuple(
+                Verdict(scores=tuple(Score(value=float(e.index)) for e in request.episodes))
+                for request in requests
             )
 
-        channel.serve(SCORE, score)
+        serve(ScoringProcess, implement(ScoringProcess, {"score": score}.__getitem__), channel)
         return ScoringReady(needs_group=False, concurrency=4)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from penstock.channel import Channel
 from penstock.engines.config import EngineConfig
-from penstock.engines.engine_client import EngineClient, EngineStart
+from penstock.engines.engine_client import EngineStart
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import WorkerDied
 from penstock.observe.event_stream import EventStream
@@ -32,7 +33,6 @@ from penstock.orchestration.engine_fleet import (
 from penstock.orchestration.launchers import Worker
 from penstock.orchestration.revival import RestartPolicy, Reviver
 from penstock.orchestration.workers import LaunchedEngine
-from penstock.types import EngineReport
 from tests.engines.contract import ask, collect, update_to
 from tests.orchestration.launchers.task_launcher import InProcessLauncher
 from tests.orchestration.scripted_worker import place, serve_scripted
@@ -78,7 +78,7 @@ class Stage:
         stream.subscribe("test", self)
         self.stream = stream
         self.first = LaunchedEngine(place(launcher, "engine0"))
-        self.pool = EnginePool({"engine0": self.first}, replaces=True)
+        self.pool = EnginePool({"engine0": self.first.calls}, replaces=True)
         self.controller = Training(self.pool)
         events = stream.of("controller")
         self.fleet = EngineFleet(
@@ -354,7 +354,7 @@ def test_an_engine_that_was_killed_comes_back_with_the_present_weights() -> None
         async with asyncio.timeout(30), InProcessLauncher(serve_scripted) as launcher:
             engine = LaunchedEngine(place(launcher, "engine0"))
             await engine.place.start()
-            pool = EnginePool({"engine0": engine}, replaces=True)
+            pool = EnginePool({"engine0": engine.calls}, replaces=True)
             controller = Training(pool)
             revivable = RevivableEngine(engine, pool, controller, recorder())  # type: ignore[arg-type]
             await controller.republish()
@@ -383,13 +383,13 @@ def test_an_engine_that_ran_out_of_memory_is_started_with_fewer_sequences(
             engine, said = LaunchedEngine(place(launcher, "engine0"), start), list[str]()
             told: list[EngineStart] = []
 
-            async def begin(client: EngineClient, start: EngineStart) -> EngineReport:
-                told.append(start)
-                return await started(client, start)
+            async def call(channel: Channel, method: Any, request: Any) -> Any:
+                told.append(request)
+                return await called(channel, method, request)
 
-            started = EngineClient.start
-            monkeypatch.setattr(EngineClient, "start", begin)
-            pool = EnginePool({"engine0": engine}, replaces=True)
+            called = Channel.call
+            monkeypatch.setattr(Channel, "call", call)
+            pool = EnginePool({"engine0": engine.calls}, replaces=True)
             events = SimpleNamespace(log=said.append)
             revivable = RevivableEngine(engine, pool, Training(pool), events)  # type: ignore[arg-type]
             for death in (WorkerDied("killed"), WorkerDied("no room", out_of_memory=True)):
@@ -409,7 +409,7 @@ def test_an_engine_that_was_expelled_is_not_needed() -> None:
             engines = [LaunchedEngine(place(launcher, name)) for name in ("engine0", "engine1")]
             for engine in engines:
                 await engine.place.start()
-            pool = EnginePool({engine.name: engine for engine in engines}, replaces=True)
+            pool = EnginePool({engine.name: engine.calls for engine in engines}, replaces=True)
             revivable = RevivableEngine(engines[1], pool, Training(pool), recorder())  # type: ignore[arg-type]
             pool.leave("engine1")
             assert not revivable.is_needed

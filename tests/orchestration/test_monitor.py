@@ -118,7 +118,9 @@ def watch(
         stream, state = EventStream(loop, defer=loop.call_soon), RunState()
         stream.subscribe("state", state)
         stream.subscribe("memory", memory)
-        watching_run = RunMonitor(stream, state, controller(), engines, watchdog_s=watchdog_s, folder=folder)
+        watching_run = RunMonitor(
+            stream, state, controller(), lambda: engines, watchdog_s=watchdog_s, folder=folder
+        )
         if training:
             stream.emit(phase("training", loop.time()))
         watching = asyncio.create_task(watching_run.watch())
@@ -212,7 +214,7 @@ def test_a_poll_does_not_wait_for_a_frozen_engine() -> None:
         stream, state = EventStream(loop), RunState()
         stream.subscribe("state", state)
         engines = (Engine("engine0"), Engine("engine1", frozen=True))
-        await RunMonitor(stream, state, controller(), engines, watchdog_s=60.0).poll()
+        await RunMonitor(stream, state, controller(), lambda: engines, watchdog_s=60.0).poll()
         assert [engine.name for engine in state.engines] == ["engine0"]
         return loop.time()
 

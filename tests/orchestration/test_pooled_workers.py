@@ -1,9 +1,9 @@
 """Workers of a pool under supervision, in virtual time: noticed at once, replaced by their pool, told of."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
-from penstock.channel import Channel
 from penstock.errors import ChannelClosed, WorkerDied
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import RecoveryEvent
@@ -52,7 +52,7 @@ class Processes:
 class Pool:
     """Replaces its one worker when it is told that it is lost."""
 
-    def __init__(self, worker: "PooledWorker[Channel]") -> None:
+    def __init__(self, worker: PooledWorker[Any, Any]) -> None:
         self.worker = worker
         self.deaths: list[str] = []
         self.ended: Exception | None = None
@@ -64,22 +64,25 @@ class Pool:
         await self.worker.restart(len(self.deaths))
 
 
+async def echo(calls: Sequence[Any]) -> Sequence[Any]:
+    return calls
+
+
 class Scene:
     async def begin(self) -> None:
         self.stream, self.memory = EventStream(asyncio.get_running_loop()), MemoryReader()
         self.stream.subscribe("memory", self.memory)
         self.processes = Processes()
-        place: ReplaceableWorker[Channel] = ReplaceableWorker(
+        place: ReplaceableWorker = ReplaceableWorker(
             self.processes,  # type: ignore[arg-type]
             "scorer0",
-            connect=lambda channel: channel,
-            start=lambda client: asyncio.sleep(0),
+            start=lambda channel: asyncio.sleep(0),
         )
         await place.start()
         events = self.stream.of("controller")
-        self.worker = PooledWorker(place, events)
+        self.worker = PooledWorker(place, echo, events)
         self.pool, care = Pool(self.worker), PoolCare(events)
-        care.over(self.worker, self.pool, 0)
+        care.over([self.worker], self.pool)
         self.watching = asyncio.ensure_future(care.watches[0].died())
         await asyncio.sleep(0.1)
 

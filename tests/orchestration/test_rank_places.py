@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import RemoteError, UserError, WorkerDied
-from penstock.orchestration.rank_places import RankClient, RankPlaces
+from penstock.orchestration.rank_places import RankPlaces
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.trainer.trainer_client import TrainerStart
 
@@ -31,7 +31,7 @@ class Client:
         self.fault: Exception | None = None
         self.loads: Awaitable[object] | None = None
 
-    async def start(self, start: TrainerStart) -> None:
+    async def call(self, method: object, start: TrainerStart) -> None:
         self.started.append(start)
         if self.loads is not None:
             await self.loads
@@ -73,10 +73,7 @@ class Place:
 def places() -> tuple[RankPlaces, list[Place]]:
     members = [Place("trainer"), Place("trainer1")]
 
-    async def start(client: RankClient) -> None:
-        await client.start(START)
-
-    return RankPlaces(members, start, meet="file:///run/ranks"), members  # type: ignore[arg-type]
+    return RankPlaces(members, START, meet="file:///run/ranks"), members  # type: ignore[arg-type]
 
 
 def test_each_rank_is_told_which_it_is_and_all_meet_in_one_place() -> None:

@@ -2,7 +2,6 @@ import asyncio
 
 import pytest
 
-from penstock.channel import Channel
 from penstock.errors import ChannelClosed, WorkerDied
 from penstock.orchestration.replaceable import ReplaceableWorker
 from penstock.orchestration.virtual_time import run_in_virtual_time
@@ -34,11 +33,11 @@ def test_a_death_is_of_the_process_before() -> None:
     asyncio.run(main())
 
 
-def test_what_has_not_been_started_has_no_client() -> None:
+def test_what_has_not_been_started_has_no_channel() -> None:
     async def main() -> None:
         async with InProcessLauncher(serve_scripted) as launcher:
             with pytest.raises(ChannelClosed, match="engine0 has not been started"):
-                await LaunchedEngine(place(launcher, "engine0")).report()
+                await LaunchedEngine(place(launcher, "engine0")).calls.report()
 
     asyncio.run(main())
 
@@ -54,25 +53,25 @@ def test_a_worker_whose_channel_closes_is_gone_though_its_process_goes_on() -> N
             assert "engine0" in str(going.result())
             await worker.restart()
             assert worker.incarnation == 2
-            assert (await worker.client.report()).name == "engine0"
+            assert (await LaunchedEngine(worker).calls.report()).name == "engine0"
 
     asyncio.run(main())
 
 
-def test_a_worker_has_no_client_before_it_has_started() -> None:
+def test_a_worker_has_no_channel_before_it_has_started() -> None:
     async def main() -> None:
         async with asyncio.timeout(30), InProcessLauncher(serve_scripted) as launcher:
             worker = place(launcher, "engine0")
             seen = []
 
-            async def start(client: object) -> None:
+            async def start(channel: object) -> None:
                 with pytest.raises(ChannelClosed, match="has not been started"):
-                    seen.append(worker.client)
+                    seen.append(worker.channel)
 
             worker.begin_with(start)
             await worker.start()
             assert seen == []
-            assert worker.client is not None
+            assert not worker.channel.closed
 
     asyncio.run(main())
 
@@ -82,11 +81,10 @@ def test_a_process_that_dies_while_it_waits_for_others_to_start_is_noticed() -> 
 
     async def main() -> None:
         processes = Processes()
-        worker: ReplaceableWorker[Channel] = ReplaceableWorker(
+        worker: ReplaceableWorker = ReplaceableWorker(
             processes,  # type: ignore[arg-type]
             "trainer",
-            connect=lambda channel: channel,
-            start=lambda client: asyncio.Event().wait(),
+            start=lambda channel: asyncio.Event().wait(),
         )
         starting = asyncio.ensure_future(worker.start())
         await asyncio.sleep(3.0)
@@ -101,11 +99,10 @@ def test_a_process_that_dies_while_it_waits_for_others_to_start_is_noticed() -> 
 def test_a_process_that_takes_too_long_to_start_is_ended() -> None:
     async def main() -> None:
         processes = Processes()
-        worker: ReplaceableWorker[Channel] = ReplaceableWorker(
+        worker: ReplaceableWorker = ReplaceableWorker(
             processes,  # type: ignore[arg-type]
             "engine0",
-            connect=lambda channel: channel,
-            start=lambda client: asyncio.Event().wait(),
+            start=lambda channel: asyncio.Event().wait(),
             start_s=90.0,
         )
         with pytest.raises(WorkerDied, match=r"worker engine0 has not started within run\.start_s=90"):

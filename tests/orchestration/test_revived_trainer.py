@@ -3,7 +3,7 @@ and every group counts once."""
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +29,20 @@ class RevivedPlace(Place):
     def __init__(self, trainer: "MortalTrainer") -> None:
         super().__init__("trainer")
         self._trainer = trainer
-        self._start: Callable[[Any], Awaitable[Any]]
+        self._start: TrainerStart
 
-    def begin_with(self, start: Callable[[Any], Awaitable[Any]]) -> None:
+    def begin_with(self, start: TrainerStart) -> None:
         self._start = start
 
     async def restart(self) -> None:
         await asyncio.sleep(3.0)
         self.incarnation += 1
         self.death = asyncio.get_running_loop().create_future()
-        await self._start(self)
+        self._trainer.starts.append(self._start)
         self._trainer.revive()
 
     async def gone(self) -> WorkerDied:
         return await asyncio.shield(self.death)
-
-    async def start(self, start: TrainerStart) -> None:
-        """As a client."""
-        self._trainer.starts.append(start)
 
 
 class MortalTrainer(Trainer):

@@ -42,7 +42,11 @@ async def pool(
         workflow=load_workflow("tests.rollout.workflows:twice"),
     )
     async with LocalLauncher(folder) as launcher:
-        yield await start_episodes(launcher, prepared, KeptWork(engine=engine, keep_call=keep_call))
+        episodes = await start_episodes(launcher, prepared, KeptWork(engine=engine, keep_call=keep_call))
+        try:
+            yield episodes
+        finally:
+            await episodes.close()
 
 
 def test_a_tool_that_blocks_stops_neither_its_neighbours_nor_the_controller(

@@ -42,6 +42,7 @@ from penstock.orchestration.run import Run
 from penstock.orchestration.run_folder import SavedRun
 from penstock.orchestration.simulation import SimulatedEngine, SimulatedTokenizer, SimulatedTrainer
 from penstock.orchestration.summary import Summary
+from penstock.orchestration.trainer_group import TrainerGroup
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.scoring.thread_scorer import MemoryScorer
 from penstock.trainer.trainer_client import TrainerStart
@@ -89,7 +90,7 @@ class Engine(SimulatedEngine):
 
     def __init__(self, capabilities: tuple[str, ...]) -> None:
         super().__init__(num_tokens=lambda: 2, token_s=lambda: 0.1, update_s=lambda: 0.1)
-        self.place = Place(self.name)
+        self.place, self.calls = Place(self.name), self
         self.frozen = False
         self.refuses = False
         self._capabilities = capabilities
@@ -163,7 +164,7 @@ class Trainer(SimulatedTrainer):
 
     def __init__(self) -> None:
         super().__init__(step_s=lambda: 1.0, publish_s=lambda: 0.0)
-        self.place = Place("trainer")
+        self.place, self.calls, self.group = Place("trainer"), self, TrainerGroup([self])
         self.saved: list[str] = []
         self.num_steps = 0
         self._free = asyncio.Semaphore(2)

@@ -94,10 +94,10 @@ def test_ranks_that_share_a_plan_get_it_and_the_first_reports() -> None:
 
 def test_slices_of_all_ranks_are_one_update() -> None:
     whole, _ = group("", "")
-    update = asyncio.run(whole.publish(3, full=True))
+    update = asyncio.run(whole.as_one.publish(3, full=True))
     assert [(spec.start, spec.bucket) for spec in update.tensors] == [((0,), 0), ((2,), 1)]
     assert (update.buckets, update.fingerprint) == (("of 0", "of 1"), {"w": 1})
-    written = asyncio.run(whole.checkpoint_written())
+    written = asyncio.run(whole.as_one.checkpoint_written())
     assert (written.seconds, written.num_bytes) == (2.0, 10)
 
 
@@ -114,7 +114,7 @@ def test_slices_of_all_ranks_are_one_update() -> None:
 def test_of_several_errors_the_one_that_says_most_is_raised(faults: Any, heard: str) -> None:
     whole, _ = group(*faults)
     with pytest.raises((RemoteError, TrainerLost, BlobLost, UserError, SnapshotReplaced), match=heard):
-        asyncio.run(whole.release(1))
+        asyncio.run(whole.as_one.release(1))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_when_one_has_no_room_for_a_step_all_ranks_begin_again(
 
 def test_a_group_stays_what_it_is() -> None:
     whole, ranks = group("", "", share_plans=2)
-    assert group_of([whole]) is whole
+    assert group_of(whole) is whole
     assert group_of(ranks).num_plans == 2  # type: ignore[arg-type]
 
 
@@ -180,6 +180,6 @@ def test_a_send_that_fails_cancels_the_others_and_ends_no_rank() -> None:
         Rank(2, UserError("an engine is gone")),
     )
     with pytest.raises(UserError, match="an engine is gone"):
-        asyncio.run(TrainerGroup([waits, told, failed], give_up=give_up).send(3))  # type: ignore[list-item]
+        asyncio.run(TrainerGroup([waits, told, failed], give_up=give_up).as_one.send(3))  # type: ignore[list-item]
     assert waits.asked == [3, "cancelled"]
     assert ended == []

@@ -5,7 +5,7 @@ import contextlib
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engines.scripted import ScriptedEngine
-from penstock.errors import ChannelClosed, WorkerDied
+from penstock.errors import ChannelClosed, RemoteError, WorkerDied
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.rollout.episode_pool import EpisodePool
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.rollout_client import EngineGone, Outcome
+from penstock.rollout.rollout_client import Outcome
 from penstock.types import Episode
 from tests.rollout.contract import EpisodeRunnerContract, spec_of
 
@@ -38,6 +38,10 @@ class MemoryWorker:
         self.waits: list[int] = []
         """The deaths in a row that it was told of before each start."""
         self.restart_errors: list[Exception] = []
+
+    async def answer(self, specs: Sequence[EpisodeSpec]) -> Sequence[Outcome]:
+        (spec,) = specs
+        return [await self.run(spec)]
 
     async def run(self, spec: EpisodeSpec) -> Outcome:
         self.begun.append(spec.index)
@@ -255,7 +259,7 @@ def test_two_culprits_stand_for_their_task() -> None:
         assert await bench.failures() == ["worker_died"] * 9
         assert worker.begun[8:] == [0, 1, 2, 3, 0, 1, 0, 1]
         assert bench.episodes[8].result().message == (
-            "2 episodes of task 't' have ended their process, so that this one was not tried again"
+            "2 calls of task 't' have ended their process, so that this one was not tried again"
         )
 
     run_in_virtual_time(main())
@@ -329,7 +333,7 @@ def test_tasks_that_all_end_their_process_end_the_run() -> None:
         results = await asyncio.gather(*bench.episodes, return_exceptions=True)
         assert [getattr(result, "failure", None) for result in results] == ["worker_died"] * 4 + [None] * 2
         assert str(results[5]) == (
-            "5 tasks in a row ended the process that they had to themselves, and no episode was finished between "
+            "5 tasks in a row ended the process that they had to themselves, and no call was answered between "
             "them; the last: task 't4' ended its process twice, the last time alone in it: oom; look at the "
             "workflow, and at what ends processes on this machine (rollout.memory_gb, rollout.cpu_s)"
         )
@@ -379,7 +383,7 @@ def test_starts_that_fail_time_after_time_end_the_run_and_wake_who_waits() -> No
             with pytest.raises(WorkerDied) as raised:
                 await episode
             assert str(raised.value) == (
-                "rollout worker 0 died 5 times in a row without finishing an episode; the last time: no memory"
+                "rollout worker 0 died 5 times in a row without an answer; the last time: no memory"
             )
         assert bench.workers[0].waits == [0, 1, 2, 3, 4]
 
@@ -404,7 +408,7 @@ def test_an_engine_that_is_gone_is_not_the_workers_death() -> None:
     async def main() -> None:
         bench = Bench()
         await bench.ask(1)
-        bench.workers[0].answers.pop(0).set_exception(EngineGone("engine0"))
+        bench.workers[0].answers.pop(0).set_exception(RemoteError("engine0", kind="ChannelClosed"))
         with pytest.raises(ChannelClosed, match="engine0"):
             await bench.episodes[0]
         assert bench.workers[0].num_restarts == 0
@@ -417,7 +421,7 @@ def test_closing_wakes_who_waits() -> None:
         bench = Bench(capacity=1)
         await bench.ask(2)
         await bench.pool.close()
-        with pytest.raises(ChannelClosed, match="the episode pool is closed"):
+        with pytest.raises(ChannelClosed, match="the pool of rollout workers is closed"):
             await bench.episodes[1]
         bench.episodes[0].cancel()
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import ChannelClosed, RemoteError, ScoringFailed
+from penstock.errors import RemoteError, ScoringFailed, WorkerDied
+from penstock.scoring.scorer_pool import ScorerPool
 from penstock.scoring.scoring_client import ScoringRequest, Verdict
 from penstock.types import Episode, Score
 
@@ -51,21 +52,13 @@ class ScriptedWorker:
         self._ended = asyncio.Event()
         self._way_s = way_s
         self.needs_group = needs_group
-        self._concurrency = concurrency
-        self._is_there = True
+        self.concurrency = concurrency
         self.messages: list[list[int]] = []
         self.num_restarts = 0
         self.busy = 0
 
-    @property
-    def concurrency(self) -> int:
-        """As its process has said."""
-        if not self._is_there:
-            raise ChannelClosed("worker scorer0 has not been started")
-        return self._concurrency
-
-    async def score(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
-        assert self.busy < self._concurrency, f"a worker answers {self._concurrency} messages at a time"
+    async def answer(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
+        assert self.busy < self.concurrency, f"a worker answers {self.concurrency} messages at a time"
         self.busy += 1
         self.messages.append([int(request.task.id[1:] or 0) for request in requests])
         ended = self._ended
@@ -74,7 +67,7 @@ class ScriptedWorker:
         try:
             await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
             if ended.is_set():
-                raise ScoringFailed("the process was ended", "score_worker_died")
+                raise WorkerDied("the process was ended")
             verdicts = answering.result()
         except RemoteError:
             self.busy -= 1
@@ -95,8 +88,6 @@ class ScriptedWorker:
             try:
                 verdict = Verdict(scores=await behave(request.episodes))
             except ScoringFailed as error:
-                if error.reason == "score_worker_died":
-                    raise
                 verdict = Verdict(reason=error.reason, message=str(error), detail=error.detail)
             verdicts.append(msgspec.structs.replace(verdict, seconds=loop.time() - start))
         return verdicts
@@ -106,14 +97,23 @@ class ScriptedWorker:
         """The numbers of all tasks that it was asked for."""
         return [number for message in self.messages for number in message]
 
-    async def restart(self, num_deaths: int) -> None:
-        self.num_restarts += 1
+    async def end(self) -> None:
         self._ended.set()
         self._ended = asyncio.Event()
-        self._is_there = False
+
+    async def restart(self, num_deaths: int) -> None:
+        self.num_restarts += 1
+        await self.end()
         await asyncio.sleep(1.0)
         outcome = self._restarts.pop(0) if self._restarts else None
         if outcome is not None:
             raise outcome
-        self._is_there = True
         self.busy = 0
+
+
+def pool_over(workers: Sequence[ScriptedWorker], **options: Any) -> ScorerPool:
+    return ScorerPool(
+        [(worker, worker.concurrency) for worker in workers],
+        needs_group=any(worker.needs_group for worker in workers),
+        **options,
+    )

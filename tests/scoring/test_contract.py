@@ -48,10 +48,13 @@ class InProcessWorker:
         self.needs_group = needs_group(rewards)
         self.concurrency = calls_at_once(rewards, 4)
 
-    async def score(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
+    async def answer(self, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
         return await self._thread.answer(requests)
 
-    async def restart(self) -> None:
+    async def end(self) -> None:
+        raise AssertionError("nothing died")
+
+    async def restart(self, num_deaths: int) -> None:
         raise AssertionError("nothing died")
 
 
@@ -60,7 +63,9 @@ def make_thread(function: Callable[..., Any]) -> Scorer:
 
 
 def make_pool(function: Callable[..., Any]) -> Scorer:
-    return ScorerPool([InProcessWorker(function) for _ in range(2)], timeout_s=60)
+    workers = [InProcessWorker(function) for _ in range(2)]
+    places = [(worker, worker.concurrency) for worker in workers]
+    return ScorerPool(places, needs_group=workers[0].needs_group, timeout_s=60)
 
 
 def make_simulated(function: Callable[..., Any]) -> Scorer:

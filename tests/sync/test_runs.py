@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,16 +18,20 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str, int]]:
     """Engine, transport, selection and version of every update that was acknowledged. Engines acknowledge what they
     have verified by its fingerprint, and nothing else."""
     found: list[tuple[str, str, str, int]] = []
-    update_engine = LaunchedEngine.update
+    begin = LaunchedEngine.__init__
 
-    async def update(
-        self: LaunchedEngine, update: WeightUpdate, interrupt: Interrupt = "inflight"
-    ) -> UpdateReceipt:
-        receipt = await update_engine(self, update, interrupt)
-        found.append((self.name, update.transport, update.selection, receipt.version))
-        return receipt
+    def init(self: LaunchedEngine, *arguments: Any) -> None:
+        begin(self, *arguments)
+        update_engine = self.calls.update
 
-    monkeypatch.setattr(LaunchedEngine, "update", update)
+        async def update(update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+            receipt = await update_engine(update, interrupt)
+            found.append((self.name, update.transport, update.selection, receipt.version))
+            return receipt
+
+        self.calls.update = update  # type: ignore[method-assign]
+
+    monkeypatch.setattr(LaunchedEngine, "__init__", init)
     return found
 
 

@@ -1,6 +1,7 @@
 """A plan goes out in bounded pieces and comes together as it was."""
 
 import asyncio
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -8,21 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.channel import codec
+from penstock.channel import codec, implement, remote, serve
 from penstock.channel.connection import MAX_FRAME_BYTES
+from penstock.interfaces import Trainer
 from penstock.trainer.plan_transfer import (
     PIECE_BYTES,
-    SEND_STEP,
+    ArrivingPlans,
     PlanAssembly,
     PlanHeader,
     PlanPiece,
+    PlanTaker,
     header_of,
     messages_of,
     pieces_of,
-    serve_steps,
+    remote_trainer,
+    serve_trainer,
 )
 from penstock.trainer.step.packing import plan_step
-from penstock.trainer.trainer_client import TrainerClient
 from penstock.types import (
     NOT_SAMPLED,
     BlobRef,
@@ -35,6 +38,11 @@ from penstock.types import (
 )
 from tests.channel.test_connection import pair
 from tests.trainer.builders import make_groups
+
+
+def stepping(step: Any) -> Trainer:
+    """A trainer that makes steps."""
+    return implement(Trainer, lambda name: step)
 
 
 def plain(plan: StepPlan) -> bytes:
@@ -93,8 +101,8 @@ def test_a_plan_larger_than_any_message_reaches_its_trainer() -> None:
 
     async def main() -> StepResult:
         async with pair() as (left, right):
-            serve_steps(right, step)
-            return await TrainerClient(left).step(plan)
+            serve_trainer(stepping(step), right)
+            return await remote_trainer(left).step(plan)
 
     assert asyncio.run(main()).step == 7
     assert len(list(pieces_of(plan))) == 9  # a sequence is more than half a piece, and is not cut
@@ -118,10 +126,10 @@ def test_what_a_cancelled_sender_left_is_forgotten() -> None:
 
     async def main() -> None:
         async with pair() as (left, right):
-            serve_steps(right, step)
+            serve(PlanTaker, ArrivingPlans(stepping(step)), right)
             first, *_ = messages_of(old, 1)
-            assert (await left.call(SEND_STEP, first)).result is None
-            await TrainerClient(left).step(new)
+            assert await remote(PlanTaker, left).take(first) is None
+            await remote_trainer(left).step(new)
 
     asyncio.run(main())
     assert [plain(plan) for plan in arrived] == [plain(new)]

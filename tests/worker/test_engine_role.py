@@ -3,22 +3,26 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
 
+from penstock.channel import implement
+from penstock.channel.protocol_calls import methods_of
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.engine_client import EngineStart
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import ConfigError, OutOfMemory
+from penstock.interfaces import Engine
 from penstock.observe.event_queue import EventQueue
 from penstock.types import GenerateRequest, SamplingParams
 from penstock.worker import engine_role
 from penstock.worker.engine_role import STEP_LIMIT_S, start
 from penstock.worker.out_of_memory import is_out_of_memory
 
+P = TypeVar("P")
 RESOLVED = {"dtype": "float32", "embedded": {"compile": "off"}}
 
 
@@ -32,6 +36,16 @@ class Served:
         self.handlers[method.name] = handle
 
     serve_stream = serve
+
+    def asked(self, protocol: type[P]) -> P:
+        """What is served, as it is called."""
+
+        def make(name: str) -> Callable[..., Any]:
+            method = methods_of(protocol)[name]
+            handle = self.handlers.get(method.wire.name, print)
+            return lambda *arguments, **named: handle(method.request(*arguments, **named))
+
+        return implement(protocol, make, close=print)
 
 
 def test_an_engine_out_of_memory_ends_and_names_the_settings(
@@ -49,7 +63,7 @@ def test_an_engine_out_of_memory_ends_and_names_the_settings(
     async def main() -> None:
         begin = EngineStart(name="engine0", model=str(tiny_model), device="cpu", threads=1, config=RESOLVED)
         await start(served, begin, failures.append, EventQueue().of("engine0"))  # type: ignore[arg-type]
-        async for _ in served.handlers["engine.generate"](request):
+        async for _ in served.asked(Engine).generate(request):
             pass
 
     with pytest.raises(OutOfMemory):

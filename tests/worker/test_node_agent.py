@@ -15,16 +15,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from penstock.channel import Channel
+from penstock.channel import Channel, remote
 from penstock.errors import PenstockError, RemoteError, UserError
-from penstock.orchestration.launchers.node_calls import (
-    BEAT,
-    SEND_FILES,
-    SIGNAL_WORKER,
-    START_WORKER,
-    FilePiece,
-    WorkerOrder,
-)
+from penstock.orchestration.launchers.node_calls import FilePiece, Node, WorkerOrder
 from penstock.worker.node_agent import NodeAgent
 from tests.hostile_bytes import mangled
 
@@ -73,10 +66,11 @@ def test_a_piece_that_is_outside_or_comes_twice_is_refused(
 
     async def main() -> None:
         async with asyncio.timeout(20), an_agent(folder) as (channel, working):
-            await channel.call(SEND_FILES, (FilePiece(path="files/0/reward.py", data=b"first"),))
+            node = remote(Node, channel)
+            await node.take_files((FilePiece(path="files/0/reward.py", data=b"first"),))
             with pytest.raises((UserError, RemoteError), match=said):
-                await channel.call(SEND_FILES, (piece,))
-            await channel.call(BEAT, None)
+                await node.take_files((piece,))
+            await node.beat()
             assert not working.done()
 
     asyncio.run(main())
@@ -87,18 +81,19 @@ def test_a_piece_that_is_outside_or_comes_twice_is_refused(
 def test_a_worker_is_started_once_and_files_come_before_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with asyncio.timeout(60), an_agent(tmp_path) as (channel, working):
+            node = remote(Node, channel)
             outside = msgspec.structs.replace(ORDER, roots=(("/theirs", "../elsewhere"),))
             with pytest.raises(UserError, match="must stay in the agent's folder, got '../elsewhere'"):
-                await channel.call(START_WORKER, outside)
-            started = await channel.call(START_WORKER, ORDER)
+                await node.start(outside)
+            started = await node.start(ORDER)
             with pytest.raises((PenstockError), match="this agent has a worker already"):
-                await channel.call(START_WORKER, ORDER)
+                await node.start(ORDER)
             with pytest.raises(UserError, match="files must come before the worker is started"):
-                await channel.call(SEND_FILES, (FilePiece(path="late.py", data=b"x"),))
+                await node.take_files((FilePiece(path="late.py", data=b"x"),))
             with pytest.raises(RemoteError, match="Invalid argument"):
-                await channel.call(SIGNAL_WORKER, 9999)
+                await node.signal(9999)
             os.kill(started.pid, 0)  # it lives
-            await channel.call(SIGNAL_WORKER, int(signal.SIGKILL))
+            await node.signal(int(signal.SIGKILL))
             assert not working.done()
 
     asyncio.run(main())

@@ -2,34 +2,34 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 
-from penstock.channel import Channel
-from penstock.engines.engine_client import GENERATE
+from penstock.channel import Channel, remote, serve
 from penstock.engines.scripted import ScriptedEngine
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.events import Counters, LogLine, Span
 from penstock.rollout.episode_pool import EpisodePool
+from penstock.rollout.episode_rollout import TokenSource
 from penstock.rollout.episode_runner import EpisodeRunner
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.rollout_client import Outcome, RolloutClient, RolloutStart
+from penstock.rollout.rollout_client import Outcome, RolloutProcess, RolloutStart
 from penstock.types import Episode
 from penstock.worker.rollout_role import Tallies, start
 from tests.rollout.contract import END, SEVEN, EpisodeRunnerContract, spec_of
 
 
 class ChannelWorker:
-    """`EpisodeWorker` over a channel whose other end is in this process too."""
+    """A worker over a channel whose other end is in this process too."""
 
-    def __init__(self, client: RolloutClient) -> None:
-        self._client = client
+    def __init__(self, controller: Channel) -> None:
+        self._calls = remote(RolloutProcess, controller)
 
-    async def run(self, spec: EpisodeSpec) -> Outcome:
-        return await self._client.run(spec)
+    async def answer(self, specs: Sequence[EpisodeSpec]) -> Sequence[Outcome]:
+        return [await self._calls.run(spec) for spec in specs]
 
     async def end(self) -> None:
         raise NotImplementedError
@@ -44,12 +44,12 @@ class TestRolloutRole(EpisodeRunnerContract):
         ends = [Channel(*await asyncio.open_connection(sock=end)) for end in socket.socketpair()]
         reading = [asyncio.create_task(end.run()) for end in ends]
         controller, worker = ends
-        controller.serve_stream(GENERATE, engine.generate)
+        serve(TokenSource, engine, controller)
         request = RolloutStart(model=str(model), workflow=None, search_path=())
         queue = EventQueue()
         await start(worker, request, lambda error: None, queue.of("rollout0"))
         try:
-            yield EpisodePool([ChannelWorker(RolloutClient(controller))], capacity=8)
+            yield EpisodePool([ChannelWorker(controller)], capacity=8)
         finally:
             for end in ends:
                 await end.close()

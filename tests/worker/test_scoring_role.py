@@ -7,11 +7,11 @@ import pytest
 
 from penstock.observe.event_queue import EventQueue
 from penstock.scoring.scoring_client import (
-    ScoringMessage,
+    ScoringProcess,
     ScoringReady,
     ScoringRequest,
     ScoringStart,
-    Verdicts,
+    Verdict,
 )
 from penstock.worker.scoring_role import start
 from tests.scoring.groups import a_group
@@ -52,14 +52,13 @@ def test_a_worker_says_what_its_functions_need(tmp_path: Path, names: list[str],
 def test_requests_of_a_message_are_answered_in_order_and_the_gpu_is_the_first(
     tmp_path: Path, device: str, expected: float
 ) -> None:
-    async def main() -> Verdicts:
+    async def main() -> tuple[Verdict, ...]:
         served = Served()
         await started(tmp_path, served, names=["plain"], device=device)
         groups = (a_group("1"), a_group("x"))
         requests = tuple(ScoringRequest(task=group.task, episodes=group.episodes) for group in groups)
-        verdicts: Verdicts = await served.handlers["scoring.score"](ScoringMessage(requests=requests))
-        return verdicts
+        return await served.asked(ScoringProcess).score(requests)
 
-    first, second = asyncio.run(main()).verdicts
+    first, second = asyncio.run(main())
     assert first.scores[0].value == expected
     assert second.reason == "score_error"

@@ -16,16 +16,11 @@ from penstock.trainer.checkpoint.checkpoint_state import take_state
 from penstock.trainer.checkpoint.host_copies import HostCopier
 from penstock.trainer.checkpoint.state_files import load_state, write_state
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.trainer_client import (
-    CheckpointRequest,
-    PublishRequest,
-    ReleaseRequest,
-    SaveRequest,
-    TrainerStart,
-)
+from penstock.trainer.trainer_client import TrainerStart
 from penstock.types import AdapterSpec, StepPlan, StepResult
 from penstock.worker import trainer_role as worker
-from penstock.worker.trainer_role import TrainerService, bind_broadcasts, tell_parts
+from penstock.worker.trainer_role import bind_broadcasts
+from penstock.worker.trainer_service import TrainerService, tell_parts
 from tests.small_disk import enlarge, small_filesystem
 from tests.trainer.builders import tiny_model
 from tests.trainer.parallel.rank_processes import on_ranks
@@ -191,7 +186,7 @@ def test_running_out_of_memory_in_the_warm_up_is_answered_to_who_asks_next(start
         service, failures = await start(Trainer(torch.OutOfMemoryError("out of memory")))
         assert failures == []
         with pytest.raises(UserError, match="the trainer ran out of GPU memory: set trainer.checkpointing"):
-            await (service.step(PLAN) if what == "step" else service.save(SaveRequest(folder="")))
+            await (service.step(PLAN) if what == "step" else service.save(""))
 
     asyncio.run(main())
 
@@ -245,7 +240,7 @@ class Tokenizer:
 
 def save_with(trainer, folder):
     service = TrainerService(trainer, Publisher(), Tokenizer(), EventQueue().of("trainer"))
-    asyncio.run(service.save(SaveRequest(folder=str(folder))))
+    asyncio.run(service.save(str(folder)))
 
 
 def test_a_model_is_saved_whole_or_not_at_all(tmp_path):
@@ -280,10 +275,10 @@ def test_a_model_that_finds_no_room_says_what_it_needs_and_is_saved_once_there_i
             DiskFull,
             match=r"run/model can't be written: model.safetensors needs 900,\d\d\d bytes, and 5\d\d,\d\d\d bytes",
         ):
-            asyncio.run(service.save(SaveRequest(folder=str(folder))))
+            asyncio.run(service.save(str(folder)))
         assert list(folder.parent.iterdir()) == []
         enlarge(disk)
-        asyncio.run(service.save(SaveRequest(folder=str(folder))))
+        asyncio.run(service.save(str(folder)))
         assert (folder / "model.safetensors").stat().st_size > 900_000
 
 
@@ -314,8 +309,8 @@ def test_a_checkpoint_is_begun_and_waited_for(tmp_path):
     folder = tmp_path / "checkpoints" / "step-3"
 
     async def main():
-        await service.checkpoint(CheckpointRequest(folder=str(folder), files={"progress.json": b"{}"}))
-        return await service.checkpoint_written(None)
+        await service.checkpoint(str(folder), {"progress.json": b"{}"})
+        return await service.checkpoint_written()
 
     assert asyncio.run(main()).num_bytes > 0
     assert trainer.done == ["warm-up", [1.0, 1.0]]
@@ -335,7 +330,7 @@ def test_a_checkpoint_of_16_bits_is_saved_in_16_bits(tiny_model, tmp_path):
     service = worker.build_service(start, EventQueue().of("trainer"))
     try:
         assert {weight.dtype for weight in service._trainer.weights().values()} == {torch.float32}
-        asyncio.run(service.save(SaveRequest(folder=str(tmp_path / "saved"))))
+        asyncio.run(service.save(str(tmp_path / "saved")))
     finally:
         service._publisher.close()
     stored = load_file(tmp_path / "saved" / "model.safetensors")
@@ -367,9 +362,7 @@ def test_the_base_is_published_first_and_then_only_the_adapter(adapted, tiny_mod
     from penstock.models.published import published_tensors
 
     service = adapted(wire_dtype="bfloat16")
-    full, first = (
-        asyncio.run(service.publish(PublishRequest(version=version, full=False))) for version in (4, 5)
-    )
+    full, first = (asyncio.run(service.publish(version)) for version in (4, 5))
     assert (full.selection, full.base, full.adapter) == ("full", None, None)
     assert {spec.name for spec in full.tensors} == set(published_tensors(load_model(str(tiny_model))))
     assert (first.selection, first.base) == ("adapter", 4)
@@ -379,9 +372,9 @@ def test_the_base_is_published_first_and_then_only_the_adapter(adapted, tiny_mod
     assert all(".q_proj.lora_" in name for name in names)
     assert {spec.dtype for spec in (*full.tensors, *first.tensors)} == {"bfloat16"}
     assert first.fingerprint.keys() == names
-    asyncio.run(service.release(ReleaseRequest(version=4, delivered=True)))
+    asyncio.run(service.release(4))
     service._publisher.snapshot(6, service._trainer.weights())
-    assert asyncio.run(service.publish(PublishRequest(version=6, full=False))).base == 4
+    assert asyncio.run(service.publish(6)).base == 4
 
 
 def test_weights_that_stay_are_loaded_as_they_compute(adapted):
@@ -399,8 +392,8 @@ def test_an_adapter_is_saved_and_a_checkpoint_of_it_goes_on(adapted, tmp_path):
     folder = tmp_path / "step-3"
 
     async def checkpoint():
-        await service.checkpoint(CheckpointRequest(folder=str(folder), files={}))
-        await service.checkpoint_written(None)
+        await service.checkpoint(str(folder), {})
+        await service.checkpoint_written()
 
     asyncio.run(checkpoint())
     saved = {path.name for path in (folder / "model").iterdir()}

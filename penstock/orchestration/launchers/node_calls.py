@@ -2,9 +2,10 @@
 how it ends and what it prints, and ends it when the controller is gone. The agent's side is
 `penstock.worker.node_agent`."""
 
-import msgspec
+from collections.abc import AsyncIterator
+from typing import Protocol
 
-from penstock.channel import Method
+import msgspec
 
 AGENT = "agent/"
 """How the name begins under which an agent arrives; the name of its worker follows."""
@@ -57,9 +58,16 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Its exit code, or minus the signal; None while it runs."""
 
 
-SEND_FILES = Method("node.files", tuple[FilePiece, ...], type(None))
-START_WORKER = Method("node.start", WorkerOrder, WorkerStarted)
-WATCH_WORKER = Method("node.watch", type(None), NodeEvent)
-SIGNAL_WORKER = Method("node.signal", int, type(None))
-"""A signal for the worker; SIGKILL is for its whole process group."""
-BEAT = Method("node.beat", type(None), type(None))
+class Node(Protocol):
+    """An agent, as the controller calls it."""
+
+    async def take_files(self, pieces: tuple[FilePiece, ...]) -> None: ...
+
+    async def start(self, order: WorkerOrder) -> WorkerStarted: ...
+
+    def watch(self) -> AsyncIterator[NodeEvent]: ...
+
+    async def signal(self, number: int) -> None:
+        """A signal for the worker; SIGKILL is for its whole process group."""
+
+    async def beat(self) -> None: ...

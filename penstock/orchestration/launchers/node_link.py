@@ -7,19 +7,10 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.channel import Channel
+from penstock.channel import Channel, remote
 from penstock.errors import ChannelClosed, PenstockError, RemoteError, WorkerDied
 from penstock.orchestration.launchers.last_words import LastLines
-from penstock.orchestration.launchers.node_calls import (
-    BEAT,
-    BEAT_S,
-    LOST_S,
-    SEND_FILES,
-    SIGNAL_WORKER,
-    START_WORKER,
-    WATCH_WORKER,
-    WorkerOrder,
-)
+from penstock.orchestration.launchers.node_calls import BEAT_S, LOST_S, Node, WorkerOrder
 from penstock.orchestration.launchers.user_files import UserFiles
 from penstock.safe_files import open_private
 
@@ -54,7 +45,7 @@ class NodeLink:
 
     def __init__(self, name: str, channel: Channel, log: Path) -> None:
         self._name = name
-        self._channel = channel
+        self._channel, self._node = channel, remote(Node, channel)
         self._log = log
         self._where = ""
         self.is_silent = False
@@ -70,8 +61,8 @@ class NodeLink:
         try:
             bundles = files.bundles()
             while bundle := await asyncio.to_thread(next, bundles, ()):
-                await self._channel.call(SEND_FILES, bundle)
-            started = await self._channel.call(START_WORKER, order)
+                await self._node.take_files(bundle)
+            started = await self._node.start(order)
         except ChannelClosed:
             raise await self.died() from None
         self._where = f" (pid {started.pid} on {started.host})"
@@ -84,7 +75,7 @@ class NodeLink:
         if not self._death.done():
             with contextlib.suppress(ChannelClosed, RemoteError, TimeoutError):
                 async with asyncio.timeout(KILL_S):
-                    await self._channel.call(SIGNAL_WORKER, int(signal.SIGKILL))
+                    await self._node.signal(signal.SIGKILL)
                     await self.died()
         self._end("was killed: its node did not answer any more")
         await self.close()
@@ -101,7 +92,7 @@ class NodeLink:
 
     async def _tell(self, number: int) -> None:
         with contextlib.suppress(ChannelClosed, RemoteError):
-            await self._channel.call(SIGNAL_WORKER, number)
+            await self._node.signal(number)
 
     async def _care(self) -> None:
         """Whatever ends first says how the worker ended."""
@@ -118,7 +109,7 @@ class NodeLink:
     async def _follow(self) -> str:
         """What the worker prints goes into its log in the run folder."""
         try:
-            async for event in self._channel.stream(WATCH_WORKER, None):
+            async for event in self._node.watch():
                 if event.output:
                     self._keep(event.output)
                 if event.code is not None:
@@ -143,7 +134,7 @@ class NodeLink:
         silence = BeatSilence()
         while True:
             silence.asked(loop.time())
-            asking = asyncio.ensure_future(self._channel.call(BEAT, None))
+            asking = asyncio.ensure_future(self._node.beat())
             try:
                 while not asking.done():
                     await asyncio.wait({asking}, timeout=BEAT_S)

@@ -21,8 +21,16 @@ from penstock.safe_files import remove_folder, replace_link
 from penstock.trainer.checkpoint.checkpoint_state import CheckpointState
 from penstock.trainer.parallel.joint_folder import agree, joint_folder
 from penstock.trainer.parallel.ranks import SingleRank
-from penstock.trainer.trainer_client import LATEST, MODEL, TRAINER_STATE, CheckpointRequest
+from penstock.trainer.trainer_client import LATEST, MODEL, TRAINER_STATE
 from penstock.types import CheckpointWritten
+
+
+class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
+    folder: str
+    files: dict[str, bytes]
+    """What others have to add: names, and what is in them."""
+    remove: tuple[str, ...] = ()
+    """Folders that it makes superfluous."""
 
 
 class CheckpointedTrainer(Protocol):

@@ -11,11 +11,10 @@ from penstock.checksums import CHECKSUMS, Checksum, check_files
 from penstock.errors import UserError
 from penstock.trainer.checkpoint import host_copies
 from penstock.trainer.checkpoint.checkpoint_state import CheckpointState, take_state
-from penstock.trainer.checkpoint.checkpoint_writer import CheckpointWriter
+from penstock.trainer.checkpoint.checkpoint_writer import CheckpointRequest, CheckpointWriter
 from penstock.trainer.checkpoint.host_copies import HostCopier
 from penstock.trainer.checkpoint.state_files import load_state, write_state
 from penstock.trainer.parallel.ranks import ThreadRanks
-from penstock.trainer.trainer_client import CheckpointRequest
 
 
 class Trainer:

@@ -10,14 +10,13 @@ from transformers import AutoModelForCausalLM
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.errors import UserError
-from penstock.trainer.checkpoint.checkpoint_writer import CheckpointWriter
+from penstock.trainer.checkpoint.checkpoint_writer import CheckpointRequest, CheckpointWriter
 from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.optimizers import eightbit_adamw, host_adamw
 from penstock.trainer.parallel.process_ranks import ProcessRanks, leave_ranks
 from penstock.trainer.parallel.rank_layout import num_plans
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.step.packing import plan_step
-from penstock.trainer.trainer_client import CheckpointRequest
 from tests.trainer.builders import tiny_model
 from tests.trainer.parallel.layout_gradients import join
 from tests.trainer.parallel.rank_processes import on_ranks

@@ -1,17 +1,16 @@
-"""Who ended a process that ran several episodes: a search by halves, without processes or a clock.
+"""Who ended a process that had several calls: a search by halves, without processes or a clock.
 
-    a process dies ─► its episodes are suspects ─► one half runs apart ─► it dies ─► its halves … ─► one, alone
+    a process dies ─► its calls are suspects ─► one half runs apart ─► it dies ─► its halves … ─► one, alone
                                                          └► all of it ends well ─► the other half runs apart
 
-A death counts against an episode that was alone in the process, and in another one that died before. A half that
+A death counts against a call that was alone in the process, and in another one that died before. A half that
 dies clears the other half, which runs beside others again. Two culprits of one task stand for the task: its other
-suspects fail without being tried. `penstock.rollout.episode_pool` runs what is found here.
+suspects fail without being tried. `penstock.channel.worker_pool` runs what is found here.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
-
-from penstock.rollout.episode_spec import EpisodeSpec
+from typing import Any, Generic, TypeVar
 
 DEATHS_OF_A_CULPRIT = 2
 """The last of them alone: a single death may have a cause outside."""
@@ -20,27 +19,31 @@ CULPRITS_OF_A_TASK = 2
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """An episode until it has ended, on whatever processes."""
+    """What is known of a call until it has ended."""
 
-    spec: EpisodeSpec
-    num_deaths: int = 0
+    group: Any
+    """Of which task it is."""
+    index: int
+    """Its number among the calls of that task."""
+    task: str
+    """The task, in words."""
+    num_deaths: int = field(default=0, init=False)
     """Of processes that it was in, since it was last cleared."""
-    half: "Half | None" = None
+    half: "Half[Any] | None" = field(default=None, init=False)
     """With whom it must run apart; None: beside anybody."""
-    failure: str = ""
+    failure: str = field(default="", init=False)
     """Why it is not tried any more."""
 
-    @property
-    def group(self) -> tuple[str, int]:
-        return self.spec.label, self.spec.group
+
+T = TypeVar("T", bound=Attempt)
 
 
 @dataclass(slots=True, eq=False)
-class Half:
+class Half(Generic[T]):
     """Suspects that run in a process with nothing else beside them."""
 
-    members: list[Attempt] = field(default_factory=list)
-    other: "Half | None" = None
+    members: list[T] = field(default_factory=list)
+    other: "Half[T] | None" = None
     """What was in the process with them, and is cleared when this half dies."""
     is_running: bool = False
 
@@ -49,16 +52,16 @@ class Half:
         return len({attempt.group for attempt in self.members}) == 1
 
 
-class Suspects:
+class Suspects(Generic[T]):
     """`halves` must run apart, in this order."""
 
     def __init__(self) -> None:
-        self.halves: list[Half] = []
-        self._culprits: Counter[tuple[str, int]] = Counter()
-        """How many episodes of a group have ended their process."""
+        self.halves: list[Half[T]] = []
+        self._culprits: Counter[Any] = Counter()
+        """How many calls of a task have ended their process."""
 
-    def died(self, had: list[Attempt], half: Half | None, cause: str) -> str | None:
-        """A process is gone that had these episodes, which were of a half or not. What a task did, the first time
+    def died(self, had: list[T], half: Half[T] | None, cause: str) -> str | None:
+        """A process is gone that had these calls, which were of a half or not. What a task did, the first time
         that a death is pinned on it."""
         if half is not None and half.other is not None:
             self._release(half.other)
@@ -73,7 +76,7 @@ class Suspects:
             return self._convict(had[0], cause)
         return None
 
-    def clear(self, attempt: Attempt) -> None:
+    def clear(self, attempt: T) -> None:
         """It has ended, or may run beside others."""
         half, attempt.half = attempt.half, None
         if half is not None:
@@ -81,17 +84,16 @@ class Suspects:
             if not half.members:
                 self.halves.remove(half)
 
-    def forget(self, group: tuple[str, int]) -> None:
+    def forget(self, group: Any) -> None:
         """It has ended. A later evaluation has groups of the same numbers."""
         self._culprits.pop(group, None)
 
-    def judge(self, attempt: Attempt) -> None:
-        """Look at an episode before it runs: others of its task may have ended their process since it was last
-        looked at."""
+    def judge(self, attempt: T) -> None:
+        """Look at a call that waits: others of its task may have ended their process."""
         num_culprits = self._culprits[attempt.group]
         if num_culprits >= CULPRITS_OF_A_TASK:
             attempt.failure = attempt.failure or (
-                f"{num_culprits} episodes of task {attempt.spec.task.id!r} have ended their process, so that this "
+                f"{num_culprits} calls of {attempt.task} have ended their process, so that this "
                 "one was not tried again"
             )
         elif num_culprits and (attempt.half is None or not attempt.half.is_of_one_task):
@@ -104,32 +106,30 @@ class Suspects:
                 half.members.append(attempt)
                 attempt.half = half
 
-    def _add(self, *halves: Half) -> None:
+    def _add(self, *halves: Half[T]) -> None:
         self.halves[:0] = halves
         for half in halves:
             for attempt in half.members:
                 attempt.half = half
 
-    def _release(self, half: Half) -> None:
+    def _release(self, half: Half[T]) -> None:
         """What runs apart already stays there."""
         if not half.is_running:
             for attempt in list(half.members):
                 self.clear(attempt)
                 attempt.num_deaths = 0
 
-    def _convict(self, attempt: Attempt, cause: str) -> str | None:
+    def _convict(self, attempt: T, cause: str) -> str | None:
         times = "twice" if attempt.num_deaths == 2 else f"{attempt.num_deaths} times"
-        attempt.failure = (
-            f"task {attempt.spec.task.id!r} ended its process {times}, the last time alone in it: {cause}"
-        )
+        attempt.failure = f"{attempt.task} ended its process {times}, the last time alone in it: {cause}"
         self._culprits[attempt.group] += 1
         return attempt.failure if self._culprits[attempt.group] == 1 else None
 
 
-def _halves(had: list[Attempt]) -> tuple[Half, Half]:
-    """A cut between tasks, while there are several: episodes of a bad one stay together, and so a half that dies
+def _halves(had: list[T]) -> tuple[Half[T], Half[T]]:
+    """A cut between tasks, while there are several: calls of a bad one stay together, and so a half that dies
     clears the other."""
-    had = sorted(had, key=lambda attempt: (attempt.group, attempt.spec.index))
+    had = sorted(had, key=lambda attempt: (attempt.group, attempt.index))
     between = [n for n in range(1, len(had)) if had[n].group != had[n - 1].group]
     cut = min(between, key=lambda n: abs(2 * n - len(had)), default=len(had) // 2)
     one, other = Half(had[:cut]), Half(had[cut:])

@@ -1,0 +1,450 @@
+"""Calls on worker processes: the least loaded takes the next ones; who hangs or dies is replaced.
+
+A bad call costs itself, never its neighbours: what was in a process that died runs again apart, half by half, until
+it is found who ends processes (`penstock.channel.suspects`). A worker that dies time after time with nothing in it
+ends the pool. So do tasks that end their process one after the other while nothing is answered, once they are more
+than were under way together: those alone may all be bad.
+
+Where answers say how long they took, calls that wait while every worker is busy go out several in a message, as
+many as a worker answers in a moment: a call of microseconds is not held up by a round trip, a slow one goes alone.
+"""
+
+import asyncio
+import bisect
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from penstock.channel.suspects import Attempt, Half, Suspects
+from penstock.errors import ChannelClosed, PenstockError, RemoteError, RequestRefused, WorkerDied
+
+Call = TypeVar("Call")
+Answer = TypeVar("Answer")
+C = TypeVar("C", contravariant=True)
+A = TypeVar("A", covariant=True)
+
+MAX_DEATHS_IN_A_ROW = 5
+START_S = 120.0
+"""How long a worker may take to start again."""
+MESSAGE_S = 0.02
+"""What the calls of one message may take together in the worker. The way there and back does not count: on a busy
+machine it is longer than this, and messages of single calls would make it busier."""
+MAX_CALLS_IN_A_MESSAGE = 64
+MESSAGE_BYTES = 8 << 20
+"""About what a message of several calls holds. A single call is never cut."""
+
+
+class PoolWorker(Protocol[C, A]):
+    """One process.
+
+    `answer` raises `WorkerDied` or `ChannelClosed` when the process ends under it. `end` ends the process at once.
+    `restart` ends it if it still runs and returns when a new one is ready, a little later after each of
+    `num_deaths` in a row with nothing in it; it raises `WorkerDied`, `ChannelClosed` or `RemoteError` when there is
+    none."""
+
+    async def answer(self, calls: Sequence[C]) -> Sequence[A]: ...
+
+    async def end(self) -> None: ...
+
+    async def restart(self, num_deaths: int) -> None: ...
+
+
+class CallLost(PenstockError):
+    """A call ended its process, or was not answered in time (`is_late`)."""
+
+    def __init__(self, message: str, detail: str = "", *, is_late: bool = False) -> None:
+        super().__init__(message)
+        self.detail = detail
+        self.is_late = is_late
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallKind(Generic[Call, Answer]):
+    """What a pool has to know of its calls and answers."""
+
+    worker: str
+    """What its workers are called in errors."""
+    advice: str
+    """Where to look when tasks end their processes."""
+    task: Callable[[Call], tuple[Any, int, str]]
+    """Of which task a call is, its number among the calls of that task, and the task in words."""
+    limit_s: Callable[[Call], float]
+    """After that, a process that has not answered is ended."""
+    late: Callable[[Call], str]
+    """What a call is told then."""
+    blames_late: bool = False
+    """Whether a call past its limit is itself to blame. Otherwise the process hangs, whoever in it is the cause."""
+    leaves: bool = False
+    """Whether a caller that gives up leaves the worker to finish."""
+    spoils: Callable[[Answer], bool] = lambda answer: False
+    """Whether the process is to be replaced after this answer, when the others in it have ended."""
+    seconds: Callable[[Answer], float] | None = None
+    """What an answer took, where several calls may go into a message."""
+    num_bytes: Callable[[Call], int] = lambda call: 0
+
+
+class WorkerPool(Generic[Call, Answer]):
+    """Workers that are already started, each with the messages that it takes at once. `told` is told of each task
+    that is found to end its process."""
+
+    def __init__(
+        self,
+        workers: Sequence[tuple[PoolWorker[Call, Answer], int]],
+        kind: CallKind[Call, Answer],
+        *,
+        start_s: float = START_S,
+        max_deaths: int = MAX_DEATHS_IN_A_ROW,
+        told: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        if not workers:
+            raise ValueError(f"a pool needs at least one {kind.worker} worker, got none")
+        self._places = [_Place(worker, count, number) for number, (worker, count) in enumerate(workers)]
+        self._kind = kind
+        self._start_s = start_s
+        self._max_deaths = max_deaths
+        self._told = told
+        self._waiting: list[_Asked[Call, Answer]] = []
+        """In the order in which they came, also those that run again."""
+        self._numbers = itertools.count()
+        self._suspects = Suspects[_Asked[Call, Answer]]()
+        self._groups: Counter[object] = Counter()
+        """How many calls of each task are under way."""
+        self._tasks_in_a_row = self._most_tasks = 0
+        """Tasks that ended their process since a call was last answered, and the most that were under way."""
+        self._changed = asyncio.Event()
+        self._ended: Exception | None = None
+
+    async def ask(self, call: Call) -> Answer:
+        """The answer; `CallLost` where there is none because of the call, and what ended the pool."""
+        if self._ended is not None:
+            raise self._ended
+        group, index, words = self._kind.task(call)
+        attempt = _Asked[Call, Answer](group, index, words, call, next(self._numbers))
+        self._groups[attempt.group] += 1
+        if self._may_run(attempt):
+            self._waiting.append(attempt)
+        self._send()
+        try:
+            return await attempt.answer
+        finally:
+            self._forget(attempt)
+
+    async def close(self) -> None:
+        """Wake who waits for a worker, with `ChannelClosed`. The processes belong to the launcher."""
+        if self._ended is None:
+            self._end(ChannelClosed(f"the pool of {self._kind.worker} workers is closed"))
+        for place in self._places:
+            for message, attempts in place.messages.items():
+                if all(attempt.answer.done() for attempt in attempts):
+                    message.cancel()
+        restarting = [place.restarting for place in self._places if place.restarting is not None]
+        for restart in restarting:
+            restart.cancel()
+        await asyncio.gather(*restarting, return_exceptions=True)
+
+    async def lost(self, number: int, death: WorkerDied) -> None:
+        """The process of a worker is gone, whether it had calls or not: have another there when this returns. Calls
+        that it had learn of it by themselves. Raises what ended the pool."""
+        place = self._places[number]
+        place.is_missed = True
+        if not place.is_broken:
+            self._note_death(place, death)
+        self._send()
+        while place.is_broken:
+            if self._ended is not None:
+                raise self._ended
+            await self._changed.wait()
+
+    def _forget(self, attempt: "_Asked[Call, Answer]") -> None:
+        """It has ended, or nobody waits for it any more."""
+        self._groups[attempt.group] -= 1
+        if not self._groups[attempt.group]:
+            del self._groups[attempt.group]
+            self._suspects.forget(attempt.group)
+        if attempt.message is None:
+            self._suspects.clear(attempt)
+        elif not self._kind.leaves:
+            attempt.message.cancel()
+        self._send()
+
+    def _send(self) -> None:
+        """Give waiting calls to workers that have room, and replace those that are broken and empty."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if self._ended is not None:
+            return
+        for place in self._places:
+            if place.is_broken and place.is_idle and (self._waiting or place.is_missed):
+                place.restarting = asyncio.create_task(self._restart(place))
+        while self._waiting and (self._send_suspect() or self._send_message()):
+            pass
+
+    def _send_suspect(self) -> bool:
+        """Suspects keep an empty worker to themselves, and nobody else takes it before them."""
+        for place in self._places:
+            half = place.half or (None if place.messages else self._next_half())
+            if half is None or not place.room:
+                continue
+            ready = (one for one in half.members if one.message is None and not one.answer.done())
+            if (attempt := next(ready, None)) is None:
+                continue
+            self._waiting.remove(attempt)
+            half.is_running = True
+            place.half = half
+            self._start(place, [attempt])
+            return True
+        return False
+
+    def _next_half(self) -> "Half[_Asked[Call, Answer]] | None":
+        """The suspects that the next empty worker is for. Of several, one always stays for all others."""
+        num_apart = sum(place.half is not None for place in self._places)
+        if num_apart >= max(1, len(self._places) - 1):
+            return None
+        return next((half for half in self._suspects.halves if not half.is_running), None)
+
+    def _send_message(self) -> bool:
+        is_for_all = self._next_half() is None
+        free = [p for p in self._places if p.room and p.half is None and (p.messages or is_for_all)]
+        if not free:
+            return False
+        place = min(free, key=lambda one: (len(one.messages), one.last_number))
+        attempts = self._next_message(place, sum(one.room for one in free))
+        if attempts:
+            self._start(place, attempts)
+        return bool(attempts)
+
+    def _next_message(self, place: "_Place[Call, Answer]", room: int) -> "list[_Asked[Call, Answer]]":
+        """The next calls that nobody suspects, no more than a worker's share of those that wait and than a message
+        should hold."""
+        size = 1 if self._kind.seconds is None else min(place.message_size, -(-len(self._waiting) // room))
+        taken: list[_Asked[Call, Answer]] = []
+        num_bytes = at = 0
+        while at < len(self._waiting) and len(taken) < size:
+            attempt = self._waiting[at]
+            if attempt.half is not None and not attempt.answer.done():
+                at += 1
+                continue
+            if size > 1:
+                num_bytes += self._kind.num_bytes(attempt.call)
+            if taken and (attempt.is_alone or num_bytes > MESSAGE_BYTES):
+                break
+            del self._waiting[at]
+            if not attempt.answer.done():
+                taken.append(attempt)
+                if attempt.is_alone:
+                    break
+        return taken
+
+    def _may_run(self, attempt: "_Asked[Call, Answer]") -> bool:
+        """Others of its task may have ended their process."""
+        self._suspects.judge(attempt)
+        if attempt.failure:
+            self._suspects.clear(attempt)
+            attempt.fail(CallLost(attempt.failure, attempt.detail))
+        return not attempt.failure
+
+    def _start(self, place: "_Place[Call, Answer]", attempts: "list[_Asked[Call, Answer]]") -> None:
+        message = asyncio.create_task(self._run(place, attempts))
+        place.messages[message] = attempts
+        place.last_number = attempts[0].number
+        for attempt in attempts:
+            attempt.message = message
+        message.add_done_callback(lambda done: self._left(place, done, attempts))
+
+    def _left(
+        self,
+        place: "_Place[Call, Answer]",
+        message: "asyncio.Task[None]",
+        attempts: "list[_Asked[Call, Answer]]",
+    ) -> None:
+        """Those without an answer wait again."""
+        del place.messages[message]
+        if place.half is not None and not place.messages:
+            place.half.is_running = False
+            place.half = None
+        for attempt in attempts:
+            attempt.message = None
+            if self._ended is not None and not attempt.failure:
+                attempt.fail(self._ended)
+            if attempt.answer.done():
+                self._suspects.clear(attempt)
+            elif self._may_run(attempt):
+                bisect.insort(self._waiting, attempt, key=lambda one: one.number)
+        self._send()
+
+    async def _run(self, place: "_Place[Call, Answer]", attempts: "list[_Asked[Call, Answer]]") -> None:
+        calls = [attempt.call for attempt in attempts]
+        try:
+            async with asyncio.timeout(self._kind.limit_s(calls[0])):
+                answers = await place.worker.answer(calls)
+        except TimeoutError:
+            await self._end_late(place, attempts)
+        except (WorkerDied, ChannelClosed) as error:
+            self._note_death(place, error)
+        except RequestRefused as error:  # too large a message
+            self._try_alone(attempts, error)
+        except Exception as error:
+            self._count_answer(place)
+            for attempt in attempts:
+                attempt.fail(error)
+        else:
+            self._count_answer(place)
+            for attempt, answer in zip(attempts, answers, strict=True):
+                attempt.settle(answer)
+                place.is_broken = place.is_broken or self._kind.spoils(answer)
+            if self._kind.seconds is not None:
+                place.took(sum(map(self._kind.seconds, answers)) / len(answers))
+
+    async def _end_late(self, place: "_Place[Call, Answer]", attempts: "list[_Asked[Call, Answer]]") -> None:
+        """End a process that has not answered."""
+        if place.is_dead:
+            return
+        late = CallLost(self._kind.late(attempts[0].call), is_late=True)
+        is_known = self._kind.blames_late or len(place.messages) == 1
+        if is_known:
+            place.is_broken = place.is_dead = True  # what else was in it runs again as if nothing had been
+        else:
+            self._note_death(place, WorkerDied(str(late)))
+        await place.worker.end()
+        if is_known:
+            self._try_alone(attempts, late)
+
+    def _try_alone(self, attempts: "list[_Asked[Call, Answer]]", error: Exception) -> None:
+        """One of several calls in a message is the cause."""
+        for attempt in attempts:
+            if len(attempts) == 1:
+                attempt.fail(error)
+            attempt.is_alone = True
+
+    async def _restart(self, place: "_Place[Call, Answer]") -> None:
+        try:
+            async with asyncio.timeout(self._start_s):
+                await place.worker.restart(place.num_deaths)
+        except TimeoutError:
+            self._count_death(place, WorkerDied(f"it was not ready within {self._start_s:g} s"))
+        except (WorkerDied, ChannelClosed, RemoteError) as error:
+            self._count_death(place, error)
+        else:
+            place.is_broken = place.is_dead = place.is_missed = False
+        finally:
+            place.restarting = None
+            self._send()
+
+    def _note_death(self, place: "_Place[Call, Answer]", error: Exception) -> None:
+        """Its calls notice one after the other, and count as one death."""
+        if place.is_dead:
+            return
+        place.is_broken = place.is_dead = True
+        if not place.messages:
+            self._count_death(place, error)
+        had = [one for attempts in place.messages.values() for one in attempts if not one.answer.done()]
+        if had and (deed := self._suspects.died(had, place.half, str(error))) is not None:
+            self._told(deed)
+            self._count_task(deed, error)
+        for attempt in had:
+            attempt.detail = getattr(error, "detail", "")
+        for attempt in self._waiting:
+            self._may_run(attempt)
+
+    def _count_answer(self, place: "_Place[Call, Answer]") -> None:
+        place.num_deaths = self._tasks_in_a_row = self._most_tasks = 0
+
+    def _count_task(self, deed: str, error: Exception) -> None:
+        self._tasks_in_a_row += 1
+        self._most_tasks = max(self._most_tasks, len(self._groups))
+        if self._tasks_in_a_row >= max(self._max_deaths, self._most_tasks + 1):
+            self._give_up(
+                f"{self._tasks_in_a_row} tasks in a row ended the process that they had to themselves, and no call "
+                f"was answered between them; the last: {deed}; {self._kind.advice}",
+                error,
+            )
+
+    def _count_death(self, place: "_Place[Call, Answer]", error: Exception) -> None:
+        place.num_deaths += 1
+        if place.num_deaths >= self._max_deaths:
+            self._give_up(
+                f"{self._kind.worker} worker {place.number} died {place.num_deaths} times in a row without an "
+                f"answer; the last time: {error}",
+                error,
+            )
+
+    def _give_up(self, message: str, error: Exception) -> None:
+        if self._ended is None:
+            self._end(WorkerDied(message, detail=getattr(error, "detail", "")))
+
+    def _end(self, error: Exception) -> None:
+        self._ended = error
+        for attempt in self._waiting:
+            attempt.fail(error)
+        self._waiting.clear()
+        self._send()
+
+
+@dataclass(slots=True, eq=False)
+class _Asked(Attempt, Generic[Call, Answer]):
+    """A call until it has ended, on whatever processes."""
+
+    call: Call
+    number: int
+    """In the order in which calls came."""
+    answer: "asyncio.Future[Answer]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    message: "asyncio.Task[None] | None" = None
+    """In which it is under way."""
+    is_alone: bool = False
+    """Whether it must be a message of its own."""
+    detail: str = ""
+    """Of the last death."""
+
+    def settle(self, answer: Answer) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class _Place(Generic[Call, Answer]):
+    """A worker and what the pool knows of it."""
+
+    worker: PoolWorker[Call, Answer]
+    capacity: int
+    number: int
+    messages: dict["asyncio.Task[None]", list[_Asked[Call, Answer]]] = field(default_factory=dict)
+    """What it has not answered."""
+    half: Half[_Asked[Call, Answer]] | None = None
+    """The suspects that have it to themselves."""
+    num_deaths: int = 0
+    """In a row, with nothing in it."""
+    is_broken: bool = False
+    """Whether it takes no new calls until it is replaced."""
+    is_dead: bool = False
+    """Whether its process is gone."""
+    is_missed: bool = False
+    """Whether it is to be replaced though no call waits."""
+    last_number: int = -1
+    """Of the call that it was given last."""
+    restarting: "asyncio.Task[None] | None" = None
+    call_s: float = MESSAGE_S
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.messages and self.restarting is None
+
+    @property
+    def room(self) -> int:
+        """How many more messages it takes now."""
+        return 0 if self.is_broken else self.capacity - len(self.messages)
+
+    @property
+    def message_size(self) -> int:
+        """Calls that it should answer in a moment."""
+        return max(1, min(MAX_CALLS_IN_A_MESSAGE, int(MESSAGE_S / max(self.call_s, 1e-9))))
+
+    def took(self, mean_s: float) -> None:
+        self.call_s = max(mean_s, self.call_s / 2)

@@ -1,0 +1,198 @@
+"""What a trainer process is asked: steps run in one thread, in order; beside them, snapshots are hashed in a second
+one and checkpoints are written in a third."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from penstock.checksums import write_checksums
+from penstock.errors import DiskFull, StepTooLarge
+from penstock.interfaces import WeightPublisher
+from penstock.models.tokenizer import ChatTokenizer
+from penstock.observe.pulse import LONG_S
+from penstock.observe.recorder import Recorder
+from penstock.safe_files import is_full_disk
+from penstock.trainer.checkpoint.checkpoint_writer import CheckpointRequest, CheckpointWriter
+from penstock.trainer.parallel.joint_folder import joint_folder
+from penstock.trainer.parallel.ranks import SingleRank
+from penstock.trainer.policy_trainer import PolicyTrainer
+from penstock.types import DEFAULT_POLICY, CheckpointWritten, StepPlan, StepResult, WeightUpdate
+from penstock.worker.out_of_memory import TRAINER, is_out_of_memory, naming_settings
+
+T = TypeVar("T")
+
+SLOWER = 10.0
+"""A step that takes so many times as long as the longest so far hangs."""
+
+
+class TrainerService:
+    """`penstock.interfaces.Trainer`: one rank's trainer and the publisher of its weights."""
+
+    def __init__(
+        self,
+        trainer: PolicyTrainer,
+        publisher: WeightPublisher,
+        tokenizer: ChatTokenizer,
+        events: Recorder,
+        *,
+        policy: str = DEFAULT_POLICY,
+        version: int = 0,
+    ) -> None:
+        self._longest_s = 0.0
+        """Of the steps so far, and of the warm-up, which compiles."""
+        self._policy = policy
+        self._first_version = version
+        self._trainer = trainer
+        self._publisher = publisher
+        self._tokenizer = tokenizer
+        self._events = events
+        self._stepping = ThreadPoolExecutor(1, thread_name_prefix="step")
+        self._publishing = ThreadPoolExecutor(1, thread_name_prefix="publish")
+        self._checkpoints = CheckpointWriter(
+            trainer, lambda folder: self._tokenizer.save(folder), events.log, trainer.checkpoint_ranks
+        )
+        for number, weights in enumerate(trainer.trained.starting_weights(), start=version):
+            publisher.snapshot(number, weights)
+
+        # Beside the start of engines. What follows in the same thread waits for it.
+        self.warmed_up = self._stepping.submit(self._warm_up)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(weight.numel() for weight in self._trainer.weights().values())
+
+    async def step(self, plan: StepPlan) -> StepResult:
+        return await _in(self._stepping, lambda: self._step(plan))
+
+    async def snapshot(self, version: int) -> None:
+        await _in(self._stepping, lambda: self._snapshot(version))
+
+    async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
+        return await _in(self._publishing, lambda: self._describe(version, full))
+
+    async def send(self, version: int) -> None:
+        """Cancelled, it ends soon all the same: the engines that it was sent to are told."""
+        sending = asyncio.ensure_future(_in(self._publishing, lambda: self._send(version)))
+        try:
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            self._publisher.cancel()
+            await asyncio.wait([sending])
+            raise
+
+    async def release(self, version: int, *, delivered: bool = True) -> None:
+        self._publisher.release(version, delivered=delivered)
+
+    async def save(self, folder: str) -> None:
+        await _in(self._stepping, lambda: self._save(Path(folder)))
+
+    async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
+        request = CheckpointRequest(folder=folder, files=files, remove=tuple(remove))
+        await _in(self._stepping, lambda: self._checkpoint(request))
+
+    async def checkpoint_written(self) -> CheckpointWritten:
+        return await asyncio.shield(asyncio.wrap_future(self._checkpoints.written()))
+
+    def close(self) -> None:
+        """Take back what was published: files in a folder that others see go."""
+        self._publisher.close()
+
+    def _warm_up(self) -> None:
+        with (
+            naming_settings("the trainer", TRAINER),
+            self._events.measure("step", "warm up"),
+            self._events.pulse.phase("warm-up", LONG_S),
+        ):
+            begin = self._events.now()
+            self._trainer.warm_up()
+            self._longest_s = self._events.now() - begin
+
+    def _snapshot(self, version: int) -> None:
+        with self._events.measure("step", "snapshot", version=version):
+            starting = self._trainer.trained.starting_weights()
+            is_below_adapter = len(starting) > 1 and version == self._first_version
+            self._publisher.snapshot(version, starting[0] if is_below_adapter else self._trainer.weights())
+
+    def _describe(self, version: int, full: bool) -> WeightUpdate:
+        with self._events.measure("publish", "hash", version=version):
+            return self._publisher.describe(version, full=full)
+
+    def _send(self, version: int) -> None:
+        with self._events.measure("publish", "send", version=version):
+            self._publisher.send(version)
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        if plan.policy != self._policy:
+            raise ValueError(f"this trainer trains policy {self._policy!r}, got a plan of {plan.policy!r}")
+        self.warmed_up.result()
+        begin = self._events.now()
+        limit_s = SLOWER * self._longest_s
+        with naming_settings("the trainer", TRAINER), self._events.pulse.phase(f"step {plan.step}", limit_s):
+            result = self._train(plan)
+            start = time.perf_counter()
+            if plan.publishes is not None:
+                self._publisher.snapshot(plan.publishes, self._trainer.weights())
+        seconds = {**result.seconds, "snapshot": time.perf_counter() - start}
+        self._longest_s = max(self._longest_s, self._events.now() - begin)
+        tell_parts(self._events, plan.step, begin, seconds)
+        return msgspec.structs.replace(result, seconds=seconds)
+
+    def _train(self, plan: StepPlan) -> StepResult:
+        """Where there is no room for the plan and nothing has changed, smaller micro-batches may be tried."""
+        try:
+            return self._trainer.step(plan)
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or not self._trainer.undo_step():
+                raise
+            cause = error
+        # Outside of the handler, whose traceback would hold the tensors of the step.
+        with naming_settings("the trainer", TRAINER, StepTooLarge):
+            raise cause.with_traceback(None)
+
+    def _save(self, folder: Path) -> None:
+        self.warmed_up.result()
+        self._checkpoints.settle()  # a run that ends may end this process next
+        ranks = self._trainer.checkpoint_ranks or SingleRank()
+        try:
+            with (
+                self._events.measure("step", "save"),
+                self._events.pulse.phase("saving", LONG_S),
+                joint_folder(folder, ranks) as unnamed,
+            ):
+                sums = self._trainer.save(unnamed)  # the others give their parts to the first, which writes
+                if ranks.rank == 0:
+                    self._tokenizer.save(unnamed)
+                    write_checksums(unnamed, sums)
+        except Exception as error:
+            if not is_full_disk(error):
+                raise
+            free = shutil.disk_usage(folder.parent).free
+            what = str(error)
+            if not isinstance(error, DiskFull):  # no room for what comes before the weights, or beside them
+                what += f"; its weights need {self._trainer.trained.saved_bytes:,} bytes"
+            raise DiskFull(f"{folder} can't be written: {what}, and {free:,} bytes are free") from error
+
+    def _checkpoint(self, request: CheckpointRequest) -> None:
+        self.warmed_up.result()
+        with self._events.measure("step", "checkpoint"), self._events.pulse.phase("checkpoint", LONG_S):
+            self._checkpoints.begin(request)
+
+
+def tell_parts(events: Recorder, step: int, begin: float, seconds: Mapping[str, float]) -> None:
+    """A step and its parts, as spans. Parts that took turns over micro-batches are laid end to end, in the order in
+    which they first came: their lengths are right, their places inside the step are not."""
+    end = events.now()
+    events.span("step", "step", begin, end, step=step)
+    for part, length in seconds.items():
+        events.span("step", part, begin, min(end, begin + length), step=step)
+        begin = min(end, begin + length)
+
+
+async def _in(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(thread, work)
