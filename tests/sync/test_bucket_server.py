@@ -47,6 +47,15 @@ def test_without_the_token_nothing_is_told(server: BucketServer, header: dict[st
     assert get(url + "0", **header) == (401, b"")
 
 
+def test_a_head_without_the_token_is_the_last_of_its_connection(server: BucketServer) -> None:
+    """A thread for it would wait for the next one."""
+    host, _, port = urlsplit(server.put(DATA)).netloc.partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nAuthorization: Bearer secreT\r\n\r\n")
+        with stranger.makefile("rb") as answer:
+            assert answer.read().startswith(b"HTTP/1.1 401 ")
+
+
 def test_what_was_removed_is_gone(server: BucketServer) -> None:
     url = server.put(DATA)
     server.remove(url)

@@ -451,8 +451,12 @@ def test_pass_by_pass_with_replay_gives_every_logprob_also_behind_older_keys(
     assert num_mixed > 0
 
 
-def test_an_answer_that_another_engine_resumes_is_computed_again_with_its_recorded_experts() -> None:
-    """The other engine serves newer weights, and has nothing of it but its tokens and where their routes are."""
+@pytest.mark.parametrize("has_blocks", [False, True], ids=["", "same_tokens_in_the_cache"])
+def test_an_answer_that_another_engine_resumes_is_computed_again_with_its_recorded_experts(
+    has_blocks: bool,
+) -> None:
+    """The other engine serves newer weights, and has nothing of it but its tokens and where their routes are. Blocks
+    of the same tokens that other experts have computed are not shared."""
     weights, blobs = MoeWeights(), MemoryBlobs()
 
     async def main() -> Driver:
@@ -469,6 +473,10 @@ def test_an_answer_that_another_engine_resumes_is_computed_again_with_its_record
         handed_on = answer.hand_on(resumes=True).request
         assert handed_on.num_resumed == 8
         second = Driver(make_engine(copy.deepcopy(weights.model(1)), versions={"policy": 1}, blobs=blobs))
+        if has_blocks:
+            await second.start(ask("live", handed_on.token_ids.tolist(), max_tokens=1))
+            await second.drain()
+            del second.chunks["live"]
         await second.start(handed_on)
         await second.drain()
         second.requests["a"] = asked
