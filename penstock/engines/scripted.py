@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import numpy as np
 
-from penstock.engines.refusals import check_update
+from penstock.engines.engine_checks import check_update
 from penstock.errors import PenstockError, RequestRefused
 from penstock.types import (
     DEFAULT_POLICY,

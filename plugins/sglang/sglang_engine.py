@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from sglang_dialect import GENERATE, CumulativeStream, body_of
 from weight_folders import WeightFolders
 
-from penstock.engines.refusals import check_request, check_update
+from penstock.engines.engine_checks import check_request, check_update
 from penstock.engines.vllm.flight import Flight
 from penstock.engines.vllm.server_client import SILENCE_S, Call, ServerClient
 from penstock.errors import PenstockError

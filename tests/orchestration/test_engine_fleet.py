@@ -57,7 +57,7 @@ class Training:
         return True
 
     async def bring_below_adapter(self, engine: Any) -> None:
-        self.below.append(engine.name)
+        self.below.append((await engine.report()).name)
 
     async def republish(self) -> None:
         self.version += 1

@@ -32,7 +32,7 @@ from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.engines.embedded.stepper import HostStepper, Stepper
 from penstock.engines.embedded.weight_updates import Health, WeightUpdates
-from penstock.engines.refusals import check_request, embedded_rules
+from penstock.engines.engine_checks import check_request, embedded_rules
 from penstock.errors import PenstockError
 from penstock.interfaces import BlobStore, Tokenizer, WeightReceiver
 from penstock.models.published import published_tensors

@@ -23,7 +23,7 @@ from penstock.engines.embedded.outbox import Outbox
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.staged_updates import StagedUpdates
 from penstock.engines.embedded.stepper import Stepper, Swapped
-from penstock.engines.refusals import check_update
+from penstock.engines.engine_checks import check_update
 from penstock.errors import EngineLost, PenstockError
 from penstock.interfaces import Staged, Verification, WeightReceiver
 from penstock.types import Interrupt, UpdateReceipt, WeightUpdate

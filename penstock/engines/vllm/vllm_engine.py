@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
-from penstock.engines.refusals import check_request, check_update
+from penstock.engines.engine_checks import check_request, check_update
 from penstock.engines.vllm.adapter_files import AdapterFiles
 from penstock.engines.vllm.dialect import Ask, Event, parse_event
 from penstock.engines.vllm.flight import Flight

@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engines.refusals import check_request, check_update, embedded_rules
+from penstock.engines.engine_checks import check_request, check_update, embedded_rules
 from penstock.errors import BaseMissing, PenstockError, RequestRefused
 from penstock.types import AdapterSpec
 from tests.engines.contract import ask, update_to
