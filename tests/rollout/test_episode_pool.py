@@ -331,7 +331,7 @@ def test_tasks_that_all_end_their_process_end_the_run() -> None:
                 bench.workers[0].die("oom")
                 await settle()
         results = await asyncio.gather(*bench.episodes, return_exceptions=True)
-        assert [getattr(result, "failure", None) for result in results] == ["worker_died"] * 4 + [None] * 2
+        assert [getattr(result, "failure", None) for result in results] == ["worker_died"] * 5 + [None]
         assert str(results[5]) == (
             "5 tasks in a row ended the process that they had to themselves, and no call was answered between "
             "them; the last: task 't4' ended its process twice, the last time alone in it: oom; look at the "
