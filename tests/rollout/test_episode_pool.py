@@ -502,6 +502,7 @@ def test_every_innocent_episode_ends_well_and_every_culprit_fails(data: st.DataO
         pool = EpisodePool(workers, capacity=capacity, told=told.append)
         specs = [msgspec.structs.replace(spec_of(index=index), group=group) for group, index in names]
         episodes = await asyncio.gather(*(pool.run(spec) for spec in specs))
+        await pool.close()
         culprits = Counter(group for group, _ in poison)
         for name, episode in zip(names, episodes, strict=True):
             if name in poison:
