@@ -11,6 +11,7 @@ many as a worker answers in a moment: a call of microseconds is not held up by a
 
 import asyncio
 import bisect
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -165,6 +166,8 @@ class WorkerPool(Generic[Call, Answer]):
             self._suspects.forget(attempt.group)
         if attempt.message is None:
             self._suspects.clear(attempt)
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(attempt)
         elif not self._kind.leaves:
             attempt.message.cancel()
         self._send()
@@ -345,8 +348,7 @@ class WorkerPool(Generic[Call, Answer]):
             self._count_task(deed, error)
         for attempt in had:
             attempt.detail = getattr(error, "detail", "")
-        for attempt in self._waiting:
-            self._may_run(attempt)
+        self._waiting = [attempt for attempt in self._waiting if self._may_run(attempt)]
 
     def _count_answer(self, place: "_Place[Call, Answer]") -> None:
         place.num_deaths = self._tasks_in_a_row = self._most_tasks = 0
