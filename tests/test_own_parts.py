@@ -59,7 +59,7 @@ def test_algorithms_of_ones_own_train_as_the_docs_show_them(
     with pytest.raises(SystemExit) as ended:
         main(["train", "config.yaml", *words])
     assert ended.value.code == 0
-    assert re.search(r"step [123]/3 .*  my_weight 0\.\d+  ", capsys.readouterr().out)
+    assert re.search(r"step [123]/3 .*  my_weight [01][.\d]*  ", capsys.readouterr().out)
     reading = RunReading(Path("runs/run"))
     reading.refresh()
     written = next(row["my_weight"] for row in reversed(metrics()) if "my_weight" in row)
@@ -195,8 +195,10 @@ def test_an_engine_a_transport_and_a_launcher_of_ones_own_serve_a_run(
 def test_a_wrong_part_is_refused_before_anything_starts(
     project: dict[str, Any], word: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = own_engine()
-    Path("config.yaml").write_text(yaml.safe_dump({**project, **yaml.safe_load(config), "algorithm": {}}))
+    own = yaml.safe_load(own_engine())
+    if word.startswith("engine.kind="):
+        own["engine"].pop("settings", None)  # they are of the kind that is not used then
+    Path("config.yaml").write_text(yaml.safe_dump({**project, **own, "algorithm": {}}))
     with pytest.raises(SystemExit) as ended:
         main(["train", "config.yaml", word])
     assert ended.value.code == 2
