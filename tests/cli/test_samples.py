@@ -163,7 +163,7 @@ def test_what_is_not_there_is_said_in_one_sentence(
 
 def test_a_run_folder_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"format": 9}')
-    with pytest.raises(UserError, match="has format 9, and this Penstock reads format 1"):
+    with pytest.raises(UserError, match="has format 9, and this Penstock reads format 2"):
         print_samples(str(tmp_path), Choice(), full=False)
 
 

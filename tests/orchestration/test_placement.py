@@ -146,9 +146,10 @@ def test_both_workers_are_clients_of_the_runs_daemon(prepared: Prepared, fake: F
         with sharing(prepared.config, prepared.gpus, os.environ, print) as environments:
             async with LocalLauncher(prepared.folder / "logs") as launcher:
                 workers: Workers = await start_workers(launcher, prepared, environments)
+                places = [*workers.trainer.place.members, *(engine.place for engine in workers.engines)]
                 return {
                     place.name: psutil.Process(place._worker.pid).environ()  # type: ignore[union-attr]
-                    for place in workers.places
+                    for place in places
                 }
 
     found = asyncio.run(main())

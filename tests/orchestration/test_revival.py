@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from penstock.channel import Channel
 from penstock.engines.config import EngineConfig, with_settings
 from penstock.engines.engine_client import EngineStart
 from penstock.errors import PenstockError, WorkerDied
@@ -84,11 +83,9 @@ class Silent:
         return 0, PulseReport(phase="scoring")
 
 
-async def a_place(processes: Processes) -> ReplaceableWorker[Channel]:
+async def a_place(processes: Processes) -> ReplaceableWorker:
     launcher: Any = processes
-    place: ReplaceableWorker[Channel] = ReplaceableWorker(
-        launcher, "scorer0", connect=lambda channel: channel, start=lambda client: asyncio.sleep(0)
-    )
+    place = ReplaceableWorker(launcher, "scorer0", start=lambda channel: asyncio.sleep(0))
     await place.start()
     return place
 
