@@ -13,12 +13,13 @@ import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from penstock.blobs import FolderBlobs, refs_of, verified
+from penstock.blobs import FolderBlobs
 from penstock.buffer.journal.journal import Runner
 from penstock.errors import BlobLost
 from penstock.interfaces import BlobStore
 from penstock.safe_files import replace_private, sync_path
 from penstock.types import BlobRef, Group, group_scope
+from penstock.types.blob_refs import refs_of, verified
 
 
 class BlobCopies:

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
-from penstock.blobs import refs_of, refs_of_episode
 from penstock.buffer.attempt_records import (
     AttemptRecord,
     CheckpointKept,
@@ -39,6 +38,7 @@ from penstock.buffer.pending_work import PendingWork
 from penstock.channel.codec import decode, encode
 from penstock.interfaces import BlobStore
 from penstock.types import WorkProgressed, blobs_of
+from penstock.types.blob_refs import refs_of, refs_of_episode
 
 FOLDER = "journal"
 PROGRESS_S = 2.0

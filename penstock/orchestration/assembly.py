@@ -37,6 +37,7 @@ from penstock.orchestration.weight_sync import Retries, WeightSync
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EVALUATION
 from penstock.rollout.group_runner import RolloutRunner
+from penstock.trainer.step.packing import plan_step
 from penstock.types import Task
 
 
@@ -119,6 +120,7 @@ def build_controller(
         runner=StepRunner(
             trainers=group,
             planner=StepPlanner(
+                plan_step=plan_step,
                 ranks=group.num_plans,
                 micro_batch_tokens=trainer.micro_batch_tokens,
                 shared_prompts=trainer.shared_prompts,

@@ -20,8 +20,7 @@ from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.errors import TrainerLost
 from penstock.interfaces import Engine, Trainer
 from penstock.orchestration.activity import Activity
-from penstock.orchestration.checkpoints import Checkpoints
-from penstock.orchestration.controller_events import ControllerEvents
+from penstock.orchestration.edges import Checkpoints, LoopEvents
 from penstock.orchestration.group_production import GroupProduction
 from penstock.orchestration.resume import Resume, TrainedGroups
 from penstock.orchestration.step_planner import TrainedStep
@@ -45,7 +44,7 @@ class Controller:
         trainer: Trainer,
         steps: int,
         activity: Activity,
-        events: ControllerEvents,
+        events: LoopEvents,
         closed_loop: ClosedLoop,
         starting_updates: int = 1,
         publish_every: int = 1,
@@ -157,7 +156,7 @@ class Controller:
             if self._checkpoints is not None:
                 self._checkpoints.rolled_back(step)
             self.sync.resume()
-        self._events.recorder.log(
+        self._events.log(
             f"the trainer goes on from step {step}: {undone} steps are undone, {len(returned)} of their groups are "
             "trained again"
         )

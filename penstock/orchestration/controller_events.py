@@ -1,7 +1,7 @@
 """What the controller tells: groups, steps, updates and waits, as events. Drops are told here and nowhere else."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from penstock.observe.event_stream import EventStream
 from penstock.observe.events import Drop, SampleEvent, StepEvent, TokensEvent, TokenTexts, UpdateEvent
 from penstock.observe.plain_text import without_middle
 from penstock.observe.slots import Slots
+from penstock.orchestration.edges import Delivered
 from penstock.orchestration.step_answers import (
     PROCESS,
     TokenVocabulary,
@@ -20,24 +21,12 @@ from penstock.orchestration.step_answers import (
     traced_tokens,
 )
 from penstock.orchestration.step_planner import TrainedStep
-from penstock.types import DEFAULT_POLICY, NOT_SAMPLED, Episode, Group, Score, ScoredGroup, UpdateReceipt
+from penstock.types import DEFAULT_POLICY, NOT_SAMPLED, Episode, Group, Score, ScoredGroup
 
 GENERATION, SCORING, ADMISSION, JOURNAL = "generation", "scoring", "admission", "journal"
 """What a trainer waits for."""
 KEPT_TEXT, KEPT_TRACED_TEXT = 4000, 400_000
 """Characters of a prompt or an answer that a sample keeps; more of the few whose tokens are told."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered:
-    """A version that every engine serves, and what that took."""
-
-    receipt: UpdateReceipt
-    snapshot_s: float
-    publish_s: float
-    fresh_s: float
-    num_bytes: int
-    num_skipped: int
 
 
 class ControllerEvents:
@@ -68,6 +57,12 @@ class ControllerEvents:
 
     def now(self) -> float:
         return self.recorder.now()
+
+    def log(self, line: str) -> None:
+        self.recorder.log(line)
+
+    def measure(self, track: str, name: str, /, **attributes: int | str) -> AbstractContextManager[None]:
+        return self.recorder.measure(track, name, **attributes)
 
     def begin_group(self, group: int) -> None:
         """Groups that run side by side have a track each for their spans."""
@@ -147,7 +142,7 @@ class ControllerEvents:
             )
         )
 
-    def updated(self, delivered: "Delivered") -> None:
+    def updated(self, delivered: Delivered) -> None:
         receipt = delivered.receipt
         self.recorder.emit(
             UpdateEvent(

@@ -12,18 +12,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.algorithms.selection import select
-from penstock.blobs import check_group
 from penstock.buffer.admission import NO_VERSIONS, Ticket
 from penstock.buffer.attempt_records import EpisodeEnded, GroupGenerated
 from penstock.buffer.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.errors import BlobLost, RolloutFailed, ScoringFailed, UserError
 from penstock.interfaces import BlobStore, Scorer
-from penstock.orchestration.controller_events import ControllerEvents
+from penstock.orchestration.edges import GroupRunner, LoopEvents
 from penstock.orchestration.failure_streak import FailureStreak
 from penstock.orchestration.group_scoring import GroupScoring
 from penstock.orchestration.resume import Resume
-from penstock.rollout.group_runner import RolloutRunner
 from penstock.types import Episode, Group, IntArray, PartialGroup, ScoredGroup, Task
+from penstock.types.blob_refs import check_group
 
 LOST_BLOB = "lost_blob"
 """Why a group is dropped whose bulk data can't be written or read back."""
@@ -49,7 +48,7 @@ class GroupProduction:
     def __init__(
         self,
         *,
-        runner: RolloutRunner,
+        runner: GroupRunner,
         scorer: Scorer,
         tasks: TaskSource,
         buffer: RolloutBuffer,
@@ -57,7 +56,7 @@ class GroupProduction:
         max_filtered_in_a_row: int = 512,
         failures: FailureStreak,
         blobs: BlobStore,
-        events: ControllerEvents,
+        events: LoopEvents,
         resume: Resume | None = None,
     ) -> None:
         """`resume` has the groups that were under way before a restart."""
@@ -193,6 +192,6 @@ class GroupProduction:
         await self._buffer.drop(group, reason, message)
         error = self._failures.failed(reason, message)
         if (word := self._failures.rate_words()) is not None:
-            self._events.recorder.log(word)
+            self._events.log(word)
         if error is not None:
             self._buffer.fail(error)

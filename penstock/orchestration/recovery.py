@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.blobs import refs_of_episode
 from penstock.buffer.admission import EMPTY, ReadyGroup, masked_before, of_policy, oldest_step
 from penstock.buffer.attempt_records import RunResumed, Standing, samples_of
 from penstock.buffer.attempts import Attempt, AttemptState
@@ -26,6 +25,7 @@ from penstock.orchestration.group_production import LOST_BLOB
 from penstock.orchestration.resume import BroughtBack, LostGroup, Resume
 from penstock.tasks.stream import TaskStream
 from penstock.types import DEFAULT_POLICY, PartialGroup, blobs_of
+from penstock.types.blob_refs import refs_of_episode
 
 
 def put_aside_other_history(folder: Path, step: int | None) -> Path | None:

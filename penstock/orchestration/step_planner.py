@@ -1,13 +1,13 @@
 """Step planning: which rank trains what, with step-wide denominators, as data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
-from penstock.buffer.admission import StepGroups
+from penstock.buffer.admission import Samples, StepGroups
 from penstock.buffer.history import VersionHistory
-from penstock.trainer.step.packing import plan_step
-from penstock.types import StepPlan, StepResult, merge_metrics, metric_values
+from penstock.types import ScoredGroup, StepPlan, StepResult, merge_metrics, metric_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +45,31 @@ class TrainedStep:
         }
 
 
+class PlanStep(Protocol):
+    """Packs sequences into micro-batches (`penstock.trainer.step.packing.plan_step`)."""
+
+    def __call__(
+        self,
+        step: int,
+        groups: Sequence[ScoredGroup],
+        *,
+        ranks: int,
+        micro_batch_tokens: int,
+        shared_prompts: bool,
+        samples: Sequence[Samples],
+        policy: str,
+        publishes: int | None,
+        age_of: Sequence[Callable[[int], int]],
+        fresh: tuple[int, ...],
+        traced: tuple[tuple[int, int], ...],
+    ) -> tuple[StepPlan, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlanner:
     """Packs the groups of a step into one plan per rank."""
 
+    plan_step: PlanStep
     ranks: int
     micro_batch_tokens: int
     shared_prompts: bool = True
@@ -56,7 +77,7 @@ class StepPlanner:
     """Answers of a step whose tokens are asked for."""
 
     def plan(self, taken: StepGroups, history: VersionHistory, publishes: int | None) -> tuple[StepPlan, ...]:
-        return plan_step(
+        return self.plan_step(
             taken.step + 1,
             [group.scored for group in taken.groups],
             ranks=self.ranks,

@@ -2,16 +2,15 @@
 
 import dataclasses
 
-from penstock.blobs import check_group
 from penstock.buffer.admission import StepGroups
 from penstock.buffer.rollout_buffer import RolloutBuffer
 from penstock.errors import BlobLost, StepTooLarge, TrainerLost
 from penstock.interfaces import BlobStore
-from penstock.orchestration.controller_events import ControllerEvents
+from penstock.orchestration.edges import LoopEvents, Ranks
 from penstock.orchestration.group_production import LOST_BLOB
 from penstock.orchestration.step_planner import StepPlanner
-from penstock.orchestration.trainer_group import TrainerGroup
 from penstock.types import StepResult, group_scope
+from penstock.types.blob_refs import check_group
 
 LOST_STEPS = 3
 """So many steps in a row that lose all of their groups end a run: then it is no matter of single groups."""
@@ -25,11 +24,11 @@ class StepRunner:
     def __init__(
         self,
         *,
-        trainers: TrainerGroup,
+        trainers: Ranks,
         planner: StepPlanner,
         buffer: RolloutBuffer,
         blobs: BlobStore,
-        events: ControllerEvents,
+        events: LoopEvents,
     ) -> None:
         self._trainers = trainers
         self._planner = planner
@@ -43,7 +42,7 @@ class StepRunner:
         published. Without a group nothing was trained: the blobs of all of them were lost."""
         while True:
             try:
-                with self._events.recorder.measure("train", "plan", step=taken.step + 1):
+                with self._events.measure("train", "plan", step=taken.step + 1):
                     plans = self._planner.plan(taken, self._buffer.gate.history, version)
                 results = await self._trainers.run(plans)
                 self._num_lost_in_a_row = 0
@@ -72,7 +71,7 @@ class StepRunner:
         word = self.shrink()
         if word is None:
             raise error
-        self._events.recorder.log(f"{error}; {word}, and {then}")
+        self._events.log(f"{error}; {word}, and {then}")
 
     async def _without_lost(self, taken: StepGroups, error: BlobLost) -> StepGroups:
         """The step without the groups whose blobs can't be read. When all can, or nothing is left of several steps

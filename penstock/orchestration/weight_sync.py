@@ -31,7 +31,7 @@ from penstock.errors import (
 )
 from penstock.interfaces import Engine, Trainer
 from penstock.orchestration.activity import Activity
-from penstock.orchestration.controller_events import ControllerEvents, Delivered
+from penstock.orchestration.edges import Delivered, LoopEvents
 from penstock.types import Interrupt, UpdateReceipt
 
 FINAL = (ChannelClosed, SnapshotReplaced, UserError, WorkerDied)
@@ -77,7 +77,7 @@ class WeightSync:
         trainer: Trainer,
         engines: SyncedEngines,
         buffer: RolloutBuffer,
-        events: ControllerEvents,
+        events: LoopEvents,
         activity: Activity,
         interrupt: Interrupt = "inflight",
         retries: Retries | None = None,
@@ -120,9 +120,7 @@ class WeightSync:
 
     def engine_lost(self, name: str, error: EngineLost) -> None:
         """An engine has lost its weights: send them again, if no newer ones are on their way."""
-        self._events.recorder.log(
-            f"{name} is lost, its requests begin again elsewhere or wait for it: {error}"
-        )
+        self._events.log(f"{name} is lost, its requests begin again elsewhere or wait for it: {error}")
         self._is_renewing = True
         self._changed.set()
 
@@ -252,7 +250,7 @@ class WeightSync:
                 if differs:
                     await self._expel(offer.version, 2, error, FingerprintMismatch)
                 else:
-                    self._events.recorder.log(
+                    self._events.log(
                         f"version {offer.version} is sent again in full, since an engine did not load what was "
                         f"published: {_briefly(error)}"
                     )
@@ -268,7 +266,7 @@ class WeightSync:
                 failure = error
             num_failed += 1
             if num_failed <= self._retries.count:
-                self._events.recorder.log(
+                self._events.log(
                     f"version {offer.version} did not reach every engine, trying again in {wait_s:g} s: {failure}"
                 )
                 await asyncio.sleep(wait_s)
@@ -299,14 +297,14 @@ class WeightSync:
                 f"engine is left: {failure}"
             ) from failure
         for name, num_requests in expelled.items():
-            self._events.recorder.log(
+            self._events.log(
                 f"{name} leaves the run: it could not be brought to version {version} in {num_failed} attempts "
                 f"({_briefly(failure)}); others go on with its {num_requests} requests"
             )
 
     async def _attempt(self, offer: Offer, *, full: bool) -> Delivered:
         """Where it is sent, trainer and engines act together."""
-        version, measure = offer.version, self._events.recorder.measure
+        version, measure = offer.version, self._events.measure
         started = self._events.now()
         with measure("sync", "publish", version=version):
             update = await self._trainer.publish(version, full=full)

@@ -17,6 +17,7 @@ from penstock.orchestration.step_answers import (
     traced_tokens,
 )
 from penstock.orchestration.step_planner import StepPlanner, TrainedStep
+from penstock.trainer.step.packing import plan_step
 from penstock.types import (
     Episode,
     FinishReason,
@@ -228,8 +229,8 @@ def test_each_id_is_told_once() -> None:
 
 
 def test_every_step_asks_for_other_groups_and_repeats_itself() -> None:
-    planner = StepPlanner(ranks=1, micro_batch_tokens=100, traced=2)
+    planner = StepPlanner(plan_step=plan_step, ranks=1, micro_batch_tokens=100, traced=2)
     asked = planner.plan(TAKEN, HISTORY, None)[0].traced
     assert asked == planner.choose_traced(TAKEN) == ((0, 0), (0, 1))
     assert planner.choose_traced(StepGroups(step=5, groups=TAKEN.groups)) == ((1, 0), (0, 0))
-    assert StepPlanner(ranks=1, micro_batch_tokens=100).choose_traced(TAKEN) == ()
+    assert StepPlanner(plan_step=plan_step, ranks=1, micro_batch_tokens=100).choose_traced(TAKEN) == ()
