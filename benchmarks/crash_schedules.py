@@ -2,7 +2,7 @@
 
 A run of the real controller, in virtual time with simulated workers and a simulated disk, crashes up to five times
 at random awaits, half of the times with a loss of power, and is resumed each time. `pytest
-tests/orchestration/test_recovery.py --seeds 10000` plays the same ones.
+tests/durability/test_recovery.py --seeds 10000` plays the same ones.
 """
 
 import shutil
@@ -89,7 +89,7 @@ def summed(played: list[Played]) -> dict[str, Any]:
         "regenerated_fraction": sum(one.num_again for one in played)
         / max(1, sum(one.num_sampled for one in played)),
         "broken": [
-            f"seed {one.seed}: {one.violation}; replay it: pytest tests/orchestration/test_recovery.py "
+            f"seed {one.seed}: {one.violation}; replay it: pytest tests/durability/test_recovery.py "
             f"-k any_crash --first-seed {one.seed} --seeds 1"
             for one in broken
         ],

@@ -21,9 +21,9 @@ from penstock.bench.shapes import hardware, make_shape
 from penstock.config.loader import load_config
 from penstock.engines.config import EngineConfig
 from penstock.models.load import resolve_device
+from penstock.records import DEFAULT_POLICY, WeightUpdate
 from penstock.sync.in_process import Exchange, InProcessPublisher, InProcessReceiver
 from penstock.sync.slot_publisher import Publishing
-from penstock.types import DEFAULT_POLICY, WeightUpdate
 
 
 def run(

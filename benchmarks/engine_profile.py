@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from penstock.bench.engine_contenders import Workload, make_workload, run_engine
 from penstock.bench.engine_cpu import SMALL, TINY, make_models
 from penstock.bench.saved_report import SavedReport
-from penstock.orchestration.placement import usable_cores
+from penstock.placement.shares import usable_cores
 
 KINDS = {
     "matmuls": ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul"),

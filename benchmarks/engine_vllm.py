@@ -27,8 +27,8 @@ from penstock.engines.vllm.server_process import ServerProcess, ServerSettings
 from penstock.engines.vllm.vllm_engine import VllmEngine
 from penstock.engines.vllm.weight_calls import WeightCalls
 from penstock.models.load import resolve_device
-from penstock.orchestration.placement import usable_cores
-from penstock.types import GenerateRequest, SamplingParams
+from penstock.placement.shares import usable_cores
+from penstock.records import GenerateRequest, SamplingParams
 
 
 def run(

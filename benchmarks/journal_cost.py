@@ -22,13 +22,13 @@ from penstock.bench.loop_settings import CHUNK_TOKENS, GENERATION_BOUND, STALENE
 from penstock.bench.saved_report import SavedReport
 from penstock.bench.workload import make_model
 from penstock.config.loader import load_config
+from penstock.config.root import PenstockConfig
 from penstock.demo.model import ensure_builtin_model
 from penstock.observe.readers import show
-from penstock.orchestration.arguments import DEMO
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.preflight import prepare
-from penstock.orchestration.run import Run
-from penstock.orchestration.summary import Summary
+from penstock.run.arguments import DEMO
+from penstock.run.preflight import prepare
+from penstock.run.run import Run
+from penstock.run.summary import Summary
 
 PAIRS = 10
 DEMO_STEPS = 60

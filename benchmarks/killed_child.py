@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.loop_settings import CHUNK_TOKENS, GENERATION_BOUND, STALENESS, prepared_run
+from penstock.durability.checkpoints import read_progress
+from penstock.durability.kept_checkpoints import checkpoints_of
 from penstock.observe.events import AnyEvent, Counters, PhaseEvent
 from penstock.observe.readers import show
 from penstock.observe.run_state import RunState
 from penstock.observe.views import SilentView
-from penstock.orchestration.checkpoints import read_progress
-from penstock.orchestration.kept_checkpoints import checkpoints_of
-from penstock.orchestration.run import Run
-from penstock.orchestration.run_folder import SavedRun
+from penstock.run.run import Run
+from penstock.run.run_folder import SavedRun
 from penstock.safe_files import write_private
 
 CHECKPOINT_EVERY = 3

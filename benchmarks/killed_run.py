@@ -24,13 +24,13 @@ from penstock.bench.chaos.run_audit import complaints_of
 from penstock.bench.loop_settings import GENERATION_BOUND, GROUPS
 from penstock.bench.saved_report import SavedReport
 from penstock.bench.workload import make_model
-from penstock.buffer.attempt_records import EpisodeEnded, GroupScored, from_bytes
-from penstock.buffer.durable_log import FOLDER
-from penstock.buffer.journal.journal_files import DiskFiles
-from penstock.buffer.journal.replay import replay
 from penstock.demo.model import ensure_builtin_model
-from penstock.errors import UserError
-from penstock.types import WorkProgressed
+from penstock.durability.durable_log import FOLDER
+from penstock.durability.journal.journal_files import DiskFiles
+from penstock.durability.journal.replay import replay
+from penstock.loop.attempt_records import EpisodeEnded, GroupScored, from_bytes
+from penstock.records import WorkProgressed
+from penstock.records.errors import UserError
 
 KILLS = 5
 STEPS = 10_000

@@ -26,6 +26,7 @@ from benchmarks.page_chart import first_chart_s
 from penstock.api import cache_folder
 from penstock.bench.saved_report import SavedReport
 from penstock.config.loader import load_config
+from penstock.config.root import PenstockConfig
 from penstock.observe.event_queue import MonotonicClock
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, StepEvent
@@ -36,11 +37,10 @@ from penstock.observe.store.event_store import EventStore, budgets
 from penstock.observe.store.segments import FOLDER
 from penstock.observe.trace.run_trace import write_trace
 from penstock.observe.views import SilentView
-from penstock.orchestration.arguments import DEMO
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.controller_events import ControllerEvents
-from penstock.orchestration.preflight import prepare
-from penstock.orchestration.run import Run
+from penstock.run.arguments import DEMO
+from penstock.run.controller_events import ControllerEvents
+from penstock.run.preflight import prepare
+from penstock.run.run import Run
 
 DEMO_STEPS = 100
 REPEATS = 5

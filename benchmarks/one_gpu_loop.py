@@ -26,18 +26,18 @@ from penstock.bench.saved_report import SavedReport
 from penstock.bench.shapes import SHAPES, save_shape
 from penstock.bench.workload import make_tasks
 from penstock.config.loader import build
+from penstock.config.root import PenstockConfig
 from penstock.demo.latency import Z_90
-from penstock.errors import ConfigError
 from penstock.observe.readers import show
 from penstock.observe.views import SilentView
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpus import find_gpus
-from penstock.orchestration.preflight import prepare
-from penstock.orchestration.run import Run
-from penstock.orchestration.summary import Summary
+from penstock.placement.gpus import find_gpus
+from penstock.records import Task, Turn
+from penstock.records.errors import ConfigError
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.types import Task, Turn
+from penstock.run.preflight import prepare
+from penstock.run.run import Run
+from penstock.run.summary import Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

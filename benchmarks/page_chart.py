@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chromium import Page, chromium, find_chromium
-from penstock.dashboard.serving_page import served_page
 from penstock.observe.page_address import bind, new_token, page_address
 from penstock.observe.reading.run_reading import RunReading
+from penstock.page.serving_page import served_page
 
 DRAWN = (
     "performance.getEntriesByName('penstock-charts-drawn').length && document.querySelector('.chart canvas')"

@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.shared_gpu_worker import Work
 from penstock.bench.child import Child, ChildDied
 from penstock.bench.shapes import hardware
-from penstock.orchestration.launchers.mps import Mps, mps
+from penstock.processes.launchers.mps import Mps, mps
 
 FLOOR = 0.2
 """A side below this share counts as starved."""

@@ -28,11 +28,11 @@ from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.text_generation import FixedWeights
 from penstock.models.published import published_tensors
+from penstock.records import GenerateRequest, SamplingParams
 from penstock.sync.cuda_ipc import CudaIpcPublisher
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.optimizers.optimizer import MasterAdamW
-from penstock.types import GenerateRequest, SamplingParams
 
 LOOK_S = 0.001
 """Between two looks of the engine's side at its counters while it waits for a unit to end."""

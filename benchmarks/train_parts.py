@@ -16,12 +16,12 @@ from benchmarks.train_steps import ON_CPU, ON_GPU, steps_arm
 from penstock.bench.shapes import hardware, make_shape
 from penstock.bench.train import GB, clean, make_row, time_steps, timed
 from penstock.models.load import resolve_device
+from penstock.records import TrainSequence, sample_of_turn
 from penstock.trainer.config import OptimizerStates, TrainerConfig
 from penstock.trainer.forward.dummy_batch import dummy_turn
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.optimizers.optimizer import MasterAdamW
-from penstock.types import TrainSequence, sample_of_turn
 
 OPTIMIZER_STATES: tuple[OptimizerStates, ...] = ("float32", "8bit", "cpu")
 GROUPS, MEMBERS = 2, 8

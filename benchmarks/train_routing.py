@@ -27,16 +27,16 @@ from benchmarks.kernel_shares import profiled
 from benchmarks.mixtures import count_parameters, make_mixture
 from penstock.bench.shapes import hardware
 from penstock.bench.train import GB, WARMUP, clean, timed
-from penstock.blobs import MemoryBlobs
+from penstock.blob_stores import MemoryBlobs
 from penstock.models.load import resolve_device
 from penstock.models.routing import unwatch
-from penstock.routing_records import id_dtype, store_routes
+from penstock.records import RoutingShape, TrainSequence, sample_of_turn
+from penstock.records.routing_records import id_dtype, store_routes
 from penstock.trainer.forward.checkpointing import Checkpointing
 from penstock.trainer.forward.dummy_batch import dummy_turn
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.step.routing_sample import choose_sample
-from penstock.types import RoutingShape, TrainSequence, sample_of_turn
 
 
 def run(

@@ -14,13 +14,13 @@ from torch._dynamo.utils import counters
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.bench.shapes import make_shape
+from penstock.records import Episode, Group, Score, ScoredGroup, StepPlan, Task
 from penstock.trainer.config import Gather, TrainerConfig
 from penstock.trainer.forward.dummy_batch import dummy_turn
 from penstock.trainer.parallel.process_ranks import ProcessRanks
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.step.packing import plan_step
 from penstock.trainer.step.sharing import find_families
-from penstock.types import Episode, Group, Score, ScoredGroup, StepPlan, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

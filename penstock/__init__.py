@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.api import train, train_async
     from penstock.library import open_engine, open_trainer
-    from penstock.types import Score, ScoredGroup, StepScore, Task, TokenColumn
+    from penstock.records import Score, ScoredGroup, StepScore, Task, TokenColumn
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,11 +30,11 @@ _HOMES = {
     "train_async": "penstock.api",
     "open_engine": "penstock.library",
     "open_trainer": "penstock.library",
-    "Score": "penstock.types",
-    "ScoredGroup": "penstock.types",
-    "StepScore": "penstock.types",
-    "Task": "penstock.types",
-    "TokenColumn": "penstock.types",
+    "Score": "penstock.records",
+    "ScoredGroup": "penstock.records",
+    "StepScore": "penstock.records",
+    "Task": "penstock.records",
+    "TokenColumn": "penstock.records",
 }
 
 

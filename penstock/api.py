@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.interfaces import Scorer
+from penstock.config.root import PenstockConfig
 from penstock.observe.events import RunEvent
 from penstock.observe.readers import ShownRun, show
 from penstock.observe.views import View, make_view
-from penstock.orchestration.arguments import DEMO, NAMED, Config, Rewards, Tasks, read_arguments
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpus import find_gpus
-from penstock.orchestration.interruption import Stoppable, asking, asking_from_a_thread
-from penstock.orchestration.preflight import prepare
-from penstock.orchestration.run import Run
-from penstock.orchestration.run_folder import SavedRun
-from penstock.orchestration.summary import Summary
+from penstock.placement.gpus import find_gpus
+from penstock.records.interfaces import Scorer
 from penstock.rollout.workflow import Workflow, as_workflow
+from penstock.run.arguments import DEMO, NAMED, Config, Rewards, Tasks, read_arguments
+from penstock.run.interruption import Stoppable, asking, asking_from_a_thread
+from penstock.run.preflight import prepare
+from penstock.run.run import Run
+from penstock.run.run_folder import SavedRun
+from penstock.run.summary import Summary
 from penstock.scoring.thread_scorer import ThreadScorer
 from penstock.tasks.task_rows import Row
 from penstock.usercode import describe_callable, stop_if_loading_user_code

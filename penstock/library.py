@@ -3,7 +3,7 @@
     engine.answer ─► Turn ─► ScoredGroup.of ─► trainer.step ─► trainer.published ─► engine.update
 
 `open_engine` serves a model in the caller's process and event loop. `open_trainer` makes optimizer steps of groups
-of answers, in a thread. A run's workers are made of the same two. `penstock.buffer.rollout_buffer.RolloutBuffer`,
+of answers, in a thread. A run's workers are made of the same two. `penstock.loop.rollout_buffer.RolloutBuffer`,
 which decides when a group may start and which groups a step takes, needs neither.
 """
 
@@ -22,14 +22,13 @@ import torch
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.api import cache_folder
-from penstock.blobs import MemoryBlobs
-from penstock.buffer.history import VersionHistory
+from penstock.blob_stores import MemoryBlobs
 from penstock.demo.model import open_builtin
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.opening import without_auto
 from penstock.engines.kinds import EngineParts, ServedEngine
 from penstock.engines.kinds import open_engine as open_kind
-from penstock.errors import UserError
+from penstock.loop.history import VersionHistory
 from penstock.models.adapter_check import CheckedAdapter, check_adapter
 from penstock.models.compilation import is_worth_compiling
 from penstock.models.config import ModelConfig
@@ -37,14 +36,8 @@ from penstock.models.load import resolve_device, resolve_dtype
 from penstock.models.outline import outline_of
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.event_queue import EventQueue
-from penstock.orchestration.placed_config import engine_with_adapter
-from penstock.rollout.episode_spec import check_replayed
-from penstock.sync.config import SyncConfig
-from penstock.sync.transports import AnyReceiver, Rendezvous
-from penstock.trainer.config import TrainerConfig
-from penstock.trainer.step.packing import plan_step
-from penstock.trainer.trainer_client import TrainerStart
-from penstock.types import (
+from penstock.placement.placed_config import engine_with_adapter
+from penstock.records import (
     DEFAULT_POLICY,
     GenerateRequest,
     Interrupt,
@@ -57,6 +50,13 @@ from penstock.types import (
     joined_chunk,
     since_restart,
 )
+from penstock.records.errors import UserError
+from penstock.rollout.episode_spec import check_replayed
+from penstock.sync.config import SyncConfig
+from penstock.sync.transports import AnyReceiver, Rendezvous
+from penstock.trainer.config import TrainerConfig
+from penstock.trainer.step.packing import plan_step
+from penstock.trainer.trainer_start import TrainerStart
 from penstock.worker.quiet import quieten
 from penstock.worker.trainer_role import build_service
 from penstock.worker.trainer_service import TrainerService

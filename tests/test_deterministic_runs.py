@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.orchestration.kept_checkpoints import checkpoints_of
-from penstock.orchestration.run_processes import wait_for_orphans
+from penstock.durability.kept_checkpoints import checkpoints_of
+from penstock.processes.run_processes import wait_for_orphans
 
 STEPS = 12
 """Enough that the kill comes before the last."""
@@ -32,7 +32,7 @@ DIES = """
 import os, signal, threading, time
 from pathlib import Path
 from penstock.cli import main
-from penstock.orchestration.kept_checkpoints import checkpoints_of
+from penstock.durability.kept_checkpoints import checkpoints_of
 
 def die():
     while not checkpoints_of(Path("runs/killed")):

@@ -22,10 +22,10 @@ import penstock
 from benchmarks.__main__ import lab
 from penstock.cli.main import app
 from penstock.config.loader import build, load_config
-from penstock.errors import PenstockError
-from penstock.orchestration.config import PenstockConfig
+from penstock.config.root import PenstockConfig
 from penstock.planner.config import SimulatedConfig
-from penstock.types import Task
+from penstock.records import Task
+from penstock.records.errors import PenstockError
 from tests.scoring.groups import a_group
 from tests.serve.live_server import serving
 

@@ -18,15 +18,15 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from penstock.buffer.durable_log import read_attempts
-from penstock.buffer.journal.journal_files import DiskFiles
-from penstock.buffer.spans import numbers_of
 from penstock.cli.main import main
+from penstock.durability.checkpoints import read_progress
+from penstock.durability.durable_log import read_attempts
+from penstock.durability.journal.journal_files import DiskFiles
+from penstock.durability.kept_checkpoints import checkpoints_of
+from penstock.loop.spans import numbers_of
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
-from penstock.orchestration.checkpoints import read_progress
-from penstock.orchestration.kept_checkpoints import checkpoints_of
-from penstock.orchestration.run_processes import wait_for_orphans
+from penstock.processes.run_processes import wait_for_orphans
 from penstock.trainer.checkpoint.state_files import load_state
 
 REWARDS = """

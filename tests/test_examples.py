@@ -12,16 +12,17 @@ from transformers import Qwen2Config
 
 from penstock.bench.shapes import SHAPES
 from penstock.config.loader import load_config
+from penstock.config.root import PenstockConfig
 from penstock.demo.model import ToolRecipe
 from penstock.demo.tool_start import make_tool_tokenizer
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.config import LoraConfig
 from penstock.models.outline import outline
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.orchestration.automatic import resolve_auto
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.memory_plan import plan_memory
+from penstock.placement.automatic import resolve_auto
+from penstock.placement.gpus import Gpu
+from penstock.placement.memory_plan import plan_memory
+from penstock.records import Episode, Group, Message, SamplingParams, Task
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_runner import LocalEpisodes, run_episode
 from penstock.rollout.episode_spec import EpisodeSpec
@@ -31,7 +32,6 @@ from penstock.scoring.functions import load_functions, needs_group
 from penstock.scoring.reward_calls import score_group
 from penstock.serve.agents.front_door import FrontDoor
 from penstock.tasks.sources import load_tasks
-from penstock.types import Episode, Group, Message, SamplingParams, Task
 from tests.scoring.groups import a_group
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

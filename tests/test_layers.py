@@ -1,4 +1,4 @@
-"""Imports go downward only, siblings of layer 2 never see each other, and the controller needs no torch."""
+"""Every room imports what it may know, and no more; the controller needs no torch."""
 
 import ast
 import re
@@ -9,60 +9,46 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "penstock"
-LAYERS = {
-    "types": 0,
-    "sampling_masks": 0,
-    "routing_records": 0,
-    "errors": 0,
-    "usercode": 0,
-    "safe_files": 0,
-    "checksums": 0,
-    "interfaces": 0,
-    "config": 1,
-    "blobs": 1,
-    "channel": 1,
-    "http_server": 1,
-    "observe": 1,
-    "tasks": 2,
-    "rollout": 2,
-    "engines": 2,
-    "scoring": 2,
-    "buffer": 2,
-    "algorithms": 2,
-    "sync": 2,
-    "models": 2,
-    "demo": 2,
-    "trainer": 3,
-    "orchestration": 4,
-    "dashboard": 4,
-    "serve": 4,
-    "planner": 5,
-    "api": 5,
-    "library": 5,
-    "cli": 5,
-    "worker": 5,
-    "vllm_plugin": 5,
-    "bench": 5,
+KNOWS = {
+    "records": "",
+    "safe_files": "records",
+    "checksums": "records",
+    "usercode": "records",
+    "blob_stores": "records",
+    "config": "records safe_files usercode",
+    "channel": "records",
+    "algorithms": "config records usercode",
+    "loop": "algorithms config records",
+    "models": "checksums config records safe_files",
+    "sync": "config models records usercode",
+    "http_server": "config records",
+    "observe": "config records safe_files",
+    "page": "http_server observe records safe_files",
+    "demo": "records",
+    "scoring": "channel config http_server records usercode",
+    "rollout": "channel config http_server records usercode",
+    "tasks": "config demo http_server observe records scoring usercode",
+    "engines": "blob_stores channel config models records sync usercode",
+    "trainer": "algorithms blob_stores channel checksums config models records safe_files usercode",
+    "serve": "blob_stores channel engines http_server models records rollout sync",
+    "processes": "channel config engines observe records safe_files sync trainer usercode",
+    "config.root": "algorithms config engines loop models observe processes records rollout scoring sync tasks trainer",
+    "durability": "blob_stores checksums config.root loop observe records rollout safe_files tasks trainer",
+    "placement": "config config.root engines models processes records sync trainer",
+    "vllm_plugin": "models records sync",
 }
-ALLOWED_SIBLINGS = {
-    ("engines", "models"),
-    ("sync", "models"),
-    ("demo", "models"),
-    ("tasks", "demo"),
-    ("tasks", "scoring"),
-}
-TRAINER_MAY_IMPORT = {"algorithms", "models"}
-STARTED_AS_PROCESSES = {
-    ("orchestration", "worker"),
-    ("engines", "vllm_plugin"),
-    ("orchestration", "dashboard"),
-}
+"""What each room may import, from the heart outwards. A room that is not here is around them all."""
+AROUND = ("run", "planner", "worker", "api", "library", "bench", "cli")
+"""These may import every room above, and those before them."""
+CONFIG_ROOT = ("penstock.config.root", "penstock.config.repeatable")
+"""The sections of all rooms together: their owners know `config`, and not this."""
+STARTED_AS_PROCESSES = {("processes", "worker"), ("engines", "vllm_plugin"), ("run", "page")}
 """Named for the command line of another process, never loaded into this one."""
 MODULE_PATH = re.compile(r"(penstock(?:\.\w+)+)(?::\w+)?")
 
 
 def room(module: str) -> str:
-    return module.split(".")[1]
+    return "config.root" if module.startswith(CONFIG_ROOT) else module.split(".")[1]
 
 
 def imports(source: str) -> set[str]:
@@ -77,7 +63,7 @@ def imports(source: str) -> set[str]:
             found.add(node.module)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             named = MODULE_PATH.fullmatch(node.value)
-            if named and room(named[1]) in LAYERS:
+            if named and (PACKAGE / room(named[1]).split(".")[0]).exists():
                 found.add(named[1])
     return {name for name in found if name.startswith("penstock.")}
 
@@ -86,28 +72,21 @@ def rooms_imported(path: Path) -> set[str]:
     return {room(module) for module in imports(path.read_text())}
 
 
-def violation(importer: str, imported: str) -> bool:
+def may_import(importer: str, imported: str) -> bool:
     if importer == imported or (importer, imported) in STARTED_AS_PROCESSES:
-        return False
-    mine, theirs = LAYERS[importer], LAYERS[imported]
-    if mine == theirs == 5:
-        return False
-    if mine == 2 and theirs == 2:
-        return (importer, imported) not in ALLOWED_SIBLINGS
-    if mine in (0, 1) and mine == theirs:
-        return mine == 1 and imported != "config"
-    if importer == "trainer" and theirs == 2:
-        return imported not in TRAINER_MAY_IMPORT
-    return theirs >= mine
+        return True
+    if importer in KNOWS:
+        return imported in KNOWS[importer].split()
+    return imported in (*KNOWS, *AROUND[: AROUND.index(importer)])
 
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_downward(path: Path) -> None:
-    importer = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    wrong = sorted(imported for imported in rooms_imported(path) if violation(importer, imported))
+def test_a_room_imports_what_it_may_know(path: Path) -> None:
+    importer = room(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+    wrong = sorted(imported for imported in rooms_imported(path) if not may_import(importer, imported))
     assert not wrong, f"penstock.{importer} must not import {wrong}"
 
 
@@ -123,20 +102,29 @@ def test_imports_go_downward(path: Path) -> None:
 )
 def test_a_path_in_a_string_is_an_import(source: str, found: set[str]) -> None:
     assert imports(source) == found
-    assert all(violation("scoring", room(module)) for module in found)
+    assert not any(may_import("models", room(module)) for module in found)
 
 
-def test_every_room_has_a_layer() -> None:
+def test_no_room_knows_one_that_knows_it() -> None:
+    def known(name: str, path: tuple[str, ...] = ()) -> set[str]:
+        assert name not in path, f"{' imports '.join((*path, name))}"
+        direct = set(KNOWS[name].split())
+        return direct.union(*(known(other, (*path, name)) for other in direct))
+
+    assert all(known(name) <= set(KNOWS) for name in KNOWS)
+
+
+def test_every_room_says_what_it_knows() -> None:
     rooms = {
         path.name.removesuffix(".py") for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()
     }
-    assert rooms - {"__init__", "__pycache__", "py.typed"} <= set(LAYERS)
+    assert rooms - {"__init__", "__pycache__", "py.typed"} == {*KNOWS, *AROUND} - {"config.root"}
 
 
 @pytest.mark.parametrize(
     "module",
     [
-        "penstock.orchestration.run",
+        "penstock.run.run",
         "penstock.cli.main",
         "penstock.api",
         "penstock.worker.rollout_role",

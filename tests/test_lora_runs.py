@@ -12,18 +12,18 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from penstock.cli.main import main
+from penstock.config.root import PenstockConfig
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.engine_pool import EnginePool
-from penstock.errors import FingerprintMismatch
 from penstock.models.load import load_model
 from penstock.observe.event_queue import EventQueue
-from penstock.orchestration.assembly import Parts, build_controller
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.simulation import SimulatedScorer, SimulatedTokenizer
+from penstock.planner.simulation import SimulatedScorer, SimulatedTokenizer
+from penstock.records.errors import FingerprintMismatch
+from penstock.run.assembly import Parts, build_controller
 from penstock.sync.shared_memory import SharedMemoryReceiver
 from penstock.worker import trainer_role
-from tests.orchestration.test_controller import Tasks
+from tests.loop.test_controller import Tasks
 from tests.rollout.contract import SEVEN
 from tests.test_end_to_end import project, train  # noqa: F401  (a fixture)
 from tests.worker.test_trainer_role import LORA, START

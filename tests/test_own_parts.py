@@ -10,10 +10,10 @@ import yaml
 
 import penstock
 from penstock.cli.main import main
-from penstock.dashboard.chart_answers import list_metrics
-from penstock.errors import UserError
 from penstock.observe import readers
 from penstock.observe.reading.run_reading import RunReading
+from penstock.page.chart_answers import list_metrics
+from penstock.records.errors import UserError
 
 DOCS = Path(__file__).parent.parent / "docs"
 TASKS = "".join(f'{{"prompt": "{a}+5=", "answer": "{a + 5}"}}\n' for a in range(40))
@@ -137,8 +137,8 @@ PIGEON = Transport(needs="a loft", publisher=FilesystemPublisher, publisher_take
 LAUNCHER = """
 from contextlib import asynccontextmanager
 from penstock.config import Section
-from penstock.orchestration.launchers.launcher_kinds import LauncherKind
-from penstock.orchestration.launchers.local import open_local
+from penstock.processes.launchers.launcher_kinds import LauncherKind
+from penstock.processes.launchers.local import open_local
 
 class Settings(Section):
     motto: str = ""
@@ -187,7 +187,7 @@ def test_an_engine_a_transport_and_a_launcher_of_ones_own_serve_a_run(
             "the engine kind 'mine.py:Settings' must be a penstock.engines.kinds.",
         ),
         ("engine.kind=mime.py:SHORT", "the engine kind file mime.py does not exist in the current folder"),
-        ("launcher=mine.py:SHORT", "the launcher kind 'mine.py:SHORT' must be a penstock.orchestration."),
+        ("launcher=mine.py:SHORT", "the launcher kind 'mine.py:SHORT' must be a penstock.run."),
         ("launcher.settings={motto: x}", "unknown key 'motto' in NoSettings"),
         ("sync.transport=mine.py:SHORT", "the transport 'mine.py:SHORT' must be a penstock.sync.transports."),
     ],

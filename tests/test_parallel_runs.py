@@ -8,10 +8,10 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from penstock.orchestration.checkpoints import read_progress
-from penstock.orchestration.kept_checkpoints import checkpoints_of
-from penstock.orchestration.trainer_group import TrainerGroup
-from penstock.types import StepPlan, StepResult
+from penstock.durability.checkpoints import read_progress
+from penstock.durability.kept_checkpoints import checkpoints_of
+from penstock.processes.trainer_group import TrainerGroup
+from penstock.records import StepPlan, StepResult
 from tests.test_end_to_end import project, train  # noqa: F401  (a fixture)
 from tests.test_lora_runs import run_cli, steps_of
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from source_docs import WIDTH, Documented, Method, read
 
 import penstock
-from penstock.orchestration.config import PenstockConfig
+from penstock.config.root import PenstockConfig
 
 INTRO = """\
 # API reference
@@ -108,15 +108,15 @@ engine:
 
 `plugins/sglang` is a larger example: servers that another program runs. `sync.transport` takes the path of a
 `penstock.sync.transports.Transport`: a publisher for the trainer's side, a receiver for the engines', and what both
-hold in memory. `launcher` takes the path of a `penstock.orchestration.launchers.launcher_kinds.LauncherKind`: an
-async context manager that gives a `penstock.orchestration.launchers.Launcher`, which starts worker processes where
-you want them. `penstock.orchestration.launchers.remote.RemoteLauncher` does that on other machines, given a
+hold in memory. `launcher` takes the path of a `penstock.processes.launchers.launcher_kinds.LauncherKind`: an
+async context manager that gives a `penstock.processes.launchers.Launcher`, which starts worker processes where
+you want them. `penstock.processes.launchers.remote.RemoteLauncher` does that on other machines, given a
 `Placer` that starts a program there.
 
 Nothing is inherited. Each interface has an implementation in
 memory that your tests can use: `penstock.engines.scripted.ScriptedEngine`,
-`penstock.scoring.thread_scorer.MemoryScorer`, `penstock.blobs.MemoryBlobs`, and
-`penstock.orchestration.simulation` for the rest, which runs a whole controller without a model.
+`penstock.scoring.thread_scorer.MemoryScorer`, `penstock.blob_stores.MemoryBlobs`, and
+`penstock.planner.simulation` for the rest, which runs a whole controller without a model.
 """
 
 
@@ -139,7 +139,7 @@ def _types(*names: str) -> tuple[str, ...]:
 
 
 def _interfaces(*names: str) -> tuple[str, ...]:
-    return tuple(f"penstock.interfaces:{name}" for name in names)
+    return tuple(f"penstock.records.interfaces:{name}" for name in names)
 
 
 ERRORS = (
@@ -155,7 +155,7 @@ ERRORS = (
 BOOK = (
     Part(
         title="Training",
-        entries=("penstock:train", "penstock:train_async", "penstock.orchestration.summary:Summary"),
+        entries=("penstock:train", "penstock:train_async", "penstock.run.summary:Summary"),
         without=frozenset({"rows", "write"}),
     ),
     Part(
@@ -200,7 +200,7 @@ BOOK = (
                 "TracedTokens",
                 "CheckpointWritten",
             ),
-            "penstock.types.metrics:Metric",
+            "penstock.records.metrics:Metric",
         ),
     ),
     Part(
@@ -234,15 +234,15 @@ BOOK = (
         title="Published weights",
         entries=(
             *_types("WeightUpdate", "TensorSpec", "Payload", "AdapterSpec", "UpdateReceipt"),
-            "penstock.types.weights:Interrupt",
-            "penstock.types.weights:UpdateSelection",
-            "penstock.types.weights:Encoding",
+            "penstock.records.weights:Interrupt",
+            "penstock.records.weights:UpdateSelection",
+            "penstock.records.weights:Encoding",
         ),
     ),
     Part(
         title="Errors",
-        text="All are in `penstock.errors`. The command line prints a `UserError` as one sentence.",
-        entries=tuple(f"penstock.errors:{name}" for name in ERRORS),
+        text="All are in `penstock.records.errors`. The command line prints a `UserError` as one sentence.",
+        entries=tuple(f"penstock.records.errors:{name}" for name in ERRORS),
         is_list=True,
     ),
 )

@@ -13,10 +13,10 @@ from penstock.demo.model import ToolRecipe
 from penstock.demo.tool_start import make_tool_tokenizer
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records import SamplingParams, Task
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.serve.agents.front_door import FrontDoor
-from penstock.types import SamplingParams, Task
 
 CALLS, WARM_UP = 400, 30
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "214+387="}]}

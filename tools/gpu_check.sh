@@ -32,7 +32,7 @@ run_part() {
     lora7b) python examples/lora_7b/rehearse.py --json "$out/lora7b.json" ;;
     demo) cd "$out" && penstock train model.device=cuda ;;
     auto)
-        python -m pytest -q -s -p no:cacheprovider tests/orchestration/test_automatic.py &&
+        python -m pytest -q -s -p no:cacheprovider tests/placement/test_automatic.py &&
             penstock bench engine --shape 135m --only uniform &&
             penstock bench engine --shape 135m --only uniform engine.embedded.compile=off &&
             penstock bench train --shape 135m

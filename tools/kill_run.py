@@ -25,10 +25,10 @@ from typing import Any
 
 from penstock.bench.chaos.noted_turns import NOTES, count_again, json_lines
 from penstock.bench.chaos.run_audit import complaints_of
+from penstock.durability.checkpoints import BEGINNING
+from penstock.durability.kept_checkpoints import PROGRESS, checkpoints_of
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
-from penstock.orchestration.checkpoints import BEGINNING
-from penstock.orchestration.kept_checkpoints import PROGRESS, checkpoints_of
-from penstock.orchestration.run_processes import processes_of_run
+from penstock.processes.run_processes import processes_of_run
 
 SETTINGS = [
     "run.checkpoint_every=10",

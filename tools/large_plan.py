@@ -17,10 +17,7 @@ import numpy as np
 
 from penstock.channel import Channel, implement
 from penstock.channel.address import Listener, connect
-from penstock.interfaces import Trainer
-from penstock.trainer.plan_transfer import remote_trainer, serve_trainer
-from penstock.trainer.step.packing import plan_step
-from penstock.types import (
+from penstock.records import (
     Episode,
     Group,
     SamplingParams,
@@ -31,7 +28,10 @@ from penstock.types import (
     Task,
     Turn,
 )
-from penstock.types.metrics import Sum
+from penstock.records.interfaces import Trainer
+from penstock.records.metrics import Sum
+from penstock.trainer.plan_transfer import remote_trainer, serve_trainer
+from penstock.trainer.step.packing import plan_step
 
 GROUP_SIZE, PROMPT = 16, 128
 

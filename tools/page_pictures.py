@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.chromium import Page, chromium
-from penstock.dashboard.serving_page import served_page
 from penstock.observe.page_address import bind, new_token, page_address
 from penstock.observe.reading.run_reading import RunReading
+from penstock.page.serving_page import served_page
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 READY = "document.querySelector('#view .view[data-ready]')"

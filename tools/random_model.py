@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from penstock.bench.shapes import SHAPES, make_shape
 from penstock.config.loader import load_config
-from penstock.orchestration.config import PenstockConfig
+from penstock.config.root import PenstockConfig
 from penstock.tasks.sources import load_tasks
 
 LEARNT = 4096

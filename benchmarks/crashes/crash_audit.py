@@ -4,12 +4,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from benchmarks.crashes.crash_world import TASKS, CrashWorld
-from penstock.buffer.attempt_records import AttemptRecord, GroupAdmitted, GroupDropped, GroupScored
-from penstock.buffer.attempts import UNDER_WAY, AttemptState
-from penstock.buffer.durable_log import read_attempts
-from penstock.buffer.spans import numbers_of
-from penstock.orchestration.checkpoints import read_progress
-from penstock.orchestration.kept_checkpoints import checkpoints_of
+from penstock.durability.checkpoints import read_progress
+from penstock.durability.durable_log import read_attempts
+from penstock.durability.kept_checkpoints import checkpoints_of
+from penstock.loop.attempt_records import AttemptRecord, GroupAdmitted, GroupDropped, GroupScored
+from penstock.loop.attempts import UNDER_WAY, AttemptState
+from penstock.loop.spans import numbers_of
 from penstock.tasks.stream import TaskStream
 
 
@@ -76,7 +76,7 @@ def _audit_fold(world: CrashWorld) -> None:
 def naming(seed: int) -> Iterator[None]:
     """A schedule that fails says how to replay it."""
     with _noting(
-        f"replay it: pytest tests/orchestration/test_recovery.py -k any_crash --first-seed {seed} --seeds 1"
+        f"replay it: pytest tests/durability/test_recovery.py -k any_crash --first-seed {seed} --seeds 1"
     ):
         yield
 

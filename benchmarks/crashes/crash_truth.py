@@ -11,16 +11,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.buffer.attempt_records import AttemptRecord, GroupScored
-from penstock.buffer.attempts import UNDER_WAY, Attempts
-from penstock.buffer.durable_log import DurableGroupLog
-from penstock.errors import ScoringFailed
-from penstock.orchestration.simulation import SimulatedEngine, SimulatedScorer
-from penstock.rollout.episode_rollout import Rollout
-from penstock.rollout.episode_spec import place_of
-from penstock.rollout.kept_calls import KeepCall
-from penstock.rollout.kept_turns import key_of
-from penstock.types import (
+from penstock.durability.durable_log import DurableGroupLog
+from penstock.loop.attempt_records import AttemptRecord, GroupScored
+from penstock.loop.attempts import UNDER_WAY, Attempts
+from penstock.planner.simulation import SimulatedEngine, SimulatedScorer
+from penstock.records import (
     CallAnswer,
     Chunk,
     Episode,
@@ -31,6 +26,11 @@ from penstock.types import (
     Task,
     Turn,
 )
+from penstock.records.errors import ScoringFailed
+from penstock.rollout.episode_rollout import Rollout
+from penstock.rollout.episode_spec import place_of
+from penstock.rollout.kept_calls import KeepCall
+from penstock.rollout.kept_turns import key_of
 
 FIRST_TOKEN = 1000
 """Smaller ids are of prompts."""

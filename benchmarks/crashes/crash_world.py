@@ -23,25 +23,25 @@ from benchmarks.crashes.crash_truth import (
     noting_calls,
 )
 from benchmarks.crashes.power_loss import PowerLossFiles
-from penstock.buffer.attempt_records import AttemptRecord, from_bytes
-from penstock.buffer.durable_log import open_log, read_attempts
-from penstock.buffer.journal.replay import replay
+from penstock.config.root import PenstockConfig
+from penstock.durability.checkpoints import BEGINNING, Checkpoints, read_progress, write_beginning
+from penstock.durability.durable_log import open_log, read_attempts
+from penstock.durability.journal.replay import replay
+from penstock.durability.kept_checkpoints import checkpoints_of, sweep_unfinished
+from penstock.durability.kept_work import keep_work
+from penstock.durability.recovery import recover
 from penstock.engines.engine_pool import EnginePool
+from penstock.loop.attempt_records import AttemptRecord, from_bytes
 from penstock.observe.event_stream import EventStream
-from penstock.orchestration.assembly import Parts, build_controller
-from penstock.orchestration.checkpoints import BEGINNING, Checkpoints, read_progress, write_beginning
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.kept_checkpoints import checkpoints_of, sweep_unfinished
-from penstock.orchestration.kept_work import keep_work
-from penstock.orchestration.recovery import recover
-from penstock.orchestration.simulation import (
+from penstock.planner.simulation import (
     SimulatedTokenizer,
     SimulatedTrainer,
 )
-from penstock.orchestration.virtual_time import VirtualTimeLoop
+from penstock.planner.virtual_time import VirtualTimeLoop
+from penstock.records import CheckpointWritten, Episode, Sample, StepPlan, StepResult, Task
 from penstock.rollout.episode_runner import LocalEpisodes
+from penstock.run.assembly import Parts, build_controller
 from penstock.tasks.stream import TaskStream
-from penstock.types import CheckpointWritten, Episode, Sample, StepPlan, StepResult, Task
 
 TASKS = [Task(id=f"t{number}", prompt="p") for number in range(7)]
 STEPS = 6

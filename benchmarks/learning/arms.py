@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.buffer.admission import Late
+from penstock.loop.admission import Late
 
 LAGS = (0, 1, 4, 8, 16)
 

@@ -11,18 +11,18 @@ from torch import nn
 from benchmarks.learning.arms import Arm, Curve, Setup
 from benchmarks.learning.routed_sampler import RoutedSampler
 from benchmarks.learning.token_sampler import Answers, Sampler, Snapshots, Weights
-from penstock.blobs import MemoryBlobs
+from penstock.blob_stores import MemoryBlobs
 from penstock.demo.arithmetic import make_tasks
 from penstock.models.config import LoraConfig
 from penstock.models.load import load_model
 from penstock.models.published import published_tensors
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records import Group, SamplingParams, Score, ScoredGroup, StepPlan
 from penstock.scoring.builtin_rewards import exact_match
 from penstock.tasks.stream import TaskStream
 from penstock.trainer.adapter import TrainedAdapter, adapter_tensors
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.policy_trainer import PolicyTrainer
-from penstock.types import Group, SamplingParams, Score, ScoredGroup, StepPlan
 
 MICRO_BATCH_TOKENS = 4096
 ROUTING = ("routing_replayed", "routing_flipped", "routing_gap", "routing_gap_without")

@@ -34,8 +34,8 @@ from benchmarks.learning.arms import (
 from benchmarks.learning.processes import Race, time_to_target
 from benchmarks.learning.statistics import Estimate, areas, first_crossing, gain, ratios
 from penstock.api import cache_folder
-from penstock.buffer.admission import Late
 from penstock.demo.model import open_builtin
+from penstock.loop.admission import Late
 
 LATE: tuple[Late, ...] = ("mask", "wait", "drop", "correct")
 LATE_BOUND = 4

@@ -20,16 +20,16 @@ from benchmarks.learning.statistics import Estimate, first_crossing
 from penstock.bench.loop_settings import P90_OVER_MEDIAN, STALENESS
 from penstock.bench.slow_environment import MEDIAN_OF_STEP, SlowEnvironment, measured_step_s
 from penstock.config.loader import build
+from penstock.config.root import PenstockConfig
 from penstock.demo.arithmetic import make_tasks
 from penstock.demo.latency import LogNormalLatency
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.readers import show
 from penstock.observe.views import SilentView
-from penstock.orchestration.automatic import resolve_auto
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.preflight import Prepared
-from penstock.orchestration.run import Run
-from penstock.orchestration.summary import Summary
+from penstock.placement.automatic import resolve_auto
+from penstock.run.preflight import Prepared
+from penstock.run.run import Run
+from penstock.run.summary import Summary
 
 MAX_CONTEXT = 64
 PROBE_STEPS = 12

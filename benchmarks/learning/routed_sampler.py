@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.learning.token_sampler import Sampler
-from penstock.interfaces import BlobStore
 from penstock.models.routing import Routers, find_routers
-from penstock.routing_records import Routes, id_dtype, store_routes
-from penstock.types import Episode, Group, Task, group_scope
+from penstock.records import Episode, Group, Task, group_scope
+from penstock.records.interfaces import BlobStore
+from penstock.records.routing_records import Routes, id_dtype, store_routes
 
 
 class NoisyChoices:

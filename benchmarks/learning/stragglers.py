@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.learning.arms import Arm, Curve, Setup
 from benchmarks.learning.bed import MICRO_BATCH_TOKENS, TestBed, scored
-from penstock.buffer.admission import STALE, StalenessGate, StepGroups, Ticket
+from penstock.loop.admission import STALE, StalenessGate, StepGroups, Ticket
+from penstock.records import Task
 from penstock.trainer.step.packing import plan_step
-from penstock.types import Task
 
 STRAGGLE_TICKS = 8
 STRAGGLE_SHARE = 0.5

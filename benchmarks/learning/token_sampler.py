@@ -16,7 +16,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from penstock.models.published import published_tensors
-from penstock.types import Episode, Group, SamplingParams, Task, Turn
+from penstock.records import Episode, Group, SamplingParams, Task, Turn
 
 Weights = dict[str, torch.Tensor]
 

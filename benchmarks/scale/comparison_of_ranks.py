@@ -23,9 +23,9 @@ from benchmarks.scale.scale_model import tokens_of
 from penstock.bench.child import Child
 from penstock.bench.saved_report import SavedReport
 from penstock.bench.sync.plain_copy import plain_copy_s
-from penstock.orchestration.placement import usable_cores
+from penstock.placement.shares import usable_cores
+from penstock.records import WeightUpdate
 from penstock.sync.joined_update import join_updates
-from penstock.types import WeightUpdate
 
 RANKS = (1, 2, 4)
 

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.scale.scale_model import make_model
 from penstock.models.published import published_tensors
+from penstock.records import WeightUpdate
 from penstock.sync.shared_memory import SharedMemoryReceiver
-from penstock.types import WeightUpdate
 from penstock.worker.quiet import quieten
 
 

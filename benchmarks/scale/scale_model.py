@@ -7,10 +7,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.train_steps import Load, make_plans, num_forward_tokens
 from penstock.algorithms.config import AlgorithmConfig
+from penstock.records import StepPlan
 from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.parallel.process_ranks import ProcessRanks
 from penstock.trainer.policy_trainer import PolicyTrainer
-from penstock.types import StepPlan
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 512},

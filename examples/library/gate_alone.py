@@ -4,9 +4,9 @@ import asyncio
 
 import numpy as np
 
-from penstock.buffer.admission import StalenessGate
-from penstock.buffer.rollout_buffer import RolloutBuffer
-from penstock.types import SamplingParams, ScoredGroup, Turn
+from penstock.loop.admission import StalenessGate
+from penstock.loop.rollout_buffer import RolloutBuffer
+from penstock.records import SamplingParams, ScoredGroup, Turn
 
 
 async def generate(buffer: RolloutBuffer) -> None:

@@ -8,7 +8,7 @@ import sys
 import msgspec
 
 import penstock
-from penstock.types import UpdateReceipt, WeightUpdate
+from penstock.records import UpdateReceipt, WeightUpdate
 
 
 async def serve() -> None:

@@ -24,7 +24,7 @@ import yaml
 
 import penstock
 from penstock.bench.shapes import SHAPES, save_shape
-from penstock.orchestration.gpus import find_gpus
+from penstock.placement.gpus import find_gpus
 
 CONFIG = Path(__file__).parent / "config.yaml"
 ON_CPU = {

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock.algorithms.ranges import AtLeastOne, NotNegative
 from penstock.algorithms.registry import Registry
-from penstock.types import Score
+from penstock.records import Score
 
 Values = npt.NDArray[np.float64]
 EpisodeAdvantage = Callable[..., list[Values]]

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from penstock.algorithms.advantages import Values
 from penstock.algorithms.ranges import Fraction, NotNegative
 from penstock.algorithms.registry import Registry
-from penstock.types import Score
-from penstock.types.metrics import Deviation
+from penstock.records import Score
+from penstock.records.metrics import Deviation
 from penstock.usercode import is_function_path
 
 

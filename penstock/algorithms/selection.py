@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.algorithms.ranges import Fraction, NotNegative, Positive
 from penstock.algorithms.registry import Registry
-from penstock.types import Episode, Sample, ScoredGroup
+from penstock.records import Episode, Sample, ScoredGroup
 
 
 class Selected(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -17,14 +17,14 @@ from rich.console import Console
 
 from penstock.api import cache_folder
 from penstock.config.loader import load_config
+from penstock.config.root import PenstockConfig
 from penstock.observe.readers import show
 from penstock.observe.status import RunStatus
 from penstock.observe.views import SilentView
-from penstock.orchestration.arguments import DEMO
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.preflight import prepare
-from penstock.orchestration.run import Run
-from penstock.orchestration.summary import Summary
+from penstock.run.arguments import DEMO
+from penstock.run.preflight import prepare
+from penstock.run.run import Run
+from penstock.run.summary import Summary
 
 STEPS = 60
 

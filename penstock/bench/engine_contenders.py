@@ -19,8 +19,8 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.text_generation import FixedWeights
-from penstock.sampling_masks import fetch_mask
-from penstock.types import GenerateRequest, MaskRef, SamplingMask, SamplingParams
+from penstock.records import GenerateRequest, MaskRef, SamplingMask, SamplingParams
+from penstock.records.sampling_masks import fetch_mask
 
 MAX_BATCH_TOKENS = 256
 """Of continuous batching; the fastest of 128, 256 and 512 on a CPU."""

@@ -29,7 +29,7 @@ from penstock.bench.engine_contenders import (
     run_generate,
 )
 from penstock.models.load import DTYPES, resolve_device
-from penstock.orchestration.placement import usable_cores
+from penstock.placement.shares import usable_cores
 
 TOP_P, ENTROPY = 0.95, 1.0
 

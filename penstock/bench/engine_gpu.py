@@ -31,9 +31,9 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.text_generation import FixedWeights
-from penstock.interfaces import WeightReceiver
 from penstock.models.load import resolve_device
-from penstock.types import DEFAULT_POLICY, GenerateRequest, SamplingParams
+from penstock.records import DEFAULT_POLICY, GenerateRequest, SamplingParams
+from penstock.records.interfaces import WeightReceiver
 
 JOBS = ("uniform", "masks", "long_tail")
 TOP_P, ENTROPY = 0.95, 1.0

@@ -29,15 +29,15 @@ from penstock.bench.slow_environment import (
 )
 from penstock.bench.workload import EndlessTokenizer, make_model, make_tasks
 from penstock.config.loader import build
+from penstock.config.root import PenstockConfig
 from penstock.demo.latency import LogNormalLatency, SlowTenthLatency
 from penstock.demo.model import ensure_builtin_model
 from penstock.observe.readers import show
 from penstock.observe.views import SilentView, View
-from penstock.orchestration.automatic import resolve_auto
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.preflight import Prepared
-from penstock.orchestration.run import Run
-from penstock.orchestration.summary import Summary
+from penstock.placement.automatic import resolve_auto
+from penstock.run.preflight import Prepared
+from penstock.run.run import Run
+from penstock.run.summary import Summary
 
 GROUPS, GROUP_SIZE, STALENESS = 8, 8, 4
 P90_OVER_MEDIAN, SLOW_OVER_MEDIAN = 5.0, 25.0

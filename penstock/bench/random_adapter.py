@@ -5,7 +5,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
-from penstock.types import AdapterSpec
+from penstock.records import AdapterSpec
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 

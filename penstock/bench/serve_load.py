@@ -24,10 +24,10 @@ from rich.table import Table
 from penstock.bench.serve_prompts import prompt
 from penstock.bench.shapes import hardware, save_shape
 from penstock.engines.config import EngineConfig
-from penstock.errors import PenstockError
 from penstock.models.load import resolve_device
+from penstock.records import GenerateRequest, SamplingParams
+from penstock.records.errors import PenstockError
 from penstock.serve.serving import Opened, ServeSettings, open_engine, served
-from penstock.types import GenerateRequest, SamplingParams
 
 WAYS = ("in_process", "http", "text", "chat")
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.orchestration.summary import Summary
+from penstock.records import Task, Turn
 from penstock.rollout.episode_rollout import Rollout
-from penstock.types import Task, Turn
+from penstock.run.summary import Summary
 
 MEDIAN_OF_STEP = 0.2
 """The median wait, as a share of the trainer's own time for a step."""

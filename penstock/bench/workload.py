@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.types import Episode, Task
+from penstock.records import Episode, Task
 
 HEAD_DIM = 32
 

@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from penstock.channel import codec
-from penstock.errors import (
+from penstock.records import codec
+from penstock.records.errors import (
     BaseMissing,
     BlobLost,
     ChannelClosed,

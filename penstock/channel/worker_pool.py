@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.channel.suspects import Attempt, Half, Suspects
-from penstock.errors import ChannelClosed, PenstockError, RemoteError, RequestRefused, WorkerDied
+from penstock.records.errors import ChannelClosed, PenstockError, RemoteError, RequestRefused, WorkerDied
 
 Call = TypeVar("Call")
 Answer = TypeVar("Answer")

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel
 
+from penstock.config.root import PenstockConfig
 from penstock.config.section import section_of
-from penstock.orchestration.config import PenstockConfig
 
 
 def starter_config() -> str:

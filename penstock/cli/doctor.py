@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.buffer.attempts import UNDER_WAY, Attempts, AttemptState
-from penstock.buffer.durable_log import FOLDER, read_attempts
-from penstock.buffer.journal.journal_files import DiskFiles
 from penstock.cli.samples import run_folder
+from penstock.durability.durable_log import FOLDER, read_attempts
+from penstock.durability.journal.journal_files import DiskFiles
+from penstock.durability.kept_checkpoints import checkpoints_of
+from penstock.loop.attempts import UNDER_WAY, Attempts, AttemptState
 from penstock.observe.plain_text import plain_line
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
-from penstock.orchestration.kept_checkpoints import checkpoints_of
-from penstock.orchestration.monitor import read_standing
-from penstock.orchestration.run_folder import METRICS, is_held
-from penstock.orchestration.run_processes import RunProcess, processes_of_run, stacks_of
+from penstock.processes.run_processes import RunProcess, processes_of_run, stacks_of
+from penstock.run.monitor import read_standing
+from penstock.run.run_folder import METRICS, is_held
 
 LAST_LINES = 5
 SHOWN_FRAMES = 8

@@ -1,6 +1,6 @@
 """Signals that nobody else answers: while libraries are imported and tasks are read, and in commands that have
 nothing to save, each ends the command with a sentence. A run answers them itself
-(`penstock.orchestration.interruption`).
+(`penstock.run.interruption`).
 
 It imports nothing heavy, so that signals are answered from the first line on."""
 
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.errors import PenstockError
+from penstock.records.errors import PenstockError
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -16,20 +16,20 @@ from rich.text import Text
 from penstock.api import DEMO, cache_folder
 from penstock.cli.export import model_of
 from penstock.config.loader import apply_override, build, read_yaml
+from penstock.config.root import PenstockConfig
 from penstock.demo.model import RECIPES
-from penstock.errors import PenstockError, UserError
+from penstock.durability.run_facts import read_facts
 from penstock.models.adapter_folder import is_adapter, read_adapter
 from penstock.observe.plain_text import plain_line
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.evaluation_session import (
+from penstock.placement.gpus import find_gpus
+from penstock.records.errors import PenstockError, UserError
+from penstock.run.evaluation_session import (
     EvaluationReport,
     evaluate,
     prepare_evaluation,
     report_of,
 )
-from penstock.orchestration.gpus import find_gpus
-from penstock.orchestration.run_facts import read_facts
-from penstock.orchestration.run_folder import check_config
+from penstock.run.run_folder import check_config
 
 
 def evaluation_config(

@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.buffer.attempt_records import (
+from penstock.cli.samples import run_folder
+from penstock.config.loader import build, read_yaml
+from penstock.config.root import PenstockConfig
+from penstock.durability.durable_log import FOLDER, read_attempts
+from penstock.durability.journal.journal_files import DiskFiles
+from penstock.durability.journal.replay import replay
+from penstock.loop.attempt_records import (
     AttemptRecord,
     EpisodeEnded,
     GroupAdmitted,
@@ -19,15 +25,9 @@ from penstock.buffer.attempt_records import (
     from_bytes,
     groups_of,
 )
-from penstock.buffer.durable_log import FOLDER, read_attempts
-from penstock.buffer.journal.journal_files import DiskFiles
-from penstock.buffer.journal.replay import replay
-from penstock.cli.samples import run_folder
-from penstock.config.loader import build, read_yaml
-from penstock.errors import UserError
 from penstock.observe.plain_text import plain_block, plain_line
-from penstock.orchestration.config import PenstockConfig
-from penstock.types import Episode, Message, PartialGroup, Score, WorkProgressed
+from penstock.records import Episode, Message, PartialGroup, Score, WorkProgressed
+from penstock.records.errors import UserError
 
 if TYPE_CHECKING:
     from penstock.models.tokenizer import ChatTokenizer
@@ -144,7 +144,7 @@ def _decoder_of(run: Path) -> Decode:
     @functools.cache
     def tokenizer() -> "ChatTokenizer | None":
         from penstock.api import cache_folder
-        from penstock.orchestration.preflight import open_model
+        from penstock.run.preflight import open_model
 
         try:
             model = {"model": read_yaml(run / "config.yaml")["model"]}

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.shared_arguments import Debug, Overrides, Run, file_and_words
-from penstock.errors import UserError
+from penstock.records.errors import UserError
 
 
 def evaluate(
@@ -78,8 +78,8 @@ def generate(
     from penstock.engines.config import EngineConfig
     from penstock.engines.embedded.text_generation import Prompt, generate_text
     from penstock.observe.plain_text import plain_block
-    from penstock.orchestration.placement import usable_cores
-    from penstock.types import Message, SamplingParams
+    from penstock.placement.shares import usable_cores
+    from penstock.records import Message, SamplingParams
     from penstock.worker.quiet import quieten
 
     try:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.shared_arguments import Debug, Run
-from penstock.errors import UserError
+from penstock.records.errors import UserError
 
 
 def view(

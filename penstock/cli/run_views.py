@@ -10,8 +10,6 @@ from pathlib import Path
 
 from penstock.channel.token_file import read_token
 from penstock.cli.samples import run_folder
-from penstock.dashboard.serving_page import served_page
-from penstock.errors import UserError
 from penstock.observe.config import ObserveConfig
 from penstock.observe.events import LogLine
 from penstock.observe.page_address import bind, new_token, page_address
@@ -19,6 +17,8 @@ from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.screen import lines
 from penstock.observe.status import RunStatus
 from penstock.observe.views import View, make_view, progress_line
+from penstock.page.serving_page import served_page
+from penstock.records.errors import UserError
 
 
 def open_run(name: str) -> RunReading:
@@ -44,7 +44,7 @@ def trace_run(name: str, to: Path | None) -> str:
 
 def report_run(name: str, to: Path | None) -> str:
     """Write a report; what was written."""
-    from penstock.dashboard.report_page import write_report
+    from penstock.page.report_page import write_report
 
     path = write_report(open_run(name), to)
     size = file_size(path.stat().st_size)

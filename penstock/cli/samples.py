@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from penstock.errors import UserError
+from penstock.durability.run_facts import read_facts
 from penstock.observe.events import SampleEvent, as_fields
 from penstock.observe.plain_text import plain_block, plain_line, without_middle
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.store.segments import FOLDER
-from penstock.orchestration.run_facts import read_facts
+from penstock.records.errors import UserError
 from penstock.safe_files import replace_private
 
 SHOWN_PROMPT, SHOWN_ANSWER = 240, 480

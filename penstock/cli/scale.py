@@ -7,11 +7,11 @@ from pathlib import Path
 
 from penstock.channel.address import host_and_port
 from penstock.cli.samples import run_folder
-from penstock.errors import UserError
-from penstock.orchestration.engine_fleet import ScaleRequest, read_answer, request_engines
-from penstock.orchestration.launchers.joining import token_in
-from penstock.orchestration.launchers.node_calls import VOLUNTEER
-from penstock.orchestration.run_folder import is_held
+from penstock.processes.launchers.joining import token_in
+from penstock.processes.launchers.node_calls import VOLUNTEER
+from penstock.records.errors import UserError
+from penstock.run.engine_fleet import ScaleRequest, read_answer, request_engines
+from penstock.run.run_folder import is_held
 from penstock.worker.node_agent import attend
 
 ANSWER_S = 30.0

@@ -9,11 +9,11 @@ from pathlib import Path
 from penstock.api import cache_folder
 from penstock.channel.token_file import read_token
 from penstock.config.loader import load_config
+from penstock.config.root import PenstockConfig
 from penstock.demo.model import open_builtin
 from penstock.engines.config import EngineConfig
-from penstock.errors import UserError
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.placement import usable_cores
+from penstock.placement.shares import usable_cores
+from penstock.records.errors import UserError
 from penstock.serve.serving import ServeSettings, serve
 from penstock.worker.quiet import quieten
 

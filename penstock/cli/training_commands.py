@@ -9,11 +9,11 @@ import typer
 from penstock import __version__
 from penstock.cli.early_signals import ending_at_once
 from penstock.cli.shared_arguments import Debug, Overrides, Run, file_and_words
-from penstock.errors import PenstockError, UserError
+from penstock.records.errors import PenstockError, UserError
 
 if TYPE_CHECKING:
-    from penstock.orchestration.summary import Summary
     from penstock.planner.simulated_run import Outcome
+    from penstock.run.summary import Summary
 
 NO_MODEL = "stopped; no model was saved"
 NOT_THE_DEMO = ("model.name", "tasks.source")
@@ -33,8 +33,8 @@ def train(
         _say_that_it_starts()
         from penstock.api import DEMO, run
         from penstock.config.loader import load_config
+        from penstock.config.root import PenstockConfig
         from penstock.observe.views import make_view
-        from penstock.orchestration.config import PenstockConfig
 
         file, words = file_and_words(config, overrides)
         own = any(_is_of_another_run(word) for word in words)
@@ -63,7 +63,7 @@ def resume(
         from penstock.cli.export import read_step
         from penstock.cli.samples import run_folder
         from penstock.observe.views import make_view
-        from penstock.orchestration.run_folder import load_saved_run
+        from penstock.run.run_folder import load_saved_run
 
         chosen = None if step is None else read_step(step)
         root, saved = load_saved_run(run_folder(name), list(overrides or []), chosen)

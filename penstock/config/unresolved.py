@@ -1,11 +1,11 @@
-"""Settings that say `auto`. `orchestration/automatic.py` resolves them when a run is prepared.
+"""Settings that say `auto`. `placement/automatic.py` resolves them when a run is prepared.
 
 Parts that are used on their own, such as a trainer in a script, take `auto` for float32 and uncompiled.
 """
 
 from collections.abc import Mapping
 
-from penstock.errors import ConfigError
+from penstock.records.errors import ConfigError
 
 AUTO = "auto"
 
@@ -16,5 +16,5 @@ def refuse_auto(settings: Mapping[str, object]) -> None:
     if unresolved:
         raise ConfigError(
             f"a worker must be told a value for {' and '.join(unresolved)}, got 'auto'; resolve the config before "
-            "(penstock.orchestration.automatic)"
+            "(penstock.placement.automatic)"
         )

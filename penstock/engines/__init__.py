@@ -1,4 +1,4 @@
-"""Engines: token ids in, token ids out. Implementations of `penstock.interfaces.Engine`."""
+"""Engines: token ids in, token ids out. Implementations of `penstock.records.interfaces.Engine`."""
 
 from penstock.engines.config import EngineConfig
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.engines.rolling_update import Member
-from penstock.types import GenerateRequest
+from penstock.records import GenerateRequest
 
 REMEMBERED = 4096
 """Prompts and requests whose engine is remembered."""

@@ -9,16 +9,7 @@ import msgspec
 
 from penstock.engines.engine_choice import EngineChoice
 from penstock.engines.rolling_update import Answer, Member, roll, slowest, stage_all
-from penstock.errors import (
-    BaseMissing,
-    ChannelClosed,
-    EngineLost,
-    OutOfMemory,
-    PenstockError,
-    UpdateAbandoned,
-)
-from penstock.interfaces import Engine
-from penstock.types import (
+from penstock.records import (
     AnswerSoFar,
     Chunk,
     EngineReport,
@@ -27,6 +18,15 @@ from penstock.types import (
     UpdateReceipt,
     WeightUpdate,
 )
+from penstock.records.errors import (
+    BaseMissing,
+    ChannelClosed,
+    EngineLost,
+    OutOfMemory,
+    PenstockError,
+    UpdateAbandoned,
+)
+from penstock.records.interfaces import Engine
 
 
 class EnginePool:

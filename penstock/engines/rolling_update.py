@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.interfaces import Engine
-from penstock.types import Interrupt, UpdateReceipt, WeightUpdate
+from penstock.records import Interrupt, UpdateReceipt, WeightUpdate
+from penstock.records.interfaces import Engine
 
 Answer = UpdateReceipt | BaseException
 

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config import Section
-from penstock.types import AdapterSpec
+from penstock.records import AdapterSpec
 
 ALL_LINEAR: Final = "all-linear"
 Targets = tuple[Annotated[str, Field(min_length=1)], ...] | Literal["all-linear"]

@@ -9,9 +9,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from penstock.errors import UserError
 from penstock.models import attention
 from penstock.models.precision import check_matmul, guard_bfloat16
+from penstock.records.errors import UserError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -61,7 +61,7 @@ def check_device(device: str) -> None:
 
 def resolve_dtype(dtype: str, device: str) -> str:
     """For one process on its own: `auto` is bfloat16 on a GPU that has it, else float32. A run has one answer for
-    all of its processes (`orchestration/automatic.py`)."""
+    all of its processes (`placement/automatic.py`)."""
     if dtype != "auto":
         return dtype
     on_gpu = torch.device(device).type == "cuda"

@@ -1,6 +1,6 @@
 """Tokens become text as they come, in pieces of whole characters, without decoding the whole answer each time."""
 
-from penstock.interfaces import Tokenizer
+from penstock.records.interfaces import Tokenizer
 
 HALF = "\ufffd"
 """What a tokenizer writes for bytes that are no character yet."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from penstock.errors import TaskError, UserError
-from penstock.interfaces import Tokenizer
-from penstock.types import Message, Task
+from penstock.records import Message, Task
+from penstock.records.errors import TaskError, UserError
+from penstock.records.interfaces import Tokenizer
 
 ANSWER = "\u2402answer\u2403"
 """Stands for an answer in a conversation that only serves to see what a template writes after one."""

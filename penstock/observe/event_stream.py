@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.interfaces import Clock
 from penstock.observe.events import AnyEvent, Counters, LogLine, SampleEvent, Span, TokensEvent
 from penstock.observe.recorder import Recorder
+from penstock.records.interfaces import Clock
 
 CAPACITY = 100_000
 """Events that may wait for readers: some seconds of a large run."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from penstock.interfaces import Clock
+from penstock.records.interfaces import Clock
 
 LONG_S = 1800.0
 """For loading, compiling and writing, whose time nobody knows before."""

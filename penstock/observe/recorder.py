@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from penstock.interfaces import Clock
 from penstock.observe.events import AnyEvent, Attribute, Counters, Doing, LogLine, PhaseEvent, Span
 from penstock.observe.pulse import Pulse
+from penstock.records.interfaces import Clock
 
 
 class EventSink(Protocol):

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from penstock.config import Section
-from penstock.orchestration.config import PenstockConfig
+from penstock.config.root import PenstockConfig
 
 
 class SimulationConfig(Section):

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 
-from penstock.errors import ChannelClosed
-from penstock.types import Chunk, EngineReport, GenerateRequest, Interrupt, UpdateReceipt, WeightUpdate
+from penstock.records import Chunk, EngineReport, GenerateRequest, Interrupt, UpdateReceipt, WeightUpdate
+from penstock.records.errors import ChannelClosed
 
 
 class FluidEngine:
-    """`penstock.interfaces.Engine` in virtual time."""
+    """`penstock.records.interfaces.Engine` in virtual time."""
 
     def __init__(
         self,

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from penstock.engines.engine_pool import EnginePool
+from penstock.loop.controller import Controller
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, Drop
-from penstock.orchestration.assembly import Parts, build_controller
-from penstock.orchestration.controller import Controller
-from penstock.orchestration.simulation import SimulatedScorer, SimulatedTokenizer, SimulatedTrainer
-from penstock.orchestration.virtual_time import run_in_virtual_time
 from penstock.planner.config import SimulatedConfig
 from penstock.planner.fluid_engine import FluidEngine
-from penstock.types import Message, StepPlan, StepResult, Task
+from penstock.planner.simulation import SimulatedScorer, SimulatedTokenizer, SimulatedTrainer
+from penstock.planner.virtual_time import run_in_virtual_time
+from penstock.records import Message, StepPlan, StepResult, Task
+from penstock.run.assembly import Parts, build_controller
 
 
 @dataclass(slots=True)

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import UserError
+from penstock.records import Score, Task
+from penstock.records.errors import UserError
 from penstock.rollout.episode_rollout import Rollout
-from penstock.types import Score, Task
 
 KEPT_BYTES = 64 * 1024
 """Of what a program writes, the last so many are kept."""

@@ -4,7 +4,7 @@ from pydantic import Field, field_validator
 
 from penstock.config import Section
 from penstock.http_server.http_calls import HttpConfig
-from penstock.types import DEFAULT_POLICY, SamplingParams
+from penstock.records import DEFAULT_POLICY, SamplingParams
 
 
 class AgentsConfig(Section):

@@ -11,11 +11,11 @@ from penstock.channel.worker_pool import (
     PoolWorker,
     WorkerPool,
 )
-from penstock.errors import ChannelClosed, RemoteError, WorkerDied
+from penstock.records import Episode
+from penstock.records.errors import ChannelClosed, RemoteError, WorkerDied
 from penstock.rollout.episode_runner import TIMEOUT, WORKER_DIED, failed_episode
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.rollout_client import Outcome
-from penstock.types import Episode
+from penstock.rollout.rollout_process import Outcome
 
 SILENCE_S = 30.0
 """A worker answers at the latest this long after an episode's time limit, or it hangs as a whole."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import PenstockError
+from penstock.records import SamplingParams, Turn
+from penstock.records.errors import PenstockError
+from penstock.records.scores import LARGEST_REWARD, fits_float32
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.types import SamplingParams, Turn
-from penstock.types.scores import LARGEST_REWARD, fits_float32
 
 
 class EpisodeLimit(PenstockError):

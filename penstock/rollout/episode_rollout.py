@@ -12,12 +12,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from penstock.errors import RequestRefused
-from penstock.interfaces import Tokenizer
-from penstock.rollout.episode_record import EpisodeRecord, turn_number
-from penstock.rollout.episode_spec import EpisodeSpec, check_replayed
-from penstock.rollout.kept_calls import KeepCall, KeptCalls, keep_nothing
-from penstock.types import (
+from penstock.records import (
     DEFAULT_POLICY,
     Chunk,
     FinishReason,
@@ -32,8 +27,13 @@ from penstock.types import (
     group_scope,
     since_restart,
 )
-from penstock.types.answers import joined_chunk
-from penstock.types.blobs import routes_within
+from penstock.records.answers import joined_chunk
+from penstock.records.blobs import routes_within
+from penstock.records.errors import RequestRefused
+from penstock.records.interfaces import Tokenizer
+from penstock.rollout.episode_record import EpisodeRecord, turn_number
+from penstock.rollout.episode_spec import EpisodeSpec, check_replayed
+from penstock.rollout.kept_calls import KeepCall, KeptCalls, keep_nothing
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.errors import RequestRefused
 from penstock.http_server.http_calls import HttpConfig, is_transient
-from penstock.interfaces import Tokenizer
+from penstock.records import Episode, Score, Turn
+from penstock.records.errors import RequestRefused
+from penstock.records.interfaces import Tokenizer
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.kept_calls import KeepCall, keep_nothing
 from penstock.rollout.workflow import Workflow, Workflows
-from penstock.types import Episode, Score, Turn
 
 WORKFLOW_ERROR = "workflow_error"
 """The workflow raised, or returned something that is no episode."""

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from penstock.records import Chunk, GenerateRequest
 from penstock.rollout.episode_rollout import TokenSource
-from penstock.types import Chunk, GenerateRequest
 
 T = TypeVar("T")
 

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.errors import RolloutFailed
+from penstock.records import CallAnswer, Episode, Group, SamplingParams, Task
+from penstock.records.errors import RolloutFailed
 from penstock.rollout.episode_runner import REFUSED, UNAVAILABLE, EpisodeRunner
 from penstock.rollout.episode_spec import TRAINING, EpisodeSpec, check_replayed
-from penstock.types import CallAnswer, Episode, Group, SamplingParams, Task
 
 FAILED_EPISODES = "failed_episodes"
 """Too few episodes of the group were good."""

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from penstock.http_server.http_calls import HttpCalls, HttpConfig
+from penstock.records import Task
 from penstock.rollout.episode_rollout import Rollout
-from penstock.types import Task
 
 
 class HttpEnvironment:

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.records import CallAnswer
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.types import CallAnswer
 
 KeepCall = Callable[[CallAnswer], Awaitable[None]]
 

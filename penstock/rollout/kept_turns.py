@@ -17,9 +17,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.rollout.episode_rollout import TokenSource
-from penstock.rollout.episode_spec import place_of
-from penstock.types import (
+from penstock.records import (
     AnswerSoFar,
     Chunk,
     GenerateRequest,
@@ -28,6 +26,8 @@ from penstock.types import (
     WorkProgressed,
     joined_chunk,
 )
+from penstock.rollout.episode_rollout import TokenSource
+from penstock.rollout.episode_spec import place_of
 
 
 class WorkLog(Protocol):

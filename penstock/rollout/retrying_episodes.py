@@ -14,10 +14,10 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.http_server.http_calls import retry_wait_s
+from penstock.records import CallAnswer, Episode
 from penstock.rollout.episode_runner import UNAVAILABLE, EpisodeRunner
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.kept_calls import KeepCall, keep_nothing
-from penstock.types import CallAnswer, Episode
 
 
 class CallsSoFar:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from penstock.records import Episode, Score, Task
 from penstock.scoring.gym_verifier import COLUMN, verify
-from penstock.types import Episode, Score, Task
 
 
 def exact_match(task: Task, completion: str) -> float:

@@ -4,18 +4,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from penstock.errors import ScoringFailed
 from penstock.http_server.http_calls import retry_wait_s
-from penstock.interfaces import Scorer
+from penstock.records import Episode, Group, Score, Task
+from penstock.records.errors import ScoringFailed
+from penstock.records.interfaces import Scorer
 from penstock.scoring.reward_calls import SCORE_UNAVAILABLE
-from penstock.types import Episode, Group, Score, Task
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class RetryingScorer:
-    """`penstock.interfaces.Scorer` around another: waits before each new try, twice as long each time."""
+    """`penstock.records.interfaces.Scorer` around another: waits before each new try, twice as long each time."""
 
     def __init__(self, scorer: Scorer, *, retries: int) -> None:
         self._scorer = scorer

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import ScoringFailed
 from penstock.http_server.http_calls import is_transient
+from penstock.records import Episode, Group, Score, Task
+from penstock.records.errors import ScoringFailed
+from penstock.records.scores import LARGEST_REWARD, fits_float32
 from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.scoring.functions import Reward, device_argument
 from penstock.scoring.score_sum import SCORE_NAN, SCORE_SHAPE, weighted_sum
-from penstock.types import Episode, Group, Score, Task
-from penstock.types.scores import LARGEST_REWARD, fits_float32
 
 SCORE_ERROR = "score_error"
 """The function raised."""

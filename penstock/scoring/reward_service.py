@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.http_server.http_calls import HttpCalls, HttpConfig
-from penstock.types import Episode, Score, Task
+from penstock.records import Episode, Score, Task
 
 
 class HttpReward:

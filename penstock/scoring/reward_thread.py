@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.errors import ScoringFailed
+from penstock.records import Episode, Score, Task
+from penstock.records.errors import ScoringFailed
 from penstock.scoring.functions import Reward
 from penstock.scoring.reward_calls import failing, score_episodes
-from penstock.scoring.scoring_client import ScoringRequest, Verdict
-from penstock.types import Episode, Score, Task
+from penstock.scoring.scoring_process import ScoringRequest, Verdict
 
 T = TypeVar("T")
 

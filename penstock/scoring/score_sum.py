@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from penstock.errors import ScoringFailed
+from penstock.records import Episode, Score, StepScore, Task, TokenColumn
+from penstock.records.errors import ScoringFailed
+from penstock.records.scores import fits_float32
 from penstock.scoring.functions import Reward
-from penstock.types import Episode, Score, StepScore, Task, TokenColumn
-from penstock.types.scores import fits_float32
 
 SCORE_NAN = "score_nan"
 """A value is NaN, or infinite in float32."""

@@ -10,11 +10,11 @@ from penstock.channel.worker_pool import (
     PoolWorker,
     WorkerPool,
 )
-from penstock.errors import RemoteError, RequestRefused, ScoringFailed, WorkerDied
+from penstock.records import Episode, Group, Score, Task
+from penstock.records.errors import RemoteError, RequestRefused, ScoringFailed, WorkerDied
 from penstock.scoring.reward_calls import SCORE_ERROR
-from penstock.scoring.scoring_client import ScoringRequest, Verdict
+from penstock.scoring.scoring_process import ScoringRequest, Verdict
 from penstock.scoring.thread_scorer import TIMEOUT, refuse_if_group_is_needed, timed_out
-from penstock.types import Episode, Group, Score, Task
 
 WORKER_DIED = "score_worker_died"
 """The worker's process ended while it was scoring."""
@@ -25,8 +25,8 @@ RECORD_BYTES = 256
 
 
 class ScorerPool:
-    """`penstock.interfaces.Scorer` over a pool of workers, with a time limit per call. Each of them takes as many
-    messages at a time as is said with it."""
+    """`penstock.records.interfaces.Scorer` over a pool of workers, with a time limit per call. Each of them takes as
+    many messages at a time as is said with it."""
 
     def __init__(
         self,

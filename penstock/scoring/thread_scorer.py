@@ -5,19 +5,20 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.errors import ChannelClosed, ScoringFailed
+from penstock.records import Episode, Group, Score, Task
+from penstock.records.errors import ChannelClosed, ScoringFailed
 from penstock.scoring.config import RewardConfig
 from penstock.scoring.functions import Reward, calls_at_once, load_callable, named_apart, needs_group, wrap
 from penstock.scoring.reward_calls import score_episodes
 from penstock.scoring.reward_thread import RewardThread
-from penstock.types import Episode, Group, Score, Task
 
 TIMEOUT = "score_timeout"
 """The time limit passed."""
 
 
 class ThreadScorer:
-    """`penstock.interfaces.Scorer` in a thread, one call after the other; several at once where they are awaited.
+    """`penstock.records.interfaces.Scorer` in a thread, one call after the other; several at once where they are
+    awaited.
 
     A call past its limit can't be stopped, only left behind: its group fails, its answer is thrown away,
     and later calls get a new thread. `num_abandoned` counts them."""
@@ -78,7 +79,7 @@ class ThreadScorer:
 
 
 class MemoryScorer:
-    """`penstock.interfaces.Scorer` without threads or processes: `value(task, completion)` per episode."""
+    """`penstock.records.interfaces.Scorer` without threads or processes: `value(task, completion)` per episode."""
 
     def __init__(self, value: Callable[..., Any]) -> None:
         self._rewards = (wrap(value, name="value"),)

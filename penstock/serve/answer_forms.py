@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.sampling_masks import fetch_mask
+from penstock.records import FinishReason, IntArray, MaskRef
+from penstock.records.sampling_masks import fetch_mask
 from penstock.serve.request_bodies import Body, ChatBody, CompletionBody, TextFields, TokenBody
 from penstock.serve.served_model import ServedModel
 from penstock.serve.tool_calls import ToolCall, ToolParser, parser_of
-from penstock.types import FinishReason, IntArray, MaskRef
 
 FINISH = {"stop": "stop", "length": "length", "cancelled": "abort"}
 """Our reasons in the words of OpenAI and vLLM."""

@@ -10,11 +10,11 @@ from aiohttp import web
 
 from penstock import __version__
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.errors import PenstockError
+from penstock.records import Chunk, EngineReport, GenerateRequest
+from penstock.records.errors import PenstockError
 from penstock.serve.api_error import ApiError
 from penstock.serve.bodies import answer, read_body
 from penstock.serve.served_model import ServedModel
-from penstock.types import Chunk, EngineReport, GenerateRequest
 
 MODES = ("abort", "wait", "keep")
 

@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from penstock.errors import PenstockError, TaskError
 from penstock.models.text_stream import TextStream
+from penstock.records import Chunk, GenerateRequest
+from penstock.records.errors import PenstockError, TaskError
 from penstock.rollout.episode_rollout import TokenSource
 from penstock.serve.answer_forms import Form, Piece, StopTexts
 from penstock.serve.api_error import ApiError
 from penstock.serve.chat_messages import template_messages
 from penstock.serve.request_bodies import Body, ChatBody, TokenBody
 from penstock.serve.served_model import ServedModel
-from penstock.types import Chunk, GenerateRequest
 
 MAX_WAITING = 256
 """Pieces that wait for a slow client. Then its answers wait in the engine's streams, and nobody else's."""

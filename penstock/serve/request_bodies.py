@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from penstock.records import SamplingParams
 from penstock.serve.api_error import ApiError, unsupported
-from penstock.types import SamplingParams
 
 MAX_CHOICES = 128
 SEEDS = 2**64

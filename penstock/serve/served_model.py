@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.interfaces import BlobStore
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records.interfaces import BlobStore
 from penstock.rollout.episode_rollout import TokenSource
 from penstock.serve.api_error import ApiError
 

@@ -8,17 +8,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.blobs import MemoryBlobs
+from penstock.blob_stores import MemoryBlobs
 from penstock.channel.address import allow_many_connections, is_loopback
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.opening import open_embedded, without_auto
 from penstock.engines.kinds import EngineParts
-from penstock.errors import UserError
 from penstock.http_server.guard import guard_for
 from penstock.http_server.web_server import HttpServer
 from penstock.models.load import resolve_device, resolve_dtype
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records import DEFAULT_POLICY
+from penstock.records.errors import UserError
 from penstock.serve.bodies import ALL_BODIES_BYTES, BodyBudget, body_limit
 from penstock.serve.control_routes import ControlRoutes, Pauses
 from penstock.serve.engine_answers import EngineAnswers
@@ -27,7 +28,6 @@ from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import MAX_BODY_BYTES, make_app
 from penstock.serve.weight_routes import WeightRoutes
 from penstock.sync.transports import AnyReceiver, Rendezvous
-from penstock.types import DEFAULT_POLICY
 
 CLOSING_S = 5.0
 """How long running answers may take when the server ends."""

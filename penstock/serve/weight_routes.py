@@ -13,11 +13,11 @@ import msgspec
 from aiohttp import web
 
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.errors import PenstockError
+from penstock.records import DEFAULT_POLICY, Interrupt, WeightUpdate
+from penstock.records.errors import PenstockError
 from penstock.serve.api_error import ApiError
 from penstock.serve.bodies import answer, read_body
 from penstock.sync.transports import AnyReceiver
-from penstock.types import DEFAULT_POLICY, Interrupt, WeightUpdate
 
 _decode = msgspec.json.Decoder(WeightUpdate).decode
 INTACT = {"kind": "", "message": "", "is_intact": True, "load_s": 0.0, "verify_s": 0.0, "unverified": []}

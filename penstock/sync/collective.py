@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from penstock.errors import UpdateAbandoned
-from penstock.interfaces import Staged
 from penstock.models.transfer import mark, one_ahead, side_stream
+from penstock.records import Payload, WeightUpdate
+from penstock.records.errors import UpdateAbandoned
+from penstock.records.interfaces import Staged
 from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.interface import address_of
 from penstock.sync.meeting import Arrival, Go, Meeting, connect_store, open_store
@@ -31,7 +32,6 @@ from penstock.sync.private_group import (
     open_group,
 )
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
-from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "collective"
 BUCKET_BYTES = 64 << 20

@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from penstock.config import Section
+from penstock.records import Interrupt
 from penstock.sync.transports import check_for_run
-from penstock.types import Interrupt
 
 
 class SyncConfig(Section):

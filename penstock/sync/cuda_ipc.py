@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from penstock.interfaces import Staged, Verification
 from penstock.models.transfer import mark
+from penstock.records import Payload, WeightUpdate
+from penstock.records.interfaces import Staged, Verification
 from penstock.sync.bucket_layout import check_same_model, part, view
 from penstock.sync.bucket_receiver import BucketReceiver, live_shards, verification
 from penstock.sync.fingerprint import Fingerprinter, Shard
 from penstock.sync.fused_copy import FusedCopy, make_copy
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
-from penstock.types import Payload, WeightUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

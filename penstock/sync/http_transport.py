@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 
 import torch
 
-from penstock.errors import PenstockError, UpdateAbandoned
-from penstock.interfaces import Staged
+from penstock.records import Payload, WeightUpdate
+from penstock.records.errors import PenstockError, UpdateAbandoned
+from penstock.records.interfaces import Staged
 from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.bucket_server import BucketServer
 from penstock.sync.interface import address_of
 from penstock.sync.slot_publisher import HostPublisher, Publishing
-from penstock.types import Payload, WeightUpdate
 
 TRANSPORT = "http"
 BUCKET_BYTES = 64 << 20

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.types import TensorSpec, WeightUpdate
+from penstock.records import TensorSpec, WeightUpdate
 
 _MASK = (1 << 64) - 1
 

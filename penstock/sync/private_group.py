@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock.errors import PenstockError
+from penstock.records.errors import PenstockError
 from penstock.sync.interface import name_of
 from penstock.sync.meeting import TIMEOUT_S, Meeting, connect_store
 
@@ -117,7 +117,7 @@ def bind_nccl(interface: str, environ: MutableMapping[str, str]) -> None:
 
 def _open_nccl(store: Any, rank: int, size: int, address: str) -> Any:
     bind_nccl(address, os.environ)
-    # As `orchestration.placement` has it, for runs in which `auto` turned out to be broadcasts.
+    # As `penstock.placement` has it, for runs in which `auto` turned out to be broadcasts.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=TIMEOUT_S)

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from penstock.interfaces import WeightPublisher
+from penstock.records import WeightUpdate
+from penstock.records.interfaces import WeightPublisher
 from penstock.sync.config import SyncConfig
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
-from penstock.types import WeightUpdate
 
 
 def open_publisher(

@@ -2,7 +2,7 @@
 
 import threading
 
-from penstock.errors import SnapshotReplaced
+from penstock.records.errors import SnapshotReplaced
 
 
 class SlotRing:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from penstock.errors import DamagedBucket, PenstockError, UserError
+from penstock.records import Payload
+from penstock.records.errors import DamagedBucket, PenstockError, UserError
 from penstock.sync.bucket_receiver import BucketReceiver
 from penstock.sync.slot_publisher import HostPublisher, Publishing
-from penstock.types import Payload
 
 TRANSPORT = "shared_memory"
 BUCKET_BYTES = 256 << 20

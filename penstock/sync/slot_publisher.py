@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from penstock.models.transfer import one_ahead, side_stream
-from penstock.sync.bucket_layout import Slice, lay_out, part, unit_width, view
-from penstock.sync.delta import encode
-from penstock.sync.fingerprint import Fingerprinter, Shard
-from penstock.sync.ring import SlotRing
-from penstock.sync.staged_bucket import checksum
-from penstock.types import (
+from penstock.records import (
     DEFAULT_POLICY,
     AdapterSpec,
     Encoding,
@@ -24,6 +19,11 @@ from penstock.types import (
     UpdateSelection,
     WeightUpdate,
 )
+from penstock.sync.bucket_layout import Slice, lay_out, part, unit_width, view
+from penstock.sync.delta import encode
+from penstock.sync.fingerprint import Fingerprinter, Shard
+from penstock.sync.ring import SlotRing
+from penstock.sync.staged_bucket import checksum
 
 
 class Bases:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from penstock.errors import DamagedBucket
+from penstock.records import Payload, TensorSpec
+from penstock.records.errors import DamagedBucket
 from penstock.sync.bucket_layout import bucket_size, part, unit_width, view
 from penstock.sync.delta import Change, decode
-from penstock.types import Payload, TensorSpec
 
 Copy = Callable[[str, torch.Tensor, torch.Tensor], None]
 """Copies published values of the tensor of this name over live ones."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.errors import TaskError
+from penstock.records import Record, Task
+from penstock.records.errors import TaskError
 from penstock.tasks.curriculum import Curriculum
-from penstock.types import Record, Task
 
 
 class StreamState(Record, frozen=True, kw_only=True):

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from penstock.errors import MissingExtraError
 from penstock.models.adapter_folder import PREFIX, TENSORS
 from penstock.models.config import LoraConfig
 from penstock.models.lora_targets import all_linear, target_layers
 from penstock.models.published import published_tensors
+from penstock.records import AdapterSpec
+from penstock.records.errors import MissingExtraError
 from penstock.trainer.forward.checkpointing import GradientDropout
-from penstock.types import AdapterSpec
 
 if TYPE_CHECKING:
     from peft import PeftModel

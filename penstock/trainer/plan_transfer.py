@@ -11,8 +11,8 @@ import msgspec
 
 from penstock.channel import Channel, remote, serve
 from penstock.channel.protocol_calls import Place
-from penstock.interfaces import Trainer
-from penstock.types import Record, Score, StepPlan, StepResult, TrainSequence
+from penstock.records import Record, Score, StepPlan, StepResult, TrainSequence
+from penstock.records.interfaces import Trainer
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class PlanTaker(Protocol):
 
 
 def remote_trainer(at: Channel | Place, lost: Callable[[str], Exception] | None = None) -> Trainer:
-    """`penstock.interfaces.Trainer` in another process."""
+    """`penstock.records.interfaces.Trainer` in another process."""
     taker = remote(PlanTaker, at, lost=lost)
 
     async def step(plan: StepPlan) -> StepResult:

@@ -19,10 +19,12 @@ from torch import nn
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.checksums import Checksum
-from penstock.errors import Diverged
-from penstock.interfaces import BlobStore, Ranks
 from penstock.models.precision import guard_bfloat16
 from penstock.models.tokenizer import max_positions
+from penstock.records import Metric, StepPlan, StepResult, TracedTokens, TrainSequence, merge_metrics
+from penstock.records.errors import Diverged
+from penstock.records.interfaces import BlobStore, Ranks
+from penstock.records.metrics import Max, Shared, Sum
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.checkpoint.checkpoint_state import (
     CheckpointState,
@@ -54,8 +56,6 @@ from penstock.trainer.step.step_metrics import (
 )
 from penstock.trainer.step.step_preparation import Preparation, PreparedRow
 from penstock.trainer.trained_weights import TrainedWeights
-from penstock.types import Metric, StepPlan, StepResult, TracedTokens, TrainSequence, merge_metrics
-from penstock.types.metrics import Max, Shared, Sum
 
 if TYPE_CHECKING:
     from penstock.trainer.parallel.process_ranks import GroupRanks, ProcessRanks

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from penstock.errors import PenstockError
-from penstock.interfaces import Staged
+from penstock.records.errors import PenstockError
+from penstock.records.interfaces import Staged
 from penstock.sync.bucket_layout import covered, part, view
 from penstock.sync.fingerprint import Fingerprinter, compare
 from penstock.sync.staged_bucket import Values

@@ -17,20 +17,20 @@ from penstock.channel import Channel, Method
 from penstock.channel.address import connect, incarnation_name
 from penstock.channel.connection import Req, Res
 from penstock.channel.token_pipe import take_token
-from penstock.engines.engine_client import START_ENGINE
-from penstock.errors import PenstockError
+from penstock.engines.engine_start import START_ENGINE
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
-from penstock.orchestration.launchers.last_words import OUT_OF_MEMORY
-from penstock.orchestration.launchers.memory_limit import limit_memory
-from penstock.orchestration.launchers.mps import has_own_daemon, quit_orphan
-from penstock.orchestration.launchers.private_folder import remove_if_abandoned
-from penstock.orchestration.launchers.signals import STACKS, leave_to_controller
-from penstock.orchestration.worker_events import serve_events
-from penstock.rollout.rollout_client import START_ROLLOUT
-from penstock.scoring.scoring_client import START_SCORING
-from penstock.trainer.trainer_client import START_TRAINER
+from penstock.processes.launchers.last_words import OUT_OF_MEMORY
+from penstock.processes.launchers.memory_limit import limit_memory
+from penstock.processes.launchers.mps import has_own_daemon, quit_orphan
+from penstock.processes.launchers.private_folder import remove_if_abandoned
+from penstock.processes.launchers.signals import STACKS, leave_to_controller
+from penstock.processes.worker_events import serve_events
+from penstock.records.errors import PenstockError
+from penstock.rollout.rollout_process import START_ROLLOUT
+from penstock.scoring.scoring_process import START_SCORING
+from penstock.trainer.trainer_start import START_TRAINER
 from penstock.worker.bounded_output import bound_prints
 from penstock.worker.moved_request import moved
 from penstock.worker.out_of_memory import is_out_of_memory

@@ -7,20 +7,17 @@ from contextlib import aclosing
 
 import torch
 
-from penstock.blobs import open_blobs
+from penstock.blob_stores import open_blobs
 from penstock.channel import Channel, serve
 from penstock.config.unresolved import refuse_auto
 from penstock.engines.config import EngineConfig
-from penstock.engines.engine_client import EngineStart
+from penstock.engines.engine_start import EngineStart
 from penstock.engines.kinds import EngineParts, ServedEngine, open_engine
-from penstock.errors import OutOfMemory
-from penstock.interfaces import Engine
 from penstock.models.config import LoraConfig
 from penstock.models.load import resolve_device
 from penstock.observe.recorder import Recorder
 from penstock.observe.slots import Slots
-from penstock.sync.transports import AnyReceiver, Rendezvous
-from penstock.types import (
+from penstock.records import (
     DEFAULT_POLICY,
     Chunk,
     EngineReport,
@@ -29,6 +26,9 @@ from penstock.types import (
     UpdateReceipt,
     WeightUpdate,
 )
+from penstock.records.errors import OutOfMemory
+from penstock.records.interfaces import Engine
+from penstock.sync.transports import AnyReceiver, Rendezvous
 from penstock.usercode import extend_search_path
 from penstock.worker.out_of_memory import ENGINE, is_out_of_memory, naming_settings
 from penstock.worker.quiet import quieten

@@ -23,9 +23,8 @@ from pathlib import Path
 from penstock.channel import Channel, serve
 from penstock.channel.address import PRIVATE_FOLDER_PREFIX, connect, incarnation_name
 from penstock.channel.token_pipe import take_token, token_pipe
-from penstock.errors import PenstockError, UserError
-from penstock.orchestration.launchers.keeper import Keeper, end_group
-from penstock.orchestration.launchers.node_calls import (
+from penstock.processes.launchers.keeper import Keeper, end_group
+from penstock.processes.launchers.node_calls import (
     AGENT,
     BEAT_S,
     ORPHAN_S,
@@ -36,7 +35,8 @@ from penstock.orchestration.launchers.node_calls import (
     WorkerOrder,
     WorkerStarted,
 )
-from penstock.orchestration.launchers.signals import held, leave_to_controller
+from penstock.processes.launchers.signals import held, leave_to_controller
+from penstock.records.errors import PenstockError, UserError
 from penstock.worker.priority import ANSWERING, AS_OTHERS, set_niceness
 
 CONNECT_S = 10.0

@@ -12,14 +12,14 @@ from penstock.http_server.http_calls import HttpConfig
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.recorder import Recorder
 from penstock.observe.slots import Slots
+from penstock.records import CallAnswer, Episode
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.rollout.episode_runner import TIMEOUT, failed_episode, run_episode
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.episode_thread import EngineOfAnotherLoop, run_in_thread
-from penstock.rollout.rollout_client import CallKeeper, Outcome, RolloutProcess, RolloutStart
+from penstock.rollout.rollout_process import CallKeeper, Outcome, RolloutProcess, RolloutStart
 from penstock.rollout.workflow import Workflows, load_workflow
 from penstock.serve.agents.front_door import FrontDoor
-from penstock.types import CallAnswer, Episode
 from penstock.usercode import extend_search_path
 from penstock.worker.call_limits import CallLimits
 

@@ -9,7 +9,7 @@ from penstock.observe.slots import Slots
 from penstock.scoring.config import RewardConfig
 from penstock.scoring.functions import calls_at_once, load_functions, needs_group
 from penstock.scoring.reward_thread import RewardThread
-from penstock.scoring.scoring_client import (
+from penstock.scoring.scoring_process import (
     ScoringProcess,
     ScoringReady,
     ScoringRequest,

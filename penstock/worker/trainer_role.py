@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.blobs import open_blobs
+from penstock.blob_stores import open_blobs
 from penstock.channel import Channel
 from penstock.config.unresolved import refuse_auto
-from penstock.errors import UserError
-from penstock.interfaces import WeightPublisher
 from penstock.models.config import LoraConfig
 from penstock.models.load import DTYPES, check_device, load_config, load_model, resolve_device
 from penstock.models.published import wire_dtypes
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 from penstock.observe.recorder import Recorder
+from penstock.records.errors import UserError
+from penstock.records.interfaces import WeightPublisher
 from penstock.sync.bucket_layout import Slice
 from penstock.sync.config import SyncConfig
 from penstock.sync.private_group import bind_nccl
@@ -34,7 +34,7 @@ from penstock.trainer.parallel.rank_layout import RankLayout
 from penstock.trainer.plan_transfer import serve_trainer
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.step.objective import idle_corrections
-from penstock.trainer.trainer_client import (
+from penstock.trainer.trainer_start import (
     TRAINER_STATE,
     TrainerReady,
     TrainerStart,

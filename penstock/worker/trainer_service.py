@@ -12,17 +12,17 @@ from typing import TypeVar
 import msgspec
 
 from penstock.checksums import write_checksums
-from penstock.errors import DiskFull, StepTooLarge
-from penstock.interfaces import WeightPublisher
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
+from penstock.records import DEFAULT_POLICY, CheckpointWritten, StepPlan, StepResult, WeightUpdate
+from penstock.records.errors import DiskFull, StepTooLarge
+from penstock.records.interfaces import WeightPublisher
 from penstock.safe_files import is_full_disk
 from penstock.trainer.checkpoint.checkpoint_writer import CheckpointRequest, CheckpointWriter
 from penstock.trainer.parallel.joint_folder import joint_folder
 from penstock.trainer.parallel.ranks import SingleRank
 from penstock.trainer.policy_trainer import PolicyTrainer
-from penstock.types import DEFAULT_POLICY, CheckpointWritten, StepPlan, StepResult, WeightUpdate
 from penstock.worker.out_of_memory import TRAINER, is_out_of_memory, naming_settings
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ SLOWER = 10.0
 
 
 class TrainerService:
-    """`penstock.interfaces.Trainer`: one rank's trainer and the publisher of its weights."""
+    """`penstock.records.interfaces.Trainer`: one rank's trainer and the publisher of its weights."""
 
     def __init__(
         self,

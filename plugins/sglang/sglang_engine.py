@@ -14,8 +14,7 @@ from weight_folders import WeightFolders
 from penstock.engines.engine_checks import check_request, check_update
 from penstock.engines.vllm.flight import Flight
 from penstock.engines.vllm.server_client import SILENCE_S, Call, ServerClient
-from penstock.errors import PenstockError
-from penstock.types import (
+from penstock.records import (
     Chunk,
     EngineReport,
     GenerateRequest,
@@ -23,6 +22,7 @@ from penstock.types import (
     UpdateReceipt,
     WeightUpdate,
 )
+from penstock.records.errors import PenstockError
 
 INTERRUPTS: tuple[Interrupt, ...] = ("drain",)
 CAPABILITIES = (

@@ -4,9 +4,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from penstock.interfaces import WeightReceiver
 from penstock.models.published import as_checkpoint
-from penstock.types import WeightUpdate
+from penstock.records import WeightUpdate
+from penstock.records.interfaces import WeightReceiver
 
 COPIED = ("*.json", "*.model", "*.txt", "*.jinja")
 """What a model's folder holds beside its weights."""

@@ -15,7 +15,7 @@ from penstock.algorithms.advantages import (
     reinforce_pp_baseline,
     rloo,
 )
-from penstock.types import Score
+from penstock.records import Score
 
 
 def facts(*groups, lengths=()):

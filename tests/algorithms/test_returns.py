@@ -5,7 +5,7 @@ import pytest
 
 from penstock.algorithms.advantages import StepFacts, grpo
 from penstock.algorithms.returns import SequenceTokens, TokenFacts, discounted_advantages, gae, step_returns
-from penstock.types import Score, StepScore
+from penstock.records import Score, StepScore
 
 
 def sequence(episode, num, *, turn=0, start=0, values=None):

@@ -9,7 +9,7 @@ from penstock.algorithms.selection import (
     select,
     zero_variance,
 )
-from penstock.types import Episode, Group, SamplingParams, Score, ScoredGroup, Task, Turn
+from penstock.records import Episode, Group, SamplingParams, Score, ScoredGroup, Task, Turn
 
 
 def scored(values, *, lengths=None, reasons=None, number=0, version=0):

@@ -1,6 +1,6 @@
 """A run's summary with the numbers that benches read."""
 
-from penstock.orchestration.summary import Summary
+from penstock.run.summary import Summary
 
 
 def make_summary(*, steps: int = 10, training_s: float = 5.0, trainer_idle: float = 0.5) -> Summary:

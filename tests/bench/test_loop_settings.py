@@ -22,7 +22,7 @@ from penstock.bench.loop_settings import (
 from penstock.bench.saved_report import SavedReport
 from penstock.bench.slow_environment import SlowEnvironment
 from penstock.demo.latency import SlowTenthLatency
-from penstock.orchestration.summary import Summary
+from penstock.run.summary import Summary
 from tests.bench.summaries import make_summary
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from penstock.bench.slow_environment import SlowEnvironment, answer_times, measured_step_s
 from penstock.engines.scripted import ScriptedEngine
-from penstock.orchestration.simulation import SimulatedTokenizer
-from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.planner.simulation import SimulatedTokenizer
+from penstock.planner.virtual_time import run_in_virtual_time
+from penstock.records import SamplingParams, Task
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import EVALUATION, TRAINING, EpisodeSpec
-from penstock.types import SamplingParams, Task
 from tests.bench.summaries import make_summary
 
 

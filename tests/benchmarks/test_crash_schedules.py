@@ -31,7 +31,7 @@ def test_what_breaks_the_promise_is_a_violation() -> None:
     result = summed([known, fine])
     assert (result["violations"], result["crashes"], result["regenerated_fraction"]) == (1, 5, 0.05)
     assert result["broken"] == [
-        "seed 1: AssertionError: trained twice: [3, 3]; replay it: pytest tests/orchestration/test_recovery.py "
+        "seed 1: AssertionError: trained twice: [3, 3]; replay it: pytest tests/durability/test_recovery.py "
         "-k any_crash --first-seed 1 --seeds 1"
     ]
     assert crash_schedules.SCHEDULES == 500

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from benchmarks.killed_child import Note
+from penstock.durability.kept_checkpoints import FOLDER, PROGRESS
 from penstock.observe.events import Counters, PhaseEvent
 from penstock.observe.run_state import RunState
-from penstock.orchestration.kept_checkpoints import FOLDER, PROGRESS
 
 
 def test_it_is_killed_when_it_trains_has_a_checkpoint_and_its_time_is_over(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.killed_run import KilledLife, headline, sentence, summed, tokens_kept
-from penstock.buffer.admission import Ticket
-from penstock.buffer.attempt_records import EpisodeEnded, GroupAdmitted, scored_record
-from penstock.buffer.durable_log import open_log
-from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.types import TurnPart, WorkProgressed
-from tests.buffer.test_admission import scored
-from tests.types.test_partial_work import part
+from penstock.durability.durable_log import open_log
+from penstock.loop.admission import Ticket
+from penstock.loop.attempt_records import EpisodeEnded, GroupAdmitted, scored_record
+from penstock.planner.virtual_time import run_in_virtual_time
+from penstock.records import TurnPart, WorkProgressed
+from tests.loop.test_admission import scored
+from tests.records.test_partial_work import part
 
 
 def of_group(number: int, one: TurnPart) -> TurnPart:

@@ -11,10 +11,10 @@ from rich.console import Console
 from benchmarks.one_gpu_loop import LongTailedAnswers, run, settings, work_of
 from penstock.bench.saved_report import SavedReport
 from penstock.config.loader import build
-from penstock.errors import ConfigError
-from penstock.orchestration.config import PenstockConfig
+from penstock.config.root import PenstockConfig
+from penstock.records import SamplingParams, Task
+from penstock.records.errors import ConfigError
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.types import SamplingParams, Task
 
 
 def spec(group: int, index: int) -> EpisodeSpec:

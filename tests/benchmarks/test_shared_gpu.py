@@ -17,8 +17,8 @@ from benchmarks.shared_gpu import (
 )
 from benchmarks.shared_gpu_worker import Moment, rate
 from penstock.bench.child import ChildDied
-from penstock.orchestration.launchers.mps import Mps
-from tests.orchestration.launchers.fake_mps import FakeMps
+from penstock.processes.launchers.mps import Mps
+from tests.processes.launchers.fake_mps import FakeMps
 
 
 def arm(generation: float, training: float) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 
 from benchmarks.chromium import Chromium, Page
-from penstock.dashboard.serving_page import served_page
 from penstock.observe.page_address import bind, page_address
-from tests.dashboard.fake_run import FakeRun
+from penstock.page.serving_page import served_page
+from tests.page.fake_run import FakeRun
 
 TOKEN = "a-token-of-some-length"
 READY = "document.querySelector('#view .view[data-ready]')"

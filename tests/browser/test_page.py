@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.chromium import Page
 from tests.browser.shown_page import TOKEN, go, says, shown, words
-from tests.dashboard.fake_run import FakeRun
+from tests.page.fake_run import FakeRun
 
 VIEWS = (
     "samples",

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.chromium import Chromium, Page
 from benchmarks.made_run import write_made_run
-from penstock.dashboard.report_page import write_report
 from penstock.observe.events import TokenTexts
 from penstock.observe.reading.run_reading import RunReading
+from penstock.page.report_page import write_report
 from tests.browser.shown_page import READY, go, says, words
 from tests.observe.examples import TOKENS, phase, run_event, step
 from tests.observe.hostile import HOSTILE

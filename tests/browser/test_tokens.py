@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.chromium import Page
 from tests.browser.shown_page import go, shown, words
-from tests.dashboard.fake_run import FakeRun
+from tests.page.fake_run import FakeRun
 
 LONG = 32_768
 ROW = 16

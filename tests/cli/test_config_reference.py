@@ -2,7 +2,7 @@ import yaml
 
 from penstock.cli.config_reference import configuration_reference, starter_config
 from penstock.config.loader import build
-from penstock.orchestration.config import PenstockConfig
+from penstock.config.root import PenstockConfig
 
 
 def test_the_starter_is_a_config_of_defaults() -> None:

@@ -3,15 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.buffer.attempt_records import GroupDropped, GroupsTrained
-from penstock.buffer.durable_log import FOLDER, open_log
 from penstock.cli.doctor import diagnose
+from penstock.durability.durable_log import FOLDER, open_log
+from penstock.loop.attempt_records import GroupDropped, GroupsTrained
 from penstock.observe.writers.recoveries_jsonl import RecoveriesWriter
-from penstock.orchestration.monitor import write_standing
-from penstock.orchestration.run_folder import held
-from tests.buffer.test_attempts import admitted, finished
+from penstock.run.monitor import write_standing
+from penstock.run.run_folder import held
+from tests.loop.test_attempts import admitted, finished
 from tests.observe.examples import ONE_OF_EACH
-from tests.orchestration.test_run import SimulatedRun
+from tests.run.test_run import SimulatedRun
 
 
 @pytest.fixture

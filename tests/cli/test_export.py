@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from penstock.checksums import write_checksums
 from penstock.cli.export import export_model, model_of
 from penstock.cli.main import main
-from penstock.errors import UserError
+from penstock.durability.kept_checkpoints import keep_reward
 from penstock.models.config import LoraConfig
-from penstock.orchestration.kept_checkpoints import keep_reward
+from penstock.records.errors import UserError
 from penstock.trainer.adapter import TrainedAdapter
 
 

@@ -7,21 +7,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.buffer.attempt_records import (
+from penstock.cli.group_story import _decoder_of, group_lines, task_lines
+from penstock.durability.durable_log import FOLDER, open_log
+from penstock.loop.attempt_records import (
     GroupDropped,
     GroupsSelected,
     GroupsTrained,
     RunResumed,
     scored_record,
 )
-from penstock.buffer.durable_log import FOLDER, open_log
-from penstock.cli.group_story import _decoder_of, group_lines, task_lines
-from penstock.errors import UserError
-from penstock.orchestration.virtual_time import run_in_virtual_time
-from penstock.types import ScoredGroup, WorkProgressed
-from tests.buffer.test_admission import scored
-from tests.buffer.test_attempts import admitted, ended
-from tests.types.test_partial_work import part
+from penstock.planner.virtual_time import run_in_virtual_time
+from penstock.records import ScoredGroup, WorkProgressed
+from penstock.records.errors import UserError
+from tests.loop.test_admission import scored
+from tests.loop.test_attempts import admitted, ended
+from tests.records.test_partial_work import part
 
 
 def answered(number: int, text: str) -> ScoredGroup:

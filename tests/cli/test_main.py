@@ -8,8 +8,8 @@ import pytest
 import penstock
 from penstock.cli.main import main
 from penstock.config.loader import load_config
-from penstock.errors import UserError, WorkerDied
-from penstock.orchestration.config import PenstockConfig
+from penstock.config.root import PenstockConfig
+from penstock.records.errors import UserError, WorkerDied
 
 
 def call(*words: str) -> int:
@@ -58,7 +58,7 @@ def test_init_never_overwrites(
     assert Path("penstock.yaml").read_text() == "mine"
 
 
-HEAVY = ("torch", "transformers", "numpy", "penstock.api", "penstock.orchestration")
+HEAVY = ("torch", "transformers", "numpy", "penstock.api", "penstock.run")
 LOADED_AT_FIRST = f"""
 import os, sys
 
@@ -149,7 +149,7 @@ READER_LEAVES = """
 import dataclasses, time
 import penstock.api
 from penstock.cli import main
-from penstock.orchestration.summary import Summary
+from penstock.run.summary import Summary
 def run(*_, **__):
     print("a line", flush=True)
     time.sleep(0.5)
@@ -179,7 +179,7 @@ FAILS_UNREAD = """
 import contextlib
 import penstock.api
 from penstock.cli import main
-from penstock.errors import UserError
+from penstock.records.errors import UserError
 def run(*_, **__):
     with contextlib.suppress(BrokenPipeError):
         print("a line that nobody reads", flush=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.scale import join_run, read_wish, scale_run
-from penstock.errors import ConfigError, UserError
-from penstock.orchestration.engine_fleet import REQUEST, ScaleRequest, answer_request
-from penstock.orchestration.run_folder import held
+from penstock.records.errors import ConfigError, UserError
+from penstock.run.engine_fleet import REQUEST, ScaleRequest, answer_request
+from penstock.run.run_folder import held
 
 
 @pytest.mark.parametrize("wish", ["4", "engines", "engines=", "engines=0", "engines=-1", "trainers=2"])

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.config.loader import build, load_config, read_yaml
-from penstock.errors import ConfigError
-from penstock.orchestration.config import PenstockConfig
+from penstock.config.root import PenstockConfig
+from penstock.records.errors import ConfigError
 
 
 class Gate(Section):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.interfaces import Engine
-from penstock.types import Chunk, SamplingParams
+from penstock.records import Chunk, SamplingParams
+from penstock.records.interfaces import Engine
 from tests.engines.contract import ask, collect, joined
 
 PROMPT = [1, 10, 2, 11]

@@ -8,9 +8,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from penstock.errors import PenstockError, RequestRefused
-from penstock.interfaces import Engine
-from penstock.types import Chunk, GenerateRequest, Interrupt, SamplingParams, WeightUpdate
+from penstock.records import Chunk, GenerateRequest, Interrupt, SamplingParams, WeightUpdate
+from penstock.records.errors import PenstockError, RequestRefused
+from penstock.records.interfaces import Engine
 
 
 def ask(request_id: str, prompt: list[int] | None = None, **options: Any) -> GenerateRequest:

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.engines.scripted import ScriptedEngine
-from penstock.errors import PenstockError
-from penstock.interfaces import Engine
+from penstock.records.errors import PenstockError
+from penstock.records.interfaces import Engine
 from tests.engines.contract import EngineContract, ask, collect, joined
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.http_server import web_server
 from penstock.models.tokenizer import ChatTokenizer
-from tests.dashboard import live_page
+from tests.page import live_page
 from tests.serve.agents.doors import opened, saying
 from tests.serve.conftest import byte_tokenizer
 from tests.serve.live_server import serving

@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.models.config import LoraConfig, ModelConfig
-from penstock.types import AdapterSpec
+from penstock.records import AdapterSpec
 
 
 def test_an_adapter_is_trained_when_one_is_named() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from penstock.orchestration.simulation import SimulatedTokenizer
 from penstock.planner.config import SimulatedConfig
 from penstock.planner.simulated_run import Outcome, PromptTokenizer, simulate
+from penstock.planner.simulation import SimulatedTokenizer
 
 
 def outcome_of(engines: int, *, steps: int = 6, late: str = "wait", **simulation: Any) -> Outcome:

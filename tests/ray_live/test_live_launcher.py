@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cluster.namespaced_nodes import NamespacedCluster
-from penstock.orchestration.launchers import Launcher
-from penstock.orchestration.launchers.config import LauncherConfig
-from penstock.orchestration.launchers.launcher_kinds import LauncherParts, open_launcher
-from penstock.orchestration.launchers.user_files import UserFiles
-from tests.orchestration.launchers.contract import LauncherContract
+from penstock.processes.launchers import Launcher
+from penstock.processes.launchers.config import LauncherConfig
+from penstock.processes.launchers.launcher_kinds import LauncherParts, open_launcher
+from penstock.processes.launchers.user_files import UserFiles
+from tests.processes.launchers.contract import LauncherContract
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits for the cluster
 

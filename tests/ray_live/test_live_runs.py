@@ -13,7 +13,7 @@ from benchmarks.cluster.namespaced_nodes import NamespacedCluster
 from benchmarks.cluster.ray_bench import OUTSTANDING_STEPS, node_of, workers_on
 from penstock.bench.chaos.run_audit import complaints_of
 from penstock.cli.scale import scale_run
-from penstock.orchestration.kept_checkpoints import checkpoints_of
+from penstock.durability.kept_checkpoints import checkpoints_of
 from tests.ray_live.conftest import ENGINE
 
 GROUPS_PER_STEP = 16

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records import Episode, Message, Score, Task
+from penstock.records.errors import UserError
 from penstock.rollout.command_workflow import CommandWorkflow, reward_in, task_json
 from penstock.rollout.episode_record import EpisodeRecord
 from penstock.rollout.episode_rollout import Endpoint, Rollout
 from penstock.rollout.episode_runner import run_episode
 from penstock.rollout.workflow import is_command, load_workflow
-from penstock.types import Episode, Message, Score, Task
 from tests.rollout.contract import sevens, spec_of
 
 

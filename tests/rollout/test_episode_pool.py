@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engines.scripted import ScriptedEngine
-from penstock.errors import ChannelClosed, RemoteError, WorkerDied
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.planner.virtual_time import run_in_virtual_time
+from penstock.records import Episode
+from penstock.records.errors import ChannelClosed, RemoteError, WorkerDied
 from penstock.rollout.episode_pool import EpisodePool
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.rollout_client import Outcome
-from penstock.types import Episode
+from penstock.rollout.rollout_process import Outcome
 from tests.rollout.contract import EpisodeRunnerContract, spec_of
 
 

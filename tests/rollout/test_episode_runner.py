@@ -10,10 +10,10 @@ import pytest
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records import Episode, Task
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes, run_episode
 from penstock.rollout.workflow import as_workflow
-from penstock.types import Episode, Task
 from tests.rollout.contract import EpisodeRunnerContract, sevens, spec_of
 
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.channel.codec import decode, encode
-from penstock.errors import UserError
+from penstock.records import SamplingParams
+from penstock.records.codec import decode, encode
+from penstock.records.errors import UserError
 from penstock.rollout.episode_spec import EVALUATION, TRAINING, EpisodeSpec, check_replayed
 from penstock.rollout.group_runner import RolloutRunner
-from penstock.types import SamplingParams
 from tests.rollout.contract import spec_of
 
 places = st.tuples(st.sampled_from("ge"), st.integers(-3, 3), st.integers(0, 2), st.integers(0, 2))

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
+from penstock.records import Chunk, GenerateRequest, SamplingParams
 from penstock.rollout.episode_thread import EngineOfAnotherLoop, run_in_thread
-from penstock.types import Chunk, GenerateRequest, SamplingParams
 from tests.rollout.contract import END, SEVEN, sevens
 
 REQUEST = GenerateRequest(id="r", token_ids=np.array([1], np.int32), sampling=SamplingParams())

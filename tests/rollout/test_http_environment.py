@@ -9,9 +9,9 @@ import pytest
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records import Episode
 from penstock.rollout.episode_runner import LocalEpisodes
 from penstock.rollout.workflow import load_workflow
-from penstock.types import Episode
 from tests.rollout.contract import END, spec_of
 from tests.services import Answer, service
 

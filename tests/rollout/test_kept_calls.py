@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.records import CallAnswer
 from penstock.rollout.kept_calls import KeptCalls
-from penstock.types import CallAnswer
 from tests.rollout.contract import spec_of
 
 

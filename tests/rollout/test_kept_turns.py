@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from penstock.engines.scripted import ScriptedEngine
+from penstock.records import Chunk, GenerateRequest, PartialGroup, TurnPart, WorkProgressed
 from penstock.rollout.kept_turns import KeptTurns
-from penstock.types import Chunk, GenerateRequest, PartialGroup, TurnPart, WorkProgressed
 from tests.engines.contract import ask, collect, joined
 
 

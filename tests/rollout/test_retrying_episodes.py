@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.planner.virtual_time import run_in_virtual_time
+from penstock.records import CallAnswer, Episode, Task, Turn
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_runner import LocalEpisodes
 from penstock.rollout.retrying_episodes import CallsSoFar, RetryingEpisodes
 from penstock.rollout.workflow import as_workflow
-from penstock.types import CallAnswer, Episode, Task, Turn
 from tests.rollout.contract import sevens, spec_of
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import aiohttp
 
+from penstock.records import Task, Turn
 from penstock.rollout.episode_rollout import Rollout
-from penstock.types import Task, Turn
 
 
 async def twice(task: Task, rollout: Rollout) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import RemoteError, ScoringFailed, WorkerDied
+from penstock.records import Episode, Score
+from penstock.records.errors import RemoteError, ScoringFailed, WorkerDied
 from penstock.scoring.scorer_pool import ScorerPool
-from penstock.scoring.scoring_client import ScoringRequest, Verdict
-from penstock.types import Episode, Score
+from penstock.scoring.scoring_process import ScoringRequest, Verdict
 
 Behaviour = Callable[[Sequence[Episode]], Coroutine[Any, Any, tuple[Score, ...]]]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.types import Episode, Group, Message, SamplingParams, Task, Turn
+from penstock.records import Episode, Group, Message, SamplingParams, Task, Turn
 
 CHAT = (Message(role="system", content="Add."), Message(role="user", content="1+1?"))
 

@@ -1,10 +1,10 @@
 import msgspec
 import pytest
 
+from penstock.records import Episode, Score, Task
 from penstock.scoring.builtin_rewards import auto, exact_match, own
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.sources import load_tasks
-from penstock.types import Episode, Score, Task
 from tests.scoring.groups import a_group
 
 

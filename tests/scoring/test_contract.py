@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import ChannelClosed, ScoringFailed
-from penstock.interfaces import Scorer
-from penstock.orchestration.simulation import SimulatedScorer
+from penstock.planner.simulation import SimulatedScorer
+from penstock.records import Episode, Score, StepScore, Task
+from penstock.records.errors import ChannelClosed, ScoringFailed
+from penstock.records.interfaces import Scorer
 from penstock.scoring.functions import calls_at_once, needs_group, wrap
 from penstock.scoring.reward_thread import RewardThread
 from penstock.scoring.scorer_pool import ScorerPool
-from penstock.scoring.scoring_client import ScoringRequest, Verdict
+from penstock.scoring.scoring_process import ScoringRequest, Verdict
 from penstock.scoring.thread_scorer import MemoryScorer, ThreadScorer
-from penstock.types import Episode, Score, StepScore, Task
 from tests.scoring.groups import a_group
 
 Maker = Callable[[Callable[..., Any]], Scorer]

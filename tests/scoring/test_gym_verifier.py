@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.records import Task
 from penstock.scoring import gym_verifier
 from penstock.scoring.gym_verifier import pack, unpack, verify
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.sources import load_tasks
-from penstock.types import Task
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),

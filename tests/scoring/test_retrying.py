@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from penstock.errors import ScoringFailed
-from penstock.orchestration.virtual_time import run_in_virtual_time
+from penstock.planner.virtual_time import run_in_virtual_time
+from penstock.records import Task
+from penstock.records.errors import ScoringFailed
 from penstock.scoring.retrying import RetryingScorer
 from penstock.scoring.thread_scorer import MemoryScorer
-from penstock.types import Task
 from tests.scoring.groups import a_group
 
 

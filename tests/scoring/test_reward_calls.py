@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import ScoringFailed
+from penstock.records import Episode, Score, Task
+from penstock.records.errors import ScoringFailed
 from penstock.scoring.functions import wrap
 from penstock.scoring.reward_calls import score_group
-from penstock.types import Episode, Score, Task
 from tests.scoring.groups import CHAT, a_group
 
 

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
+from penstock.records import Task
 from penstock.scoring.functions import wrap
 from penstock.scoring.reward_thread import RewardThread
-from penstock.scoring.scoring_client import ScoringRequest
-from penstock.types import Task
+from penstock.scoring.scoring_process import ScoringRequest
 from tests.scoring.groups import a_group
 
 GROUP = a_group("1", "2")

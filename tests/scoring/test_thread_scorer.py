@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from penstock.errors import ScoringFailed
+from penstock.records import Task
+from penstock.records.errors import ScoringFailed
 from penstock.scoring.functions import wrap
 from penstock.scoring.thread_scorer import ThreadScorer
-from penstock.types import Task
 from tests.scoring.groups import a_group
 
 

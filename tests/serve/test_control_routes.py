@@ -8,8 +8,8 @@ import aiohttp
 import numpy as np
 import pytest
 
+from penstock.records import EngineReport, GenerateRequest, SamplingParams
 from penstock.serve.control_routes import Pauses, exposition
-from penstock.types import EngineReport, GenerateRequest, SamplingParams
 from tests.serve.live_server import Live, serving
 
 

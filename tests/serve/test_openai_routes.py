@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from penstock.blobs import MemoryBlobs
+from penstock.blob_stores import MemoryBlobs
 from penstock.engines.scripted import ScriptedEngine
-from penstock.sampling_masks import pack_mask, store_mask
+from penstock.records import Chunk
+from penstock.records.sampling_masks import pack_mask, store_mask
 from penstock.serve.engine_answers import EngineAnswers
 from penstock.serve.openai_routes import OpenAiRoutes
 from penstock.serve.served_model import ServedModel
-from penstock.types import Chunk
 from tests.serve.conftest import END, Saying, client_of, events_of
 
 HI = [{"role": "user", "content": "hi"}]

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 import torch
 
-from penstock.errors import DamagedBucket, FingerprintMismatch
-from penstock.interfaces import Staged, Verification, WeightPublisher, WeightReceiver
+from penstock.records import AdapterSpec, WeightUpdate
+from penstock.records.errors import DamagedBucket, FingerprintMismatch
+from penstock.records.interfaces import Staged, Verification, WeightPublisher, WeightReceiver
 from penstock.sync.bucket_layout import Slice
 from penstock.sync.joined_update import join_updates
 from penstock.sync.publishers import AdapterPublisher
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher, transport_of
-from penstock.types import AdapterSpec, WeightUpdate
 
 Tensors = dict[str, torch.Tensor]
 

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 import torch
 
-from penstock.errors import DamagedBucket, UpdateAbandoned
+from penstock.records import Encoding, Payload, WeightUpdate
+from penstock.records.errors import DamagedBucket, UpdateAbandoned
 from penstock.sync.bucket_layout import lay_out
 from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.fingerprint import fingerprints
 from penstock.sync.staged_bucket import checksum
-from penstock.types import Encoding, Payload, WeightUpdate
 
 SPECS, SIZES = lay_out({"w": torch.zeros(3, 64, dtype=torch.uint8)}, bucket_bytes=64)
 BUCKETS = [torch.full((size,), number, dtype=torch.uint8) for number, size in enumerate(SIZES)]

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 import torch
 
-from penstock.errors import PenstockError, UpdateAbandoned
-from penstock.interfaces import Staged, WeightReceiver
+from penstock.records import WeightUpdate
+from penstock.records.errors import PenstockError, UpdateAbandoned
+from penstock.records.interfaces import Staged, WeightReceiver
 from penstock.sync.bucket_layout import Slice
 from penstock.sync.collective import CollectivePublisher, CollectiveReceiver
 from penstock.sync.joined_update import join_updates
 from penstock.sync.meeting import Arrival, Meeting, connect_store
 from penstock.sync.slot_publisher import Publishing
-from penstock.types import WeightUpdate
 from tests.sync.contract import TransportContract, make_tensors, publish
 
 

@@ -3,8 +3,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from penstock.errors import FingerprintMismatch
-from penstock.interfaces import Staged, WeightPublisher, WeightReceiver
+from penstock.records.errors import FingerprintMismatch
+from penstock.records.interfaces import Staged, WeightPublisher, WeightReceiver
 from penstock.sync.cuda_ipc import CudaIpcPublisher, CudaIpcReceiver, Handle
 from penstock.sync.fingerprint import Fingerprinter, fingerprints
 from penstock.sync.in_process import InProcessPublisher

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from penstock.errors import DamagedBucket, PenstockError, UpdateAbandoned, UserError
+from penstock.records import WeightUpdate
+from penstock.records.errors import DamagedBucket, PenstockError, UpdateAbandoned, UserError
 from penstock.sync import filesystem
 from penstock.sync.filesystem import FilesystemPublisher, FilesystemReceiver
 from penstock.sync.slot_publisher import Publishing
-from penstock.types import WeightUpdate
 from tests.sync.contract import TransportContract, cut_file, load, make_tensors, publish
 
 

@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
+from penstock.records import AdapterSpec, Payload, TensorSpec, WeightUpdate
 from penstock.sync.joined_update import join_updates
-from penstock.types import AdapterSpec, Payload, TensorSpec, WeightUpdate
 
 
 def update(name: str, version: int = 1, **options: object) -> WeightUpdate:

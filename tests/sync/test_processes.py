@@ -13,12 +13,12 @@ import msgspec
 import pytest
 import torch
 
-from penstock.interfaces import WeightPublisher
+from penstock.records import WeightUpdate
+from penstock.records.interfaces import WeightPublisher
 from penstock.sync.fingerprint import fingerprints
 from penstock.sync.joined_update import join_updates
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
-from penstock.types import WeightUpdate
 from tests.sync.contract import Tensors, make_tensors, publish
 
 PATIENCE_S = 30.0

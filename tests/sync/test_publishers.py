@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.errors import PenstockError
+from penstock.records import AdapterSpec
+from penstock.records.errors import PenstockError
 from penstock.sync.config import SyncConfig
 from penstock.sync.in_process import InProcessPublisher, InProcessReceiver
 from penstock.sync.publishers import AdapterPublisher, open_publisher
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous
-from penstock.types import AdapterSpec
 from tests.sync.contract import load, make_tensors, publish
 
 SPEC = AdapterSpec(rank=2, alpha=4.0)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.cli.main import main
-from penstock.orchestration.workers import LaunchedEngine
-from penstock.types import Interrupt, UpdateReceipt, WeightUpdate
+from penstock.records import Interrupt, UpdateReceipt, WeightUpdate
+from penstock.run.workers import LaunchedEngine
 
 STEPS = 4
 

@@ -5,8 +5,9 @@ import msgspec
 import pytest
 import torch
 
-from penstock.errors import ConfigError, UserError
-from penstock.interfaces import Staged
+from penstock.records import WeightUpdate
+from penstock.records.errors import ConfigError, UserError
+from penstock.records.interfaces import Staged
 from penstock.sync.filesystem import FilesystemPublisher, FilesystemReceiver
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import (
@@ -19,7 +20,6 @@ from penstock.sync.transports import (
     make_publisher,
     transport_of,
 )
-from penstock.types import WeightUpdate
 from tests.sync.contract import load, publish
 
 

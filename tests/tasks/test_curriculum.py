@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from penstock.errors import UserError
 from penstock.observe.events import LogLine, SampleEvent
+from penstock.records import Task
+from penstock.records.errors import UserError
 from penstock.tasks.curriculum import NEWEST, Curriculum, kind_of, load_curriculum
 from penstock.tasks.stream import StreamState, TaskStream
-from penstock.types import Task
 
 TASKS = [
     Task(id=f"{kind}{n}", prompt="p", columns={"kind": kind}) for n in range(4) for kind in ("easy", "hard")

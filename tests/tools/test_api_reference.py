@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 import penstock
-import penstock.types
+import penstock.records
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
@@ -27,9 +27,9 @@ def shown_names(tool: ModuleType) -> set[str]:
 def test_every_public_name_and_every_record_is_in_it(tool: ModuleType) -> None:
     records = {
         name
-        for name in penstock.types.__all__
-        if isinstance(getattr(penstock.types, name), type)
-        and issubclass(getattr(penstock.types, name), msgspec.Struct)
+        for name in penstock.records.__all__
+        if isinstance(getattr(penstock.records, name), type)
+        and issubclass(getattr(penstock.records, name), msgspec.Struct)
     }
     wanted = (set(penstock.__all__) - {"__version__"}) | (records - {"Record"})
     assert wanted - shown_names(tool) == set(), "add these to BOOK in tools/api_reference.py"
@@ -54,7 +54,7 @@ def test_all_that_is_shown_says_what_it_is_for(tool: ModuleType) -> None:
 def test_the_page_is_in_a_readers_order_and_links_every_section(tool: ModuleType) -> None:
     page = tool.api_reference()
     places = [page.index(f"### `{name}`") for name in ("penstock.train", "penstock.Task", "penstock.Score")]
-    places.append(page.index("### `penstock.interfaces.Engine`"))
+    places.append(page.index("### `penstock.records.interfaces.Engine`"))
     places.append(page.index("- [`staleness`](configuration.md#staleness): "))
     assert places == sorted(places)
     assert "| `prompt: str \\| tuple[Message, ...]` | Text, or chat messages. |" in page

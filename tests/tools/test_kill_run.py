@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.orchestration.checkpoints import BEGINNING
-from penstock.orchestration.kept_checkpoints import PROGRESS
-from penstock.orchestration.run_processes import RunProcess
+from penstock.durability.checkpoints import BEGINNING
+from penstock.durability.kept_checkpoints import PROGRESS
+from penstock.processes.run_processes import RunProcess
 
 TOOL = Path(__file__).parents[2] / "tools" / "kill_run.py"
 

@@ -9,11 +9,11 @@ import pytest
 from transformers import LlamaConfig
 
 from penstock.config.loader import load_config
-from penstock.orchestration.config import PenstockConfig
-from penstock.orchestration.gpu_pools import Needs, resolve_pools
-from penstock.orchestration.gpus import Gpu
-from penstock.orchestration.memory_plan import CONTEXT_BYTES
-from penstock.orchestration.refusals import check_ranks
+from penstock.config.root import PenstockConfig
+from penstock.placement.gpu_pools import Needs, resolve_pools
+from penstock.placement.gpus import Gpu
+from penstock.placement.memory_plan import CONTEXT_BYTES
+from penstock.placement.refusals import check_ranks
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "several_gpus.sh"
 GPU = Gpu(name="H100", total_bytes=80 * 10**9, free_bytes=79 * 10**9)

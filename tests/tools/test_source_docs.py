@@ -87,5 +87,5 @@ def test_a_long_signature_has_a_line_for_each_parameter(tool: ModuleType) -> Non
 def test_an_alias_is_what_is_assigned_and_the_string_after_it(tool: ModuleType) -> None:
     kind = tool.read("shown_module:Kind")
     assert (kind.signature, kind.text) == ('Kind = Literal["a", "b"]', "What there is.")
-    with pytest.raises(LookupError, match="penstock.types assigns nothing to Interrupt"):
-        tool.read("penstock.types:Interrupt")
+    with pytest.raises(LookupError, match="penstock.records assigns nothing to Interrupt"):
+        tool.read("penstock.records:Interrupt")

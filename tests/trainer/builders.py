@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
 
-from penstock.types import (
+from penstock.records import (
     Episode,
     Group,
     SamplingParams,

@@ -12,10 +12,10 @@ from penstock.algorithms.advantages import ADVANTAGES
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.losses import LOSSES
-from penstock.blobs import MemoryBlobs
-from penstock.sampling_masks import fetch_mask, pack_mask, store_mask
+from penstock.blob_stores import MemoryBlobs
+from penstock.records import SamplingParams, StepScore
+from penstock.records.sampling_masks import fetch_mask, pack_mask, store_mask
 from penstock.trainer.step.packing import plan_step
-from penstock.types import SamplingParams, StepScore
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 from tests.trainer.test_policy_trainer import assert_same, gradients_of, on_policy, trainer_for
 

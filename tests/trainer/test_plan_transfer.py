@@ -9,9 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.channel import codec, implement, remote, serve
+from penstock.channel import implement, remote, serve
 from penstock.channel.connection import MAX_FRAME_BYTES
-from penstock.interfaces import Trainer
+from penstock.records import (
+    NOT_SAMPLED,
+    BlobRef,
+    MaskRef,
+    Sample,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    TrainSequence,
+    codec,
+)
+from penstock.records.interfaces import Trainer
 from penstock.trainer.plan_transfer import (
     PIECE_BYTES,
     ArrivingPlans,
@@ -26,16 +37,6 @@ from penstock.trainer.plan_transfer import (
     serve_trainer,
 )
 from penstock.trainer.step.packing import plan_step
-from penstock.types import (
-    NOT_SAMPLED,
-    BlobRef,
-    MaskRef,
-    Sample,
-    SamplingParams,
-    StepPlan,
-    StepResult,
-    TrainSequence,
-)
 from tests.channel.test_connection import pair
 from tests.trainer.builders import make_groups
 

@@ -15,9 +15,10 @@ from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.blobs import MemoryBlobs
-from penstock.errors import BlobLost, Diverged
-from penstock.sampling_masks import pack_mask, store_mask
+from penstock.blob_stores import MemoryBlobs
+from penstock.records import Sample, SamplingParams, StepPlan, TrainSequence
+from penstock.records.errors import BlobLost, Diverged
+from penstock.records.sampling_masks import pack_mask, store_mask
 from penstock.trainer.checkpoint.state_files import load_state, write_state
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.checkpointing import compile_layers
@@ -26,7 +27,6 @@ from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.step.packing import plan_step
 from penstock.trainer.step.sharing import forward_length
 from penstock.trainer.trained_weights import TrainedWeights
-from penstock.types import Sample, SamplingParams, StepPlan, TrainSequence
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 from tests.trainer.forward.test_packed_model import make_model
 

@@ -13,15 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import DynamicCache
 
-from penstock.blobs import MemoryBlobs
+from penstock.blob_stores import MemoryBlobs
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.scheduler import Batch
-from penstock.interfaces import BlobStore
 from penstock.models.routing import Recording, Replay, find_routers
-from penstock.routing_records import fetch_routes, store_routes
-from penstock.trainer.forward.packed_model import PackedModel
-from penstock.trainer.forward.packed_row import PackedRow
-from penstock.types import (
+from penstock.records import (
     AnswerSoFar,
     Interrupt,
     Parent,
@@ -31,6 +27,10 @@ from penstock.types import (
     joined_chunk,
     since_restart,
 )
+from penstock.records.interfaces import BlobStore
+from penstock.records.routing_records import fetch_routes, store_routes
+from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.forward.packed_row import PackedRow
 from tests.engines.contract import ask
 from tests.engines.embedded.test_exact import play_move
 from tests.engines.embedded.test_interrupts import update

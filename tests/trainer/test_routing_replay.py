@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.errors import BlobLost, UserError
+from penstock.records import Episode, Group, Score, ScoredGroup, StepPlan, metric_values
+from penstock.records.errors import BlobLost, UserError
+from penstock.records.routing_records import fetch_routes, store_routes
 from penstock.rollout.episode_rollout import Rollout
-from penstock.routing_records import fetch_routes, store_routes
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.step.packing import plan_step
 from penstock.trainer.step.step_preparation import Preparation
-from penstock.types import Episode, Group, Score, ScoredGroup, StepPlan, metric_values
 from tests.engines.embedded.tiny import make_engine
 from tests.models.moe import VOCAB, moe_model
 from tests.rollout.contract import spec_of

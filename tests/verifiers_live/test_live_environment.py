@@ -10,12 +10,12 @@ from penstock.demo.model import ToolRecipe
 from penstock.demo.tool_start import make_tool_tokenizer
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records import Episode, SamplingParams, Task
 from penstock.rollout.command_workflow import CommandWorkflow
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_runner import run_episode
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.serve.agents.front_door import FrontDoor
-from penstock.types import Episode, SamplingParams, Task
 from tests.verifiers_live.qwen_tokenizer import make_qwen_tokenizer
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "verifiers"

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from penstock.blobs import MemoryBlobs
+from penstock.blob_stores import MemoryBlobs
 from penstock.engines.config import EngineConfig
 from penstock.engines.kinds import EngineParts, ServedEngine, open_engine
 from penstock.engines.vllm.config import VllmConfig
 from penstock.models.config import LoraConfig
 from penstock.models.published import published_tensors
+from penstock.records import Chunk
 from penstock.sync.shared_memory import SharedMemoryPublisher
 from penstock.sync.transports import AnyReceiver
-from penstock.types import Chunk
 
 CONTEXT = 512
 """Of the servers that tests start."""

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.interfaces import Engine
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records.interfaces import Engine
 from tests.engines.capability_contract import CapabilityContract, Stage
 from tests.engines.contract import EngineContract
 from tests.vllm_live.live import CONTEXT, LONG, load, parts_of, running

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 import torch
 
-from penstock.errors import FingerprintMismatch, PenstockError
+from penstock.records import WeightUpdate
+from penstock.records.errors import FingerprintMismatch, PenstockError
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from penstock.sync.slot_publisher import Publishing
-from penstock.types import WeightUpdate
 from penstock.vllm_plugin.staged_weights import check_arrival, whole_tensors
 
 TENSORS = {"a": torch.arange(12.0).view(6, 2), "b": torch.ones(3)}

@@ -12,12 +12,12 @@ import torch
 from penstock.channel import implement
 from penstock.channel.protocol_calls import methods_of
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.engines.engine_client import EngineStart
+from penstock.engines.engine_start import EngineStart
 from penstock.engines.scripted import ScriptedEngine
-from penstock.errors import ConfigError, OutOfMemory
-from penstock.interfaces import Engine
 from penstock.observe.event_queue import EventQueue
-from penstock.types import GenerateRequest, SamplingParams
+from penstock.records import GenerateRequest, SamplingParams
+from penstock.records.errors import ConfigError, OutOfMemory
+from penstock.records.interfaces import Engine
 from penstock.worker import engine_role
 from penstock.worker.engine_role import STEP_LIMIT_S, start
 from penstock.worker.out_of_memory import is_out_of_memory

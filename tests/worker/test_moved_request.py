@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from penstock.engines.engine_client import EngineStart
-from penstock.scoring.scoring_client import ScoringStart
+from penstock.engines.engine_start import EngineStart
+from penstock.scoring.scoring_process import ScoringStart
 from penstock.worker.moved_request import moved
 
 

@@ -12,12 +12,12 @@ from penstock.channel import Channel, remote, serve
 from penstock.engines.scripted import ScriptedEngine
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.events import Counters, LogLine, Span
+from penstock.records import Episode
 from penstock.rollout.episode_pool import EpisodePool
 from penstock.rollout.episode_rollout import TokenSource
 from penstock.rollout.episode_runner import EpisodeRunner
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.rollout_client import Outcome, RolloutProcess, RolloutStart
-from penstock.types import Episode
+from penstock.rollout.rollout_process import Outcome, RolloutProcess, RolloutStart
 from penstock.worker.rollout_role import Tallies, start
 from tests.rollout.contract import END, SEVEN, EpisodeRunnerContract, spec_of
 

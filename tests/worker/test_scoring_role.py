@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.observe.event_queue import EventQueue
-from penstock.scoring.scoring_client import (
+from penstock.scoring.scoring_process import (
     ScoringProcess,
     ScoringReady,
     ScoringRequest,

@@ -7,17 +7,17 @@ import msgspec
 import pytest
 import torch
 
-from penstock.errors import ConfigError, DiskFull, OutOfMemory, StepTooLarge, UserError
 from penstock.models.tensor_file import write_tensors
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.events import LogLine
+from penstock.records import AdapterSpec, StepPlan, StepResult
+from penstock.records.errors import ConfigError, DiskFull, OutOfMemory, StepTooLarge, UserError
 from penstock.sync.config import SyncConfig
 from penstock.trainer.checkpoint.checkpoint_state import take_state
 from penstock.trainer.checkpoint.host_copies import HostCopier
 from penstock.trainer.checkpoint.state_files import load_state, write_state
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.trainer_client import TrainerStart
-from penstock.types import AdapterSpec, StepPlan, StepResult
+from penstock.trainer.trainer_start import TrainerStart
 from penstock.worker import trainer_role as worker
 from penstock.worker.trainer_role import bind_broadcasts
 from penstock.worker.trainer_service import TrainerService, tell_parts

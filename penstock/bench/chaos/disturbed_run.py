@@ -18,11 +18,11 @@ from typing import IO
 from penstock.bench.chaos.faults import CONTROLLER, Fault
 from penstock.bench.chaos.noted_turns import NOTES, count_again, json_lines
 from penstock.bench.chaos.run_audit import complaints_of
-from penstock.buffer.durable_log import FOLDER
-from penstock.errors import PenstockError
+from penstock.durability.durable_log import FOLDER
+from penstock.durability.kept_checkpoints import checkpoints_of
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
-from penstock.orchestration.kept_checkpoints import checkpoints_of
-from penstock.orchestration.run_folder import METRICS
+from penstock.records.errors import PenstockError
+from penstock.run.run_folder import METRICS
 
 PENSTOCK = [sys.executable, "-c", "from penstock.cli import main; main()"]
 SETTINGS = (

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from penstock.records import Task, Turn
 from penstock.rollout.episode_rollout import Rollout
-from penstock.types import Task, Turn
 
 NOTES = "PENSTOCK_TURN_NOTES"
 """The variable that names the file."""

@@ -26,8 +26,8 @@ from penstock.bench.sync.serving_process import FIRST_VERSION, Serving
 from penstock.bench.sync.update_arm import Effort, UpdateArm
 from penstock.bench.sync.update_timing import measure
 from penstock.models.published import published_tensors
-from penstock.orchestration.launchers.private_folder import PrivateFolder
-from penstock.orchestration.placement import usable_cores
+from penstock.placement.shares import usable_cores
+from penstock.processes.launchers.private_folder import PrivateFolder
 from penstock.sync.transports import Rendezvous, make_publisher
 
 CONTEXT, SMALL_CONTEXT, CONTEXT_7B = 2048, 64, 1024

@@ -10,8 +10,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from penstock.records import WeightUpdate
 from penstock.sync.transports import AnyReceiver
-from penstock.types import WeightUpdate
 
 
 def serve(store: str, tensors: dict[str, torch.Tensor]) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.types import GenerateRequest, SamplingParams
+from penstock.records import GenerateRequest, SamplingParams
 
 PROMPT, GOLDEN = 16, 0.618034
 

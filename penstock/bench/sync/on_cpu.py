@@ -24,14 +24,14 @@ from penstock.bench.sync.plain_copy import PlainCopy
 from penstock.bench.sync.publication_source import Trained
 from penstock.bench.sync.update_arm import Effort, UpdateArm
 from penstock.bench.sync.update_timing import against_copy, update_bytes
-from penstock.interfaces import WeightPublisher
 from penstock.models.published import published_tensors
-from penstock.orchestration.launchers.private_folder import PrivateFolder
+from penstock.processes.launchers.private_folder import PrivateFolder
+from penstock.records import Interrupt, UpdateSelection, WeightUpdate
+from penstock.records.interfaces import WeightPublisher
 from penstock.sync.in_process import InProcessPublisher
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import TRANSPORTS
-from penstock.types import Interrupt, UpdateSelection, WeightUpdate
 
 SHAPE, UPDATES, WARMUP = "135m", 4, 2
 TINY = "tiny"

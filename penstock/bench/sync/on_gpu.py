@@ -11,7 +11,7 @@ import msgspec
 from penstock.bench.random_adapter import ATTENTION
 from penstock.bench.sync.arm_runner import Results
 from penstock.bench.sync.update_arm import Effort, UpdateArm
-from penstock.orchestration.launchers.mps import mps
+from penstock.processes.launchers.mps import mps
 
 SHAPE, UPDATES, WARMUP = "1.5b", 40, 3
 SLICED, MPS = "time slices", "MPS"

@@ -24,8 +24,8 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.models.load import load_model
+from penstock.records import DEFAULT_POLICY, Interrupt, WeightUpdate
 from penstock.sync.transports import AnyReceiver, Rendezvous
-from penstock.types import DEFAULT_POLICY, Interrupt, WeightUpdate
 from penstock.worker.quiet import quieten
 
 FIRST_VERSION = -1

@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from penstock.records import Interrupt, UpdateSelection
 from penstock.sync.transports import transport_of
-from penstock.types import Interrupt, UpdateSelection
 
 
 class UpdateArm(msgspec.Struct, frozen=True, kw_only=True):

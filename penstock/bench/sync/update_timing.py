@@ -19,8 +19,8 @@ from penstock.bench.sync.plain_copy import plain_copy_s
 from penstock.bench.sync.publication_source import Source
 from penstock.bench.sync.serving_process import COUNTED, Delivery
 from penstock.bench.sync.update_arm import Effort, UpdateArm
-from penstock.interfaces import WeightPublisher
-from penstock.types import WeightUpdate
+from penstock.records import WeightUpdate
+from penstock.records.interfaces import WeightPublisher
 
 PAUSE_S, WINDOW_S, GOLDEN = 0.025, 0.05, 0.618034
 """Between updates the engine runs a few steps, as in a real run. Pauses are spread evenly over more than a window

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import nn
 
-from penstock.blobs import MemoryBlobs
+from penstock.blob_stores import MemoryBlobs
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.adapters.policy_adapters import PolicyAdapters
 from penstock.engines.embedded.blocks import BlockPool
@@ -33,10 +33,8 @@ from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.engines.embedded.stepper import HostStepper, Stepper
 from penstock.engines.embedded.weight_updates import Health, WeightUpdates
 from penstock.engines.engine_checks import check_request, embedded_rules
-from penstock.errors import PenstockError
-from penstock.interfaces import BlobStore, Tokenizer, WeightReceiver
 from penstock.models.published import published_tensors
-from penstock.types import (
+from penstock.records import (
     DEFAULT_POLICY,
     Chunk,
     EngineReport,
@@ -46,6 +44,8 @@ from penstock.types import (
     UpdateReceipt,
     WeightUpdate,
 )
+from penstock.records.errors import PenstockError
+from penstock.records.interfaces import BlobStore, Tokenizer, WeightReceiver
 
 if TYPE_CHECKING:
     from penstock.engines.embedded.cuda.device import Device

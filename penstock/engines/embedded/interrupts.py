@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.stepper import Stepper
-from penstock.types import Interrupt
+from penstock.records import Interrupt
 
 INTERRUPTS: tuple[Interrupt, ...] = get_args(Interrupt)
 ResumeKv = Literal["keep", "recompute"]

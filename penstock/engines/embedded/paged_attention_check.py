@@ -12,7 +12,7 @@ from penstock.engines.embedded.model_runner import ModelRunner
 from penstock.engines.embedded.scheduler import Batch
 from penstock.engines.embedded.sequence import Sequence
 from penstock.models.attention_probe import check_attention
-from penstock.types import GenerateRequest, SamplingParams
+from penstock.records import GenerateRequest, SamplingParams
 
 BLOCK, CHUNK = 4, 7
 """Small, so that keys of one sequence are in several blocks and come in several passes."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.engines.embedded.blocks import ROOT, BlockPool, Weights
 from penstock.engines.embedded.sequence import Sequence
-from penstock.routing_records import Routes
+from penstock.records.routing_records import Routes
 
 if TYPE_CHECKING:
     from penstock.engines.embedded.route_store import BlockRoutes

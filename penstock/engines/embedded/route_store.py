@@ -13,12 +13,12 @@ import numpy.typing as npt
 import torch
 
 from penstock.engines.embedded.sequence import Sequence
-from penstock.errors import BlobLost
-from penstock.interfaces import BlobStore
 from penstock.models.routing import Replay
 from penstock.models.transfer import upload
-from penstock.routing_records import Routes, check_routing, fetch_routes, no_routes
-from penstock.types import RoutingShape
+from penstock.records import RoutingShape
+from penstock.records.errors import BlobLost
+from penstock.records.interfaces import BlobStore
+from penstock.records.routing_records import Routes, check_routing, fetch_routes, no_routes
 
 Slots = npt.NDArray[np.int64]
 

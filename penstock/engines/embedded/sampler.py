@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from penstock.engines.embedded.sequence import Sequence
-from penstock.sampling_masks import NO_WORDS
-from penstock.types import SamplingParams
+from penstock.records import SamplingParams
+from penstock.records.sampling_masks import NO_WORDS
 
 Ids = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint64]

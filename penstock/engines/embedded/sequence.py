@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from penstock.engines.embedded.blocks import ROOT
-from penstock.routing_records import Routes
-from penstock.sampling_masks import Packed
-from penstock.types import NOT_SAMPLED, GenerateRequest
+from penstock.records import NOT_SAMPLED, GenerateRequest
+from penstock.records.routing_records import Routes
+from penstock.records.sampling_masks import Packed
 
 
 @dataclass(slots=True, eq=False)

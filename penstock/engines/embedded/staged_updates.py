@@ -4,8 +4,8 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from penstock.interfaces import Staged, WeightReceiver
-from penstock.types import WeightUpdate
+from penstock.records import WeightUpdate
+from penstock.records.interfaces import Staged, WeightReceiver
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from penstock.engines.embedded.outbox import Outbox
 from penstock.engines.embedded.sampler import draw
 from penstock.engines.embedded.scheduler import Batch, Scheduler
 from penstock.engines.embedded.sequence import Sequence
-from penstock.interfaces import Verification
-from penstock.sampling_masks import NO_WORDS, pack_token
+from penstock.records.interfaces import Verification
+from penstock.records.sampling_masks import NO_WORDS, pack_token
 
 NOTHING_DRAWN = -1
 """Instead of the version of a policy's newest tokens."""

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.vllm.server_client import ServerClient
-from penstock.errors import PenstockError
-from penstock.interfaces import WeightReceiver
 from penstock.models.adapter_folder import CONFIG, PREFIX, TENSORS
-from penstock.types import AdapterSpec, WeightUpdate
+from penstock.records import AdapterSpec, WeightUpdate
+from penstock.records.errors import PenstockError
+from penstock.records.interfaces import WeightReceiver
 
 SLOTS = 2
 """Versions that a server holds at once: one that new requests take, one that older requests end with."""

@@ -18,13 +18,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from penstock.engines.vllm.flight import Flight
-from penstock.errors import BlobLost, UserError
-from penstock.interfaces import BlobStore
 from penstock.models.expert_count import num_experts_of
 from penstock.models.load import load_config
 from penstock.models.routing import expert_names
-from penstock.routing_records import Routes, id_dtype, store_routes
-from penstock.types import RoutingRef, RoutingShape
+from penstock.records import RoutingRef, RoutingShape
+from penstock.records.errors import BlobLost, UserError
+from penstock.records.interfaces import BlobStore
+from penstock.records.routing_records import Routes, id_dtype, store_routes
 
 CHOSEN_COUNTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 """What configs call the number of experts that are chosen for a token."""

@@ -21,9 +21,7 @@ from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_client import GENERATE, SILENCE_S, Call
 from penstock.engines.vllm.vllm_kind import CAPABILITIES, interrupts
 from penstock.engines.vllm.weight_calls import ABORTING, HalfLoaded, Loaded, paused
-from penstock.errors import EngineLost, PenstockError
-from penstock.interfaces import BlobStore
-from penstock.types import (
+from penstock.records import (
     Chunk,
     EngineReport,
     GenerateRequest,
@@ -31,6 +29,8 @@ from penstock.types import (
     UpdateReceipt,
     WeightUpdate,
 )
+from penstock.records.errors import EngineLost, PenstockError
+from penstock.records.interfaces import BlobStore
 
 NO_VERSION = -1
 

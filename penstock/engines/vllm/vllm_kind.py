@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, get_args
 from penstock.engines.kinds import SAMPLING, EngineKind
 from penstock.engines.vllm.config import VllmConfig
 from penstock.models.config import LoraConfig
-from penstock.types import Interrupt
+from penstock.records import Interrupt
 
 if TYPE_CHECKING:
     from penstock.engines.config import EngineConfig

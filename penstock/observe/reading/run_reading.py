@@ -18,7 +18,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import UserError
 from penstock.observe.events import (
     ConfigEvent,
     Counters,
@@ -47,9 +46,10 @@ from penstock.observe.run_state import RunState
 from penstock.observe.status import RunStatus
 from penstock.observe.store.segments import FOLDER, StepColumns, StoredStep, key_times, segment_path
 from penstock.observe.store.session_number import read_head
+from penstock.records.errors import UserError
 
 LOCK = ".lock"
-"""The file of a run folder that a running controller holds (`penstock.orchestration.run_folder`)."""
+"""The file of a run folder that a running controller holds (`penstock.run.run_folder`)."""
 MAX_SPANS = 20_000
 STATE_METRICS = ("staleness_mean", "staleness_max")
 """What the state wants of every step; it gets the whole row of the last."""

@@ -20,9 +20,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from penstock.interfaces import Tokenizer
+from penstock.records import IntArray, Turn
+from penstock.records.interfaces import Tokenizer
 from penstock.serve.chat_messages import parsed_arguments
-from penstock.types import IntArray, Turn
 
 Kind = Literal["first", "continued", "forked", "separate", "client", "template"]
 """How a call goes on: `first` of the episode; `continued`: after a turn; `forked`: after one that another call

@@ -17,9 +17,10 @@ from typing import Any
 
 from aiohttp import web
 
-from penstock.errors import PenstockError, TaskError
-from penstock.interfaces import Tokenizer
 from penstock.models.text_stream import TextStream
+from penstock.records import DEFAULT_POLICY, Chunk, Turn
+from penstock.records.errors import PenstockError, TaskError
+from penstock.records.interfaces import Tokenizer
 from penstock.rollout.episode_rollout import ignore_chunk
 from penstock.serve.agents.conversation import REWRITTEN, Heard
 from penstock.serve.agents.episode_session import (
@@ -35,7 +36,6 @@ from penstock.serve.answer_forms import Form, Piece, StopTexts
 from penstock.serve.api_error import ApiError
 from penstock.serve.chat_messages import template_messages
 from penstock.serve.request_bodies import Body, ChatBody
-from penstock.types import DEFAULT_POLICY, Chunk, Turn
 
 
 class EpisodeAnswers:

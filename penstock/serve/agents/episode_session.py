@@ -16,11 +16,11 @@ from typing import Any
 from aiohttp import web
 
 from penstock.http_server.guard import bearer_token
+from penstock.records import Chunk, Turn
 from penstock.rollout.episode_record import EpisodeLimit
 from penstock.rollout.episode_rollout import OnChunk, Rollout, ignore_chunk
 from penstock.serve.agents.conversation import Conversation, PromptHistory
 from penstock.serve.api_error import ApiError
-from penstock.types import Chunk, Turn
 
 
 class LiveAnswer:

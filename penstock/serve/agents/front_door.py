@@ -13,6 +13,7 @@ from penstock.channel.address import allow_many_connections
 from penstock.http_server.guard import guard_for
 from penstock.http_server.web_server import HttpServer
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records import DEFAULT_POLICY
 from penstock.rollout.command_workflow import task_json
 from penstock.rollout.episode_rollout import Endpoint, Rollout, TokenSource
 from penstock.serve.agents.episode_answers import EpisodeAnswers
@@ -22,7 +23,6 @@ from penstock.serve.bodies import BodyBudget, answer, body_limit, read_body
 from penstock.serve.openai_routes import OpenAiRoutes
 from penstock.serve.served_model import ServedModel
 from penstock.serve.server_app import make_app
-from penstock.types import DEFAULT_POLICY
 
 LEAST_BODY_BYTES = 2**20
 CLOSING_S = 1.0

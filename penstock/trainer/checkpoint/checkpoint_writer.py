@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from penstock.checksums import Checksum, write_checksums
-from penstock.interfaces import Ranks
+from penstock.records import CheckpointWritten
+from penstock.records.interfaces import Ranks
 from penstock.safe_files import remove_folder, replace_link
 from penstock.trainer.checkpoint.checkpoint_state import CheckpointState
 from penstock.trainer.parallel.joint_folder import agree, joint_folder
 from penstock.trainer.parallel.ranks import SingleRank
-from penstock.trainer.trainer_client import LATEST, MODEL, TRAINER_STATE
-from penstock.types import CheckpointWritten
+from penstock.trainer.trainer_start import LATEST, MODEL, TRAINER_STATE
 
 
 class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):

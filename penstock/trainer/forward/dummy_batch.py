@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from penstock.models.tokenizer import max_positions
+from penstock.records import SamplingParams, TrainSequence, Turn, sample_of_turn
 from penstock.trainer.forward.packed_row import PackedRow
-from penstock.types import SamplingParams, TrainSequence, Turn, sample_of_turn
 
 PROMPT, ANSWERS = 37, (211, 173, 149)
 """Tokens of the first group; prompts of the others are a little longer. All sizes of a row differ, so that the

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.errors import UserError
 from penstock.models import attention
 from penstock.models.attention import AttentionBackend
 from penstock.models.attention_probe import check_attention
 from penstock.models.routing import Recording, Replay, Routers, find_routers, unwatch
 from penstock.models.transfer import upload
+from penstock.records import Sample, SamplingParams, TrainSequence
+from penstock.records.errors import UserError
 from penstock.trainer.forward.checkpointing import (
     Checkpointing,
     compile_layers,
@@ -27,7 +28,6 @@ from penstock.trainer.forward.packed_attention import PackedAttention
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.forward.shared_prefixes import gather
 from penstock.trainer.forward.value_head import ValueHead
-from penstock.types import Sample, SamplingParams, TrainSequence
 
 log = logging.getLogger(__name__)
 

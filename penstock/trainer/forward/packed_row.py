@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from penstock.blobs import MemoryBlobs
-from penstock.interfaces import BlobStore
-from penstock.sampling_masks import fetch_mask, kept_ids
+from penstock.blob_stores import MemoryBlobs
+from penstock.records import FloatArray, IntArray, RoutingShape, Sample, TrainSequence
+from penstock.records.interfaces import BlobStore
+from penstock.records.sampling_masks import fetch_mask, kept_ids
 from penstock.trainer.forward.logprob_head import KeptIds
 from penstock.trainer.forward.row_routing import RowRouting, SampleRoutes
 from penstock.trainer.step.sharing import RowLayout, loss_positions
-from penstock.types import FloatArray, IntArray, RoutingShape, Sample, TrainSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from penstock.interfaces import BlobStore
 from penstock.models.routing import Replay
 from penstock.models.transfer import host_buffer
-from penstock.routing_records import Routes, check_routing, fetch_routes, id_dtype, no_routes
+from penstock.records import BoolArray, RoutingShape, Sample
+from penstock.records.interfaces import BlobStore
+from penstock.records.routing_records import Routes, check_routing, fetch_routes, id_dtype, no_routes
 from penstock.trainer.step.sharing import Segment
-from penstock.types import BoolArray, RoutingShape, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from penstock.models.attention_options import AttentionOptions
 from penstock.models.precision import HALF_TYPES
 from penstock.models.transfer import upload
-from penstock.types import IntArray
+from penstock.records import IntArray
 
 VarlenFunction = Callable[..., torch.Tensor]
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.errors import UserError
-from penstock.interfaces import Ranks
+from penstock.records.errors import UserError
+from penstock.records.interfaces import Ranks
 from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.optimizers.eightbit_adamw import EightBitAdamW
 from penstock.trainer.optimizers.host_adamw import HasGradient, HostAdamW, host_master

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import UserError
-from penstock.interfaces import Ranks
+from penstock.records.errors import UserError
+from penstock.records.interfaces import Ranks
 from penstock.safe_files import whole_folder
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from penstock.errors import UserError
+from penstock.records.errors import UserError
 from penstock.trainer.parallel.rank_layout import RankLayout, groups_of
 
 Array = npt.NDArray[Any]
@@ -27,7 +27,7 @@ BUCKET_VALUES = 1 << 23
 
 
 class GroupRanks:
-    """`penstock.interfaces.Ranks` over a process group."""
+    """`penstock.records.interfaces.Ranks` over a process group."""
 
     def __init__(self, group: Any) -> None:
         self.group = group

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.interfaces import Ranks
+from penstock.records.interfaces import Ranks
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.parallel.rank_layout import RankLayout
 
@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 
 
 class SingleRank:
-    """`penstock.interfaces.Ranks` for a trainer that is alone."""
+    """`penstock.records.interfaces.Ranks` for a trainer that is alone."""
 
     rank, size = 0, 1
 
@@ -39,8 +39,8 @@ class SingleRank:
 
 
 class ThreadRanks:
-    """`penstock.interfaces.Ranks` between threads of one process: `ThreadRanks.of(2)` gives one for each. A rank
-    whose thread is gone breaks the barrier of the others."""
+    """`penstock.records.interfaces.Ranks` between threads of one process: `ThreadRanks.of(2)` gives one for each. A
+    rank whose thread is gone breaks the barrier of the others."""
 
     def __init__(self, rank: int, table: "list[Array | None]", barrier: threading.Barrier) -> None:
         self.rank, self.size = rank, len(table)

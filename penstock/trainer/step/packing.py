@@ -11,8 +11,8 @@ from heapq import heapify, heapreplace
 import msgspec
 import numpy as np
 
+from penstock.records import DEFAULT_POLICY, NOT_SAMPLED, Sample, Score, ScoredGroup, StepPlan, TrainSequence
 from penstock.trainer.step.sharing import find_families, num_loss_positions
-from penstock.types import DEFAULT_POLICY, NOT_SAMPLED, Sample, Score, ScoredGroup, StepPlan, TrainSequence
 
 Samples = Sequence[Sequence[Sample]]
 """The samples of each episode of a group."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from penstock.records import Metric, TrainSequence
 from penstock.trainer.step.sharing import forward_length, num_loss_positions
 from penstock.trainer.step.step_metrics import StepRecord, mean_of
 from penstock.trainer.step.step_preparation import PreparedRow
-from penstock.types import Metric, TrainSequence
 
 SAMPLED_TOKENS = 256
 """Tokens of a step that are computed once more; more where its shortest sequence is longer."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.types import IntArray, Sample, TrainSequence
+from penstock.records import IntArray, Sample, TrainSequence
 
 Marks = npt.NDArray[np.integer[Any]]
 """A row for each token of a sequence, or its tokens themselves."""

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from penstock.algorithms.tokens import bounded
-from penstock.interfaces import Ranks
+from penstock.records import FloatArray, Metric, StepPlan, TracedTokens, TrainSequence
+from penstock.records.interfaces import Ranks
+from penstock.records.metrics import Deviation, Max, Mean, Quantile, SampleSize, Share, Shared, Spread, Sum
 from penstock.trainer.step.step_preparation import PreparedRow
-from penstock.types import FloatArray, Metric, StepPlan, TracedTokens, TrainSequence
-from penstock.types.metrics import Deviation, Max, Mean, Quantile, SampleSize, Share, Shared, Spread, Sum
 
 AGE_BUCKETS = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))
 """Token ages that are reported together, first and last; the last bucket is open."""

@@ -21,9 +21,10 @@ from penstock.algorithms.returns import (
     is_of_tokens,
 )
 from penstock.algorithms.tokens import LossTokens, TokenColumns
-from penstock.errors import BlobLost
-from penstock.interfaces import BlobStore, Ranks
-from penstock.routing_records import check_routing
+from penstock.records import NOT_SAMPLED, RoutingShape, StepPlan, TrainSequence
+from penstock.records.errors import BlobLost
+from penstock.records.interfaces import BlobStore, Ranks
+from penstock.records.routing_records import check_routing
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
 from penstock.trainer.forward.packed_row import PackedRow
@@ -31,7 +32,6 @@ from penstock.trainer.forward.reference_policy import Reference
 from penstock.trainer.parallel.ranks import SingleRank
 from penstock.trainer.step.packing import pack
 from penstock.trainer.step.sharing import forward_length
-from penstock.types import NOT_SAMPLED, RoutingShape, StepPlan, TrainSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from penstock.bench.chaos.run_audit import complaints_of
-from penstock.buffer.durable_log import FOLDER
-from penstock.orchestration.checkpoints import read_progress
-from penstock.orchestration.kept_checkpoints import PROGRESS, checkpoints_of
-from tests.orchestration.test_run import SimulatedRun
+from penstock.durability.checkpoints import read_progress
+from penstock.durability.durable_log import FOLDER
+from penstock.durability.kept_checkpoints import PROGRESS, checkpoints_of
+from tests.run.test_run import SimulatedRun
 
 
 def test_a_run_that_counted_a_group_twice_or_not_at_all_is_found(

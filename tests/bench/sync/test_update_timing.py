@@ -2,7 +2,7 @@ import math
 
 from penstock.bench.sync.plain_copy import plain_copy_s
 from penstock.bench.sync.update_timing import against_copy, lost_s, update_bytes
-from penstock.types import Payload, TensorSpec, WeightUpdate
+from penstock.records import Payload, TensorSpec, WeightUpdate
 
 
 def make_update(*payloads: Payload) -> WeightUpdate:

@@ -13,10 +13,10 @@ from benchmarks.learning.bed import TestBed
 from benchmarks.learning.routed_sampler import NoisyChoices
 from penstock.demo.arithmetic import make_tasks
 from penstock.models.load import load_model
-from penstock.routing_records import fetch_routes
+from penstock.records import TrainSequence
+from penstock.records.routing_records import fetch_routes
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
-from penstock.types import TrainSequence
 
 NOISE = 1.0
 

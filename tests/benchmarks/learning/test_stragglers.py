@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.learning.arms import Arm, Curve, Setup
 from benchmarks.learning.stragglers import STRAGGLE_TICKS, carries, run_stragglers
-from penstock.buffer.admission import Late
-from penstock.types import Task
+from penstock.loop.admission import Late
+from penstock.records import Task
 
 BOUND = 4
 

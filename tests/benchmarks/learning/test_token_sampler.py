@@ -10,10 +10,10 @@ from benchmarks.learning.token_sampler import Answers, Snapshots, draw
 from penstock.demo.arithmetic import make_tasks
 from penstock.models.load import load_model
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records import TrainSequence
 from penstock.scoring.builtin_rewards import exact_match
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
-from penstock.types import TrainSequence
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from penstock.engines.embedded.scheduler import Batch
-from penstock.errors import NonFiniteLogits, PenstockError, RequestRefused
-from penstock.interfaces import Engine
+from penstock.records.errors import NonFiniteLogits, PenstockError, RequestRefused
+from penstock.records.interfaces import Engine
 from tests.engines.capability_contract import CapabilityContract, Stage
 from tests.engines.contract import EngineContract, ask, collect, joined, update_to
 from tests.engines.embedded.test_outbox import Letters

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from penstock.types import Parent
+from penstock.records import Parent
 from tests.engines.contract import ask
 from tests.engines.embedded.tiny import FAMILIES, VOCAB, Driver, make_engine, make_model
 

@@ -5,11 +5,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.blobs import MemoryBlobs
+from penstock.blob_stores import MemoryBlobs
 from penstock.engines.embedded.outbox import UNREAD, Outbox, Stream, cut_chunk, finish_reason
-from penstock.errors import BlobLost
-from penstock.sampling_masks import Packed, fetch_mask
-from penstock.types import BlobRef, Chunk, FinishReason, MaskRef, Message
+from penstock.records import BlobRef, Chunk, FinishReason, MaskRef, Message
+from penstock.records.errors import BlobLost
+from penstock.records.sampling_masks import Packed, fetch_mask
 from tests.engines.embedded.test_sampler import row
 
 KEPT = Packed([2, 0, 1, 3], np.array([1, 2, 5, 4, 5, 6], dtype=np.int32))

@@ -13,7 +13,7 @@ from torch import nn
 
 from penstock.demo.smollm2 import ensure_smollm2, find_weights
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.types import Message, Parent
+from penstock.records import Message, Parent
 from tests.engines.contract import ask
 from tests.engines.embedded.test_exact import check_against_plain_forwards, generate, run_any_schedule
 from tests.engines.embedded.tiny import Driver, make_engine

@@ -15,11 +15,8 @@ from torch import nn
 
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.route_store import RouteStore
-from penstock.errors import UserError
 from penstock.models.routing import Recording, Replay, find_routers
-from penstock.routing_records import fetch_routes, no_routes, store_routes
-from penstock.sampling_masks import fetch_mask
-from penstock.types import (
+from penstock.records import (
     AnswerSoFar,
     GenerateRequest,
     Interrupt,
@@ -28,7 +25,10 @@ from penstock.types import (
     RoutingShape,
     since_restart,
 )
-from penstock.types.blobs import routes_within
+from penstock.records.blobs import routes_within
+from penstock.records.errors import UserError
+from penstock.records.routing_records import fetch_routes, no_routes, store_routes
+from penstock.records.sampling_masks import fetch_mask
 from tests.engines.contract import ask
 from tests.engines.embedded.test_exact import first_tie, play_move
 from tests.engines.embedded.test_interrupts import update

@@ -16,7 +16,7 @@ from transformers import (
 from penstock.engines.embedded import sampler
 from penstock.engines.embedded.sampler import draw, exponentials, shape_logits, streams, truncate
 from penstock.engines.embedded.sequence import Sequence, sequence_of
-from penstock.types import SamplingParams
+from penstock.records import SamplingParams
 from tests.engines.contract import ask
 
 

@@ -11,7 +11,7 @@ from penstock.engines.embedded.blocks import BlockPool
 from penstock.engines.embedded.prefix_cache import PrefixCache
 from penstock.engines.embedded.scheduler import Batch, Scheduler
 from penstock.engines.embedded.sequence import Sequence, sequence_of
-from penstock.types import DEFAULT_POLICY, Parent
+from penstock.records import DEFAULT_POLICY, Parent
 from tests.engines.contract import ask
 
 CONTEXT = 64

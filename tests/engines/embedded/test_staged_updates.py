@@ -1,8 +1,8 @@
 import asyncio
 
 from penstock.engines.embedded.staged_updates import StagedUpdates
-from penstock.interfaces import Staged
-from penstock.types import WeightUpdate
+from penstock.records import WeightUpdate
+from penstock.records.interfaces import Staged
 from tests.engines.contract import update_to
 from tests.engines.embedded.tiny import NoWeights
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from penstock.engines.engine_pool import EnginePool
-from penstock.errors import BaseMissing, DamagedBucket, EngineLost, FingerprintMismatch, PenstockError
-from penstock.interfaces import Staged, Verification
 from penstock.models.published import published_tensors
+from penstock.records import WeightUpdate
+from penstock.records.errors import BaseMissing, DamagedBucket, EngineLost, FingerprintMismatch, PenstockError
+from penstock.records.interfaces import Staged, Verification
 from penstock.sync.in_process import Exchange, InProcessPublisher, InProcessStagingReceiver
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import AnyReceiver, Rendezvous, make_publisher
-from penstock.types import WeightUpdate
 from tests.engines.contract import ask
 from tests.engines.embedded.tiny import Driver, make_engine, make_model
 

@@ -13,8 +13,8 @@ from transformers import DynamicCache
 
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.scheduler import Batch
-from penstock.errors import EngineLost
-from penstock.interfaces import Verification
+from penstock.records.errors import EngineLost
+from penstock.records.interfaces import Verification
 from tests.engines.contract import ask, interrupt_of, update_to
 from tests.engines.embedded.test_exact import play_move
 from tests.engines.embedded.tiny import Driver, NoWeights, SeededWeights, make_engine

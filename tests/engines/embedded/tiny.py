@@ -28,9 +28,9 @@ from transformers import (
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.interfaces import Staged, Verification
-from penstock.sampling_masks import fetch_mask, kept_ids
-from penstock.types import Chunk, GenerateRequest, SamplingMask, WeightUpdate, joined_chunk
+from penstock.records import Chunk, GenerateRequest, SamplingMask, WeightUpdate, joined_chunk
+from penstock.records.interfaces import Staged, Verification
+from penstock.records.sampling_masks import fetch_mask, kept_ids
 
 VOCAB = 61
 _SHAPE: dict[str, Any] = {

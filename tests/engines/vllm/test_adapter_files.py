@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from penstock.engines.vllm.adapter_files import AdapterFiles
-from penstock.errors import FingerprintMismatch, PenstockError
+from penstock.records import AdapterSpec, WeightUpdate
+from penstock.records.errors import FingerprintMismatch, PenstockError
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from penstock.sync.slot_publisher import Publishing
-from penstock.types import AdapterSpec, WeightUpdate
 from tests.engines.contract import ask, collect, update_to
 from tests.engines.vllm.fake_server import FakeVllm
 from tests.engines.vllm.test_vllm_engine import opened, play

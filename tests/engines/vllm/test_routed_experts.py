@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from penstock.blobs import MemoryBlobs
+from penstock.blob_stores import MemoryBlobs
 from penstock.engines.vllm.dialect import Event
 from penstock.engines.vllm.flight import Flight
 from penstock.engines.vllm.routed_experts import (
@@ -19,10 +19,10 @@ from penstock.engines.vllm.routed_experts import (
     read_routes,
     store_answer,
 )
-from penstock.errors import BlobLost, UserError
 from penstock.models.routing import find_routers
-from penstock.routing_records import fetch_routes
-from penstock.types import RoutingShape
+from penstock.records import RoutingShape
+from penstock.records.errors import BlobLost, UserError
+from penstock.records.routing_records import fetch_routes
 from tests.engines.contract import ask
 from tests.engines.vllm.fake_server import encoded
 from tests.models.moe import CONFIGS, moe_model

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from penstock.blobs import MemoryBlobs
+from penstock.blob_stores import MemoryBlobs
 from penstock.engines.vllm.routed_experts import RouterLayout
 from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_client import ServerClient
 from penstock.engines.vllm.server_process import ServerProcess, ServerSettings
 from penstock.engines.vllm.vllm_engine import VllmEngine
 from penstock.engines.vllm.weight_calls import HalfLoaded, WeightCalls
-from penstock.errors import BlobLost, DamagedBucket, EngineLost, UserError
-from penstock.interfaces import Engine
 from penstock.observe.pulse import Pulse
-from penstock.orchestration.revival import Silence
-from penstock.routing_records import fetch_routes
-from penstock.types import Chunk, Interrupt, RoutingShape, TensorSpec, WeightUpdate, since_restart
+from penstock.processes.revival import Silence
+from penstock.records import Chunk, Interrupt, RoutingShape, TensorSpec, WeightUpdate, since_restart
+from penstock.records.errors import BlobLost, DamagedBucket, EngineLost, UserError
+from penstock.records.interfaces import Engine
+from penstock.records.routing_records import fetch_routes
 from tests.engines.contract import EngineContract, ask, collect, joined, update_to
 from tests.engines.vllm.fake_program import fake_vllm
 from tests.engines.vllm.fake_server import NUM_EXPERTS, NUM_LAYERS, TOP_K, VOCAB, FakeVllm, experts_of

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from penstock.blobs import MemoryBlobs
+from penstock.blob_stores import MemoryBlobs
 from penstock.demo.model import Recipe
 from penstock.demo.supervised_start import make_tokenizer
 from penstock.engines.config import EngineConfig
 from penstock.engines.kinds import EngineParts
 from penstock.engines.vllm.config import VllmConfig
 from penstock.engines.vllm.vllm_opening import open_vllm
-from penstock.errors import UserError
+from penstock.records.errors import UserError
 from tests.engines.contract import ask, collect
 from tests.engines.vllm.fake_server import NUM_EXPERTS, FakeVllm
 from tests.models.moe import CONFIGS

@@ -11,10 +11,10 @@ from yarl import URL
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records import GenerateRequest, SamplingParams, Task
 from penstock.rollout.episode_rollout import Endpoint, Rollout, TokenSource
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.serve.agents.front_door import FrontDoor
-from penstock.types import GenerateRequest, SamplingParams, Task
 
 END = 256
 """The byte tokenizer's end of an answer."""

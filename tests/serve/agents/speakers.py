@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.types import SamplingParams, Turn
+from penstock.records import SamplingParams, Turn
 
 END = 1
 """The token that ends an answer; the templates write it as `|`."""

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.records import Turn
 from penstock.serve.agents.conversation import Conversation, Heard, PromptHistory, canonical
-from penstock.types import Turn
 from tests.serve.agents.speakers import END, Characters, a_turn, assistant, forgetful, plain, text_of, user
 
 OPENING = [{"role": "system", "content": "be kind"}, user("hello")]

@@ -12,8 +12,8 @@ from openai import AuthenticationError, BadRequestError, NotFoundError
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records import Chunk, Episode, GenerateRequest, Turn
 from penstock.serve.openai_routes import SentEvents
-from penstock.types import Chunk, Episode, GenerateRequest, Turn
 from tests.serve.agents.doors import END, Visit, a_spec, opened, saying
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

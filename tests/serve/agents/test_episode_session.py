@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from penstock.models.tokenizer import ChatTokenizer
+from penstock.records import Chunk
 from penstock.rollout.episode_rollout import Rollout
 from penstock.serve.agents.episode_session import MAX_CALLS_AT_ONCE, EpisodeSession, LiveAnswer, Made, call_id
 from penstock.serve.api_error import ApiError
-from penstock.types import Chunk
 from tests.serve.agents.doors import Visit, a_spec, opened, saying
 
 

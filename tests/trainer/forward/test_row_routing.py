@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from penstock.blobs import MemoryBlobs
-from penstock.errors import BlobLost, UserError
+from penstock.blob_stores import MemoryBlobs
 from penstock.models.routing import Recording, find_routers
-from penstock.routing_records import store_routes
+from penstock.records import RoutingShape, Sample, SamplingParams, TrainSequence
+from penstock.records.errors import BlobLost, UserError
+from penstock.records.routing_records import store_routes
 from penstock.trainer.forward.checkpointing import compile_layers
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
-from penstock.types import RoutingShape, Sample, SamplingParams, TrainSequence
 from tests.models.moe import EXPERTS, VOCAB, moe_model
 from tests.trainer.builders import tiny_model
 from tests.trainer.forward.test_checkpointing import pretend_varlen

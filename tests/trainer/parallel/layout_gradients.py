@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.interfaces import BlobStore
 from penstock.models.config import LoraConfig
+from penstock.records import ScoredGroup
+from penstock.records.interfaces import BlobStore
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.parallel.local_shards import local_shard
@@ -17,7 +18,6 @@ from penstock.trainer.parallel.process_ranks import ProcessRanks, join_ranks, le
 from penstock.trainer.parallel.rank_layout import RankLayout, num_plans
 from penstock.trainer.policy_trainer import PolicyTrainer, everything
 from penstock.trainer.step.packing import plan_step
-from penstock.types import ScoredGroup
 from tests.trainer.parallel.rank_processes import rank_device
 from tests.trainer.test_policy_trainer import SGD
 

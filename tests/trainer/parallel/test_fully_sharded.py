@@ -14,8 +14,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_ga
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.losses import LOSSES
-from penstock.blobs import MemoryBlobs
-from penstock.routing_records import store_routes
+from penstock.blob_stores import MemoryBlobs
+from penstock.records import ScoredGroup
+from penstock.records.routing_records import store_routes
 from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.forward.checkpointing import compile_layers, compiler_settings
 from penstock.trainer.forward.packed_model import PackedModel
@@ -24,7 +25,6 @@ from penstock.trainer.parallel.local_shards import is_split
 from penstock.trainer.parallel.process_ranks import leave_ranks
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.step.packing import plan_step
-from penstock.types import ScoredGroup
 from tests.models.moe import moe_model
 from tests.trainer.builders import tiny_model
 from tests.trainer.parallel.layout_gradients import MICRO_BATCH, Case, errors_on_rank, join, trained

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.blobs import MemoryBlobs
-from penstock.errors import BlobLost
-from penstock.interfaces import Ranks
+from penstock.blob_stores import MemoryBlobs
+from penstock.records import BlobRef, MaskRef, StepPlan, merge_metrics, metric_values
+from penstock.records.errors import BlobLost
+from penstock.records.interfaces import Ranks
+from penstock.records.metrics import QUANTILE_ERROR
 from penstock.trainer.config import ParallelConfig
 from penstock.trainer.parallel.rank_layout import RankLayout
 from penstock.trainer.parallel.ranks import RankRoles, SingleRank, ThreadRanks
 from penstock.trainer.step.packing import plan_step
-from penstock.types import BlobRef, MaskRef, StepPlan, merge_metrics, metric_values
-from penstock.types.metrics import QUANTILE_ERROR
 from tests.trainer.builders import VOCAB, tiny_model
 from tests.trainer.test_algorithms import near_policy
 from tests.trainer.test_policy_trainer import SGD, trainer_for

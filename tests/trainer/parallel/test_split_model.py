@@ -17,13 +17,13 @@ from transformers import (
     Qwen2Config,
 )
 
-from penstock.errors import UserError
+from penstock.records import ScoredGroup
+from penstock.records.errors import UserError
 from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.parallel.local_shards import local_shard
 from penstock.trainer.parallel.process_ranks import leave_ranks
 from penstock.trainer.parallel.split_model import split_matrices, split_model
-from penstock.types import ScoredGroup
 from tests.trainer.builders import SIZES, make_groups, tiny_model
 from tests.trainer.parallel.layout_gradients import Case, errors_on_rank, join
 from tests.trainer.parallel.rank_processes import on_ranks, rank_device

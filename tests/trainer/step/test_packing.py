@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.records import Episode, Group, Score, ScoredGroup, Task
 from penstock.trainer.forward.dummy_batch import dummy_turn
 from penstock.trainer.step.packing import pack, plan_step, share_out
 from penstock.trainer.step.sharing import forward_length, loss_positions
-from penstock.types import Episode, Group, Score, ScoredGroup, Task
 from tests.trainer.builders import make_groups
 
 COSTS = st.lists(st.integers(1, 60), max_size=60)

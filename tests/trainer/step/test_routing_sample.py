@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.trainer.forward.packed_model import PackedModel
-from penstock.trainer.step.routing_sample import SAMPLED_TOKENS, choose_sample
-from penstock.types import (
+from penstock.records import (
     BlobRef,
     RoutingRef,
     RoutingShape,
@@ -19,6 +17,8 @@ from penstock.types import (
     TrainSequence,
     metric_values,
 )
+from penstock.trainer.forward.packed_model import PackedModel
+from penstock.trainer.step.routing_sample import SAMPLED_TOKENS, choose_sample
 from tests.models.moe import moe_model
 from tests.trainer.forward.test_row_routing import Recorded, moved_by
 from tests.trainer.test_policy_trainer import trainer_for

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.records import Sample, SamplingParams, TrainSequence
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.step.packing import plan_step
 from penstock.trainer.step.sharing import RowLayout, find_families, forward_length
-from penstock.types import Sample, SamplingParams, TrainSequence
 from tests.trainer.builders import make_groups, tiny_model
 from tests.trainer.forward.test_packed_model import make_model
 

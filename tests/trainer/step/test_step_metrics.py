@@ -9,16 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.channel import codec
-from penstock.interfaces import Ranks
+from penstock.records import Metric, Score, StepPlan, StepResult, codec, merge_metrics, metric_values
+from penstock.records.interfaces import Ranks
+from penstock.records.metrics import Max, Mean
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.parallel.ranks import SingleRank, ThreadRanks
 from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.step import step_metrics
 from penstock.trainer.step.packing import plan_step
 from penstock.trainer.step.step_metrics import GapWatch, StepRecord, of_pass, summarise
-from penstock.types import Metric, Score, StepPlan, StepResult, merge_metrics, metric_values
-from penstock.types.metrics import Max, Mean
 from tests.trainer.builders import make_groups, tiny_model
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from penstock.types import WeightUpdate
+from penstock.records import WeightUpdate
 
 
 @dataclass(frozen=True, slots=True, eq=False)

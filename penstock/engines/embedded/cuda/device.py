@@ -46,7 +46,7 @@ from penstock.engines.embedded.scheduler import Batch
 from penstock.engines.embedded.sequence import Sequence
 from penstock.models import attention
 from penstock.models.transfer import download, upload
-from penstock.sampling_masks import NO_WORDS, Packed
+from penstock.records.sampling_masks import NO_WORDS, Packed
 
 
 class Device:

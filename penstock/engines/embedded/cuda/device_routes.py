@@ -18,7 +18,7 @@ from penstock.engines.embedded.route_store import BlockRoutes, Slots
 from penstock.engines.embedded.scheduler import Span
 from penstock.models.routing import Replay, Routers
 from penstock.models.transfer import download, upload
-from penstock.routing_records import Routes, id_dtype
+from penstock.records.routing_records import Routes, id_dtype
 
 
 class DeviceRoutes(BlockRoutes):

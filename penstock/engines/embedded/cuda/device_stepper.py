@@ -14,7 +14,7 @@ from penstock.engines.embedded.sampler import draws_on_device
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence
 from penstock.engines.embedded.stepper import COUNTED, Swapped, count, draw_and_send, logit_rows
-from penstock.interfaces import Verification
+from penstock.records.interfaces import Verification
 
 MAX_IN_FLIGHT = 2
 """Launches: one that runs, and one behind it."""

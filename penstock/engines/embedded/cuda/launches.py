@@ -7,7 +7,7 @@ import torch
 
 from penstock.engines.embedded.cuda.mask_arena import Recorded
 from penstock.engines.embedded.sequence import Sequence
-from penstock.sampling_masks import Packed
+from penstock.records.sampling_masks import Packed
 
 
 @dataclass(frozen=True, slots=True)

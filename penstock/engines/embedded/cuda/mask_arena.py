@@ -8,8 +8,8 @@ import torch
 
 from penstock.engines.embedded.cuda.kernels.sampling import MaskArena
 from penstock.models.transfer import download
-from penstock.sampling_masks import NO_WORDS, Packed, shorten
-from penstock.types import IntArray, SamplingMask
+from penstock.records import IntArray, SamplingMask
+from penstock.records.sampling_masks import NO_WORDS, Packed, shorten
 
 SEGMENTS = 3
 """Parts of the arena: each launch in flight has its own, and the next takes another."""

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from penstock.models.published import published_tensors
+from penstock.records import DEFAULT_POLICY, AdapterSpec, WeightUpdate
 from penstock.sync.in_process import Exchange, InProcessPublisher, InProcessReceiver
 from penstock.sync.slot_publisher import Publishing
-from penstock.types import DEFAULT_POLICY, AdapterSpec, WeightUpdate
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'penstock[lora]'")
 

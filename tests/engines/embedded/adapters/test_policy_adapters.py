@@ -12,12 +12,18 @@ import torch
 from torch import nn
 
 from penstock.engines.embedded.adapters import merged as merged_adapters
-from penstock.errors import BaseMissing, EngineLost, FingerprintMismatch, PenstockError, RequestRefused
-from penstock.interfaces import Staged, Verification
+from penstock.records import Parent
+from penstock.records.errors import (
+    BaseMissing,
+    EngineLost,
+    FingerprintMismatch,
+    PenstockError,
+    RequestRefused,
+)
+from penstock.records.interfaces import Staged, Verification
 from penstock.sync.in_process import Exchange, InProcessReceiver
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import AnyReceiver, Rendezvous, make_publisher
-from penstock.types import Parent
 from tests.engines.contract import ask, collect
 from tests.engines.embedded.adapters.peft_models import ATTENTION, MLP, Adapter, World, make_adapter
 from tests.engines.embedded.test_exact import generate, plain_table

@@ -12,7 +12,7 @@ from torch import nn
 
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.scheduler import Batch
-from penstock.types import GenerateRequest
+from penstock.records import GenerateRequest
 from tests.engines.contract import interrupt_of
 from tests.engines.embedded.adapters.peft_models import ATTENTION, Adapter, World, make_adapter
 from tests.engines.embedded.test_exact import play_move

@@ -26,8 +26,8 @@ from penstock.engines.embedded.cuda.device_routes import DeviceRoutes
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.models import attention as interface
 from penstock.models.routing import find_routers
-from penstock.routing_records import fetch_routes
-from penstock.types import GenerateRequest, Interrupt, Parent, since_restart
+from penstock.records import GenerateRequest, Interrupt, Parent, since_restart
+from penstock.records.routing_records import fetch_routes
 from tests.engines.contract import ask, interrupt_of, update_to
 from tests.engines.embedded.cuda.test_device_attention import Averages, compile_with
 from tests.engines.embedded.test_exact import first_tie, play_move

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from penstock.engines.embedded.cuda.mask_arena import MaskTable
-from penstock.sampling_masks import join_packed, pack_mask
+from penstock.records.sampling_masks import join_packed, pack_mask
 
 VOCAB = 100
 """Four words of bitmask."""

@@ -1,0 +1,58 @@
+"""What `run.deterministic` needs of the other settings: every step the same, bit by bit, also after a restart.
+
+    the first groups that selection leaves ─► each answer generated alone ─► trained in order
+
+Synchronous training fixes which weights sample which group. Groups are numbered in the order of the tasks, and
+seeds follow from the numbers. The last bits of logits depend on what else is in a batch, so nothing else is. So a
+run that goes on from a checkpoint, without the step that was open, makes the same tokens again.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.config.root import PenstockConfig
+
+
+IMPLIED: dict[tuple[str, ...], Any] = {
+    ("staleness", "max_staleness"): 0,
+    ("engine", "embedded", "max_batch"): 1,
+    ("engine", "embedded", "prefix_cache"): False,
+    ("model", "device"): "cpu",
+}
+"""What `run.deterministic` sets where the config says nothing else."""
+
+
+def with_implied(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of a config that must repeat, as they were given and with what that implies."""
+    filled = dict(sections)
+    for path, value in IMPLIED.items():
+        filled = _with_default(filled, path, value)
+    return filled
+
+
+def _with_default(section: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    key, rest = path[0], path[1:]
+    if not rest:
+        return {key: value, **section}
+    inside = section.get(key) or {}
+    if not isinstance(inside, Mapping):  # built already, so it says everything
+        return dict(section)
+    return {**section, key: _with_default(inside, rest, value)}
+
+
+def conflicts(config: "PenstockConfig") -> list[str]:
+    """Settings with which a run does not repeat, each with the value that it needs."""
+    engine, staleness = config.engine, config.staleness
+    needed = {
+        f"staleness.max_staleness=0 (got {staleness.max_staleness})": staleness.max_staleness == 0,
+        "staleness.adaptive=false": not staleness.adaptive,
+        f"engine.kind=embedded (got {engine.kind})": engine.kind == "embedded",
+        f"engine.embedded.max_batch=1 (got {engine.embedded.max_batch})": engine.embedded.max_batch == 1,
+        "engine.embedded.prefix_cache=false": not engine.embedded.prefix_cache,
+        "one engine (engine.count=1, no engine.beside)": len(engine.members) == engine.num_most == 1,
+        "answers of one turn (no rollout.workflow)": config.rollout.workflow is None,
+        "a CPU (model.device=cpu)": not config.model.device.startswith("cuda"),
+        "a CPU (engine.device=cpu)": not engine.device.startswith("cuda"),
+    }
+    return [setting for setting, is_met in needed.items() if not is_met]

@@ -1,0 +1,1 @@
+"""What outlives a crash: the journal, checkpoints, and how a run recovers from them."""

@@ -1,0 +1,312 @@
+"""Checkpoints of a run: what they hold, where they are, and when they are written.
+
+    RUN/checkpoints/step-N/progress.json    steps, versions, place in the tasks (the controller's part)
+                           trainer/         optimizer, schedule, random numbers (`checkpoint/state_files.py`)
+                           model/           the weights of step N in Hugging Face format
+
+A checkpoint is of the moment between two steps. The trainer copies its state then, and writes it beside the next
+steps, into a folder without a name; it gets its name when all of it is on the disk. So each one that is found is
+whole, and nothing counts on one before that. Groups that are not trained yet are in the journal. Their tasks are
+here too, and come again in a run without one.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+import msgspec
+
+from penstock.checksums import check_files, write_checksums
+from penstock.config.root import PenstockConfig
+from penstock.durability.kept_checkpoints import (
+    FOLDER,
+    PROGRESS,
+    checkpoints_of,
+    keep_reward,
+    point_to_best,
+    rewards_of,
+    superfluous,
+)
+from penstock.durability.run_facts import read_facts
+from penstock.loop.adaptive import starting_bound
+from penstock.loop.admission import GateState
+from penstock.loop.attempt_records import CheckpointKept
+from penstock.loop.group_log import GroupLog, NoGroupLog
+from penstock.loop.history import HistoryState
+from penstock.loop.resume import Resume
+from penstock.observe.events import CheckpointEvent
+from penstock.observe.recorder import Recorder
+from penstock.records import DEFAULT_POLICY, CheckpointWritten, Record
+from penstock.records.errors import RemoteError, TrainerLost, UserError
+from penstock.safe_files import whole_folder
+from penstock.tasks.stream import StreamState, TaskStream
+from penstock.trainer.trainer_start import TRAINER_STATE
+
+FORMAT = 1
+"""Of checkpoints. Other numbers are refused."""
+BEGINNING = "beginning"
+"""The folder of a run with the progress of its step 0: what it goes on from before its first checkpoint."""
+
+Part = Literal["reward", "workflow", "tasks"]
+
+
+class Progress(Record, frozen=True, kw_only=True):
+    """How far a run has come."""
+
+    format: int = FORMAT
+    run: str = ""
+    """Whose checkpoint it is (`RunFacts.id`)."""
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    max_staleness: int
+    """The bound in force, which the closed loop may have changed."""
+    num_admitted: int
+    history: HistoryState
+    consumed: tuple[tuple[int, int], ...] = ()
+    """The groups that its weights were trained on, as spans: (first, last). An audit needs no journal."""
+    tasks: StreamState
+    """With the tasks of the groups that were under way put back."""
+    heldout: tuple[tuple[int, float | None], ...] = ()
+    """(step, mean held-out reward) of every evaluation so far; None where nothing could be scored."""
+    only_in_python: tuple[Part, ...] = ()
+    """What the run was given as Python objects, which its config can't name."""
+
+    @property
+    def rewards(self) -> tuple[tuple[int, float], ...]:
+        return tuple((step, math.nan if reward is None else reward) for step, reward in self.heldout)
+
+    def resume(self, config: PenstockConfig) -> Resume:
+        """For a controller that has nothing under way."""
+        staleness = config.staleness
+        gate = GateState(
+            step=self.step,
+            served_step=self.step,
+            max_staleness=self.max_staleness if staleness.adaptive else starting_bound(staleness),
+            num_admitted=self.num_admitted,
+            num_trained=self.step * config.rollout.groups_per_step,
+            running=(),
+            ready=(),
+            consumed=self.consumed,
+        )
+        return Resume(gate=gate, history=self.history, task_ids={})
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def read_progress(checkpoint: Path) -> Progress:
+    path = checkpoint / PROGRESS
+    try:
+        data = path.read_bytes()
+        number = msgspec.json.decode(data, type=_Format).format
+        if number == FORMAT:
+            return msgspec.json.decode(data, type=Progress)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    raise UserError(
+        f"{checkpoint} has format {number}, and this Penstock reads format {FORMAT}; use the version of Penstock "
+        "that wrote it"
+    )
+
+
+def write_beginning(run: Path, tasks: TaskStream, bound: int, only_in_python: tuple[Part, ...]) -> None:
+    """So that a run can go on that is stopped before its first checkpoint. Its weights are those of its model."""
+    progress = Progress(
+        run=read_facts(run).id,
+        step=0,
+        max_staleness=bound,
+        num_admitted=0,
+        history=HistoryState(policy=DEFAULT_POLICY, steps=()),
+        tasks=tasks.state(),
+        only_in_python=only_in_python,
+    )
+    with whole_folder(run / BEGINNING) as unnamed:
+        (unnamed / PROGRESS).write_bytes(msgspec.json.encode(progress))
+        write_checksums(unnamed)
+
+
+def open_checkpoint(checkpoint: Path) -> Progress:
+    """Of a checkpoint that is as it was written: in all of its files, of its step, and of its run."""
+    check_files(checkpoint, closed=TRAINER_STATE)
+    progress, run = read_progress(checkpoint), checkpoint.parent.parent
+    if checkpoint.name != f"step-{progress.step}":
+        raise UserError(f"{checkpoint} is the checkpoint of step {progress.step} under another name")
+    if progress.run and read_facts(run).id not in ("", progress.run):
+        raise UserError(f"{checkpoint} is a checkpoint of another run")
+    return progress
+
+
+def newest_whole(run: Path, say: Callable[[str], None]) -> tuple[Path, Progress] | None:
+    """The newest checkpoint that is as it was written; of damaged ones behind it is said what is wrong. None where
+    there are no checkpoints yet."""
+    first: UserError | OSError | None = None
+    for path in reversed(checkpoints_of(run).values()):
+        try:
+            return path, open_checkpoint(path)
+        except (UserError, OSError) as error:  # a disk may also fail to say what is there
+            say(f"{error}; the run goes back to the checkpoint before {path.name}")
+            first = first or error
+    if first is None:
+        return None
+    raise UserError(
+        f"no checkpoint of {run} is as it was written: {first}; restore it from a copy, or train again from the "
+        f"start with what the journal still has: penstock resume {run} --step 0"
+    )
+
+
+class CheckpointingTrainer(Protocol):
+    """The part of `penstock.records.interfaces.Trainer` that is needed here."""
+
+    async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None: ...
+
+    async def checkpoint_written(self) -> CheckpointWritten: ...
+
+
+class Checkpoints:
+    """Has the checkpoints of one run written, one at a time, and keeps the last few and the best. One that can't be
+    written is told and costs nothing but itself."""
+
+    def __init__(
+        self,
+        run: Path,
+        trainer: CheckpointingTrainer,
+        tasks: TaskStream,
+        *,
+        every: int,
+        keep: int,
+        events: Recorder,
+        heldout: Callable[[], Sequence[tuple[int, float]]] = tuple,
+        only_in_python: tuple[Part, ...] = (),
+        log: GroupLog | None = None,
+    ) -> None:
+        """The `log` must reach as far as the checkpoints that it goes with. It is told the step of the oldest one
+        that a run may go on from, whenever one is on the disk."""
+        self._log: GroupLog = log or NoGroupLog()
+        self._run = run
+        self._id = read_facts(run).id
+        self._trainer = trainer
+        self._tasks = tasks
+        self._every = every
+        self._keep = keep
+        self._events = events
+        self._heldout = heldout
+        self._only_in_python = only_in_python
+        self._last = max(checkpoints_of(run), default=0)
+        """The step of the one that was begun last."""
+        self._is_writing = False
+        self._rewards: dict[int, float] = {}
+        """Of evaluations that have ended, by the step at which they began."""
+        self._evaluating: set[int] = set()
+
+    def is_due(self, step: int) -> bool:
+        """While one is written no other is begun: it comes when that is done."""
+        if self._every == 0 or step // self._every <= self._last // self._every:
+            return False
+        if self._is_writing and step % self._every == 0:
+            self._events.log(
+                f"the checkpoint of step {self._last} is still being written, so that of step {step} comes later"
+            )
+        return not self._is_writing
+
+    async def begin(self, stand: Resume) -> None:
+        """Take the checkpoint of this moment, between two steps. Whoever begins one settles it."""
+        step = self._last = stand.gate.step
+        progress = msgspec.json.encode(self._progress(stand))
+        await self._log.durable()
+        found, rewards = checkpoints_of(self._run), rewards_of(self._run)
+        old = superfluous(found, step=step, keep=self._keep, rewards=rewards, evaluating=self._evaluating)
+        try:
+            with self._events.measure("train", "checkpoint", step=step):
+                await self._trainer.checkpoint(
+                    str(self._folder(step)), {PROGRESS: progress}, [str(found[one]) for one in old]
+                )
+        except (RemoteError, UserError) as error:
+            self._tell_failure(step, error)
+        else:
+            self._is_writing = True
+
+    async def settle(self) -> None:
+        """Wait until the one that was begun is durable, and tell who depends on it."""
+        if not self._is_writing:
+            return
+        step = self._last
+        try:
+            written = await self._trainer.checkpoint_written()
+        except (RemoteError, UserError, TrainerLost) as error:
+            self._tell_failure(step, error)
+            return
+        finally:
+            self._is_writing = False
+        events = self._events
+        events.emit(
+            CheckpointEvent(
+                process=events.process,
+                time=events.now(),
+                step=step,
+                write_s=written.seconds,
+                num_bytes=written.num_bytes,
+            )
+        )
+        self._keep_reward(step)
+        await self._log.append(CheckpointKept(step=min(list(checkpoints_of(self._run))[-self._keep :])))
+
+    def rolled_back(self, step: int) -> None:
+        """Steps after this one are undone, and so is a checkpoint of them that was not durable."""
+        self._last = step
+
+    async def write(self, stand: Resume) -> None:
+        """Begin one, and wait until it is durable."""
+        await self.begin(stand)
+        await self.settle()
+
+    async def write_last(self, stand: Resume) -> None:
+        """At the end of a run that has checkpoints: it can be resumed with more steps."""
+        step = stand.gate.step
+        if self._every > 0 and step > 0 and step not in checkpoints_of(self._run):
+            await self.write(stand)
+
+    def evaluation_began(self, step: int) -> None:
+        self._evaluating.add(step)
+
+    def evaluation_ended(self, step: int, reward: float) -> None:
+        self._evaluating.discard(step)
+        self._rewards[step] = reward
+        self._keep_reward(step)
+
+    def _keep_reward(self, step: int) -> None:
+        """Whichever comes last, the checkpoint or its evaluation."""
+        if step not in self._rewards or step not in checkpoints_of(self._run):
+            return
+        try:
+            keep_reward(self._folder(step), self._rewards[step])
+            point_to_best(self._run)
+        except OSError as error:
+            self._events.log(
+                f"the held-out reward of step {step} could not be kept with its checkpoint: {error}"
+            )
+
+    def _folder(self, step: int) -> Path:
+        return self._run / FOLDER / f"step-{step}"
+
+    def _tell_failure(self, step: int, error: Exception) -> None:
+        events = self._events
+        events.log(f"the checkpoint of step {step} could not be written: {error}; the run goes on")
+        events.emit(CheckpointEvent(process=events.process, time=events.now(), step=step, failure=str(error)))
+
+    def _progress(self, stand: Resume) -> Progress:
+        gate = stand.gate
+        tickets = [*(group.ticket for group in gate.ready), *gate.running]
+        under_way = [stand.task_ids[number] for number in sorted(ticket.number for ticket in tickets)]
+        place = self._tasks.state()
+        return Progress(
+            run=self._id,
+            step=gate.step,
+            max_staleness=gate.max_staleness,
+            num_admitted=gate.num_admitted,
+            history=stand.history,
+            consumed=gate.consumed,
+            tasks=msgspec.structs.replace(place, returned=(*under_way, *place.returned)),
+            heldout=tuple(self._heldout()),
+            only_in_python=self._only_in_python,
+        )

@@ -1,0 +1,51 @@
+"""Puts the journal between episodes and engines: turns and calls under way outlive the controller."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.durability.durable_log import DurableGroupLog
+from penstock.loop.resume import Resume
+from penstock.records import ONE_VERSION, CallAnswer, Interrupt, WorkProgressed
+from penstock.records.interfaces import Engine
+from penstock.rollout.episode_rollout import TokenSource
+from penstock.rollout.kept_calls import KeepCall, keep_nothing
+from penstock.rollout.kept_turns import KeptTurns
+
+RECORD_EVERY = 256
+"""Tokens between two pieces of recorded data that are kept while an answer is under way: each piece is a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptWork:
+    """What episodes are given: engines, and where their calls are told."""
+
+    engine: TokenSource
+    keep_call: KeepCall = keep_nothing
+
+
+def keep_work(
+    engine: Engine,
+    log: DurableGroupLog | None,
+    resume: Resume | None,
+    *,
+    interrupt: Interrupt,
+    records_routing: bool,
+    say: Callable[[str], None],
+) -> KeptWork:
+    """Engines as they are, where a run has no journal."""
+    if log is None:
+        return KeptWork(engine=engine)
+    turns = KeptTurns(
+        engine,
+        log,
+        known=resume.partial if resume is not None else None,
+        resumes=interrupt not in ONE_VERSION,
+        records_routing=records_routing,
+        record_every=RECORD_EVERY,
+        say=say,
+    )
+
+    async def keep_call(answer: CallAnswer) -> None:
+        await log.append(WorkProgressed(calls=(answer,)))
+
+    return KeptWork(engine=turns, keep_call=keep_call)

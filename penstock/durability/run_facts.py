@@ -1,0 +1,51 @@
+"""`run.json`: what a run folder must say besides its config, so that another process can go on with the run."""
+
+from pathlib import Path
+
+import msgspec
+
+from penstock.records import Record
+from penstock.records.errors import UserError
+from penstock.safe_files import write_private
+
+FILE = "run.json"
+FORMAT = 2
+"""Of run folders: which files there are and what they mean. Other numbers are refused."""
+
+
+class RunFacts(Record, frozen=True, kw_only=True):
+    """Known when a run begins; the rest of it is in checkpoints."""
+
+    format: int = FORMAT
+    auto: tuple[str, ...] = ()
+    """Settings that `auto` chose. They are chosen again where the run goes on: that may be another machine."""
+    id: str = ""
+    """Drawn when the run began: its checkpoints say which run they are of."""
+    trackers: dict[str, str] = msgspec.field(default_factory=dict)
+    """By which the run is known to wandb and trackio, so that it goes on there too."""
+
+
+class _Format(msgspec.Struct):
+    format: int = FORMAT
+
+
+def read_facts(run: Path) -> RunFacts:
+    """A folder without the file has none. One of another format is refused."""
+    path = run / FILE
+    try:
+        data = path.read_bytes()
+        number = msgspec.json.decode(data, type=_Format).format
+        if number == FORMAT:
+            return msgspec.json.decode(data, type=RunFacts)
+    except FileNotFoundError:
+        return RunFacts()
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UserError(f"{path} can't be read ({error}); remove it to go on without it") from error
+    raise UserError(
+        f"the run folder {run} has format {number}, and this Penstock reads format {FORMAT}; use the version of "
+        "Penstock that wrote it"
+    )
+
+
+def write_facts(run: Path, facts: RunFacts) -> None:
+    write_private(run / FILE, msgspec.json.encode(facts).decode() + "\n")

@@ -1,0 +1,193 @@
+"""What the journal holds: one record for everything that happens to an attempt, a version or a checkpoint.
+
+Tasks are kept by id, with their prompt for people to read: their columns may be anything, and come from the tasks
+again. The JSON-like form is msgpack, through the codec of the channel.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.loop.admission import Samples, Ticket
+from penstock.records import (
+    DEFAULT_POLICY,
+    Episode,
+    Message,
+    Record,
+    ScoredGroup,
+    Task,
+    WorkProgressed,
+)
+from penstock.records.codec import decode, encode
+
+
+class GroupAdmitted(Record, frozen=True, kw_only=True, tag="admitted"):
+    """An attempt at a task begins."""
+
+    ticket: Ticket
+    task_id: str
+    prompt: str | tuple[Message, ...]
+    num_taken: int
+    """New tasks taken so far, this one included. As before when a task that was put back is tried again."""
+
+
+class GroupResumed(Record, frozen=True, kw_only=True, tag="group_resumed"):
+    """A group that was under way before a restart goes on, with what it has."""
+
+    number: int
+
+
+class EpisodeEnded(Record, frozen=True, kw_only=True, tag="episode"):
+    """An episode of a group that still runs is over."""
+
+    number: int
+    episode: Episode
+
+
+class GroupGenerated(Record, frozen=True, kw_only=True, tag="generated"):
+    """All episodes of a group are over: it is being scored."""
+
+    number: int
+
+
+class GroupScored(Record, frozen=True, kw_only=True, tag="scored"):
+    """A group is finished and scored: it waits for its step."""
+
+    number: int
+    scored: ScoredGroup
+    """Its task without columns."""
+    in_loss: tuple[bool, ...]
+    """Which episodes selection left in the loss."""
+
+    def with_task(self, task: Task) -> ScoredGroup:
+        return msgspec.structs.replace(
+            self.scored, group=msgspec.structs.replace(self.scored.group, task=task)
+        )
+
+
+class GroupsSelected(Record, frozen=True, kw_only=True, tag="selected"):
+    """Groups were taken for the step that the weights of `step` train: that is how old they count from now on."""
+
+    step: int
+    numbers: tuple[int, ...]
+
+
+class GroupsTrained(Record, frozen=True, kw_only=True, tag="trained"):
+    """An optimizer step was made of these groups."""
+
+    step: int
+    numbers: tuple[int, ...]
+
+
+class GroupDropped(Record, frozen=True, kw_only=True, tag="dropped"):
+    """A group leaves without being trained."""
+
+    number: int
+    reason: str
+    returns: str | None = None
+    """The id of its task, when that goes back to be tried again."""
+
+
+class VersionIssued(Record, frozen=True, kw_only=True, tag="version"):
+    """A number for the weights of a policy that a step makes."""
+
+    policy: str = DEFAULT_POLICY
+    version: int
+    step: int
+
+
+class CheckpointKept(Record, frozen=True, kw_only=True, tag="checkpoint"):
+    """No run will go on from before this step: what it trained on is trained for good."""
+
+    step: int
+
+
+class Standing(Record, frozen=True, kw_only=True):
+    """What the records before a point add up to, besides the groups themselves."""
+
+    num_admitted: int = 0
+    num_taken: int = 0
+    """New tasks taken so far."""
+    returned: tuple[str, ...] = ()
+    """Tasks that were put back and not tried again yet."""
+    version_steps: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    """By policy, the step of every version issued so far."""
+    step: int = 0
+    covered: int = 0
+    """The run may go on from checkpoints of this step and later ones; for older ones too much is gone."""
+
+
+class RunResumed(Record, frozen=True, kw_only=True, tag="resumed"):
+    """A run goes on from the checkpoint of a step; what was trained later is undone."""
+
+    step: int
+    standing: Standing | None = None
+    """Where the run stands, when the journal begins here and the checkpoint alone knows."""
+    num_again: int = 0
+    """How many of the steps that are undone are made again, from the same groups."""
+
+
+AttemptRecord: TypeAlias = (
+    GroupAdmitted
+    | GroupResumed
+    | EpisodeEnded
+    | WorkProgressed
+    | GroupGenerated
+    | GroupScored
+    | GroupsSelected
+    | GroupsTrained
+    | GroupDropped
+    | VersionIssued
+    | CheckpointKept
+    | RunResumed
+)
+
+
+def from_bytes(data: bytes) -> AttemptRecord:
+    return decode(data, AttemptRecord)  # type: ignore[arg-type]
+
+
+def groups_of(record: AttemptRecord) -> Collection[int]:
+    """The numbers of the groups that a record speaks of."""
+    match record:
+        case GroupAdmitted():
+            return (record.ticket.number,)
+        case WorkProgressed():
+            return record.groups
+        case GroupsSelected() | GroupsTrained():
+            return record.numbers
+        case GroupResumed() | EpisodeEnded() | GroupGenerated() | GroupScored() | GroupDropped():
+            return (record.number,)
+    return ()
+
+
+def encode_commit(records: Sequence[AttemptRecord]) -> list[bytes]:
+    """What one commit of the journal keeps. What a group did that ends in the same commit is in the record of its
+    end, or gone with it."""
+    over = {one.number for one in records if isinstance(one, GroupScored | GroupDropped)}
+    return [
+        encode(one)
+        for one in records
+        if not (isinstance(one, EpisodeEnded | GroupGenerated) and one.number in over)
+    ]
+
+
+def scored_record(number: int, scored: ScoredGroup, samples: Samples | None) -> GroupScored:
+    """`samples` are those of its episodes after selection; None when it took nothing out."""
+    bare = msgspec.structs.replace(scored.group.task, columns={})
+    group = msgspec.structs.replace(scored.group, task=bare)
+    if samples is None:
+        in_loss = (True,) * len(scored.scores)
+    else:
+        in_loss = tuple(any(sample.num_loss_tokens for sample in row) for row in samples)
+    return GroupScored(number=number, scored=msgspec.structs.replace(scored, group=group), in_loss=in_loss)
+
+
+def samples_of(record: GroupScored, scored: ScoredGroup) -> Samples:
+    """The samples that the buffer had, from what was recorded of them."""
+    rows = []
+    for index, kept in enumerate(record.in_loss):
+        samples = scored.samples(index)
+        rows.append(samples if kept else tuple(one.in_loss_where(one.loss_mask & False) for one in samples))
+    return tuple(rows)

@@ -1,0 +1,284 @@
+"""The loop: generation on one side, training on the other, the buffer between them.
+
+      feed ─ admit ─► produce: rollout ─ score ─► buffer ─► train: plan ─ step ─┐
+                        ▲                                                       │ snapshot
+                        └── engines ◄── weight sync (beside the next step) ◄────┘
+
+`group_production.py` is the left half, `step_runner.py` one step on every rank; here is what joins them. Everything
+it needs is passed in behind interfaces, and the only clock is the event loop's, so the same code drives real
+processes and simulated ones.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from penstock.loop.activity import Activity
+from penstock.loop.adaptive import ClosedLoop
+from penstock.loop.admission import ReadyGroup, StepGroups
+from penstock.loop.attempt_records import GroupDropped, RunResumed
+from penstock.loop.edges import Checkpoints, LoopEvents
+from penstock.loop.group_production import GroupProduction
+from penstock.loop.resume import Resume, TrainedGroups
+from penstock.loop.rollout_buffer import BufferClosed, RolloutBuffer
+from penstock.loop.step_planner import TrainedStep
+from penstock.loop.step_runner import StepRunner
+from penstock.loop.weight_sync import Offer, WeightSync
+from penstock.records.errors import TrainerLost
+from penstock.records.interfaces import Engine, Trainer
+
+UNDONE = "undone"
+"""Why a group is dropped whose step was undone, and which nobody has kept."""
+
+
+class Controller:
+    """Runs steps until the planned number is reached or `stop` is called."""
+
+    def __init__(
+        self,
+        *,
+        production: GroupProduction,
+        buffer: RolloutBuffer,
+        runner: StepRunner,
+        sync: WeightSync,
+        trainer: Trainer,
+        steps: int,
+        activity: Activity,
+        events: LoopEvents,
+        closed_loop: ClosedLoop,
+        starting_updates: int = 1,
+        publish_every: int = 1,
+        checkpoints: Checkpoints | None = None,
+        trained_groups: TrainedGroups | None = None,
+    ) -> None:
+        """`starting_updates` is how many updates bring an engine to the weights of the start: an adapter comes
+        after the weights below it. `trained_groups` gives those of undone steps back; None: only their tasks are
+        known."""
+        self.sync = sync
+        self.buffer = buffer
+        self.activity = activity
+        self._production = production
+        self._runner = runner
+        self._trainer = trainer
+        self._steps = steps
+        self._starting_updates = starting_updates
+        self._publish_every = publish_every
+        self._events = events
+        self._closed_loop = closed_loop
+        self._checkpoints = checkpoints
+        self._trained_groups = trained_groups
+        self._stopping = False
+        self.is_training = True
+        """Until the last step is done: after that a trainer that is lost can't go on."""
+        self._is_published = True
+        """Whether the weights of the last step have a version."""
+        self._stepped = asyncio.Event()
+        self._started = asyncio.Event()
+        self._trainer_there = asyncio.Event()
+        self._trainer_there.set()
+        self._incarnation = 0
+        """Counts the trainers that have gone on from a checkpoint."""
+        self._first_version = 0
+        """Of the weights that the trainer started with."""
+        self._stepping = asyncio.Lock()
+        """Held during a step: what is published belongs to the step that the gate counts."""
+
+    def stop(self) -> None:
+        """End after the step in progress."""
+        self._stopping = True
+        self.buffer.close()
+
+    async def start(self) -> None:
+        """Bring every engine to the trainer's starting weights, verified."""
+        try:
+            await self._deliver_start()
+        except TrainerLost:  # its revival does this too
+            self.trainer_lost()
+            await self._trainer_there.wait()
+        self._started.set()
+
+    async def _deliver_start(self) -> None:
+        self._first_version = self.buffer.gate.history.newest + 1
+        for _ in range(self._starting_updates):
+            version = self.sync.issue(self.buffer.gate.step)
+            await self.sync.deliver(Offer(version=version, made_s=self._now()))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the trainer's weights can be published."""
+        return self._started.is_set() and self._trainer_there.is_set()
+
+    async def republish(self) -> None:
+        """Publish the present weights under a new version: an engine has joined that has none. A trainer that is
+        lost meanwhile brings its own when it comes back."""
+        await self._started.wait()
+        with contextlib.suppress(TrainerLost):
+            async with self._stepping:
+                if not self._trainer_there.is_set():
+                    return
+                version = self.sync.issue(self.buffer.gate.step)
+                await self._trainer.snapshot(version)
+                self._is_published = True
+            await self.sync.serve(Offer(version=version, made_s=self._now()))
+
+    async def bring_below_adapter(self, engine: Engine) -> None:
+        """An engine that joins a run which trains an adapter gets the weights below it; other engines have them."""
+        await self._started.wait()
+        await self._trainer_there.wait()
+        if self._starting_updates > 1:
+            async with self._stepping:
+                await self.sync.send_again(self._first_version, engine)
+
+    def shrink_steps(self) -> str | None:
+        """Smaller micro-batches from now on, and a word on that: the trainer ran out of memory."""
+        return self._runner.shrink()
+
+    def trainer_lost(self) -> None:
+        """No step begins before `roll_back`. Generation goes on."""
+        self._trainer_there.clear()
+
+    async def pause(self) -> int:
+        """Wait until nothing waits for the trainer that is gone; returns the next one's first version."""
+        async with self._stepping:
+            self.activity.trainer = "gone, another one is starting"
+            await self.sync.pause()
+            return self.buffer.gate.history.newest + 1
+
+    async def roll_back(self, step: int, consumed: tuple[tuple[int, int], ...]) -> None:
+        """Another trainer has started from the checkpoint of `step`, which had trained on the groups `consumed`.
+        Steps after it are undone: their groups are trained again, or their tasks are tried again."""
+        async with self._stepping:
+            undone = self.buffer.gate.step - step
+            returned = await self._return_groups(step)
+            self.buffer.roll_back(step, consumed=consumed, returned=returned)
+            self._incarnation += 1
+            self._is_published = True
+            if self._checkpoints is not None:
+                self._checkpoints.rolled_back(step)
+            self.sync.resume()
+        self._events.log(
+            f"the trainer goes on from step {step}: {undone} steps are undone, {len(returned)} of their groups are "
+            "trained again"
+        )
+        await self._deliver_start()
+        self._trainer_there.set()
+
+    async def _return_groups(self, step: int) -> Sequence[ReadyGroup]:
+        """Of the steps after `step`. Without a journal only their tasks are known."""
+        log = self.buffer.log
+        if self._trained_groups is None:
+            gone = log.attempts.trained_after(step)
+            await log.append(RunResumed(step=step))
+            for one in gone:
+                await log.append(GroupDropped(number=one.ticket.number, reason=UNDONE, returns=one.task_id))
+            self._production.try_again([one.task_id for one in gone])
+            return ()
+        back = await self._trained_groups.after(step)
+        for lost in back.lost:
+            await self.buffer.drop(lost.group, lost.reason, lost.message, lost.scores)
+        return back.ready
+
+    async def run(self) -> None:
+        """The whole training. Returns when engines serve the last version."""
+        async with asyncio.TaskGroup() as background:
+            feeding = background.create_task(self._production.feed(background))
+            background.create_task(self.sync.run())
+            with contextlib.suppress(BufferClosed):
+                await self._train(background)
+            self.buffer.close()
+            feeding.cancel()
+            self._production.cancel()
+            with contextlib.suppress(TrainerLost):
+                await self._publish_last()
+            self.sync.finish()
+            self.is_training = False
+
+    def stand(self) -> Resume:
+        """Where it stands now, between two steps."""
+        gate = self.buffer.gate.state()
+        tickets = [*gate.running, *(group.ticket for group in gate.ready)]
+        attempts = self.buffer.log.attempts.by_number
+        task_ids = {ticket.number: attempts[ticket.number].task_id for ticket in tickets}
+        return Resume(gate=gate, history=self.buffer.gate.history.state(), task_ids=task_ids)
+
+    @property
+    def steps_done(self) -> int:
+        """Of the surviving history, those of an earlier session included."""
+        return self.buffer.gate.step
+
+    async def reached(self, step: int) -> None:
+        """Wait until this many steps are done."""
+        while self.steps_done < step:
+            await self._stepped.wait()
+
+    async def _train(self, background: asyncio.TaskGroup) -> None:
+        while self.buffer.gate.step < self._steps and not self._stopping:
+            await self._trainer_there.wait()
+            self.activity.trainer = "waiting for groups"
+            incarnation, waiting_since = self._incarnation, self._now()
+            taken = await self.buffer.take_step()
+            waited_s, number = self._now() - waiting_since, taken.step + 1
+            waits = self._events.waited(waiting_since, taken)
+            async with self._stepping:
+                if not self._trainer_there.is_set() or incarnation != self._incarnation:
+                    self.buffer.put_back(taken)  # a trainer was lost: another step than this comes next
+                    continue
+                try:
+                    await self._step(background, number, taken, waited_s, waits)
+                except TrainerLost:  # `roll_back` makes the groups ready again
+                    self.trainer_lost()
+        self.activity.trainer = "done"
+
+    async def _step(
+        self,
+        background: asyncio.TaskGroup,
+        number: int,
+        taken: StepGroups,
+        waited_s: float,
+        waits: dict[str, float],
+    ) -> None:
+        """Train on the groups, and offer the weights if it is their turn. The checkpoint comes before the offer: a
+        synchronous run admits nothing before its engines have the new weights, so that no group is under way in its
+        checkpoints."""
+        self.activity.trainer = f"step {number}"
+        publishes = number % self._publish_every == 0 or number == self._steps
+        version = self.sync.issue(number) if publishes else None
+        start = self._now()
+        taken, results = await self._runner.run(taken, version)
+        if not taken.groups:  # all of them were lost: the next ones make this step
+            if version is not None:
+                self.sync.withdraw(version)
+            return
+        self._is_published = publishes
+        self.activity.trainer = f"step {number}: its groups reach the disk"
+        await self.buffer.trained(taken)
+        self._stepped.set()
+        self._stepped = asyncio.Event()
+        step = TrainedStep(
+            number=number,
+            taken=taken,
+            results=results,
+            waited_s=waited_s,
+            took_s=self._now() - start,
+            time_s=self._now(),
+            waits=waits,
+        )
+        bound = self._closed_loop.observe(ess=step.metrics().get("ess", 1.0), idle=step.idle_share)
+        self._events.trained(step, bound)
+        if self._checkpoints is not None and self._checkpoints.is_due(number):
+            self.activity.trainer = f"checkpoint of step {number}"
+            await self._checkpoints.begin(self.stand())
+            background.create_task(self._checkpoints.settle())
+        if version is not None:
+            snapshot_s = max(result.seconds.get("snapshot", 0.0) for result in results)
+            await self.sync.offer(Offer(version=version, made_s=step.time_s, snapshot_s=snapshot_s))
+
+    async def _publish_last(self) -> None:
+        """A run that was stopped between two publications ends with its last weights served too."""
+        if not self._is_published:
+            version = self.sync.issue(self.buffer.gate.step)
+            await self._trainer.snapshot(version)
+            await self.sync.offer(Offer(version=version, made_s=self._now()))
+
+    def _now(self) -> float:
+        return self._events.now()

@@ -1,0 +1,100 @@
+"""What the loop sees of the rest: protocols that real processes, simulations and tests implement.
+
+Engines, trainers, scorers and blob stores are in `penstock.records.interfaces`, the log of
+attempts in `group_log.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.loop.admission import StepGroups
+from penstock.loop.resume import Resume
+from penstock.loop.step_planner import TrainedStep
+from penstock.records import (
+    CallAnswer,
+    Episode,
+    Group,
+    StepPlan,
+    StepResult,
+    Task,
+    UpdateReceipt,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """A version that every engine serves, and what that took."""
+
+    receipt: UpdateReceipt
+    snapshot_s: float
+    publish_s: float
+    fresh_s: float
+    num_bytes: int
+    num_skipped: int
+
+
+class LoopEvents(Protocol):
+    """Is told what happens (`penstock.run.controller_events.ControllerEvents`)."""
+
+    def now(self) -> float: ...
+
+    def log(self, line: str) -> None:
+        """A line for the person who watches."""
+
+    def measure(self, track: str, name: str, /, **attributes: int | str) -> AbstractContextManager[None]:
+        """A span around a block."""
+
+    def admission_blocked(self, start: float, reason: str) -> None: ...
+
+    def begin_group(self, group: int) -> None: ...
+
+    def generated(self, group: int) -> None: ...
+
+    def scored(self, group: int) -> None: ...
+
+    def end_group(self, group: int) -> None: ...
+
+    def waited(self, start: float, taken: StepGroups) -> dict[str, float]:
+        """The trainer has waited for these groups since `start`: what for, in seconds."""
+
+    def trained(self, step: TrainedStep, max_staleness: int) -> None: ...
+
+    def updated(self, delivered: Delivered) -> None: ...
+
+
+class GroupRunner(Protocol):
+    """Generates the episodes of a group (`penstock.rollout.group_runner.RolloutRunner`)."""
+
+    async def run_group(
+        self,
+        number: int,
+        task: Task,
+        *,
+        ended: Callable[[Episode], None],
+        done: Mapping[int, Episode] | None = None,
+        calls: Sequence[CallAnswer] = (),
+    ) -> Group: ...
+
+
+class Ranks(Protocol):
+    """The ranks of a trainer (`penstock.processes.trainer_group.TrainerGroup`)."""
+
+    async def run(self, plans: Sequence[StepPlan]) -> list[StepResult]:
+        """One optimizer step: a plan for each part of the data."""
+
+
+class Checkpoints(Protocol):
+    """Where a run's state goes between steps (`penstock.durability.checkpoints.Checkpoints`)."""
+
+    def is_due(self, step: int) -> bool: ...
+
+    async def begin(self, stand: Resume) -> None:
+        """Copy what belongs to one; it is written beside the next steps."""
+
+    async def settle(self) -> None:
+        """Wait until the one that was begun is durable."""
+
+    def rolled_back(self, step: int) -> None:
+        """Steps after this one are undone."""

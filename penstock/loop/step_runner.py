@@ -1,0 +1,98 @@
+"""One optimizer step on every rank: plan it, run the plans, and leave out groups whose bulk data is lost."""
+
+import dataclasses
+
+from penstock.loop.admission import StepGroups
+from penstock.loop.edges import LoopEvents, Ranks
+from penstock.loop.group_production import LOST_BLOB
+from penstock.loop.rollout_buffer import RolloutBuffer
+from penstock.loop.step_planner import StepPlanner
+from penstock.records import StepResult, group_scope
+from penstock.records.blob_refs import check_group
+from penstock.records.errors import BlobLost, StepTooLarge, TrainerLost
+from penstock.records.interfaces import BlobStore
+
+LOST_STEPS = 3
+"""So many steps in a row that lose all of their groups end a run: then it is no matter of single groups."""
+LEAST_TOKENS = 256
+"""Of a micro-batch: below it nothing is won. A sequence that is longer is one by itself."""
+
+
+class StepRunner:
+    """Has the trainers train on the groups of a step."""
+
+    def __init__(
+        self,
+        *,
+        trainers: Ranks,
+        planner: StepPlanner,
+        buffer: RolloutBuffer,
+        blobs: BlobStore,
+        events: LoopEvents,
+    ) -> None:
+        self._trainers = trainers
+        self._planner = planner
+        self._buffer = buffer
+        self._blobs = blobs
+        self._events = events
+        self._num_lost_in_a_row = 0
+
+    async def run(self, taken: StepGroups, version: int | None) -> tuple[StepGroups, list[StepResult]]:
+        """The groups that were trained, and what each rank reports. The new weights are `version` where they are
+        published. Without a group nothing was trained: the blobs of all of them were lost."""
+        while True:
+            try:
+                with self._events.measure("train", "plan", step=taken.step + 1):
+                    plans = self._planner.plan(taken, self._buffer.gate.history, version)
+                results = await self._trainers.run(plans)
+                self._num_lost_in_a_row = 0
+                return taken, results
+            except StepTooLarge as error:
+                self._shrink_or_raise(error, "the step is tried again")
+            except TrainerLost as error:
+                if isinstance(error.__cause__, StepTooLarge):  # one rank had no room: all come back with less
+                    self._shrink_or_raise(error.__cause__, "its ranks begin again from the last checkpoint")
+                raise
+            except BlobLost as error:  # the trainer reads all blobs of a step before it trains on any
+                taken = await self._without_lost(taken, error)
+                if not taken.groups:
+                    return taken, []
+
+    def shrink(self) -> str | None:
+        """Train in micro-batches of half the size from now on, on which gradients do not depend; a word on that.
+        None where there is nothing to halve."""
+        before = self._planner.micro_batch_tokens
+        if before // 2 < LEAST_TOKENS:
+            return None
+        self._planner = dataclasses.replace(self._planner, micro_batch_tokens=before // 2)
+        return f"trainer.micro_batch_tokens is {before // 2} from now on, instead of {before}"
+
+    def _shrink_or_raise(self, error: StepTooLarge, then: str) -> None:
+        word = self.shrink()
+        if word is None:
+            raise error
+        self._events.log(f"{error}; {word}, and {then}")
+
+    async def _without_lost(self, taken: StepGroups, error: BlobLost) -> StepGroups:
+        """The step without the groups whose blobs can't be read. When all can, or nothing is left of several steps
+        in a row, it is no matter of single groups."""
+        lost = {}
+        for group in taken.groups:
+            try:
+                check_group(self._blobs, group.scored.group, read=True)
+            except BlobLost as reason:
+                lost[group.ticket.number] = (group.scored, str(reason))
+            else:
+                # Routes of another model are whole, and only the trainer knows its model: it names the blob.
+                if f"blob {group_scope(group.ticket.number)}/" in str(error):
+                    lost[group.ticket.number] = (group.scored, str(error))
+        if not lost:
+            raise error
+        if len(lost) == len(taken.groups):
+            self._num_lost_in_a_row += 1
+            if self._num_lost_in_a_row >= LOST_STEPS:
+                raise error
+        for number, (scored, message) in lost.items():
+            await self._buffer.drop(scored.group, LOST_BLOB, message, scored.scores)
+            taken = taken.without(number)
+        return taken

@@ -1,0 +1,356 @@
+"""Brings the trainer's weights to the engines, beside training: one transfer at a time, and the newest waits.
+
+    step 7 ─► 7 is sent ────────────────────► served
+    step 8 ─► 8 waits ─► replaced, never sent
+    step 9 ────────────► 9 waits ───────────► 9 is sent ─► served
+
+A transfer that fails leaves engines on the version that they have. It is tried again, and then the engines that
+failed leave the pool. An engine that did not load what was published is sent all of it once more, and then leaves
+too. Where that is so of every engine, the run ends.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from penstock.loop.activity import Activity
+from penstock.loop.edges import Delivered, LoopEvents
+from penstock.loop.rollout_buffer import RolloutBuffer
+from penstock.records import Interrupt, UpdateReceipt
+from penstock.records.errors import (
+    BaseMissing,
+    ChannelClosed,
+    EngineLost,
+    FingerprintMismatch,
+    PenstockError,
+    SnapshotReplaced,
+    TrainerLost,
+    UpdateAbandoned,
+    UserError,
+    WorkerDied,
+)
+from penstock.records.interfaces import Engine, Trainer
+
+FINAL = (ChannelClosed, SnapshotReplaced, UserError, WorkerDied)
+"""To try again would not help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A version that can be published."""
+
+    version: int
+    made_s: float
+    """When its weights were there."""
+    snapshot_s: float = 0.0
+    """How long the trainer took to copy them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """How often a failed transfer is tried again, and after how long; each time twice as long."""
+
+    count: int = 3
+    first_s: float = 1.0
+
+
+class SyncedEngines(Engine, Protocol):
+    """The engines of a run (`penstock.engines.engine_pool.EnginePool`)."""
+
+    async def expel_failed(self, kind: type[BaseException]) -> dict[str, int]:
+        """Take engines that did not take the last update, for a reason of this kind, out of the pool. Returns how
+        many requests each had; nothing where all have failed, and stay."""
+
+    async def mend(self, bring: Callable[[Engine], Awaitable[None]]) -> None:
+        """Bring something to the engines that lacked the weights below their adapter at the last update."""
+
+
+class WeightSync:
+    """`run` is its background task. `finish` lets it end once what was offered is served."""
+
+    def __init__(
+        self,
+        *,
+        trainer: Trainer,
+        engines: SyncedEngines,
+        buffer: RolloutBuffer,
+        events: LoopEvents,
+        activity: Activity,
+        interrupt: Interrupt = "inflight",
+        retries: Retries | None = None,
+    ) -> None:
+        self._trainer = trainer
+        self._engines = engines
+        self._buffer = buffer
+        self._events = events
+        self._activity = activity
+        self._interrupt: Interrupt = interrupt
+        self._retries = retries or Retries()
+        self._below: int | None = None
+        """The version of the weights below the adapter that was published last."""
+        self._waiting: Offer | None = None
+        self._is_finished = self._is_renewing = self._is_running = self._is_paused = False
+        self._sending: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()
+        self._unreleased: set[int] = set()
+        """Versions whose snapshots the trainer may still hold."""
+        self._num_skipped = 0
+        """Versions that were never sent, since the last that was."""
+
+    def issue(self, step: int) -> int:
+        """A number for the weights that `step` makes."""
+        version = self._buffer.issue(step)
+        self._unreleased.add(version)
+        return version
+
+    def withdraw(self, version: int) -> None:
+        """No weights were made for it."""
+        self._buffer.gate.history.withdraw(version)
+        self._unreleased.discard(version)
+
+    async def offer(self, offer: Offer) -> None:
+        """Send it when nothing else is being sent. One that waits is given up for it."""
+        replaced, self._waiting = self._waiting, offer
+        self._changed.set()
+        if replaced is not None:
+            await self._skip(replaced.version)
+
+    def engine_lost(self, name: str, error: EngineLost) -> None:
+        """An engine has lost its weights: send them again, if no newer ones are on their way."""
+        self._events.log(f"{name} is lost, its requests begin again elsewhere or wait for it: {error}")
+        self._is_renewing = True
+        self._changed.set()
+
+    def finish(self) -> None:
+        """Nothing more will be offered."""
+        self._is_finished = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until all is sent, after `finish`."""
+        self._is_running = True
+        try:
+            while await self._has_more():
+                with contextlib.suppress(TrainerLost):  # what it offered is void; `pause` follows
+                    await self._send_next()
+        finally:
+            self._is_running = False
+
+    async def _has_more(self) -> bool:
+        """Wait for something to send; False when nothing more will come."""
+        while self._is_paused or (self._waiting is None and not self._is_renewing):
+            if self._is_finished and not self._is_paused:
+                return False
+            self._changed.clear()
+            await self._changed.wait()
+        return True
+
+    async def _send_next(self) -> None:
+        if self._waiting is None:
+            await self._offer_again()
+            return
+        offer, self._waiting = self._waiting, None
+        sending = self._sending = asyncio.ensure_future(self.deliver(offer))
+        try:
+            await asyncio.wait({sending})
+            if not sending.cancelled():
+                sending.result()
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def pause(self) -> None:
+        """The trainer is gone: what it has published is void, and nothing is sent before `resume`."""
+        self._is_paused, self._is_renewing, self._waiting = True, False, None
+        self._unreleased.clear()
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    def resume(self) -> None:
+        """There is a trainer again."""
+        self._is_paused = False
+        self._changed.set()
+
+    async def _offer_again(self) -> None:
+        """The weights of the last step, under a new number. While a step is made, its weights will do."""
+        self._is_renewing = False
+        history, step = self._buffer.gate.history, self._buffer.gate.step
+        if history.step_of(history.newest) > step:
+            return
+        version = self.issue(step)
+        await self._trainer.snapshot(version)
+        await self.offer(Offer(version=version, made_s=self._events.now()))
+
+    async def serve(self, offer: Offer) -> None:
+        """Send it in its turn: beside the steps while `run` does so, here and now before and after."""
+        if self._is_running:
+            await self.offer(offer)
+        else:
+            await self.deliver(offer)
+
+    async def send_again(self, version: int, engine: Engine) -> None:
+        """Bring one engine to a version that the others have had."""
+        await self._trainer.snapshot(version)
+        try:
+            update = await self._trainer.publish(version)
+            taking = engine.update(update)
+            if update.sends:
+                await send_and_take(self._trainer.send(version), taking)
+            else:
+                await taking
+        finally:
+            await self._trainer.release(version)
+
+    async def deliver(self, offer: Offer) -> None:
+        """Bring every engine to a version."""
+        version = offer.version
+        self._activity.syncing_version = version
+        try:
+            delivered = await self._persist(offer)
+        except SnapshotReplaced:  # the trainer is faster than this: the version after it comes soon
+            await self._skip(version)
+            return
+        finally:
+            self._activity.syncing_version = None
+        self._events.updated(delivered)
+        self._num_skipped = 0
+        self._buffer.served(version)
+        await self._trainer.release(version)
+        self._unreleased.discard(version)
+
+    async def abandon(self) -> None:
+        """No engine will read what was published: a trainer that waits for a free slot goes on."""
+        for version in sorted(self._unreleased):
+            with contextlib.suppress(PenstockError):  # it has no snapshot yet
+                await self._trainer.release(version, delivered=False)
+
+    async def _skip(self, version: int) -> None:
+        self._num_skipped += 1
+        self._unreleased.discard(version)
+        await self._trainer.release(version, delivered=False)
+
+    async def _persist(self, offer: Offer) -> Delivered:
+        """Try until every engine that is left has the version."""
+        full, num_failed, wait_s = False, 0, self._retries.first_s
+        differs = lacks_base = is_mended = False
+        while True:
+            try:
+                if lacks_base:
+                    lacks_base = False
+                    await self._bring_below()
+                return await self._attempt(offer, full=full)
+            except FINAL:
+                raise
+            except FingerprintMismatch as error:  # damage, or another model
+                full = True
+                if differs:
+                    await self._expel(offer.version, 2, error, FingerprintMismatch)
+                else:
+                    self._events.log(
+                        f"version {offer.version} is sent again in full, since an engine did not load what was "
+                        f"published: {_briefly(error)}"
+                    )
+                differs = not differs
+                continue
+            except BaseMissing as error:  # an engine is new, or lost what it had
+                failure: PenstockError = error
+                lacks_base = True
+                if not is_mended:
+                    full = is_mended = True
+                    continue
+            except PenstockError as error:
+                failure = error
+            num_failed += 1
+            if num_failed <= self._retries.count:
+                self._events.log(
+                    f"version {offer.version} did not reach every engine, trying again in {wait_s:g} s: {failure}"
+                )
+                await asyncio.sleep(wait_s)
+                wait_s *= 2
+                continue
+            await self._expel(offer.version, num_failed, failure)
+            num_failed, wait_s = 0, self._retries.first_s
+
+    async def _bring_below(self) -> None:
+        """To engines that lack it: what the adapter acts on. Full updates build on nothing."""
+        if self._below is not None:
+            await self._engines.mend(partial(self.send_again, self._below))
+
+    async def _expel(
+        self,
+        version: int,
+        num_failed: int,
+        failure: PenstockError,
+        kind: type[BaseException] = BaseException,
+    ) -> None:
+        """Go on without the engines that failed with this kind of error. Without any, the run ends."""
+        expelled = await self._engines.expel_failed(kind)
+        if not expelled:
+            if isinstance(failure, FingerprintMismatch):
+                raise failure
+            raise PenstockError(
+                f"version {version} could not be brought to the engines in {num_failed} attempts, and no other "
+                f"engine is left: {failure}"
+            ) from failure
+        for name, num_requests in expelled.items():
+            self._events.log(
+                f"{name} leaves the run: it could not be brought to version {version} in {num_failed} attempts "
+                f"({_briefly(failure)}); others go on with its {num_requests} requests"
+            )
+
+    async def _attempt(self, offer: Offer, *, full: bool) -> Delivered:
+        """Where it is sent, trainer and engines act together."""
+        version, measure = offer.version, self._events.measure
+        started = self._events.now()
+        with measure("sync", "publish", version=version):
+            update = await self._trainer.publish(version, full=full)
+        self._below = update.base if update.selection == "adapter" else None
+        publish_s = self._events.now() - started
+        with measure("sync", "update", version=version):
+            taking = self._engines.update(update, self._interrupt)
+            if update.sends:
+                receipt = await send_and_take(self._trainer.send(version), taking)
+            else:
+                receipt = await taking
+        return Delivered(
+            receipt=receipt,
+            snapshot_s=offer.snapshot_s,
+            publish_s=publish_s,
+            fresh_s=self._events.now() - offer.made_s,
+            num_bytes=update.num_bytes,
+            num_skipped=self._num_skipped,
+        )
+
+
+def _briefly(failure: PenstockError) -> str:
+    """What happened. A mismatch goes on with what follows for a run that has no other engine."""
+    return str(failure).partition("; ")[0] if isinstance(failure, FingerprintMismatch) else str(failure)
+
+
+LAST_WORDS_S = 1.0
+"""How long a failed sender waits for the engines' answers: one that died says more than a closed connection."""
+
+
+async def send_and_take(
+    send: Coroutine[Any, Any, None], take: Coroutine[Any, Any, UpdateReceipt]
+) -> UpdateReceipt:
+    """Both sides succeed, or the one that fails cancels the other. The error of the side that failed is raised, not
+    that of the side that was cancelled."""
+    sending, taking = asyncio.ensure_future(send), asyncio.ensure_future(take)
+    both = (taking, sending)
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+        if not taking.done():
+            await asyncio.wait([taking], timeout=LAST_WORDS_S)
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+    errors = [error for task in both if not task.cancelled() and (error := task.exception()) is not None]
+    for error in [one for one in errors if not isinstance(one, UpdateAbandoned)] or errors:
+        raise error
+    return taking.result()

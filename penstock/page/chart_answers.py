@@ -1,0 +1,69 @@
+"""Curves: at most some hundred points a metric, each with the lowest and highest value that it stands for."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.observe.reading.run_reading import RunReading
+from penstock.observe.reading.step_table import Axis
+from penstock.page.query_values import Refused, chosen, whole
+
+X_AXES: tuple[Axis, ...] = ("step", "time", "tokens")
+MAX_NAMES = 64
+MAX_NEW_ROWS = 64
+"""New steps that a message carries; of more, the page asks for curves anew."""
+
+
+def show_curves(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
+    names = [name for name in query.get("names", "reward").split(",") if name]
+    if len(names) > MAX_NAMES:
+        raise Refused(f"at most {MAX_NAMES} metrics at once, got {len(names)}")
+    x = chosen(query, "x", X_AXES)
+    buckets = whole(query, "buckets", 500, low=1, high=5000)
+    known = set(run.steps.names)
+    return {
+        "x": x,
+        "last": last_step(run),
+        "curves": {name: thinned(run, name, x, buckets) for name in names if name in known},
+    }
+
+
+def thinned(run: RunReading, name: str, x: Axis, buckets: int) -> list[list[float]]:
+    """Columns x, low, high, mean."""
+    points = run.steps.thinned(name, x=x, buckets=buckets)
+    return [
+        [point.x for point in points],
+        [point.low for point in points],
+        [point.high for point in points],
+        [point.mean for point in points],
+    ]
+
+
+def last_step(run: RunReading) -> int:
+    return 0 if run.steps.last is None else run.steps.last.step
+
+
+def list_metrics(run: RunReading) -> dict[str, Any]:
+    """All names, and the last value of each."""
+    values = run.steps.row(-1) if last_step(run) else {}
+    return {"last": last_step(run), "names": run.steps.names, "values": values}
+
+
+def new_rows(run: RunReading, since: int) -> dict[str, Any] | None:
+    """Steps after `since` with all their numbers; None when they are too many for a message, or were undone.
+    It costs what is new, not what is there."""
+    if last_step(run) < since:
+        return None
+    steps = run.steps.stored
+    first = len(steps)
+    while first > 0 and steps[first - 1].step > since:
+        first -= 1
+        if len(steps) - first > MAX_NEW_ROWS:
+            return None
+    rows = [run.steps.row(index) for index in range(first, len(steps))]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {
+        "steps": [step.step for step in steps[first:]],
+        "times": [step.time for step in steps[first:]],
+        "values": {name: [row.get(name, math.nan) for row in rows] for name in names},
+    }

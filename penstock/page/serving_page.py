@@ -1,0 +1,33 @@
+"""Serves the page of some runs on a socket that is bound already."""
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+
+from penstock.http_server.web_server import HttpServer
+from penstock.observe.reading.run_reading import RunReading
+from penstock.page.dashboard_app import make_app
+from penstock.page.open_runs import OpenRuns
+from penstock.page.page_access import make_access
+
+CLOSING_S = 1.0
+"""Streams of open pages are cut off at the end."""
+
+
+@contextlib.asynccontextmanager
+async def served_page(
+    readings: Sequence[RunReading],
+    listening: socket.socket,
+    *,
+    token: str,
+    allow_hosts: tuple[str, ...] = (),
+) -> AsyncIterator[OpenRuns]:
+    """While inside, the page of these runs is there."""
+    runs = OpenRuns(readings)
+    access = make_access(token, str(listening.getsockname()[0]), allow_hosts)
+    server = HttpServer(make_app(runs, access), closing_s=CLOSING_S)
+    try:
+        await server.open(listening)
+        yield runs
+    finally:
+        await server.close()

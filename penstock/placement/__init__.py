@@ -1,0 +1,1 @@
+"""What `auto` chooses: GPUs, memory, threads, and what a config can't have."""

@@ -1,0 +1,299 @@
+"""The GPU's memory, shared out before anything heavy is loaded.
+
+    free ─ margin ─► trainer ─► published weights ─► engines: weights, staged update, workspace; the rest is cache
+
+The trainer's part is an estimate (`penstock.trainer.memory_estimate`); what it leaves is the engines'. What
+can't fit is a `UserError` that names the numbers and the settings that change them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from penstock.config.root import PenstockConfig
+from penstock.engines.embedded.config import SPARE_SLOTS, EmbeddedConfig
+from penstock.engines.kinds import kind_of, settings_of
+from penstock.placement.automatic import resolve_auto, sites_of
+from penstock.placement.gpu_pools import Needs, gb, num_ranks, num_shards
+from penstock.placement.gpus import Gpu
+from penstock.records.errors import UserError
+from penstock.sync.transports import transport_of
+
+if TYPE_CHECKING:
+    from penstock.models.outline import Outline
+    from penstock.trainer.memory_estimate import MemoryEstimate
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+CONTEXT_BYTES = int(0.6e9)
+"""What the CUDA context takes in each process."""
+MARGIN = 0.03
+"""Of the GPU: what allocators leave unused between their blocks."""
+ENGINE_ALONE = 0.9
+SMALLER_STATES = {"float32": ("8bit", "cpu"), "8bit": ("cpu",), "cpu": ()}
+"""Settings of `trainer.optimizer_states` that take less of the GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Who gets how much of the engines' GPU, in bytes."""
+
+    gpu: Gpu
+    trainer: int
+    published: int
+    engine: int
+    """All that each engine may take."""
+    cache: int
+    """What is left of it for the cache."""
+    staged: int
+    """What each engine must keep free for an update that it stages."""
+    num_engines: int
+    kv_bytes_per_token: int
+    rank: int = 0
+    """What each rank of the trainer takes of a GPU of its own; 0 where it is on the engines' GPU."""
+    num_ranks: int = 1
+
+    @property
+    def memory_share(self) -> float:
+        """Within which an engine sizes its cache."""
+        return (self.engine - self.staged) / self.gpu.total_bytes
+
+    def __str__(self) -> str:
+        parts = [f"trainer about {gb(self.trainer)}"] if self.trainer else []
+        if self.rank:
+            ranks = "trainer" if self.num_ranks == 1 else f"each of {self.num_ranks} ranks of the trainer"
+            own = "a GPU of its own" if self.num_ranks == 1 else "GPUs of their own"
+            parts = [f"{ranks} about {gb(self.rank)}, on {own}"]
+        parts += [f"published weights {gb(self.published)}"] if self.published else []
+        engines = "engine" if self.num_engines == 1 else f"each of {self.num_engines} engines"
+        tokens = self.cache // self.kv_bytes_per_token
+        parts.append(
+            f"{engines} at most {gb(self.engine)}, with a cache of up to {gb(self.cache)} ({tokens:,} tokens)"
+        )
+        return f"memory of {self.gpu.name} ({gb(self.gpu.total_bytes)}): {'; '.join(parts)}"
+
+
+def plan_memory(
+    config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int
+) -> MemoryPlan | None:
+    """Share out the GPUs, or say what does not fit. `longest` is the longest sequence that is expected.
+    None where the engines run on no GPU that is known."""
+    sites = sites_of(config, gpus)
+    needed, published = 0, 0
+    if sites.trainer.gpu is not None:
+        needed, published = _of_rank(config, outline, longest)
+        _check_trainer(config, outline, sites.trainer.gpu, needed, published, longest)
+    if sites.engine.gpu is None:
+        return None
+    if sites.share_a_gpu:
+        return _share_out(config, outline, sites.engine.gpu, needed, published, longest)
+    alone = _share_out(config, outline, sites.engine.gpu, 0, 0, longest)
+    return replace(alone, rank=needed + published, num_ranks=num_ranks(config))
+
+
+def rank_bytes(config: PenstockConfig, outline: "Outline", *, longest: int, shards: int) -> int:
+    """What a rank takes of its GPU: its part of what is held all the time, and all of what a step needs besides.
+    Split weights come together for the layer that computes and for the next one, or all of them
+    (`trainer.gather`)."""
+    estimate = estimate_trainer(config, outline, longest=longest)
+    if shards == 1:
+        return CONTEXT_BYTES + estimate.total
+    at_once = outline.num_layers if config.trainer.gather == "step" else 2
+    layers = min(at_once, outline.num_layers) * estimate.weights // max(1, outline.num_layers)
+    step = estimate.activations + max(estimate.head, estimate.layer, estimate.update)
+    return CONTEXT_BYTES + estimate.resident // shards + layers + step
+
+
+def ranks_have_room(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int) -> bool:
+    """Whether ranks on GPUs of their own can do what the config asks."""
+    sites = sites_of(config, gpus)
+    if sites.trainer.gpu is None or sites.share_a_gpu:
+        return False
+    return sum(_of_rank(config, outline, longest)) <= _room(sites.trainer.gpu)
+
+
+def _of_rank(config: PenstockConfig, outline: "Outline", longest: int) -> tuple[int, int]:
+    """What a rank takes, and its part of the published weights."""
+    shards = num_shards(config)
+    return rank_bytes(config, outline, longest=longest, shards=shards), published_bytes(
+        config, outline
+    ) // shards
+
+
+def needs_of(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int) -> Needs:
+    """What the model needs of GPUs, for `resolve_pools`. What `auto` will mean there depends on no pool."""
+    chosen = resolve_auto(config, gpus, num_parameters=outline.num_parameters).config
+    return Needs(
+        num_parameters=outline.num_parameters,
+        rank=lambda shards: rank_bytes(chosen, outline, longest=longest, shards=shards),
+        room=_room,
+    )
+
+
+def estimate_trainer(
+    config: PenstockConfig, outline: "Outline", *, longest: int, states: str | None = None
+) -> "MemoryEstimate":
+    """What the trainer takes besides `CONTEXT_BYTES`, as it is configured or with other optimizer states. What is
+    held all the time is counted whole; of a row, a rank runs what `trainer.parallel.context` leaves it."""
+    from penstock.trainer.memory_estimate import estimate_bytes
+
+    section = config.trainer
+    if states is not None:
+        section = section.model_copy(update={"optimizer_states": states})
+    tokens = -(-max(section.micro_batch_tokens, longest) // section.parallel.context)
+    return estimate_bytes(outline, section, tokens=tokens, reference=config.algorithm.needs_reference)
+
+
+def published_bytes(config: PenstockConfig, outline: "Outline") -> int:
+    """Snapshots of the weights that lie on the GPU between trainer and engines. Below an adapter there is one of
+    the weights that stay, which engines take at the start."""
+    if not transport_of(config.sync.transport).snapshots_on_gpu:
+        return 0
+    once = outline.num_parameters if outline.num_adapter_parameters else 0
+    item = BYTES[config.sync.wire_dtype(config.engine.dtype)]
+    return (once + config.sync.num_snapshots * outline.num_trained) * item
+
+
+def _check_trainer(
+    config: PenstockConfig, outline: "Outline", gpu: Gpu, trainer: int, published: int, longest: int
+) -> None:
+    room = _room(gpu)
+    if trainer + published <= room:
+        return
+    shard = f"trainer.parallel.shard above {config.trainer.parallel.shard}"
+    advice = f"{_smaller_trainer(config, longest)} or {shard}"
+
+    def held(states: str | None = None) -> int:
+        """What each rank holds all the time."""
+        return estimate_trainer(config, outline, longest=longest, states=states).resident // num_shards(
+            config
+        )
+
+    if held() + CONTEXT_BYTES > room:
+        modes = [
+            mode
+            for mode in SMALLER_STATES[config.trainer.optimizer_states]
+            if held(mode) + CONTEXT_BYTES <= room
+        ]
+        way_out = f"set trainer.optimizer_states={' or '.join(modes)}, or " if modes else ""
+        advice = (
+            f"{gb(held())} of it are weights, gradients and AdamW's states: {way_out}split them over more GPUs "
+            f"({shard}), or take a smaller model"
+        )
+    raise UserError(
+        f"{_ranks(config)} needs about {gb(trainer)}{_and_published(published)}, and of the "
+        f"{gb(gpu.total_bytes)} of {gpu.name} {gb(room)} can be used; {advice}"
+    )
+
+
+def _share_out(
+    config: PenstockConfig, outline: "Outline", gpu: Gpu, trainer: int, published: int, longest: int
+) -> MemoryPlan:
+    from penstock.engines.embedded.cache_sizing import workspace_bytes
+
+    section = config.engine.embedded
+    count = 1 if config.placement.engines and not trainer else config.engine.num_most
+    split = max(1, kind_of(config.engine.kind).num_gpus(settings_of(config.engine)))
+    item = BYTES[config.engine.dtype]
+    per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item) // split
+    weights = (outline.num_parameters + _adapters(section, outline)) * item // split
+    staged = transport_of(config.sync.transport).staged_bytes(
+        outline.num_parameters * item, config.sync.selection
+    )
+    fixed = weights + staged + workspace_bytes(section.max_batch, outline.vocabulary)
+    if section.kv_tokens:
+        least, cache_words = (
+            section.kv_tokens * per_token,
+            "the cache that engine.embedded.kv_tokens asks for",
+        )
+    elif section.cache_gb:
+        least, cache_words = int(section.cache_gb * 1e9), "the cache that engine.embedded.cache_gb asks for"
+    else:
+        least, cache_words = longest * per_token, f"a cache for one sequence of {longest} tokens"
+    left = (_room(gpu) - trainer - published) // count
+    asked = int(section.memory_share * gpu.total_bytes)
+    engine = asked or min(left, int(ENGINE_ALONE * gpu.total_bytes) // count)
+    beside = f"beside the trainer's {gb(trainer)}{_and_published(published)} " if trainer else ""
+    if asked > left:
+        most = max(0.0, left / gpu.total_bytes)
+        raise UserError(
+            f"engine.embedded.memory_share must be at most {int(most * 100) / 100} {beside}on {gpu.name} "
+            f"({gb(gpu.total_bytes)}, {gb(gpu.free_bytes)} of it free), got {section.memory_share}; "
+            f"lower it, or {_smaller_trainer(config, longest) if trainer else 'free memory on the gpu'}"
+        )
+    if fixed + least > engine:
+        raise UserError(
+            f"an engine needs {gb(fixed + least)} ({gb(weights)} of weights,{_and_staged(staged)} a "
+            f"workspace, and {gb(least)} for {cache_words}), and may take {gb(max(0, engine))} {beside}on "
+            f"{gpu.name} ({gb(gpu.total_bytes)}, {gb(gpu.free_bytes)} of it free); "
+            f"{_smaller_engine(config, asked > 0)}{', or ' + _smaller_trainer(config, longest) if trainer else ''}"
+        )
+    return MemoryPlan(
+        gpu=gpu,
+        trainer=trainer,
+        published=published,
+        engine=engine,
+        cache=least if section.kv_tokens or section.cache_gb else engine - fixed,
+        staged=staged,
+        num_engines=config.engine.num_most,
+        kv_bytes_per_token=per_token,
+    )
+
+
+def _adapters(section: EmbeddedConfig, outline: "Outline") -> int:
+    """Numbers that an engine holds for adapters: the matrices of all its slots, or the weights that one is merged
+    into a second time."""
+    if not outline.num_adapter_parameters:
+        return 0
+    if section.adapters == "merged":
+        return outline.num_parameters + outline.num_adapter_parameters
+    return outline.num_adapter_parameters * (section.max_adapters + SPARE_SLOTS)
+
+
+def _room(gpu: Gpu) -> int:
+    return gpu.free_bytes - int(MARGIN * gpu.total_bytes)
+
+
+def _ranks(config: PenstockConfig) -> str:
+    count = num_ranks(config)
+    return "the trainer" if count == 1 else f"each of {count} ranks of the trainer"
+
+
+def _smaller_trainer(config: PenstockConfig, longest: int) -> str:
+    knobs = []
+    if config.trainer.dtype == "float32":
+        knobs.append("trainer.dtype=bfloat16")
+    if modes := SMALLER_STATES[config.trainer.optimizer_states]:
+        knobs.append(f"trainer.optimizer_states={' or '.join(modes)}")
+    if config.trainer.checkpointing != "full":
+        stronger = "selective" if config.trainer.checkpointing == "off" else "full"
+        knobs.append(f"trainer.checkpointing={stronger}")
+    if config.trainer.micro_batch_tokens > longest:
+        knobs.append(f"trainer.micro_batch_tokens below {config.trainer.micro_batch_tokens}")
+    else:  # one sequence is a micro-batch by itself
+        knobs.append(f"trainer.parallel.context above {config.trainer.parallel.context}")
+    if transport_of(config.sync.transport).snapshots_on_gpu:
+        # Below an adapter nearly all of it is the weights that engines take once, at the start.
+        knobs += ["sync.transport=shared_memory"] if config.model.trains_adapter else []
+        knobs += ["sync.slots=1"] if config.sync.slots > 1 and not config.model.trains_adapter else []
+    return "set " + " or ".join(knobs)
+
+
+def _smaller_engine(config: PenstockConfig, share_is_set: bool) -> str:
+    knobs = ["raise engine.embedded.memory_share"] if share_is_set else []
+    section = config.engine.embedded
+    if section.kv_tokens or section.cache_gb:
+        knobs.append(f"lower engine.embedded.{'kv_tokens' if section.kv_tokens else 'cache_gb'}")
+    if config.engine.dtype == "float32":
+        knobs.append("set engine.dtype=bfloat16")
+    if config.engine.num_most > 1:
+        knobs.append(f"set engine.count below {config.engine.num_most}")
+    knobs.append(f"set engine.embedded.max_batch below {section.max_batch}")
+    return " or ".join(knobs)
+
+
+def _and_published(published: int) -> str:
+    return f" and published weights {gb(published)}" if published else ""
+
+
+def _and_staged(staged: int) -> str:
+    return f" {gb(staged)} of an update that is staged," if staged else ""

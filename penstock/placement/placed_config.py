@@ -1,0 +1,140 @@
+"""A config whose GPUs are shared out and in which nothing is `auto`: the last that is settled before a run starts.
+
+the adapter's settings ─► GPUs of the machine ─► pools for trainer and engines ─► what is `auto` ─► memory of each
+GPU
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.config.root import PenstockConfig
+from penstock.engines.config import EngineConfig
+from penstock.models.expert_count import count_experts
+from penstock.placement.automatic import check_transport, resolve_auto, sites_of
+from penstock.placement.gpu_pools import resolve_pools
+from penstock.placement.gpus import Gpu
+from penstock.placement.memory_plan import MemoryPlan, needs_of, plan_memory, ranks_have_room
+from penstock.placement.refusals import check_parallel
+from penstock.records.errors import UserError
+
+if TYPE_CHECKING:
+    from penstock.models.adapter_check import CheckedAdapter
+    from penstock.models.outline import Outline
+
+
+def resolve_adapter(
+    config: PenstockConfig, model: str, *, saved: bool, log: Callable[[str], None]
+) -> tuple[PenstockConfig, "CheckedAdapter | None"]:
+    """The config as the adapter needs it, and what the adapter amounts to. `saved`: a run goes on with its own.
+    Only for adapters: the layers of a model need torch, which takes seconds to import."""
+    if not config.model.trains_adapter:
+        return config, None
+    from penstock.models.adapter_check import check_adapter
+
+    checked = check_adapter(config.model, model, saved=saved)
+    log(str(checked))
+    if "learning_rate" not in config.trainer.model_fields_set:
+        log(
+            f"trainer.learning_rate is {config.trainer.learning_rate:g}, the default for all weights; adapters "
+            "usually learn best with about ten times as much"
+        )
+    updates = {
+        "model": config.model.model_copy(update={"lora": checked.lora}),
+        "engine": engine_with_adapter(config.engine, checked),
+    }
+    return config.model_copy(update=updates), checked
+
+
+def engine_with_adapter(section: EngineConfig, adapter: "CheckedAdapter") -> EngineConfig:
+    """Engines keep room for the adapter, and merge what has no other way: DoRA, and the output embedding's."""
+    embedded, lora = section.embedded, adapter.lora
+    merged_for = "model.lora.dora=true" if lora.dora else "an adapter on the output embedding"
+    merges = lora.dora or adapter.is_on_head
+    if merges and embedded.adapters == "unmerged":
+        raise UserError(
+            f"engine.embedded.adapters must be auto or merged with {merged_for}, which has no other way, "
+            "got unmerged"
+        )
+    updates = {
+        "max_adapters": max(1, embedded.max_adapters),
+        "max_adapter_rank": max(embedded.max_adapter_rank, lora.rank),
+        "adapters": "merged" if merges else embedded.adapters,
+    }
+    return section.model_copy(update={"embedded": embedded.model_copy(update=updates)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A config that names every GPU and leaves nothing to `auto`."""
+
+    config: PenstockConfig
+    memory: MemoryPlan | None
+    chosen: tuple[str, ...]
+    is_on_gpu: bool
+
+
+def place(
+    config: PenstockConfig,
+    model: str,
+    outline: "Outline | None",
+    gpus: tuple[Gpu, ...],
+    *,
+    longest: int,
+    log: Callable[[str], None],
+) -> Placed:
+    """Share out the GPUs and their memory, and choose what is `auto`. `outline` are the model's sizes, None on a
+    CPU; `longest` are the tokens of the longest sequence."""
+    needs = needs_of(config, outline, gpus, longest=longest) if outline else None
+    config, pools = resolve_pools(config, gpus, needs)
+    check_parallel(config, model)
+    if pools is not None:
+        log(str(pools))
+    resolved = resolve_auto(
+        config,
+        gpus,
+        num_parameters=outline.num_parameters if outline else 0,
+        num_experts=experts_of(config, model),
+        has_room=partial(ranks_have_room, outline=outline, gpus=gpus, longest=longest) if outline else None,
+    )
+    config = resolved.config
+    check_transport(config, resolved.sites)
+    if resolved.is_told:
+        log(str(resolved))
+    memory = plan_memory(config, outline, gpus, longest=longest) if outline else None
+    if memory is not None:
+        log(str(memory))
+    return Placed(
+        config=config,
+        memory=memory,
+        chosen=tuple(choice.setting for choice in resolved.choices),
+        is_on_gpu=outline is not None,
+    )
+
+
+def experts_of(config: PenstockConfig, model: str) -> int:
+    """Experts of the model; one that has none can't have their choices recorded."""
+    num_experts = count_experts(model, trust_remote_code=config.model.trust_remote_code)
+    if config.engine.record_routing == "on" and not num_experts:
+        raise UserError(
+            f"engine.record_routing=on needs a model with experts, and {config.model.name} has none; "
+            "use auto or off"
+        )
+    return num_experts
+
+
+def outline_on_gpu(
+    config: PenstockConfig, model: str, gpus: Sequence[Gpu], adapter: "CheckedAdapter | None" = None
+) -> "Outline | None":
+    """The model's sizes; None where the run is on a CPU, and they do not matter: they need torch, which takes
+    seconds to import."""
+    sites = sites_of(config, gpus)
+    if not (sites.trainer.is_gpu or sites.engine.is_gpu):
+        return None
+    from penstock.models.outline import outline_of
+
+    outline = outline_of(model, trust_remote_code=config.model.trust_remote_code)
+    if adapter is None:
+        return outline
+    return replace(outline, num_adapter_parameters=adapter.num_parameters, is_head_trained=adapter.is_on_head)

@@ -1,0 +1,150 @@
+"""What a config asks for that its parts can't do is refused before any process starts, in one sentence: of
+engines, what their kinds can't do; of a trainer of several ranks, what its model or its settings don't allow.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from penstock.config.root import PenstockConfig
+from penstock.engines.kinds import kind_of, settings_of
+from penstock.models.expert_count import num_experts_of
+from penstock.records.errors import ConfigError, UserError
+from penstock.trainer.parallel.rank_layout import check_layout
+
+INTERRUPT = "interrupt:"
+STYLES = frozenset(
+    {
+        "colwise",
+        "colwise_gather_output",
+        "colwise_rep",
+        "embedding_rowwise",
+        "replicate",
+        "replicated_with_grad_allreduce",
+        "rowwise",
+        "rowwise_rep",
+        "rowwise_split_input",
+    }
+)
+"""Ways in which transformers' plans split a weight, of those that leave each rank one connected part of it."""
+
+
+def needed_capabilities(config: PenstockConfig, *, trains: bool = True) -> dict[str, str]:
+    """Each capability, and the setting that asks for it. Without `trains`, those of an evaluation."""
+    rollout = config.rollout
+    needed = {"seed": f"run.seed={config.run.seed}"}
+    needed |= _of_training(config) if trains else _of_evaluation(config)
+    cuts = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    for name, off in cuts.items():
+        if getattr(rollout, name) != off:
+            needed["sampling_mask" if trains else "truncation"] = f"rollout.{name}={getattr(rollout, name)}"
+    if rollout.stop:
+        needed["stop_strings"] = f"rollout.stop={list(rollout.stop)}"
+    if config.eval.tasks is not None and config.eval.temperature == 0:
+        needed["greedy"] = "eval.temperature=0"
+    return needed
+
+
+def check_capabilities(config: PenstockConfig, *, trains: bool = True) -> None:
+    """Refuse a config that needs what engines of one of its kinds can't do."""
+    needed = needed_capabilities(config, trains=trains)
+    lora = config.model.lora if trains and config.model.trains_adapter else None
+    for member in {member.kind: member for member in config.engine.members}.values():
+        settings_of(member)  # of a kind by path they are checked here
+        can = kind_of(member.kind).can(member, lora)
+        beside = ["model.lora"] * (lora is not None) + ["engine.record_routing=on"] * ("routing" in needed)
+        _check_kind(member.kind, needed, can, beside)
+
+
+def _check_kind(kind: str, needed: Mapping[str, str], can: Collection[str], beside: Sequence[str]) -> None:
+    """`beside` are settings that an engine's interrupts depend on."""
+    interrupts = [each.removeprefix(INTERRUPT) for each in can if each.startswith(INTERRUPT)]
+    lacking = [name for name in needed if name not in can]
+    if lacking and lacking[0].startswith(INTERRUPT) and interrupts:
+        settings = " and ".join([f"engine.kind={kind}", *beside])
+        raise UserError(
+            f"sync.interrupt must be {' or '.join(interrupts)} with {settings}, got "
+            f"{lacking[0].removeprefix(INTERRUPT)}"
+        )
+    if lacking:
+        wants = ", ".join(f"{name} (for {needed[name]})" for name in lacking)
+        raise UserError(
+            f"engine.kind={kind} lacks {wants}; change the setting, or choose another engine.kind"
+        )
+
+
+def _of_training(config: PenstockConfig) -> dict[str, str]:
+    interrupt, num_ranks = config.sync.interrupt, config.trainer.parallel.num_ranks
+    needed = {
+        "logprobs": "training",
+        "versions": "training",
+        f"{INTERRUPT}{interrupt}": f"sync.interrupt={interrupt}",
+    }
+    if config.sync.selection == "delta":
+        needed["delta"] = "sync.selection=delta"
+    if config.model.trains_adapter:
+        needed["adapters"] = "model.lora"
+    if config.model.lora is not None and config.model.lora.dora:
+        needed["dora"] = "model.lora.dora=true"
+    if config.engine.record_routing == "on":
+        needed["routing"] = "engine.record_routing=on"
+    if num_ranks > 1:
+        needed["shards"] = f"trainer.parallel, of {num_ranks} ranks"
+    return needed
+
+
+def _of_evaluation(config: PenstockConfig) -> dict[str, str]:
+    return {"merged_adapters": f"model.adapter={config.model.adapter}"} if config.model.adapter else {}
+
+
+def check_parallel(config: PenstockConfig, name_or_path: str) -> None:
+    """Refuse ranks that can't split this model. It is a name or folder whose config is known to load."""
+    if config.trainer.parallel.num_ranks == 1:
+        return
+    from transformers import AutoConfig
+
+    trusted = config.model.trust_remote_code
+    check_ranks(config, AutoConfig.from_pretrained(name_or_path, trust_remote_code=trusted))
+
+
+def check_ranks(config: PenstockConfig, model: Any) -> None:
+    """`model` is the model's Hugging Face config."""
+    parallel = config.trainer.parallel
+    check_layout(parallel, model)
+    layout = ", ".join(f"{name}={size}" for name, size in parallel.model_dump().items() if size > 1)
+    refusals = {
+        f"run.deterministic must be false with several ranks ({layout})": config.run.deterministic,
+        f"a mixture of experts can be trained with trainer.parallel.data and shard, got {layout}": (
+            parallel.context * parallel.tensor > 1 and num_experts_of(model) > 0
+        ),
+    }
+    for sentence, is_refused in refusals.items():
+        if is_refused:
+            raise ConfigError(sentence)
+    if parallel.tensor > 1:
+        _check_tensor(config, model, layout)
+
+
+def _check_tensor(config: PenstockConfig, model: Any, layout: str) -> None:
+    text = model.get_text_config()
+    plan = getattr(text, "base_model_tp_plan", None) or {}
+    others = sorted(set(plan.values()) - STYLES)
+    use = "use trainer.parallel.shard"
+    refusals = {
+        f"trainer.parallel.tensor needs transformers 5.21 or later ({layout}); upgrade it, or {use}": (
+            find_spec("transformers.distributed.tensor_parallel") is None
+        ),
+        f"trainer.parallel.tensor must be 1 for {text.model_type}, for which transformers has no plan, got "
+        f"{layout}; {use}": not plan,
+        f"trainer.parallel.tensor must be 1 for {text.model_type}, whose plan splits weights by "
+        f"{' and '.join(others)}, got {layout}; {use}": bool(others),
+        f"an adapter can be trained with trainer.parallel.data, shard and context, got {layout}": (
+            config.model.trains_adapter
+        ),
+        f"trainer.compile must be off with trainer.parallel.tensor, got on ({layout})": (
+            config.trainer.compile == "on"
+        ),
+    }
+    for sentence, is_refused in refusals.items():
+        if is_refused:
+            raise ConfigError(sentence)

@@ -1,0 +1,1 @@
+"""Worker processes: how they are launched, supervised and started again."""

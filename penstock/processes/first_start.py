@@ -1,0 +1,74 @@
+"""Workers start together, and one that dies before all of them are there is started again, as it would be later.
+
+launch ─► load ─► there ─► all are there
+   └───────┴────────┴── dies: wait, if it died before ─► launch
+
+What the user must mend (a model that does not exist, settings that a worker refuses) ends the start at once.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from penstock.observe.recorder import Recorder
+from penstock.processes.revival import Deaths, RestartPolicy, Restarts
+from penstock.processes.supervision import Gathering, SupervisedWorker, unwrapped
+from penstock.records.errors import OutOfMemory, PenstockError, WorkerDied
+
+
+class Startable(SupervisedWorker, Protocol):
+    """A place for a worker, or for the ranks of a trainer."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def incarnation(self) -> int: ...
+
+    async def restart(self) -> None: ...
+
+
+class FirstStart:
+    """Of one worker."""
+
+    def __init__(
+        self, place: Startable, deaths: Deaths, *, prepare: Callable[[], object] = lambda: None
+    ) -> None:
+        """`deaths` counts on when the run has begun. `prepare` comes before each process."""
+        self._place = place
+        self._deaths = deaths
+        self._prepare = prepare
+
+    async def until_all_there(self, others: Gathering, events: Recorder | None) -> None:
+        async def start() -> PenstockError | None:
+            try:
+                self._prepare()
+                await self._place.restart()
+                await others.wait(self._place)
+            except (WorkerDied, OutOfMemory) as error:
+                return error
+            return None
+
+        cause = await start()
+        if cause is not None:
+            last = await Restarts(self._place, self._deaths, events).until_back(cause, start)
+            if last is not None:
+                raise last
+
+
+async def start_together(starts: Sequence[FirstStart], events: Recorder | None = None) -> None:
+    """Return when all of them are there at once. `events` is told of those that were started again."""
+
+    async def start() -> None:
+        others = Gathering(len(starts))
+        async with asyncio.TaskGroup() as starting:
+            for one in starts:
+                starting.create_task(one.until_all_there(others, events))
+
+    await unwrapped(start())
+
+
+async def start_alike(places: Sequence[Startable], restarts: int, events: Recorder | None = None) -> None:
+    """Start workers that need nothing before a second try."""
+    policy = RestartPolicy(max_deaths=restarts + 1)
+    await start_together([FirstStart(place, Deaths(policy)) for place in places], events)

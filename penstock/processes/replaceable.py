@@ -1,0 +1,160 @@
+"""A worker that can be replaced: launched, started, watched, and after its end started anew under its name.
+
+Whoever uses it keeps the same place; the process in it changes. Each process has an incarnation number, so
+that what an earlier one still says is never taken for the present one's word: its channel is closed with it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from penstock.channel import Channel
+from penstock.observe.pulse import LONG_S
+from penstock.processes.launchers import Launcher, Worker
+from penstock.records.errors import ChannelClosed, OutOfMemory, WorkerDied
+
+LAST_WORDS_S = 0.5
+"""How long a process whose channel has closed may take to end by itself and say why."""
+
+
+class ReplaceableWorker:
+    """One place for a worker process. `channel` goes to the process that is there now."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        name: str,
+        *,
+        start: Callable[[Channel], Awaitable[object]],
+        threads: int = 1,
+        environment: Mapping[str, str] | None = None,
+        start_s: float = LONG_S,
+    ) -> None:
+        """`start` sends the first message, which says what the worker is. A process that takes longer than
+        `start_s` to answer it is ended."""
+        self._start_s = start_s
+        self.name = name
+        self.incarnation = 0
+        self._launcher = launcher
+        self._start = start
+        self._threads = threads
+        self._environment = environment or {}
+        self._worker: Worker | None = None
+        self._channel: Channel | None = None
+        self.answer: Any = None
+        """What the present process has said to its first message."""
+        self.last_death: WorkerDied | None = None
+        """Of the process before the present one, or of this one, if it ended by itself."""
+        self._given_up = ""
+        """Why the present process was ended, where it did not end by itself."""
+        self._there = asyncio.Event()
+        """Set while a process has started and nobody has ended it."""
+
+    @property
+    def channel(self) -> Channel:
+        """Of a process that has started."""
+        if self._channel is None:
+            raise ChannelClosed(f"worker {self.name} has not been started")
+        return self._channel
+
+    async def start(self) -> None:
+        """Launch a process and wait for its first answer; when it ends instead, say so with its traceback."""
+        worker = await self._launcher.launch(self.name, threads=self._threads, environment=self._environment)
+        self.incarnation += 1
+        self._given_up, self.last_death = "", None
+        self._worker = worker
+        try:
+            async with asyncio.timeout(self._start_s):
+                self.answer = await self._begin(worker)
+        except ChannelClosed:
+            raise await self.died() from None
+        except OutOfMemory as error:
+            self.last_death = WorkerDied(str(error), out_of_memory=True)
+            raise
+        except TimeoutError:
+            await worker.kill()
+            raise WorkerDied(
+                f"worker {self.name} has not started within run.start_s={self._start_s:g}"
+            ) from None
+        self._channel = worker.channel  # from now on it can be asked for what it is there for
+        self._there.set()
+
+    async def _begin(self, worker: Worker) -> Any:
+        """What it is told first may wait for other workers, and ends with its process all the same."""
+        starting = asyncio.ensure_future(self._start(worker.channel))
+        closing = asyncio.ensure_future(worker.channel.wait_closed())
+        try:
+            await asyncio.wait({starting, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                raise ChannelClosed(f"worker {self.name} has ended")
+            return starting.result()
+        finally:
+            for task in (starting, closing):
+                task.cancel()
+            await asyncio.gather(starting, closing, return_exceptions=True)
+
+    async def wait_there(self) -> None:
+        """Until a process has started here. One that died is there until its owner ends it."""
+        await self._there.wait()
+
+    def is_there(self, incarnation: int) -> bool:
+        """Whether this process was not ended by its owner."""
+        return self._there.is_set() and self.incarnation == incarnation
+
+    def begin_with(self, start: Callable[[Channel], Awaitable[object]]) -> None:
+        """What the next process is told first, in place of what the first one was."""
+        self._start = start
+
+    async def restart(self) -> None:
+        """End the process if it still runs, and start another in its place."""
+        await self.end()
+        await self.start()
+
+    async def end(self) -> None:
+        self._there.clear()
+        if self._worker is not None:
+            await self._worker.kill()
+            self._launcher.forget(self._worker)
+            self._worker = self._channel = None
+
+    async def died(self) -> WorkerDied:
+        """Wait until the present process ends."""
+        if self._worker is None:
+            return WorkerDied(f"worker {self.name} has not been started")
+        self.last_death = await self._worker.died()
+        return self.last_death
+
+    async def gone(self) -> WorkerDied:
+        """Wait until the present process ends or its channel closes, whichever is first. A process that nobody can
+        talk to any more is ended."""
+        if self._worker is None:
+            return WorkerDied(f"worker {self.name} has not been started")
+        worker = self._worker
+        dying = asyncio.ensure_future(worker.died())
+        closing = asyncio.ensure_future(worker.channel.wait_closed())
+        try:
+            await asyncio.wait({dying, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if not dying.done():
+                await asyncio.wait({dying}, timeout=LAST_WORDS_S)
+            if not dying.done():
+                await worker.kill()
+                death = await dying
+                return WorkerDied(
+                    f"the connection to worker {self.name} broke, so it was ended", death.detail
+                )
+            death = self.last_death = dying.result()
+            return WorkerDied(self._given_up, death.detail) if self._given_up else death
+        finally:
+            dying.cancel()
+            closing.cancel()
+
+    async def give_up(self, why: str = "") -> None:
+        """End the present process, which `gone` then tells, with this as the reason."""
+        self._given_up = why
+        if self._worker is not None:
+            await self._worker.kill()
+
+    def write_stacks(self) -> str | None:
+        """Let the present process write the Python stacks of its threads; returns where, or None. It is not waited
+        for."""
+        return None if self._worker is None else self._worker.write_stacks()

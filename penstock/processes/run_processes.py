@@ -1,0 +1,83 @@
+"""The worker processes of a run that goes on, found by the logs that they write; and what Linux says of them."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.processes.launchers.keeper import GRACE_S
+from penstock.processes.launchers.signals import STACKS
+from penstock.records.errors import UserError
+
+PROC = Path("/proc")
+STATES = {
+    "R": "runs",
+    "S": "waits",
+    "D": "waits for a disk or a device",
+    "T": "is stopped (SIGSTOP)",
+    "Z": "has ended",
+}
+STACKS_S = 1.0
+"""How long a process may take to write its stacks."""
+LOOK_AGAIN_S = 0.05
+ORPHANS_S = GRACE_S + 5.0
+"""How long workers of a killed controller may take to end. Its keeper kills them after `GRACE_S`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunProcess:
+    name: str
+    pid: int
+    state: str
+    log: Path
+
+
+def processes_of_run(folder: Path) -> list[RunProcess]:
+    """Workers whose output goes into the logs of this run. None where the system has no `/proc`."""
+    if not PROC.is_dir():
+        return []
+    logs = {str(path.resolve()): path for path in (folder / "logs").glob("*.log")}
+    found = []
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                log = logs.get(os.readlink(entry / "fd" / "1"))
+                if log is not None and b"penstock.worker" in (entry / "cmdline").read_bytes():
+                    found.append(RunProcess(log.stem, int(entry.name), _state(entry), log))
+            except OSError:  # it has ended, or is somebody else's
+                continue
+    return sorted(found, key=lambda process: process.name)
+
+
+def wait_for_orphans(folder: Path, timeout_s: float = ORPHANS_S) -> None:
+    """Wait until the workers of a killed controller have ended: its trainer may still name a checkpoint."""
+    deadline = time.monotonic() + timeout_s
+    while orphans := processes_of_run(folder):
+        if time.monotonic() > deadline:
+            named = ", ".join(f"{process.name} (pid {process.pid}, {process.state})" for process in orphans)
+            raise UserError(f"workers of the killed run in {folder} are still there: {named}; end them first")
+        time.sleep(LOOK_AGAIN_S)
+
+
+def stacks_of(process: RunProcess) -> str:
+    """The Python stacks of its threads, the main thread last. Empty when it does not write them in time."""
+    before = process.log.stat().st_size
+    try:
+        os.kill(process.pid, STACKS)
+    except ProcessLookupError:
+        return ""
+    deadline, size = time.monotonic() + STACKS_S, before
+    while time.monotonic() < deadline:
+        time.sleep(LOOK_AGAIN_S)
+        now = process.log.stat().st_size
+        if now > before and now == size:
+            break
+        size = now
+    with process.log.open("rb") as file:
+        file.seek(before)
+        return file.read().decode(errors="replace")
+
+
+def _state(entry: Path) -> str:
+    letter = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+    return STATES.get(letter, letter)

@@ -1,0 +1,117 @@
+"""An answer that is not whole yet: the chunks that came, and the request that another engine goes on with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from penstock.records.base import BoolArray
+from penstock.records.generation import Chunk, FinishReason, GenerateRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOn:
+    """How another engine continues an answer."""
+
+    request: GenerateRequest
+    again: Sequence[Chunk] = ()
+    """Chunks to send first: again, since something after them is lost; or the end, where only that was left."""
+    is_void: bool = False
+    """Nothing that was sent counts: the next chunk must say so."""
+
+
+class AnswerSoFar:
+    """The chunks of one request since its output began for the last time."""
+
+    def __init__(self, request: GenerateRequest, *, records_routing: bool = False) -> None:
+        """`records_routing`: engines record the experts of the tokens that they are asked to."""
+        self.records_routing = records_routing
+        self._request = request
+        self.chunks: list[Chunk] = []
+        self.is_over = False
+
+    def add(self, chunk: Chunk) -> None:
+        if chunk.restarts:
+            self.chunks.clear()
+            self._request = self._request.from_beginning()
+        self.chunks.append(chunk)
+        self.is_over = chunk.finish_reason is not None
+
+    def may_end(self, chunk: Chunk) -> bool:
+        """Whether an answer can be gone on with after this chunk: all that is recorded of its tokens has come."""
+        has_mask = chunk.sampling_mask is not None or not self._request.record_sampling_mask
+        return has_mask and (chunk.routing is not None or not self._needs_routes)
+
+    def whole_chunks(self) -> Sequence[Chunk]:
+        """The first chunks, up to the last that another engine can go on after."""
+        ends = [number for number, chunk in enumerate(self.chunks) if self.may_end(chunk)]
+        return self.chunks[: ends[-1] + 1] if ends else ()
+
+    def rest(self, chunks: Sequence[Chunk]) -> GenerateRequest:
+        """What is left to sample after these chunks; the request as it was when there are none."""
+        asked = self._request
+        if not chunks:
+            return asked
+        token_ids = np.concatenate([asked.token_ids, *(chunk.token_ids for chunk in chunks)])
+        routing = tuple(c.routing for c in chunks if c.routing is not None) if self._needs_routes else ()
+        return msgspec.structs.replace(
+            asked,
+            token_ids=token_ids.astype(np.int32),
+            num_resumed=asked.num_resumed + sum(len(chunk.token_ids) for chunk in chunks),
+            routing_start=routing[-1].end if routing else asked.routing_start,
+            routing=(*asked.routing, *routing),
+            routing_before=asked.routing_before if asked.num_resumed else asked.routing_start,
+        )
+
+    def ending(self, chunks: Sequence[Chunk]) -> Chunk | None:
+        """What was still to come after these chunks, where only the reason of the end was: some engines send it by
+        itself, after the last token."""
+        sampling, empty = self._request.sampling, np.empty(0, dtype=np.int32)
+        num_output = self._request.num_resumed + sum(len(chunk.token_ids) for chunk in chunks)
+        last = next((int(chunk.token_ids[-1]) for chunk in reversed(chunks) if len(chunk.token_ids)), None)
+        reason: FinishReason | None = "length" if num_output >= sampling.max_tokens else None
+        if last in sampling.stop_token_ids and num_output >= sampling.min_tokens:
+            reason = "stop"
+        if reason is None:
+            return None
+        return Chunk(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty, finish_reason=reason)
+
+    def hand_on(self, *, resumes: bool) -> HandedOn:
+        """`resumes`: an answer may go on after its first tokens; otherwise it begins again."""
+        whole = self.whole_chunks() if resumes else ()
+        end = self.ending(whole)
+        ending = () if end is None else (end,)
+        if resumes and len(whole) == len(self.chunks):
+            return HandedOn(request=self._request if ending else self.rest(whole), again=ending)
+        if whole and not self._request.num_resumed:
+            again = [msgspec.structs.replace(whole[0], restarts=True), *whole[1:], *ending]
+            return HandedOn(request=self._request if ending else self.rest(whole), again=again)
+        is_void = bool(self.chunks) or self._request.num_resumed > 0
+        return HandedOn(request=self._request.from_beginning(), is_void=is_void)
+
+    @property
+    def _needs_routes(self) -> bool:
+        return self.records_routing and self._request.record_routing
+
+
+def joined_chunk(chunks: Sequence[Chunk]) -> Chunk:
+    """Chunks that follow each other as one. Only the last may refer to recorded data or end the answer, and only
+    the first may begin it anew."""
+    if len(chunks) == 1:
+        return chunks[0]
+    return msgspec.structs.replace(
+        chunks[-1],
+        token_ids=np.concatenate([chunk.token_ids for chunk in chunks]),
+        logprobs=np.concatenate([chunk.logprobs for chunk in chunks]),
+        versions=np.concatenate([chunk.versions for chunk in chunks]),
+        mixed=_joined_mixed(chunks),
+        restarts=chunks[0].restarts,
+    )
+
+
+def _joined_mixed(chunks: Sequence[Chunk]) -> BoolArray | None:
+    """Join what is known of each token; None where any token's is not known."""
+    parts = [chunk.mixed for chunk in chunks if len(chunk.token_ids)]
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if known and len(known) == len(parts) else None

@@ -1,0 +1,233 @@
+"""What engines are asked for, and what they answer: token ids in, token ids out."""
+
+from collections.abc import Sequence
+from math import inf, isfinite
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from penstock.records.base import DEFAULT_POLICY, BoolArray, FloatArray, IntArray, Record, check_aligned
+from penstock.records.blobs import MaskRef, RoutingRef, routes_within
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn. Zero or one switches a filter off, as the defaults do."""
+
+    max_tokens: int = 256
+    """Longest output."""
+    min_tokens: int = 0
+    """Shortest output: before that no stop token is drawn."""
+    temperature: float = 1.0
+    """0 takes the most likely token."""
+    top_k: int = 0
+    """Draw from so many most likely tokens; 0 is off."""
+    top_p: float = 1.0
+    """Draw from the most likely tokens that have this probability together; 1 is off."""
+    min_p: float = 0.0
+    """Leave out tokens below this share of the most likely one; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens that are there already become less likely; 1 is off."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens that were sampled already; 0 is off."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the output, and are part of it."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the output."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of tokens, by id."""
+    seed: int | None = None
+    """Makes the draws repeatable; None does not."""
+
+    def __post_init__(self) -> None:
+        rules = (
+            ("max_tokens", self.max_tokens >= 1, ">= 1"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
+            ("temperature", 0 <= self.temperature < inf, ">= 0 and finite"),
+            ("top_k", self.top_k >= 0, ">= 0 (0 is off)"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("min_p", 0 <= self.min_p < 1, "in [0, 1)"),
+            ("repetition_penalty", 0 < self.repetition_penalty < inf, "> 0 and finite (1 is off)"),
+            ("presence_penalty", isfinite(self.presence_penalty), "finite (0 is off)"),
+        )
+        for name, holds, rule in rules:
+            if not holds:
+                raise ValueError(f"{name} must be {rule}, got {getattr(self, name)}")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether top-k, top-p or min-p may cut tokens out of the distribution."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    def not_replayed(self) -> tuple[str, ...]:
+        """What of it a trainer can't replay: its logprobs would be those of another distribution."""
+        settings = {
+            "repetition_penalty": self.repetition_penalty != 1,
+            "presence_penalty": self.presence_penalty != 0,
+            "logit_bias": bool(self.logit_bias),
+            "min_tokens": self.min_tokens > 0 and bool(self.stop_token_ids),
+        }
+        return tuple(name for name, is_set in settings.items() if is_set)
+
+    def draws_like(self, other: "SamplingParams") -> bool:
+        """Whether both draw a token from the same distribution. Where a generation ends and its seed may differ."""
+        return self == other or self._distribution() == other._distribution()
+
+    def _distribution(self) -> "SamplingParams":
+        return msgspec.structs.replace(self, max_tokens=max(1, self.min_tokens), stop=(), seed=None)
+
+
+class Parent(msgspec.Struct, frozen=True, kw_only=True):
+    """Fork: the request continues request `id` after the first `keep` of its tokens (prompt and output)."""
+
+    id: str
+    """The earlier request."""
+    keep: int
+    """So many of its tokens are the same."""
+
+
+class GenerateRequest(Record, frozen=True, kw_only=True):
+    """Token ids in. `priority`: smaller is sooner (the runner gives the group's admission number)."""
+
+    id: str
+    """Unique among requests that are running."""
+    token_ids: IntArray
+    """The context."""
+    sampling: SamplingParams
+    """How to draw."""
+    policy: str = DEFAULT_POLICY
+    """Whose weights to use."""
+    parent: Parent | None = None
+    """An earlier request whose cache can be continued."""
+    priority: int = 0
+    """Smaller is sooner."""
+    chunk_tokens: int = 1
+    """A chunk is sent once this many tokens are there, and at the end."""
+    record_sampling_mask: bool = False
+    """Whether to record which tokens truncation left."""
+    record_routing: bool = False
+    """Whether to record the experts of a mixture, where the engine does so."""
+    routing_start: int = 0
+    """The first token whose experts are asked for: those of earlier ones are known."""
+    routing: tuple[RoutingRef, ...] = ()
+    """Where these are: an engine that must compute such tokens again does so with the same experts."""
+    routing_before: int = 0
+    """Where `routing_start` was before any of the output was known."""
+    record_every: int = 0
+    """Recorded data goes into the blob store every so many tokens, so that another engine can go on from there; 0:
+    only at the end."""
+    blob_scope: str = "requests"
+    """Where in the blob store its recorded data goes. Whoever asked deletes the scope."""
+    num_resumed: int = 0
+    """So many tokens at the end of `token_ids` are output that was sampled before: the answer goes on after them.
+    Limits, stop texts, penalties and draws count from the beginning of the output; chunks hold what is new."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_resumed <= min(len(self.token_ids), self.sampling.max_tokens - 1):
+            raise ValueError(
+                f"request {self.id!r}: num_resumed must be in 0..{self.sampling.max_tokens - 1} and within its "
+                f"{len(self.token_ids)} tokens, got {self.num_resumed}"
+            )
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens before its output."""
+        return len(self.token_ids) - self.num_resumed
+
+    def from_beginning(self) -> "GenerateRequest":
+        """The same request with none of its output known. Experts that came with the output are asked for again."""
+        if not self.num_resumed:
+            return self
+        return msgspec.structs.replace(
+            self,
+            token_ids=self.token_ids[: self.num_prompt],
+            num_resumed=0,
+            routing_start=self.routing_before,
+            routing=routes_within(self.routing, 0, self.routing_before),
+        )
+
+
+class SamplingMask(Record, frozen=True, kw_only=True):
+    """The ids that truncation left, per sampled token; `penstock.records.sampling_masks` packs and reads them.
+
+    `words` holds token after token: its ids, ascending, or, where that takes fewer words, a little-endian
+    bitmask of the vocabulary: bit b of word w stands for id 32 w + b."""
+
+    counts: IntArray
+    """Kept ids of each token; 0 means that nothing was cut."""
+    words: IntArray
+    """Ids or bitmasks, token after token."""
+    vocab_size: int
+    """Of the model."""
+
+    def __post_init__(self) -> None:
+        if len(self.words) != int(self.sizes.sum()):
+            raise ValueError(
+                f"SamplingMask: its counts are of {self.sizes.sum()} words, got {len(self.words)}; "
+                "make it with pack_mask"
+            )
+
+    @property
+    def sizes(self) -> IntArray:
+        """Words of each token. Where they are fewer than its ids, they are a bitmask."""
+        return np.minimum(self.counts, self.bitmask_words(self.vocab_size))
+
+    @staticmethod
+    def bitmask_words(vocab_size: int) -> int:
+        return -(-vocab_size // 32)
+
+
+class Chunk(Record, frozen=True, kw_only=True):
+    """Token ids out: aligned pieces of one generation. The last one carries `finish_reason`."""
+
+    token_ids: IntArray
+    """The next sampled tokens."""
+    logprobs: FloatArray
+    """Of each, under the distribution that it was drawn from."""
+    versions: IntArray
+    """The version that sampled each."""
+    mixed: BoolArray | None = None
+    """Of each, whether keys and values of older weights were read when it was sampled; None where the engine can't
+    say."""
+    finish_reason: FinishReason | None = None
+    """Why the generation ended; None while it goes on."""
+    sampling_mask: MaskRef | None = None
+    """Of tokens up to the end of this chunk, those of earlier chunks among them."""
+    routing: RoutingRef | None = None
+    """The experts of the tokens up to the last but one, from the request's `routing_start` on."""
+    restarts: bool = False
+    """The generation has begun again with this chunk: earlier ones are void."""
+
+    def __post_init__(self) -> None:
+        check_aligned("Chunk", self.token_ids, self.logprobs, self.versions)
+        if self.mixed is not None:
+            check_aligned("Chunk", self.token_ids, self.mixed)
+
+
+def since_restart(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+    """The chunks that count: those since the generation began for the last time."""
+    begins = [number for number, chunk in enumerate(chunks) if chunk.restarts]
+    return chunks[begins[-1] :] if begins else chunks
+
+
+class EngineReport(Record, frozen=True, kw_only=True):
+    """Health, served versions and capabilities of an engine, with cumulative counters.
+
+    `counters` holds at least `busy_s`, `tokens`, `requests`, `steps`."""
+
+    name: str
+    """Of the engine."""
+    versions: dict[str, int]
+    """The version that it serves, by policy."""
+    capabilities: tuple[str, ...]
+    """What it can do beyond generating, such as `interrupt:drain`."""
+    num_running: int
+    """Requests in its batch."""
+    num_waiting: int
+    """Requests before it."""
+    max_context: int
+    """Longest sequence that it serves."""
+    counters: dict[str, float] = {}
+    """What has been done since it started."""

@@ -1,0 +1,301 @@
+"""What the controller tells: groups, steps, updates and waits, as events. Drops are told here and nowhere else."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from penstock.algorithms.advantages import Values
+from penstock.loop.admission import StalenessGate, StepGroups
+from penstock.loop.attempts import Attempt, Attempts
+from penstock.loop.edges import Delivered
+from penstock.loop.step_planner import TrainedStep
+from penstock.observe.event_stream import EventStream
+from penstock.observe.events import Drop, SampleEvent, StepEvent, TokensEvent, TokenTexts, UpdateEvent
+from penstock.observe.plain_text import without_middle
+from penstock.observe.slots import Slots
+from penstock.records import DEFAULT_POLICY, NOT_SAMPLED, Episode, Group, Score, ScoredGroup
+from penstock.run.step_answers import (
+    PROCESS,
+    TokenVocabulary,
+    staleness_of,
+    step_metrics,
+    traced_tokens,
+)
+
+GENERATION, SCORING, ADMISSION, JOURNAL = "generation", "scoring", "admission", "journal"
+"""What a trainer waits for."""
+KEPT_TEXT, KEPT_TRACED_TEXT = 4000, 400_000
+"""Characters of a prompt or an answer that a sample keeps; more of the few whose tokens are told."""
+
+
+class ControllerEvents:
+    """Emits in the controller's name. `advantages` are those of the episodes of a step's groups, where they have
+    any."""
+
+    def __init__(
+        self,
+        stream: EventStream,
+        gate: StalenessGate,
+        attempts: Attempts,
+        *,
+        advantages: Callable[[Sequence[ScoredGroup]], Sequence[Values] | None],
+        decode: Callable[[list[int]], str],
+    ) -> None:
+        """`decode` gives the text of tokens."""
+        self.recorder = stream.of(PROCESS)
+        self._attempts = attempts.by_number
+        self._vocabulary = TokenVocabulary(decode)
+        self._gate = gate
+        self._advantages = advantages
+        self._slots = Slots()
+        self._producing: dict[int, int] = {}
+        """Of groups on their way to the buffer, the track of each."""
+        self._ready_slots = Slots()
+        self._ready: dict[int, int] = {}
+        """Of scored groups, the track on which each waits for its step."""
+
+    def now(self) -> float:
+        return self.recorder.now()
+
+    def log(self, line: str) -> None:
+        self.recorder.log(line)
+
+    def measure(self, track: str, name: str, /, **attributes: int | str) -> AbstractContextManager[None]:
+        return self.recorder.measure(track, name, **attributes)
+
+    def begin_group(self, group: int) -> None:
+        """Groups that run side by side have a track each for their spans."""
+        self._producing[group] = self._slots.take()
+
+    def end_group(self, group: int) -> None:
+        self._slots.give_back(self._producing.pop(group))
+
+    def generated(self, group: int) -> None:
+        """All episodes of a group have ended, or their rollout failed."""
+        self._stage(group, "generate", self._attempts[group].began_s)
+
+    def scored(self, group: int) -> None:
+        """A group has its scores, or can't be scored."""
+        self._stage(group, "score", self._attempts[group].generated_s)
+        self._ready[group] = self._ready_slots.take()
+
+    def admission_blocked(self, start: float, reason: str) -> None:
+        """Nothing could be admitted since `start`. Waits that took no time are not told."""
+        if self.now() > start:
+            self.recorder.span("admission", "blocked", start, reason=reason)
+
+    def waited(self, start: float, taken: StepGroups) -> dict[str, float]:
+        """The trainer has waited for these groups since `start`: what for, in seconds."""
+        waits = waits_of([self._attempts[number] for number in taken.numbers], start, self.now())
+        self.recorder.span("train", "wait for groups", start, step=taken.step + 1, **waits)
+        return waits
+
+    def trained(self, step: TrainedStep, max_staleness: int) -> None:
+        end = step.time_s
+        self.recorder.span("train", "step", end - step.took_s, end, step=step.number)
+        traced = self._tokens(step)
+        groups = [group.scored for group in step.taken.groups]
+        rewards = np.concatenate([scored.values for scored in groups])
+        advantages: Sequence[Values | None] = self._advantages(groups) or [None] * len(groups)
+        for ready, of_group in zip(step.taken.groups, advantages, strict=True):
+            scored, age_of = ready.scored, ready.age_of
+            self._samples(
+                scored.group, scored.scores, of_group, age_of=age_of, step=step.number, traced=traced
+            )
+        self.recorder.emit(staleness_of(step.taken, self._attempts, end))
+        for number in step.taken.numbers:
+            self._end_wait(number, end - step.took_s, step=step.number)
+        self.recorder.emit(
+            StepEvent(
+                process=PROCESS,
+                time=end,
+                step=step.number,
+                reward=float(rewards.mean(dtype=np.float64)),
+                num_samples=len(rewards),
+                metrics=step_metrics(groups, step.metrics()),
+                own_metrics=step.own_metrics(),
+                seconds=step.seconds(),
+                waited_s=step.waited_s,
+                took_s=step.took_s,
+                max_staleness=max_staleness,
+                groups=step.taken.numbers,
+                waits=step.waits,
+            )
+        )
+
+    def dropped(self, group: Group, reason: str, message: str, scores: Sequence[Score] = ()) -> None:
+        """A group goes untrained. It has the episodes that had ended, and scores if all were scored."""
+        self._samples(group, scores, age_of=self._age_now, drop=reason)
+        self._end_wait(group.number, self.now(), reason=reason)
+        versions = sampled_versions((*group.episodes, *group.failures), self._gate.history.policy)
+        self.recorder.emit(
+            Drop(
+                process=PROCESS,
+                time=self.now(),
+                group=group.number,
+                task_id=group.task.id,
+                reason=reason,
+                message=message,
+                age=self._age_now(min(versions)) if versions else None,
+                num_tokens=sum(e.num_output_tokens for e in (*group.episodes, *group.failures)),
+            )
+        )
+
+    def updated(self, delivered: Delivered) -> None:
+        receipt = delivered.receipt
+        self.recorder.emit(
+            UpdateEvent(
+                process=PROCESS,
+                time=self.now(),
+                policy=receipt.policy,
+                version=receipt.version,
+                snapshot_s=delivered.snapshot_s,
+                publish_s=delivered.publish_s,
+                stage_s=receipt.stage_s,
+                stall_s=receipt.stall_s,
+                verify_s=receipt.verify_s,
+                fresh_s=delivered.fresh_s,
+                drain_s=receipt.drain_s,
+                recomputed_tokens=receipt.recomputed_tokens,
+                discarded_tokens=receipt.discarded_tokens,
+                num_bytes=delivered.num_bytes,
+                num_skipped=delivered.num_skipped,
+                step=self._gate.history.step_of(receipt.version),
+            )
+        )
+
+    def _stage(self, group: int, name: str, start: float | None) -> None:
+        assert start is not None, "what this process began has a time"
+        self.recorder.span(f"slot {self._producing[group]}", name, start, group=group)
+
+    def _tokens(self, step: TrainedStep) -> set[tuple[int, int]]:
+        """Tell the tokens of answers that the trainer handed back; which those are, as group and episode."""
+        tokens: list[TokensEvent] = list(traced_tokens(step, step.time_s))
+        texts = self._vocabulary.new_texts(tokens)
+        if texts:
+            self.recorder.emit(TokenTexts(process=PROCESS, time=step.time_s, texts=texts))
+        for event in tokens:
+            self.recorder.emit(event)
+        return {(event.group, event.episode) for event in tokens}
+
+    def _end_wait(self, group: int, until: float, **attributes: int | str) -> None:
+        """A group no longer waits for its step."""
+        slot, attempt = self._ready.pop(group, None), self._attempts.get(group)
+        if slot is None:
+            return
+        self._ready_slots.give_back(slot)
+        if attempt is not None and attempt.scored_s is not None:
+            start = attempt.scored_s
+            self.recorder.span(f"ready {slot}", "ready", start, max(start, until), group=group, **attributes)
+
+    def _samples(
+        self,
+        group: Group,
+        scores: Sequence[Score],
+        advantages: Values | None = None,
+        *,
+        age_of: Callable[[int], int],
+        step: int | None = None,
+        drop: str | None = None,
+        traced: set[tuple[int, int]] | None = None,
+    ) -> None:
+        now = self.now()
+        for index, episode in enumerate((*group.episodes, *group.failures)):
+            score = scores[index] if index < len(scores) else None
+            advantage = None
+            if advantages is not None and index < len(advantages):  # failed episodes come last, and have none
+                advantage = float(advantages[index])
+            self.recorder.emit(
+                sample_event(
+                    group,
+                    episode,
+                    score,
+                    advantage=advantage,
+                    time=now,
+                    step=step,
+                    drop=drop,
+                    policy=self._gate.history.policy,
+                    age_of=age_of,
+                    traced=traced is not None and (group.number, episode.index) in traced,
+                )
+            )
+
+    def _age_now(self, version: int) -> int:
+        """Of tokens that are not trained."""
+        return max(0, self._gate.step - self._gate.history.step_of(version))
+
+
+def waits_of(attempts: Sequence[Attempt], start: float, end: float) -> dict[str, float]:
+    """A wait for these groups, by what the last of them to be scored was doing meanwhile."""
+    if end <= start:
+        return {}
+    last = max(attempts, key=_last_s, default=None)
+    if last is None or last.began_s is None or last.generated_s is None:
+        return {GENERATION: end - start}
+    scored = last.generated_s if last.scored_s is None else last.scored_s
+    bounds = [
+        start,
+        *(min(end, max(start, time)) for time in (last.began_s, last.generated_s, scored)),
+        end,
+    ]
+    parts = zip((ADMISSION, GENERATION, SCORING, JOURNAL), bounds, bounds[1:], strict=False)
+    return {cause: until - since for cause, since, until in parts if until > since}
+
+
+def _last_s(attempt: Attempt) -> float:
+    """When it was scored, or generated; those of an earlier process came first."""
+    return attempt.scored_s or attempt.generated_s or 0.0
+
+
+def sample_event(
+    group: Group,
+    episode: Episode,
+    score: Score | None,
+    *,
+    time: float,
+    step: int | None,
+    drop: str | None,
+    advantage: float | None = None,
+    policy: str = DEFAULT_POLICY,
+    age_of: Callable[[int], int] | None = None,
+    traced: bool = False,
+) -> SampleEvent:
+    """`policy` is the one whose versions and ages are told."""
+    versions = sampled_versions((episode,), policy)
+    oldest = min(versions, default=None)
+    kept = KEPT_TRACED_TEXT if traced else KEPT_TEXT
+    prompt = group.task.prompt
+    if not isinstance(prompt, str):
+        prompt = "\n".join(f"{message.role}: {message.content}" for message in prompt)
+    return SampleEvent(
+        process=PROCESS,
+        time=time,
+        group=group.number,
+        episode=episode.index,
+        task_id=group.task.id,
+        step=step,
+        drop=drop,
+        failure=episode.failure,
+        message=without_middle(episode.message, KEPT_TEXT),
+        reward=None if score is None else score.value,
+        parts={} if score is None else score.parts,
+        advantage=advantage,
+        oldest_version=oldest,
+        newest_version=max(versions, default=None),
+        num_turns=len(episode.turns),
+        num_prompt_tokens=len(episode.turns[0].prompt_ids) if episode.turns else 0,
+        num_output_tokens=episode.num_output_tokens,
+        finish_reason=episode.turns[-1].finish_reason if episode.turns else "",
+        prompt=without_middle(prompt, kept),
+        answer=without_middle(episode.text, kept),
+        age=None if age_of is None or oldest is None else age_of(oldest),
+        traced=traced,
+    )
+
+
+def sampled_versions(episodes: Sequence[Episode], policy: str) -> tuple[int, ...]:
+    """The oldest and the newest version of every turn of this policy. Within a turn they only grow."""
+    arrays = [turn.versions for episode in episodes for turn in episode.turns if turn.policy == policy]
+    ends = [int(versions[end]) for versions in arrays if versions.size for end in (0, -1)]
+    return tuple(version for version in ends if version != NOT_SAMPLED)

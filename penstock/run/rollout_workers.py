@@ -1,0 +1,129 @@
+"""Where workflows run: in the controller, or in worker processes that can be replaced."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from penstock.channel import Channel, remote, serve
+from penstock.durability.kept_work import KeptWork
+from penstock.processes.launchers import Launcher
+from penstock.processes.launchers.memory_limit import memory_environment
+from penstock.processes.pooled_workers import PoolCare, start_pooled
+from penstock.processes.replaceable import ReplaceableWorker
+from penstock.records import DEFAULT_POLICY, Episode
+from penstock.rollout.episode_pool import EpisodePool
+from penstock.rollout.episode_rollout import TokenSource
+from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
+from penstock.rollout.episode_spec import EpisodeSpec
+from penstock.rollout.retrying_episodes import CallsSoFar, RetryingEpisodes
+from penstock.rollout.rollout_process import (
+    START_ROLLOUT,
+    CallKeeper,
+    Outcome,
+    RolloutProcess,
+    RolloutStart,
+)
+from penstock.run.preflight import Prepared
+from penstock.usercode import is_command, search_path
+
+
+async def start_episodes(
+    launcher: Launcher, prepared: Prepared, work: KeptWork, care: PoolCare | None = None
+) -> EpisodeRunner:
+    """Worker processes where `rollout.workers` asks for them and there is code of the user's that they can load.
+    Episodes that could not reach something are run again."""
+    calls = CallsSoFar(work.keep_call)
+    work = replace(work, keep_call=calls.keep)
+    episodes = await _start(launcher, prepared, work, care)
+
+    def told(episode: Episode, count: int, wait_s: float) -> None:
+        words = retry_words(episode, count, wait_s)
+        if care is not None and words is not None:
+            care.events.log(words)
+
+    return RetryingEpisodes(episodes, calls, retries=prepared.config.rollout.retries, told=told)
+
+
+async def _start(
+    launcher: Launcher, prepared: Prepared, work: KeptWork, care: PoolCare | None
+) -> EpisodeRunner:
+    rollout = prepared.config.rollout
+    num_workers = max(rollout.workers, 1 if _names_a_command(prepared) else 0)
+    if num_workers == 0 or not _is_loadable(prepared):
+        if care is not None and _is_loadable(prepared):
+            care.events.log(
+                "workflows run in the controller (rollout.workers=0), where no limit of CPU time or memory holds"
+            )
+        return LocalEpisodes(work.engine, prepared.tokenizer, prepared.workflow, work.keep_call, rollout.http)
+    places = [rollout_place(launcher, f"rollout{index}", prepared, work) for index in range(num_workers)]
+    restarts = prepared.config.run.restarts
+    workers = await start_pooled(places, _running_in, restarts, care)
+    told = (lambda words: None) if care is None else care.events.log
+    pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=restarts + 1, told=told)
+    if care is not None:
+        care.over(workers, pool)
+    return pool
+
+
+def retry_words(episode: Episode, count: int, wait_s: float) -> str | None:
+    """What to tell a person of the first episode that is run again, of the tenth, the hundredth, and so on."""
+    if count != 10 ** (len(str(count)) - 1):
+        return None
+    return (
+        f"an episode of task {episode.task_id!r} could not reach something ({episode.message}); it is run again in "
+        f"{wait_s:g} s (rollout.retries); {count} so far"
+    )
+
+
+def _is_loadable(prepared: Prepared) -> bool:
+    """Whether the run or a task names a workflow, and none is there that has no name."""
+    if prepared.workflow is not None:
+        return prepared.config.rollout.workflow is not None
+    return any(task.workflow is not None for task in (*prepared.tasks, *prepared.heldout))
+
+
+def _names_a_command(prepared: Prepared) -> bool:
+    """An agent needs a process that answers it."""
+    named = {prepared.config.rollout.workflow}
+    named |= {task.workflow for task in (*prepared.tasks, *prepared.heldout)}
+    return any(path is not None and is_command(path) for path in named)
+
+
+def _running_in(place: ReplaceableWorker) -> Callable[[Sequence[EpisodeSpec]], Awaitable[Sequence[Outcome]]]:
+    process = remote(RolloutProcess, place)
+
+    async def run(specs: Sequence[EpisodeSpec]) -> Sequence[Outcome]:
+        return [await process.run(spec) for spec in specs]
+
+    return run
+
+
+def rollout_place(launcher: Launcher, name: str, prepared: Prepared, work: KeptWork) -> ReplaceableWorker:
+    """Its episodes ask for turns over the channel that it is reached by: both sides serve."""
+    start = RolloutStart(
+        model=prepared.model,
+        trust_remote_code=prepared.config.model.trust_remote_code,
+        template_args=prepared.config.tasks.template_args,
+        workflow=prepared.config.rollout.workflow,
+        max_context=prepared.max_context,
+        cpu_s=prepared.config.rollout.cpu_s or prepared.config.rollout.timeout_s,
+        host=prepared.config.rollout.agents.host,
+        streams=prepared.config.sync.interrupt != "abort_retry",
+        http=prepared.config.rollout.http.model_dump(mode="json"),
+        model_names={
+            prepared.config.model.name: DEFAULT_POLICY,
+            **prepared.config.rollout.agents.models,
+        },
+        search_path=search_path(),
+    )
+
+    async def begin(channel: Channel) -> None:
+        serve(TokenSource, work.engine, channel)
+        serve(CallKeeper, work, channel)
+        await channel.call(START_ROLLOUT, start)
+
+    return ReplaceableWorker(
+        launcher,
+        name,
+        start=begin,
+        environment=memory_environment(prepared.config.rollout.memory_gb),
+    )
