@@ -25,8 +25,8 @@ RECORD_BYTES = 256
 
 
 class ScorerPool:
-    """`penstock.records.interfaces.Scorer` over a pool of workers, with a time limit per call. Each of them takes as
-    many messages at a time as is said with it."""
+    """`penstock.records.interfaces.Scorer` over a pool of workers, with a time limit per call. Each of them takes
+    as many messages at a time as is said with it."""
 
     def __init__(
         self,
