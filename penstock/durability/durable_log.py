@@ -78,7 +78,7 @@ class DurableGroupLog:
         self._segments = segments
         self._room = room
         self._in_thread = in_thread
-        self._work = PendingWork(self._push, every_s=progress_s)
+        self._work = PendingWork(self._push_work, every_s=progress_s)
         self._before = self._after = attempts.standing
         """The standing before and after the commit that is being written."""
         self._issued = 0
@@ -127,9 +127,6 @@ class DurableGroupLog:
         """Gathered with what comes in the next seconds. A call must not be made again: what it gave is on the disk
         when it returns, with the turns before it."""
         self._work.add(record)
-        for part in record.turns:
-            if self.copies is not None:
-                self.copies.keep_soon(part.group, blobs_of([part]))
         if not record.calls:
             return DONE
         for number in record.groups:
@@ -162,6 +159,13 @@ class DurableGroupLog:
         self._work.group_ended(number)
         if self.copies is not None:
             self.copies.group_ended(number)
+
+    def _push_work(self, record: WorkProgressed) -> None:
+        """Blobs are copied with the record: those of turns whose episode ends before it are copied with that."""
+        for part in record.turns:
+            if self.copies is not None:
+                self.copies.keep_soon(part.group, blobs_of([part]))
+        self._push(record)
 
     def _push(self, record: AttemptRecord) -> int:
         self.attempts.apply(record)

@@ -97,7 +97,7 @@ def request_engines(folder: Path, request: ScaleRequest) -> None:
 
 def take_request(folder: Path) -> ScaleRequest | None:
     """What was asked since the last time. Something else in the file is nothing, and so is a file that can't be
-    read     or removed: a wish ends no run."""
+    read or removed: a wish ends no run."""
     path = folder / REQUEST
     try:
         data = path.read_bytes()

@@ -28,7 +28,7 @@ from penstock.loop.attempt_records import (
     scored_record,
 )
 from penstock.planner.virtual_time import run_in_virtual_time
-from penstock.records import CallAnswer, Task, WorkProgressed
+from penstock.records import BlobRef, CallAnswer, Task, WorkProgressed
 from penstock.safe_files import replace_private
 from tests.durability.test_blob_copies import group_with_blob
 from tests.loop.test_admission import scored
@@ -198,6 +198,31 @@ def test_a_call_comes_back_when_it_is_on_the_disk_with_the_turn_before_it(tmp_pa
             await calling
             partial = read_attempts(files).by_number[3].partial
             assert ([*partial.turns], [*partial.calls]) == ([(0, 0)], [(0, 0)])
+
+    run_in_virtual_time(scene())
+
+
+@pytest.mark.parametrize(("waits_s", "num_reads"), [(1.0, 1), (3.0, 2)])
+def test_blobs_of_a_turn_are_copied_only_once_its_record_is_due(
+    tmp_path: Path, waits_s: float, num_reads: int
+) -> None:
+    class CountingBlobs(MemoryBlobs):
+        num_reads = 0
+
+        def get(self, ref: BlobRef) -> bytes:
+            self.num_reads += 1
+            return super().get(ref)
+
+    async def scene() -> None:
+        blobs = CountingBlobs()
+        group = group_with_blob(blobs)
+        mask = group.episodes[0].turns[0].sampling_masks[0]
+        async with open_log(tmp_path, files=PowerLossFiles(), blobs=blobs, in_thread=SlowDisk()) as log:
+            await log.append(GroupAdmitted(ticket=ticket(3), task_id="t", prompt="p", num_taken=1))
+            log.append(WorkProgressed(turns=(part(0, 1, 2, sampling_mask=mask),)))
+            await asyncio.sleep(waits_s)
+            await log.append(scored_record(3, msgspec.structs.replace(scored(3, [0, 0]), group=group), None))
+        assert blobs.num_reads == num_reads
 
     run_in_virtual_time(scene())
 
