@@ -7,13 +7,15 @@ What the user must mend (a model that does not exist, settings that a worker ref
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from penstock.observe.recorder import Recorder
 from penstock.processes.revival import Deaths, RestartPolicy, Restarts
 from penstock.processes.supervision import Gathering, SupervisedWorker, unwrapped
 from penstock.records.errors import OutOfMemory, PenstockError, WorkerDied
+
+T = TypeVar("T")
 
 
 class Startable(SupervisedWorker, Protocol):
@@ -39,17 +41,20 @@ class FirstStart:
         self._deaths = deaths
         self._prepare = prepare
 
-    async def until_all_there(self, others: Gathering, events: Recorder | None) -> None:
-        async def start() -> PenstockError | None:
+    async def until_all_there(
+        self, others: Gathering, events: Recorder | None, *, has_started: bool = False
+    ) -> None:
+        async def start(*, again: bool = True) -> PenstockError | None:
             try:
-                self._prepare()
-                await self._place.restart()
+                if again:
+                    self._prepare()
+                    await self._place.restart()
                 await others.wait(self._place)
             except (WorkerDied, OutOfMemory) as error:
                 return error
             return None
 
-        cause = await start()
+        cause = await start(again=not has_started)
         if cause is not None:
             last = await Restarts(self._place, self._deaths, events).until_back(cause, start)
             if last is not None:
@@ -66,6 +71,24 @@ async def start_together(starts: Sequence[FirstStart], events: Recorder | None =
                 starting.create_task(one.until_all_there(others, events))
 
     await unwrapped(start())
+
+
+async def keep_together(
+    starts: Sequence[FirstStart], work: Coroutine[Any, Any, T], events: Recorder | None = None
+) -> T:
+    """The result of `work`, beside workers that have started: one that dies meanwhile is started again, and all of
+    them are there when this returns."""
+
+    async def keep() -> T:
+        others = Gathering(len(starts) + 1)
+        async with asyncio.TaskGroup() as keeping:
+            for one in starts:
+                keeping.create_task(one.until_all_there(others, events, has_started=True))
+            result = await work
+            others.arrive()
+        return result
+
+    return await unwrapped(keep())
 
 
 async def start_alike(places: Sequence[Startable], restarts: int, events: Recorder | None = None) -> None:

@@ -49,11 +49,15 @@ class Gathering:
         self._missing = count
         self._all_there = asyncio.Event()
 
-    async def wait(self, worker: SupervisedWorker) -> None:
-        """Raises the worker's death before the others were there; a later one is for its supervisor."""
+    def arrive(self) -> None:
+        """One more has started."""
         self._missing -= 1
         if not self._missing:
             self._all_there.set()
+
+    async def wait(self, worker: SupervisedWorker) -> None:
+        """Raises the worker's death before the others were there; a later one is for its supervisor."""
+        self.arrive()
         try:
             await supervised(self._all_there.wait(), [worker])
         except WorkerDied:

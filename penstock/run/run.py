@@ -27,6 +27,7 @@ from penstock.observe.recorder import Recorder
 from penstock.observe.writers.recoveries_jsonl import NAME as RECOVERIES
 from penstock.observe.writers.recoveries_jsonl import RecoveriesWriter
 from penstock.placement.shares import sharing
+from penstock.processes.first_start import keep_together
 from penstock.processes.pooled_workers import PoolCare
 from penstock.processes.revival import RestartPolicy, Reviver
 from penstock.processes.supervision import SupervisedWorker, in_a_sentence, supervised, unwrapped
@@ -34,6 +35,7 @@ from penstock.processes.worker_events import EventCollector
 from penstock.records import ONE_VERSION
 from penstock.records.errors import DiskFull
 from penstock.records.interfaces import Scorer
+from penstock.rollout.episode_runner import EpisodeRunner
 from penstock.run.assembly import Parts, build_controller, build_evaluator
 from penstock.run.beginning import Beginning, begin, what_a_crash_costs
 from penstock.run.engine_fleet import EngineFleet, FleetSize
@@ -201,26 +203,14 @@ class Run:
 
     async def _train(self, opened: _Opened, workers: Workers) -> None:
         """Start the workers that only training needs, build the controller, and let it run while workers that die
-        are replaced. One that dies before the controller is there is replaced then."""
-        config, prepared, events = self._config, self._prepared, self._events
-        launcher, beginning = opened.launchers.own, opened.beginning
+        are replaced."""
+        config, prepared, beginning = self._config, self._prepared, opened.beginning
         resumes = config.sync.interrupt not in ONE_VERSION
         engines = EnginePool({one.name: one.calls for one in workers.engines}, resumes=resumes, replaces=True)
-        care = PoolCare(events, opened.collector, config.run.freeze_s)
+        care = PoolCare(self._events, opened.collector, config.run.freeze_s)
         async with AsyncExitStack() as at_end:
-            started = self._scorer or await start_scorers(launcher, prepared, care)
-            scorer = RetryingScorer(started, retries=config.reward.retries)
-            at_end.push_async_callback(scorer.close)
-            kept = keep_work(
-                engines,
-                beginning.log,
-                beginning.resume,
-                interrupt=config.sync.interrupt,
-                records_routing=config.engine.record_routing == "on",
-                say=events.log,
-            )
-            episodes = await start_episodes(launcher, prepared, kept, care)
-            at_end.push_async_callback(episodes.close)
+            pools = self._start_pools(opened, engines, care, at_end)
+            scorer, episodes = await keep_together(workers.starts, pools, self._events)
             journal, log = beginning.log, beginning.log or MemoryGroupLog()
             parts = Parts(
                 engines=engines,
@@ -241,6 +231,27 @@ class Run:
             fleet, watches = self._watches(opened, workers, engines, controller)
             work = self._train_beside(opened, workers, parts, controller, fleet)
             await supervised(work, [*care.watches, *watches])
+
+    async def _start_pools(
+        self, opened: _Opened, engines: EnginePool, care: PoolCare, at_end: AsyncExitStack
+    ) -> tuple[Scorer, EpisodeRunner]:
+        """The scorers and the rollout workers; `at_end` closes them."""
+        config, prepared, events = self._config, self._prepared, self._events
+        launcher, beginning = opened.launchers.own, opened.beginning
+        started = self._scorer or await start_scorers(launcher, prepared, care)
+        scorer = RetryingScorer(started, retries=config.reward.retries)
+        at_end.push_async_callback(scorer.close)
+        kept = keep_work(
+            engines,
+            beginning.log,
+            beginning.resume,
+            interrupt=config.sync.interrupt,
+            records_routing=config.engine.record_routing == "on",
+            say=events.log,
+        )
+        episodes = await start_episodes(launcher, prepared, kept, care)
+        at_end.push_async_callback(episodes.close)
+        return scorer, episodes
 
     def _checkpoints(self, beginning: Beginning, workers: Workers, log: GroupLog) -> Checkpoints:
         run = self._config.run

@@ -117,6 +117,8 @@ class Workers:
     """Makes an engine of this number, which is yet to be started."""
     deaths: Mapping[str, Deaths]
     """Of those that died while they started, and the others, by name."""
+    starts: Sequence[FirstStart]
+    """Of all of them, for those that die before they are watched."""
 
     @property
     def places(self) -> tuple[ReplaceableWorker | RankPlaces, ...]:
@@ -157,7 +159,7 @@ async def start_workers(
     starts = [FirstStart(trainer.place, deaths[trainer.place.name])]
     starts += [first_start(each, deaths[each.name], log) for each in engines]
     await start_together(starts, events)
-    return Workers(tuple(engines), trainer, open_blobs(str(launcher.blobs)), engine, deaths)
+    return Workers(tuple(engines), trainer, open_blobs(str(launcher.blobs)), engine, deaths, starts)
 
 
 def first_start(engine: LaunchedEngine, deaths: Deaths, log: Callable[[str], None]) -> FirstStart:

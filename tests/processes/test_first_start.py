@@ -23,7 +23,8 @@ KILLS = [
     ("trainer", "scorer0", "load"),
     *[("engine0", "engine0", where) for where in ("launch", "load", "update", "generate")],
     ("engine0", "trainer", "last to load"),
-    ("engine0", "scorer0", "load"),
+    *[("engine0", "scorer0", where) for where in ("load", "last to load")],
+    ("trainer", "scorer0", "last to load"),
     *[("scorer0", "scorer0", where) for where in ("launch", "load")],
 ]
 
