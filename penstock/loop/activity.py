@@ -15,7 +15,7 @@ class Activity:
 
     @property
     def generating(self) -> list[Attempt]:
-        """Those of earlier processes count once they go on."""
+        """The groups whose episodes are under way. Those from before a restart count once they are resumed."""
         return [one for one in self._begun() if one.state != AttemptState.GENERATED]
 
     @property
@@ -23,7 +23,7 @@ class Activity:
         return [one for one in self._begun() if one.state == AttemptState.GENERATED]
 
     def oldest_words(self, now: float) -> str:
-        """Of the groups that are under way, the one that has been in its stage for longest."""
+        """Say which group under way has been in its stage for longest."""
         oldest = min(self._begun(), key=_since, default=None)
         if oldest is None:
             return "no group is under way"

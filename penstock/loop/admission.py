@@ -36,8 +36,8 @@ Samples = tuple[tuple[Sample, ...], ...]
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """Leave to generate one group. `number` orders admissions and is never used again: seeds and request ids come
-    from it. `deadline` is the last step at which all tokens are certain to be within the bound."""
+    """A ticket is the leave to generate one group. `number` orders admissions and is never used again: seeds and
+    request ids come from it. `deadline` is the last step at which all tokens are certain to be within the bound."""
 
     number: int
     bound: int
@@ -182,8 +182,8 @@ class StalenessGate:
         return ticket
 
     def may_readmit(self) -> bool:
-        """As for a new group, among those that are under way again. After a rollback many groups may be ready, and
-        what is generated behind them would grow old."""
+        """The rule is that for new groups, without counting those that are still held. After a rollback many groups
+        may be ready, and what is generated behind them would grow old."""
         return self.outstanding - len(self._held) < self.limit and not self.stocked
 
     def readmit(self, ticket: Ticket, kept_versions: IntArray = NO_VERSIONS) -> Ticket:
@@ -237,7 +237,7 @@ class StalenessGate:
         return StepGroups(step=self.step, groups=groups), late
 
     def put_back(self, taken: StepGroups) -> None:
-        """Nobody trains on these groups now: those that are still taken are ready again."""
+        """The step is given up: those of its groups that are still taken are ready again."""
         for number in taken.numbers:
             group = self._training.pop(number, None)
             if group is not None:
@@ -265,7 +265,7 @@ class StalenessGate:
         )
 
     def restore(self, state: GateState) -> None:
-        """Go on from `state`. Whoever restores readmits the running groups, under their old numbers."""
+        """Go on from `state`. Its running groups are held until `readmit` lets each go on under its old number."""
         assert not self.outstanding, "a gate is restored before anything is admitted"
         self.step, self.served_step = state.step, state.served_step
         self.max_staleness = state.max_staleness
@@ -346,21 +346,21 @@ class StalenessGate:
 
 
 def of_policy(policy: str, samples: Samples) -> Samples:
-    """Without what other policies sampled."""
+    """The samples without what other policies sampled."""
     if all(sample.policy == policy for row in samples for sample in row):
         return samples
     return tuple(tuple(sample for sample in row if sample.policy == policy) for row in samples)
 
 
 def oldest_step(samples: Samples, history: VersionHistory) -> int | None:
-    """Of the tokens in the loss; None when there are none."""
+    """The oldest step whose weights sampled a token in the loss; None when there are no such tokens."""
     versions = [sample.versions[sample.loss_mask] for row in samples for sample in row]
     joined = np.concatenate(versions) if versions else np.empty(0, dtype=np.int32)
     return int(history.steps_of(joined).min()) if joined.size else None
 
 
 def masked_before(floor: int, samples: Samples, history: VersionHistory) -> Samples:
-    """Without the tokens in the loss that are of steps before `floor`."""
+    """The samples, with tokens of steps before `floor` taken out of the loss."""
     return tuple(
         tuple(sample.in_loss_where(history.steps_of(sample.versions) >= floor) for sample in row)
         for row in samples
@@ -368,7 +368,7 @@ def masked_before(floor: int, samples: Samples, history: VersionHistory) -> Samp
 
 
 def _order(group: ReadyGroup) -> tuple[bool, int, int]:
-    """Earliest deadline first; before them what a rollback returned, in the order in which it was selected."""
+    """What a rollback returned comes first, in the order in which it was selected; then the earliest deadline."""
     is_new = group.selected_at is None
     return is_new, group.deadline if group.selected_at is None else group.selected_at, group.ticket.number
 

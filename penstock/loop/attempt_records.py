@@ -1,7 +1,7 @@
 """What the journal holds: one record for everything that happens to an attempt, a version or a checkpoint.
 
 Tasks are kept by id, with their prompt for people to read: their columns may be anything, and come from the tasks
-again. The JSON-like form is msgpack, through the codec of the channel.
+again. They are written as msgpack (`penstock.records.codec`).
 """
 
 from collections.abc import Collection, Sequence
@@ -163,8 +163,8 @@ def groups_of(record: AttemptRecord) -> Collection[int]:
 
 
 def encode_commit(records: Sequence[AttemptRecord]) -> list[bytes]:
-    """What one commit of the journal keeps. What a group did that ends in the same commit is in the record of its
-    end, or gone with it."""
+    """Encode what one commit of the journal keeps. What a group did that ends in the same commit is left out: it is
+    in the record of its end, or gone with it."""
     over = {one.number for one in records if isinstance(one, GroupScored | GroupDropped)}
     return [
         encode(one)

@@ -109,8 +109,8 @@ class Forgotten(Record, frozen=True, kw_only=True):
 
 
 class Attempts:
-    """All attempts of a run, by the number of their group. `keeps_content` keeps what groups consist of, for
-    whoever goes on with them."""
+    """All attempts of a run, by the number of their group. `keeps_content` keeps what groups consist of, for a
+    run that goes on with them."""
 
     def __init__(self, forgotten: Forgotten | None = None, *, keeps_content: bool = False) -> None:
         self.forgotten = forgotten or Forgotten()
@@ -124,8 +124,8 @@ class Attempts:
         self._now: Callable[[], float] | None = None
 
     def follow(self, now: Callable[[], float]) -> None:
-        """From now on records are of this process and of the moment at which they are applied. What groups consist
-        of is with those who append them."""
+        """From now on records are of this process, and of the moment at which they are applied. What groups consist
+        of is no longer kept: the buffer has it."""
         self._keeps_content, self._now = False, now
 
     def apply(self, record: AttemptRecord) -> None:
@@ -159,7 +159,7 @@ class Attempts:
                 self._release(record.step)
 
     def let_go(self) -> None:
-        """What groups consist of is with somebody else now."""
+        """Forget what groups consist of: the buffer has it now."""
         for attempt in self.by_number.values():
             attempt.scored = attempt.partial = None
 
@@ -226,7 +226,7 @@ class Attempts:
                 _work_of(attempt).end_episode(record.episode)
 
     def _progress(self, record: WorkProgressed) -> None:
-        """Of groups that have ended meanwhile there is more to know elsewhere."""
+        """Groups that have ended meanwhile are passed over: their own records say more."""
         for number in record.groups:
             attempt = self.under_way.get(number)
             if attempt is not None:
@@ -254,7 +254,7 @@ class Attempts:
             self._set_age(attempt, record.step)
 
     def _set_age(self, attempt: Attempt, step: int) -> None:
-        """As of the first selection, for good."""
+        """The first selection settles the age of a group for good."""
         if attempt.selected_at is None:
             attempt.selected_at = step
             if self._keeps_content:
@@ -290,7 +290,7 @@ class Attempts:
                 attempt.scored, attempt.steps_at_selection = None, {}
 
     def _move(self, numbers: Iterable[int], state: AttemptState) -> list[Attempt]:
-        """All of them or none; groups that are forgotten are passed over."""
+        """Change the state of all of them or of none; groups that are forgotten are passed over."""
         attempts = self._known(numbers)
         for attempt in attempts:
             if state not in MAY_BECOME[attempt.state]:
@@ -305,7 +305,7 @@ class Attempts:
         return attempts
 
     def _known(self, numbers: Iterable[int]) -> list[Attempt]:
-        """Without those that are forgotten."""
+        """The attempts of these numbers, without those that are forgotten."""
         attempts = []
         for number in numbers:
             attempt = self.by_number.get(number)

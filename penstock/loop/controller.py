@@ -28,7 +28,7 @@ from penstock.records.errors import TrainerLost
 from penstock.records.interfaces import Engine, Trainer
 
 UNDONE = "undone"
-"""Why a group is dropped whose step was undone, and which nobody has kept."""
+"""Why a group is dropped whose step was undone, where no journal has kept it."""
 
 
 class Controller:
@@ -130,7 +130,7 @@ class Controller:
                 await self.sync.send_again(self._first_version, engine)
 
     def shrink_steps(self) -> str | None:
-        """Smaller micro-batches from now on, and a word on that: the trainer ran out of memory."""
+        """Make micro-batches smaller from now on, since the trainer ran out of memory; returns a word on that."""
         return self._runner.shrink()
 
     def trainer_lost(self) -> None:
@@ -164,7 +164,8 @@ class Controller:
         self._trainer_there.set()
 
     async def _return_groups(self, step: int) -> Sequence[ReadyGroup]:
-        """Of the steps after `step`. Without a journal only their tasks are known."""
+        """Bring back the groups of the steps after `step`. Without a journal only their tasks are known, and tried
+        again."""
         log = self.buffer.log
         if self._trained_groups is None:
             gone = log.attempts.trained_after(step)
@@ -194,7 +195,7 @@ class Controller:
             self.is_training = False
 
     def stand(self) -> Resume:
-        """Where it stands now, between two steps."""
+        """All that another controller needs to go on from here, between two steps."""
         gate = self.buffer.gate.state()
         tickets = [*gate.running, *(group.ticket for group in gate.ready)]
         attempts = self.buffer.log.attempts.by_number
@@ -203,7 +204,7 @@ class Controller:
 
     @property
     def steps_done(self) -> int:
-        """Of the surviving history, those of an earlier session included."""
+        """How many steps the surviving history has, those of earlier sessions included."""
         return self.buffer.gate.step
 
     async def reached(self, step: int) -> None:

@@ -1,7 +1,7 @@
 """What the loop sees of the rest: protocols that real processes, simulations and tests implement.
 
-Engines, trainers, scorers and blob stores are in `penstock.records.interfaces`, the log of
-attempts in `group_log.py`.
+Engines, trainers, scorers and blob stores are in `penstock.records.interfaces`, the log of attempts in
+`group_log.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,15 +36,15 @@ class Delivered:
 
 
 class LoopEvents(Protocol):
-    """Is told what happens (`penstock.run.controller_events.ControllerEvents`)."""
+    """The loop tells it what happens (`penstock.run.controller_events.ControllerEvents`)."""
 
     def now(self) -> float: ...
 
     def log(self, line: str) -> None:
-        """A line for the person who watches."""
+        """Tell a line to the person who watches."""
 
     def measure(self, track: str, name: str, /, **attributes: int | str) -> AbstractContextManager[None]:
-        """A span around a block."""
+        """Tell how long a block took, as a span."""
 
     def admission_blocked(self, start: float, reason: str) -> None: ...
 

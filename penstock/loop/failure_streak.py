@@ -1,5 +1,5 @@
-"""Failure that repeats: when group after group fails, a run has stopped learning, and goes on for ever if nobody
-ends it."""
+"""Failure that repeats: when group after group fails, a run has stopped learning, and would go on for
+ever."""
 
 from collections import Counter, deque
 
@@ -26,7 +26,7 @@ LOOK_AT = {
 
 class FailureStreak:
     """Counts groups that failed in a row, and how many of the last did. Drops for staleness or by selection are
-    none of its business."""
+    not counted."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -67,5 +67,5 @@ class FailureStreak:
 
 
 def limit_of(setting: int, groups_per_step: int, max_staleness: int) -> int:
-    """How many failures in a row end a run; a setting of 0 leaves it to us."""
+    """How many failures in a row end a run; a setting of 0 means the default of this module."""
     return setting or max(AT_LEAST, STEPS * groups_per_step, (max_staleness + 1) * groups_per_step + 1)

@@ -3,7 +3,7 @@
     GroupAdmitted ─► GroupGenerated ─► GroupScored ─► GroupsTrained
           └────────────────┴────────────────┴───────► GroupDropped
 
-Every log folds what it is told into `attempts`. Whoever wants to know where a group stands looks there.
+Every log folds its records into `attempts`, which says where each group stands.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ class GroupLog(Protocol):
     """What was appended so far."""
 
     def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
-        """The record counts at once, but for a scored group, which counts when its blobs are safe. What comes back
-        is over when the record is as safe as its kind must be. Nobody needs to await those of `GroupResumed`,
-        `EpisodeEnded`, `GroupGenerated`, `GroupsSelected`, `VersionIssued`, and of `WorkProgressed` without calls.
+        """The record counts at once, but for a scored group, which counts when its blobs are safe. The answer is to
+        be awaited: it ends when the record is as safe as its kind must be. It may be left for `GroupResumed`,
+        `EpisodeEnded`, `GroupGenerated`, `GroupsSelected`, `VersionIssued`, and `WorkProgressed` without calls.
         `hurry`: a step waits for this group."""
 
     async def durable(self) -> None:
@@ -33,7 +33,7 @@ class GroupLog(Protocol):
 
 
 class Done:
-    """Nothing to wait for."""
+    """An awaitable that ends at once: there is nothing to wait for."""
 
     def __await__(self) -> Generator[None, None, None]:
         return

@@ -80,7 +80,7 @@ class GroupProduction:
         may be admitted."""
         try:
             if self._resume is not None:
-                await self._go_on(background, self._resume)
+                await self._resume_groups(background, self._resume)
             while True:
                 start, reason = self._events.now(), self._buffer.waiting_for()[0]
                 ticket = await self._buffer.admit()
@@ -91,7 +91,7 @@ class GroupProduction:
         except BufferClosed:
             return
 
-    async def _go_on(self, background: asyncio.TaskGroup, resume: Resume) -> None:
+    async def _resume_groups(self, background: asyncio.TaskGroup, resume: Resume) -> None:
         for lost in resume.lost:
             await self._buffer.drop(lost.group, lost.reason, lost.message, lost.scores)
         for held in resume.gate.running:
@@ -99,17 +99,17 @@ class GroupProduction:
             self._start_group(background, ticket, self._tasks.task(resume.task_ids[held.number]))
 
     def cancel(self) -> None:
-        """Leave the groups under way."""
+        """Abandon the groups under way."""
         for task in self._producing:
             task.cancel()
 
     def try_again(self, task_ids: Sequence[str]) -> None:
-        """Their groups are gone with the steps that trained on them."""
+        """Put back tasks whose groups are gone with the steps that trained on them."""
         for task_id in task_ids:
             self._tasks.put_back(self._tasks.task(task_id))
 
     def _kept_versions(self, number: int) -> IntArray:
-        """Of tokens that a group has from before a restart."""
+        """The versions of the tokens that a group has from before a restart."""
         versions = self._partial.get(number, PartialGroup()).versions(self._buffer.gate.history.policy)
         return np.concatenate(versions) if versions else NO_VERSIONS
 

@@ -82,6 +82,6 @@ class VersionHistory:
         self._first_sure = len(self._steps)
 
     def versions_of(self, step: int) -> tuple[int, ...]:
-        """Those that hold the weights of `step`, and no others. One from before a rollback is left out."""
+        """The versions that hold the weights of `step` and no others. Those from before a rollback are left out."""
         newest = range(self._first_sure, len(self._steps))
         return tuple(version for version in newest if self._steps[version] == step)

@@ -31,7 +31,7 @@ class TrainedGroups(Protocol):
     """Where the groups of trained steps are kept (`penstock.durability.recovery.UndoneGroups`)."""
 
     async def after(self, step: int) -> BroughtBack:
-        """Those of steps after this one, which are undone."""
+        """Give back the groups of the steps after this one, which are undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

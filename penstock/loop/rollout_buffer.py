@@ -1,6 +1,6 @@
 """The bounded buffer between generation and training: `StalenessGate` for coroutines.
 
-Whoever changes a count wakes whoever waits on it; nothing polls. `waiting_for` says in words why a side
+Each change of a count wakes those that wait for one; nothing polls. `waiting_for` says in words why a side
 stands still, which is what the terminal view and the watchdog show.
 """
 
@@ -34,18 +34,18 @@ AdmissionCause = Literal["lag", "stock", "bound"]
 
 
 class BufferClosed(Exception):
-    """The run is over: nobody will admit or train any more."""
+    """The run is over: no group is admitted or trained any more."""
 
 
-Tell = Callable[[Group, str, str, Sequence[Score]], None]
-"""Told of every drop: the group as far as it came, the reason, a message, its scores."""
+OnDrop = Callable[[Group, str, str, Sequence[Score]], None]
+"""It is called with every drop: the group as far as it came, the reason, a message, its scores."""
 
 
-def _tell_nobody(group: Group, reason: str, message: str, scores: Sequence[Score]) -> None:
+def _ignore_drop(group: Group, reason: str, message: str, scores: Sequence[Score]) -> None:
     pass
 
 
-def _keep_none(task: Task) -> None:
+def _ignore_task(task: Task) -> None:
     pass
 
 
@@ -57,8 +57,8 @@ class RolloutBuffer:
         gate: StalenessGate,
         *,
         log: GroupLog | None = None,
-        dropped: Tell = _tell_nobody,
-        give_back: Callable[[Task], None] = _keep_none,
+        dropped: OnDrop = _ignore_drop,
+        give_back: Callable[[Task], None] = _ignore_task,
     ) -> None:
         """`dropped` is told of every drop, `give_back` gets the tasks of groups that grew too old."""
         self.gate = gate
@@ -73,15 +73,15 @@ class RolloutBuffer:
         self._step_waits = False
 
     async def admit(self) -> Ticket:
-        """Leave to generate one more group, as soon as the bound allows it."""
+        """Wait until the bound allows one more group; the ticket is the leave to generate it."""
         while not self.gate.may_admit():
             await self._wait()
         self._check_open()
         return self.gate.admit()
 
     async def readmit(self, ticket: Ticket, kept_versions: IntArray = NO_VERSIONS) -> Ticket:
-        """Leave to go on with a group that was running before a restart. `kept_versions` are those of its tokens
-        from before."""
+        """Wait until a group that was running before a restart may go on. `kept_versions` are those of the tokens
+        that it has from before."""
         while not self.gate.may_readmit():
             await self._wait()
         self._check_open()
@@ -95,7 +95,8 @@ class RolloutBuffer:
         )
 
     def issue(self, step: int) -> int:
-        """A new version for the weights that `step` makes. No group is sampled with it before its record."""
+        """Issue a version for the weights that `step` makes. Its record comes before that of any group sampled with
+        it."""
         history = self.gate.history
         version = history.issue(step)
         self.log.append(VersionIssued(policy=history.policy, version=version, step=step))
@@ -127,8 +128,7 @@ class RolloutBuffer:
         self._wake()
 
     async def take_step(self) -> StepGroups:
-        """The groups of the next step, as soon as there are enough of them. Those that have grown too old are
-        dropped."""
+        """Wait for the groups of the next step, and take them. Those that have grown too old are dropped."""
         while True:
             self._check_open()
             taken, late = self.gate.select()

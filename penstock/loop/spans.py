@@ -7,7 +7,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 def with_numbers(spans: Spans, numbers: Iterable[int]) -> Spans:
-    """With these numbers too. A number that is there already is a bug: its group was trained before."""
+    """Add numbers to spans. A number that is there already is a bug: its group was trained before."""
     new = sorted(numbers)
     for number in new:
         if any(first <= number <= last for first, last in spans):

@@ -25,11 +25,11 @@ class TrainedStep:
 
     @property
     def idle_share(self) -> float:
-        """Of its time, what the trainer waited."""
+        """The share of the step's time in which the trainer waited for groups."""
         return self.waited_s / max(1e-9, self.waited_s + self.took_s)
 
     def metrics(self) -> dict[str, float]:
-        """Of the whole step: those of all ranks, merged."""
+        """The metrics of the whole step: those of all ranks, merged."""
         return metric_values(merge_metrics([result.metrics for result in self.results]))
 
     def own_metrics(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from penstock.records.interfaces import BlobStore
 LOST_STEPS = 3
 """So many steps in a row that lose all of their groups end a run: then it is no matter of single groups."""
 LEAST_TOKENS = 256
-"""Of a micro-batch: below it nothing is won. A sequence that is longer is one by itself."""
+"""A micro-batch is not halved below this, where nothing is won. A longer sequence is a micro-batch by itself."""
 
 
 class StepRunner:
@@ -38,8 +38,8 @@ class StepRunner:
         self._num_lost_in_a_row = 0
 
     async def run(self, taken: StepGroups, version: int | None) -> tuple[StepGroups, list[StepResult]]:
-        """The groups that were trained, and what each rank reports. The new weights are `version` where they are
-        published. Without a group nothing was trained: the blobs of all of them were lost."""
+        """Train, and return the groups that were trained and what each rank reports. The new weights are `version`
+        where they are published. Without a group nothing was trained: the blobs of all of them were lost."""
         while True:
             try:
                 with self._events.measure("train", "plan", step=taken.step + 1):
@@ -75,7 +75,7 @@ class StepRunner:
 
     async def _without_lost(self, taken: StepGroups, error: BlobLost) -> StepGroups:
         """The step without the groups whose blobs can't be read. When all can, or nothing is left of several steps
-        in a row, it is no matter of single groups."""
+        in a row, it is no matter of single groups, and the error is raised."""
         lost = {}
         for group in taken.groups:
             try:

@@ -130,7 +130,7 @@ class WeightSync:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until all is sent, after `finish`."""
+        """Send what is offered; after `finish`, return once all is sent."""
         self._is_running = True
         try:
             while await self._has_more():
@@ -276,7 +276,7 @@ class WeightSync:
             num_failed, wait_s = 0, self._retries.first_s
 
     async def _bring_below(self) -> None:
-        """To engines that lack it: what the adapter acts on. Full updates build on nothing."""
+        """Bring the weights below the adapter to engines that lack them. Full updates build on nothing."""
         if self._below is not None:
             await self._engines.mend(partial(self.send_again, self._below))
 
@@ -303,7 +303,7 @@ class WeightSync:
             )
 
     async def _attempt(self, offer: Offer, *, full: bool) -> Delivered:
-        """Where it is sent, trainer and engines act together."""
+        """Publish once, and have every engine take it. Where the trainer sends, it does so while engines take."""
         version, measure = offer.version, self._events.measure
         started = self._events.now()
         with measure("sync", "publish", version=version):

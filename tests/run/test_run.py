@@ -231,6 +231,7 @@ class SimulatedRun:
             places=(self.trainer.place, self.engine.place),
             deaths={},
             another_engine=None,
+            starts=(),
         )
 
         async def start_workers(*_: Any) -> Any:
