@@ -19,7 +19,14 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.channel.suspects import Attempt, Half, Suspects
-from penstock.records.errors import ChannelClosed, PenstockError, RemoteError, RequestRefused, WorkerDied
+from penstock.records.errors import (
+    ChannelClosed,
+    OutOfMemory,
+    PenstockError,
+    RemoteError,
+    RequestRefused,
+    WorkerDied,
+)
 
 Call = TypeVar("Call")
 Answer = TypeVar("Answer")
@@ -42,8 +49,8 @@ class PoolWorker(Protocol[C, A]):
 
     `answer` raises `WorkerDied` or `ChannelClosed` when the process ends under it. `end` ends the process at once.
     `restart` ends it if it still runs and returns when a new one is ready, a little later after each of
-    `num_deaths` in a row with nothing in it; it raises `WorkerDied`, `ChannelClosed` or `RemoteError` when there is
-    none."""
+    `num_deaths` in a row with nothing in it; it raises `WorkerDied`, `ChannelClosed`, `RemoteError` or `OutOfMemory`
+    when there is none. Any other error ends the pool."""
 
     async def answer(self, calls: Sequence[C]) -> Sequence[A]: ...
 
@@ -327,8 +334,11 @@ class WorkerPool(Generic[Call, Answer]):
                 await place.worker.restart(place.num_deaths)
         except TimeoutError:
             self._count_death(place, WorkerDied(f"it was not ready within {self._start_s:g} s"))
-        except (WorkerDied, ChannelClosed, RemoteError) as error:
+        except (WorkerDied, ChannelClosed, RemoteError, OutOfMemory) as error:
             self._count_death(place, error)
+        except Exception as error:  # what the user must mend: to try again would not help
+            if self._ended is None:
+                self._end(error)
         else:
             place.is_broken = place.is_dead = place.is_missed = False
         finally:

@@ -304,6 +304,25 @@ def test_copies_of_blobs_stay_until_the_drop_is_on_the_disk(tmp_path: Path) -> N
     run_in_virtual_time(scene())
 
 
+def test_copies_of_blobs_stay_until_a_checkpoint_covers_their_step(tmp_path: Path) -> None:
+    store = MemoryBlobs()
+    group = msgspec.structs.replace(scored(3, [0, 0]), group=group_with_blob(store))
+    copy = tmp_path / "blobs" / "group-3.blobs"
+
+    async def scene() -> None:
+        async with open_log(tmp_path, files=PowerLossFiles(), blobs=store, in_thread=SlowDisk()) as log:
+            await log.append(GroupAdmitted(ticket=ticket(3), task_id="t3", prompt="p", num_taken=1))
+            await log.append(scored_record(3, group, None))
+            await log.append(GroupsTrained(step=2, numbers=(3,)))
+            await log.append(CheckpointKept(step=1))
+            await asyncio.sleep(60)
+            assert copy.read_bytes() == b"mask"
+            await log.append(CheckpointKept(step=2))
+        assert not copy.exists()
+
+    run_in_virtual_time(scene())
+
+
 def test_what_could_not_be_written_at_the_end_is_told(tmp_path: Path) -> None:
     said: list[str] = []
 

@@ -19,7 +19,7 @@ from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import Episode
-from penstock.records.errors import ChannelClosed, RemoteError, WorkerDied
+from penstock.records.errors import ChannelClosed, OutOfMemory, RemoteError, UserError, WorkerDied
 from penstock.rollout.episode_pool import EpisodePool
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EpisodeSpec
@@ -402,6 +402,37 @@ def test_a_start_that_fails_is_tried_again() -> None:
         assert await bench.failures() == [None]
 
     run_in_virtual_time(main())
+
+
+def test_a_start_without_room_counts_as_a_death() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        await bench.ask(1)
+        bench.workers[0].restart_errors = [OutOfMemory("no room on the GPU")]
+        bench.workers[0].die()
+        await settle()
+        assert bench.workers[0].waits == [0, 1]
+        bench.workers[0].finish(0)
+        assert await bench.failures() == [None]
+
+    run_in_virtual_time(scene())
+
+
+def test_a_start_that_the_user_must_mend_ends_the_pool() -> None:
+    """The worker's code may have changed since the run began."""
+
+    async def scene() -> None:
+        bench = Bench()
+        await bench.ask(1)
+        bench.workers[0].restart_errors = [UserError("rewards.py has a mistake") for _ in range(99)]
+        bench.workers[0].die()
+        with pytest.raises(UserError, match="^rewards.py has a mistake$"):
+            await bench.pool.lost(0, WorkerDied("killed"))
+        with pytest.raises(UserError, match="^rewards.py has a mistake$"):
+            await bench.episodes[0]
+        assert bench.workers[0].num_restarts == 1
+
+    run_in_virtual_time(scene())
 
 
 def test_an_engine_that_is_gone_is_not_the_workers_death() -> None:
