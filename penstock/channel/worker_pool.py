@@ -49,8 +49,8 @@ class PoolWorker(Protocol[C, A]):
 
     `answer` raises `WorkerDied` or `ChannelClosed` when the process ends under it. `end` ends the process at once.
     `restart` ends it if it still runs and returns when a new one is ready, a little later after each of
-    `num_deaths` in a row with nothing in it; it raises `WorkerDied`, `ChannelClosed`, `RemoteError` or `OutOfMemory`
-    when there is none. Any other error ends the pool."""
+    `num_deaths` in a row with nothing in it; it raises `WorkerDied`, `ChannelClosed`, `RemoteError` or
+    `OutOfMemory` when there is none. Any other error ends the pool."""
 
     async def answer(self, calls: Sequence[C]) -> Sequence[A]: ...
 
