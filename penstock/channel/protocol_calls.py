@@ -66,9 +66,12 @@ def remote(
     def channel() -> Channel:
         return at if isinstance(at, Channel) else at.channel
 
+    async def close() -> None:
+        await channel().close()
+
     def make(name: str) -> Callable[..., Any]:
         if name == "close":
-            return lambda: channel().close()
+            return close
         method = methods_of(protocol)[name]  # type: ignore[arg-type]
         return _streaming(method, channel) if method.is_stream else _asking(method, channel, lost)
 

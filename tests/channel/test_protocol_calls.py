@@ -166,6 +166,16 @@ def test_a_closed_channel_is_the_loss_that_its_part_knows() -> None:
     asyncio.run(main())
 
 
+def test_close_without_a_process_fails_when_it_is_awaited() -> None:
+    """So that one of several that are closed together costs no other."""
+
+    async def main() -> None:
+        (outcome,) = await asyncio.gather(remote(Library, Place()).close(), return_exceptions=True)
+        assert isinstance(outcome, ChannelClosed)
+
+    asyncio.run(main())
+
+
 def test_close_closes_the_channel_and_properties_stay_behind() -> None:
     async def main() -> None:
         async with pair() as (left, right):
