@@ -135,7 +135,7 @@ class Part:
 
 def _types(*names: str) -> tuple[str, ...]:
     """Those that `penstock` itself has are imported from there."""
-    return tuple(f"penstock{'' if name in penstock.__all__ else '.types'}:{name}" for name in names)
+    return tuple(f"penstock{'' if name in penstock.__all__ else '.records'}:{name}" for name in names)
 
 
 def _interfaces(*names: str) -> tuple[str, ...]:
