@@ -74,7 +74,11 @@ class EngineConfig(Section):
                 f"settings must be of kinds of your own that are used ({', '.join(self.kinds)}), got some of "
                 f"{', '.join(unused)}"
             )
-        if isinstance(self.count, RangeConfig) and self.kind in KINDS and getattr(settings_of(self), "urls", ()):
+        if (
+            isinstance(self.count, RangeConfig)
+            and self.kind in KINDS
+            and getattr(settings_of(self), "urls", ())
+        ):
             raise ValueError(f"count must be a number where {self.kind}.urls name servers, got a range")
         return self
 
