@@ -206,7 +206,7 @@ BOOK = (
     Part(
         title="Work under way",
         text="What a run's journal keeps of groups that are not finished, so that a resumed run goes on with them.",
-        entries=_records("TurnPart", "CallAnswer", "EpisodeScore"),
+        entries=_records("WorkProgressed", "TurnPart", "CallAnswer", "EpisodeScore"),
     ),
     Part(
         title="Parts of your own",
