@@ -1,12 +1,19 @@
+import asyncio
+
 import msgspec
 import numpy as np
 import pytest
 
 from penstock.loop.admission import StalenessGate, Ticket
+from penstock.loop.attempt_records import GroupGenerated, scored_record
 from penstock.loop.attempts import Attempt, Attempts
 from penstock.observe.event_stream import EventStream
+from penstock.observe.events import Span
+from penstock.observe.readers import MemoryReader
 from penstock.records import Episode, Group, Message, SamplingParams, Score, Task, Turn
 from penstock.run.controller_events import ControllerEvents, sample_event, waits_of
+from tests.loop.test_admission import scored
+from tests.loop.test_attempts import admitted
 
 
 def events_of(stream: EventStream, gate: StalenessGate, attempts: Attempts) -> ControllerEvents:
@@ -94,3 +101,33 @@ FIRST, SECOND, OF_EARLIER = attempt(0.0, 4.0, 5.0), attempt(6.0, 8.0, 9.0), atte
 def test_a_wait_is_for_what_the_last_group_was_doing(groups, start, end, waits) -> None:
     assert waits_of(groups, start, end) == waits
     assert sum(waits.values()) == end - start
+
+
+def test_groups_that_wait_at_the_same_time_have_a_track_each() -> None:
+    attempts, reader = Attempts(), MemoryReader()
+
+    async def main() -> None:
+        stream = EventStream(asyncio.get_running_loop())
+        stream.subscribe("memory", reader)
+        attempts.follow(asyncio.get_running_loop().time)
+        gate = StalenessGate(groups_per_step=1, max_staleness=1, late="correct")
+        gate.history.issue(0)
+        told = events_of(stream, gate, attempts)
+        for number, leaves in enumerate([False, True, False]):
+            attempts.apply(admitted(number))
+            told.begin_group(number)
+            attempts.apply(GroupGenerated(number=number))
+            told.generated(number)
+            attempts.apply(scored_record(number, scored(number, [0]), None))
+            told.scored(number)
+            told.end_group(number)
+            if leaves:
+                told.dropped(scored(0, [0]).group, "stale", "")
+        for number in (1, 2):
+            told.dropped(scored(number, [0]).group, "stale", "")
+
+    asyncio.run(main())
+    spans = [event for event in reader.events if isinstance(event, Span)]
+    tracks = {span.attributes["group"]: span.track for span in spans if span.name == "ready"}
+    assert tracks == {0: "ready 0", 1: "ready 1", 2: "ready 0"}
+    assert {span.track for span in spans if span.name in ("generate", "score")} == {"slot 0"}
