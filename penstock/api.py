@@ -205,7 +205,7 @@ def _path_of(workflow: Any) -> str | None:
 
 
 async def _with_signals(run: Run) -> Summary:
-    """The signals that end a process end the run in order; the second time in a hurry, the third time at once."""
+    """Signals that end a process end the run in order; the second one without an evaluation, the third at once."""
     task = asyncio.current_task()
     assert task is not None
     with asking(run, run.say, end=task.cancel):

@@ -133,9 +133,9 @@ class Part:
     """Whether a line for each entry is enough."""
 
 
-def _types(*names: str) -> tuple[str, ...]:
+def _records(*names: str) -> tuple[str, ...]:
     """Those that `penstock` itself has are imported from there."""
-    return tuple(f"penstock{'' if name in penstock.__all__ else '.types'}:{name}" for name in names)
+    return tuple(f"penstock{'' if name in penstock.__all__ else '.records'}:{name}" for name in names)
 
 
 def _interfaces(*names: str) -> tuple[str, ...]:
@@ -168,11 +168,11 @@ BOOK = (
             "penstock.library:OpenTrainer",
         ),
     ),
-    Part(title="Tasks", entries=_types("Task", "Message")),
+    Part(title="Tasks", entries=_records("Task", "Message")),
     Part(
         title="Rewards",
         text=REWARD,
-        entries=_types("Score", "StepScore", "TokenColumn"),
+        entries=_records("Score", "StepScore", "TokenColumn"),
         without=frozenset({"misfit"}),
     ),
     Part(
@@ -181,7 +181,7 @@ BOOK = (
         entries=(
             "penstock.rollout.workflow:Workflow",
             "penstock.rollout.episode_rollout:Rollout",
-            *_types("Turn", "Episode", "SamplingParams"),
+            *_records("Turn", "Episode", "SamplingParams"),
         ),
         without=frozenset({"close", "draws_like", "not_replayed"}),
     ),
@@ -189,7 +189,7 @@ BOOK = (
         title="From episodes to a step",
         text="What lies between an answer and an optimizer step. Writers of losses and selections meet these.",
         entries=(
-            *_types(
+            *_records(
                 "Group",
                 "ScoredGroup",
                 "Sample",
@@ -206,7 +206,7 @@ BOOK = (
     Part(
         title="Work under way",
         text="What a run's journal keeps of groups that are not finished, so that a resumed run goes on with them.",
-        entries=_types("TurnPart", "CallAnswer", "EpisodeScore"),
+        entries=_records("WorkProgressed", "TurnPart", "CallAnswer", "EpisodeScore"),
     ),
     Part(
         title="Parts of your own",
@@ -217,7 +217,7 @@ BOOK = (
     ),
     Part(
         title="What engines read and write",
-        entries=_types(
+        entries=_records(
             "GenerateRequest",
             "Parent",
             "Chunk",
@@ -233,7 +233,7 @@ BOOK = (
     Part(
         title="Published weights",
         entries=(
-            *_types("WeightUpdate", "TensorSpec", "Payload", "AdapterSpec", "UpdateReceipt"),
+            *_records("WeightUpdate", "TensorSpec", "Payload", "AdapterSpec", "UpdateReceipt"),
             "penstock.records.weights:Interrupt",
             "penstock.records.weights:UpdateSelection",
             "penstock.records.weights:Encoding",

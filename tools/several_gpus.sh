@@ -62,7 +62,7 @@ run_part() {
     case $1 in
     shard-grad) limited env PENSTOCK_RANKS_ON=cuda "${pytest[@]}" tests/trainer/parallel/test_fully_sharded.py ;;
     context-grad) limited env PENSTOCK_RANKS_ON=cuda "${pytest[@]}" tests/trainer/parallel/test_split_sequences.py ;;
-    tensor-grad) limited env PENSTOCK_RANKS_ON=cuda "${pytest[@]}" tests/trainer/parallel/test_split_matrices.py ;;
+    tensor-grad) limited env PENSTOCK_RANKS_ON=cuda "${pytest[@]}" tests/trainer/parallel/test_split_model.py ;;
     ipc) limited "${pytest[@]}" tests/sync/test_processes.py tests/sync/test_private_group.py ;;
     shard) demo shard "$ranks" 40 "${pools[@]}" trainer.parallel.shard="$ranks" ;;
     context) demo context "$ranks" 40 "${pools[@]}" trainer.parallel.context="$ranks" ;;

@@ -15,75 +15,17 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic
 
-from penstock.channel.suspects import Attempt, Half, Suspects
-from penstock.records.errors import ChannelClosed, PenstockError, RemoteError, RequestRefused, WorkerDied
-
-Call = TypeVar("Call")
-Answer = TypeVar("Answer")
-C = TypeVar("C", contravariant=True)
-A = TypeVar("A", covariant=True)
+from penstock.channel.pooled_calls import Answer, AskedCall, Call, CallKind, CallLost, PoolSlot, PoolWorker
+from penstock.channel.suspects import Half, Suspects
+from penstock.records.errors import ChannelClosed, RemoteError, RequestRefused, WorkerDied
 
 MAX_DEATHS_IN_A_ROW = 5
 START_S = 120.0
 """How long a worker may take to start again."""
-MESSAGE_S = 0.02
-"""What the calls of one message may take together in the worker. The way there and back does not count: on a busy
-machine it is longer than this, and messages of single calls would make it busier."""
-MAX_CALLS_IN_A_MESSAGE = 64
 MESSAGE_BYTES = 8 << 20
 """About what a message of several calls holds. A single call is never cut."""
-
-
-class PoolWorker(Protocol[C, A]):
-    """One process.
-
-    `answer` raises `WorkerDied` or `ChannelClosed` when the process ends under it. `end` ends the process at once.
-    `restart` ends it if it still runs and returns when a new one is ready, a little later after each of
-    `num_deaths` in a row with nothing in it; it raises `WorkerDied`, `ChannelClosed` or `RemoteError` when there is
-    none."""
-
-    async def answer(self, calls: Sequence[C]) -> Sequence[A]: ...
-
-    async def end(self) -> None: ...
-
-    async def restart(self, num_deaths: int) -> None: ...
-
-
-class CallLost(PenstockError):
-    """A call ended its process, or was not answered in time (`is_late`)."""
-
-    def __init__(self, message: str, detail: str = "", *, is_late: bool = False) -> None:
-        super().__init__(message)
-        self.detail = detail
-        self.is_late = is_late
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallKind(Generic[Call, Answer]):
-    """What a pool has to know of its calls and answers."""
-
-    worker: str
-    """What its workers are called in errors."""
-    advice: str
-    """Where to look when tasks end their processes."""
-    task: Callable[[Call], tuple[Any, int, str]]
-    """Of which task a call is, its number among the calls of that task, and the task in words."""
-    limit_s: Callable[[Call], float]
-    """After that, a process that has not answered is ended."""
-    late: Callable[[Call], str]
-    """What a call is told then."""
-    blames_late: bool = False
-    """Whether a call past its limit is itself to blame. Otherwise the process hangs, whoever in it is the cause."""
-    leaves: bool = False
-    """Whether a caller that gives up leaves the worker to finish."""
-    spoils: Callable[[Answer], bool] = lambda answer: False
-    """Whether the process is to be replaced after this answer, when the others in it have ended."""
-    seconds: Callable[[Answer], float] | None = None
-    """What an answer took, where several calls may go into a message."""
-    num_bytes: Callable[[Call], int] = lambda call: 0
 
 
 class WorkerPool(Generic[Call, Answer]):
@@ -101,15 +43,15 @@ class WorkerPool(Generic[Call, Answer]):
     ) -> None:
         if not workers:
             raise ValueError(f"a pool needs at least one {kind.worker} worker, got none")
-        self._places = [_Place(worker, count, number) for number, (worker, count) in enumerate(workers)]
+        self._places = [PoolSlot(worker, count, number) for number, (worker, count) in enumerate(workers)]
         self._kind = kind
         self._start_s = start_s
         self._max_deaths = max_deaths
         self._told = told
-        self._waiting: list[_Asked[Call, Answer]] = []
+        self._waiting: list[AskedCall[Call, Answer]] = []
         """In the order in which they came, also those that run again."""
         self._numbers = itertools.count()
-        self._suspects = Suspects[_Asked[Call, Answer]]()
+        self._suspects = Suspects[AskedCall[Call, Answer]]()
         self._groups: Counter[object] = Counter()
         """How many calls of each task are under way."""
         self._tasks_in_a_row = self._most_tasks = 0
@@ -122,7 +64,7 @@ class WorkerPool(Generic[Call, Answer]):
         if self._ended is not None:
             raise self._ended
         group, index, words = self._kind.task(call)
-        attempt = _Asked[Call, Answer](group, index, words, call, next(self._numbers))
+        attempt = AskedCall[Call, Answer](group, index, words, call, next(self._numbers))
         self._groups[attempt.group] += 1
         if self._may_run(attempt):
             self._waiting.append(attempt)
@@ -158,7 +100,7 @@ class WorkerPool(Generic[Call, Answer]):
                 raise self._ended
             await self._changed.wait()
 
-    def _forget(self, attempt: "_Asked[Call, Answer]") -> None:
+    def _forget(self, attempt: AskedCall[Call, Answer]) -> None:
         """It has ended, or nobody waits for it any more."""
         self._groups[attempt.group] -= 1
         if not self._groups[attempt.group]:
@@ -200,7 +142,7 @@ class WorkerPool(Generic[Call, Answer]):
             return True
         return False
 
-    def _next_half(self) -> "Half[_Asked[Call, Answer]] | None":
+    def _next_half(self) -> "Half[AskedCall[Call, Answer]] | None":
         """The suspects that the next empty worker is for. Of several, one always stays for all others."""
         num_apart = sum(place.half is not None for place in self._places)
         if num_apart >= max(1, len(self._places) - 1):
@@ -218,11 +160,11 @@ class WorkerPool(Generic[Call, Answer]):
             self._start(place, attempts)
         return bool(attempts)
 
-    def _next_message(self, place: "_Place[Call, Answer]", room: int) -> "list[_Asked[Call, Answer]]":
+    def _next_message(self, place: PoolSlot[Call, Answer], room: int) -> list[AskedCall[Call, Answer]]:
         """The next calls that nobody suspects, no more than a worker's share of those that wait and than a message
         should hold."""
         size = 1 if self._kind.seconds is None else min(place.message_size, -(-len(self._waiting) // room))
-        taken: list[_Asked[Call, Answer]] = []
+        taken: list[AskedCall[Call, Answer]] = []
         num_bytes = at = 0
         while at < len(self._waiting) and len(taken) < size:
             attempt = self._waiting[at]
@@ -240,7 +182,7 @@ class WorkerPool(Generic[Call, Answer]):
                     break
         return taken
 
-    def _may_run(self, attempt: "_Asked[Call, Answer]") -> bool:
+    def _may_run(self, attempt: AskedCall[Call, Answer]) -> bool:
         """Others of its task may have ended their process."""
         self._suspects.judge(attempt)
         if attempt.failure:
@@ -248,7 +190,7 @@ class WorkerPool(Generic[Call, Answer]):
             attempt.fail(CallLost(attempt.failure, attempt.detail))
         return not attempt.failure
 
-    def _start(self, place: "_Place[Call, Answer]", attempts: "list[_Asked[Call, Answer]]") -> None:
+    def _start(self, place: PoolSlot[Call, Answer], attempts: list[AskedCall[Call, Answer]]) -> None:
         message = asyncio.create_task(self._run(place, attempts))
         place.messages[message] = attempts
         place.last_number = attempts[0].number
@@ -258,9 +200,9 @@ class WorkerPool(Generic[Call, Answer]):
 
     def _left(
         self,
-        place: "_Place[Call, Answer]",
+        place: PoolSlot[Call, Answer],
         message: "asyncio.Task[None]",
-        attempts: "list[_Asked[Call, Answer]]",
+        attempts: list[AskedCall[Call, Answer]],
     ) -> None:
         """Those without an answer wait again."""
         del place.messages[message]
@@ -277,7 +219,7 @@ class WorkerPool(Generic[Call, Answer]):
                 bisect.insort(self._waiting, attempt, key=lambda one: one.number)
         self._send()
 
-    async def _run(self, place: "_Place[Call, Answer]", attempts: "list[_Asked[Call, Answer]]") -> None:
+    async def _run(self, place: PoolSlot[Call, Answer], attempts: list[AskedCall[Call, Answer]]) -> None:
         calls = [attempt.call for attempt in attempts]
         try:
             async with asyncio.timeout(self._kind.limit_s(calls[0])):
@@ -300,7 +242,7 @@ class WorkerPool(Generic[Call, Answer]):
             if self._kind.seconds is not None:
                 place.took(sum(map(self._kind.seconds, answers)) / len(answers))
 
-    async def _end_late(self, place: "_Place[Call, Answer]", attempts: "list[_Asked[Call, Answer]]") -> None:
+    async def _end_late(self, place: PoolSlot[Call, Answer], attempts: list[AskedCall[Call, Answer]]) -> None:
         """End a process that has not answered."""
         if place.is_dead:
             return
@@ -314,14 +256,14 @@ class WorkerPool(Generic[Call, Answer]):
         if is_known:
             self._try_alone(attempts, late)
 
-    def _try_alone(self, attempts: "list[_Asked[Call, Answer]]", error: Exception) -> None:
+    def _try_alone(self, attempts: list[AskedCall[Call, Answer]], error: Exception) -> None:
         """One of several calls in a message is the cause."""
         for attempt in attempts:
             if len(attempts) == 1:
                 attempt.fail(error)
             attempt.is_alone = True
 
-    async def _restart(self, place: "_Place[Call, Answer]") -> None:
+    async def _restart(self, place: PoolSlot[Call, Answer]) -> None:
         try:
             async with asyncio.timeout(self._start_s):
                 await place.worker.restart(place.num_deaths)
@@ -335,7 +277,7 @@ class WorkerPool(Generic[Call, Answer]):
             place.restarting = None
             self._send()
 
-    def _note_death(self, place: "_Place[Call, Answer]", error: Exception) -> None:
+    def _note_death(self, place: PoolSlot[Call, Answer], error: Exception) -> None:
         """Its calls notice one after the other, and count as one death."""
         if place.is_dead:
             return
@@ -350,7 +292,7 @@ class WorkerPool(Generic[Call, Answer]):
             attempt.detail = getattr(error, "detail", "")
         self._waiting = [attempt for attempt in self._waiting if self._may_run(attempt)]
 
-    def _count_answer(self, place: "_Place[Call, Answer]") -> None:
+    def _count_answer(self, place: PoolSlot[Call, Answer]) -> None:
         place.num_deaths = self._tasks_in_a_row = self._most_tasks = 0
 
     def _count_task(self, deed: str, error: Exception) -> None:
@@ -363,7 +305,7 @@ class WorkerPool(Generic[Call, Answer]):
                 error,
             )
 
-    def _count_death(self, place: "_Place[Call, Answer]", error: Exception) -> None:
+    def _count_death(self, place: PoolSlot[Call, Answer], error: Exception) -> None:
         place.num_deaths += 1
         if place.num_deaths >= self._max_deaths:
             self._give_up(
@@ -382,71 +324,3 @@ class WorkerPool(Generic[Call, Answer]):
             attempt.fail(error)
         self._waiting.clear()
         self._send()
-
-
-@dataclass(slots=True, eq=False)
-class _Asked(Attempt, Generic[Call, Answer]):
-    """A call until it has ended, on whatever processes."""
-
-    call: Call
-    number: int
-    """In the order in which calls came."""
-    answer: "asyncio.Future[Answer]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    message: "asyncio.Task[None] | None" = None
-    """In which it is under way."""
-    is_alone: bool = False
-    """Whether it must be a message of its own."""
-    detail: str = ""
-    """Of the last death."""
-
-    def settle(self, answer: Answer) -> None:
-        if not self.answer.done():
-            self.answer.set_result(answer)
-
-    def fail(self, error: Exception) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-
-@dataclass(slots=True, eq=False)
-class _Place(Generic[Call, Answer]):
-    """A worker and what the pool knows of it."""
-
-    worker: PoolWorker[Call, Answer]
-    capacity: int
-    number: int
-    messages: dict["asyncio.Task[None]", list[_Asked[Call, Answer]]] = field(default_factory=dict)
-    """What it has not answered."""
-    half: Half[_Asked[Call, Answer]] | None = None
-    """The suspects that have it to themselves."""
-    num_deaths: int = 0
-    """In a row, with nothing in it."""
-    is_broken: bool = False
-    """Whether it takes no new calls until it is replaced."""
-    is_dead: bool = False
-    """Whether its process is gone."""
-    is_missed: bool = False
-    """Whether it is to be replaced though no call waits."""
-    last_number: int = -1
-    """Of the call that it was given last."""
-    restarting: "asyncio.Task[None] | None" = None
-    call_s: float = MESSAGE_S
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.messages and self.restarting is None
-
-    @property
-    def room(self) -> int:
-        """How many more messages it takes now."""
-        return 0 if self.is_broken else self.capacity - len(self.messages)
-
-    @property
-    def message_size(self) -> int:
-        """Calls that it should answer in a moment."""
-        return max(1, min(MAX_CALLS_IN_A_MESSAGE, int(MESSAGE_S / max(self.call_s, 1e-9))))
-
-    def took(self, mean_s: float) -> None:
-        self.call_s = max(mean_s, self.call_s / 2)

@@ -74,8 +74,9 @@ class EngineConfig(Section):
                 f"settings must be of kinds of your own that are used ({', '.join(self.kinds)}), got some of "
                 f"{', '.join(unused)}"
             )
-        if isinstance(self.count, RangeConfig) and self.kind == "vllm" and self.vllm.urls:
-            raise ValueError("count must be a number where vllm.urls name servers, got a range")
+        own = settings_of(self) if self.kind in KINDS else None
+        if isinstance(self.count, RangeConfig) and getattr(own, "urls", None):
+            raise ValueError(f"count must be a number where {self.kind}.urls name servers, got a range")
         return self
 
     @property

@@ -67,8 +67,11 @@ class WorkProgressed(Record, frozen=True, kw_only=True, tag="work"):
     """What groups that still run have done since the last such record."""
 
     turns: tuple[TurnPart, ...] = ()
+    """New tokens of turns that are under way."""
     calls: tuple[CallAnswer, ...] = ()
+    """What calls through `rollout.call` gave."""
     scores: tuple[EpisodeScore, ...] = ()
+    """Of episodes whose group is not scored yet."""
 
     @property
     def groups(self) -> Collection[int]:

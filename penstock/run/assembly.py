@@ -1,6 +1,6 @@
 """One function that builds the controller from a config and its parts.
 
-Sessions pass clients of real processes, the simulation and the tests pass stand-ins: all get the same gate,
+A `Run` passes clients of real processes, the simulation and the tests pass stand-ins: all get the same gate,
 buffer, selection, runner and planner, wired in the same way.
 """
 

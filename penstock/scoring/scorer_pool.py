@@ -2,14 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from penstock.channel.worker_pool import (
-    MAX_DEATHS_IN_A_ROW,
-    START_S,
-    CallKind,
-    CallLost,
-    PoolWorker,
-    WorkerPool,
-)
+from penstock.channel.pooled_calls import CallKind, CallLost, PoolWorker
+from penstock.channel.worker_pool import MAX_DEATHS_IN_A_ROW, START_S, WorkerPool
 from penstock.records import Episode, Group, Score, Task
 from penstock.records.errors import RemoteError, RequestRefused, ScoringFailed, WorkerDied
 from penstock.scoring.reward_calls import SCORE_ERROR
