@@ -133,7 +133,7 @@ def test_ranks_of_which_one_had_no_room_come_back_with_smaller_plans(tmp_path: P
             planner=cast(Any, Planner(tokens)),
             buffer=cast(Any, SimpleNamespace(gate=SimpleNamespace(history=None))),
             blobs=FolderBlobs(tmp_path),
-            events=cast(Any, SimpleNamespace(recorder=recorder)),
+            events=cast(Any, recorder),
         )
 
     taken = cast(Any, SimpleNamespace(step=0))
@@ -158,9 +158,7 @@ def test_ranks_without_room_for_the_smallest_plan_end_the_run_with_the_settings(
         planner=cast(Any, Planner(256)),
         buffer=cast(Any, SimpleNamespace(gate=SimpleNamespace(history=None))),
         blobs=FolderBlobs(tmp_path),
-        events=cast(
-            Any, SimpleNamespace(recorder=SimpleNamespace(measure=lambda *_, **__: contextlib.nullcontext()))
-        ),
+        events=cast(Any, SimpleNamespace(measure=lambda *_, **__: contextlib.nullcontext())),
     )
     with pytest.raises(StepTooLarge, match="lower trainer.micro_batch_tokens"):
         asyncio.run(runner.run(cast(Any, SimpleNamespace(step=0)), None))
