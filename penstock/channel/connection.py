@@ -14,7 +14,8 @@ import asyncio
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Generic, TypeVar
+from contextlib import aclosing
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -73,6 +74,14 @@ class Method(Generic[Req, Res]):
         self.name = name
         self.read_request = codec.decoder(request)
         self.read_response = codec.decoder(response)
+
+
+class Served(NamedTuple):
+    """Who answers a method: with one answer, or with a stream of them."""
+
+    method: Method[Any, Any]
+    handle: Callable[[Any], Any]
+    is_stream: bool = False
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -138,7 +147,7 @@ class Channel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._handlers: dict[str, Callable[[Call], Awaitable[None]]] = {}
+        self._served: dict[str, Served] = {}
         self._inboxes: dict[int, Inbox] = {}
         self._handling: dict[int, asyncio.Task[None]] = {}
         self._outgoing: list[bytes] = []
@@ -167,23 +176,10 @@ class Channel:
         self._on_close.append(callback)
 
     def serve(self, method: Method[Req, Res], handle: Callable[[Req], Awaitable[Res]]) -> None:
-        async def answer(call: Call) -> None:
-            response = await handle(method.read_request(call.payload))
-            self._send(Item(call.id, msgspec.Raw(codec.encode(response))))
-
-        self._handlers[method.name] = answer
+        self._served[method.name] = Served(method, handle)
 
     def serve_stream(self, method: Method[Req, Res], handle: Callable[[Req], AsyncIterator[Res]]) -> None:
-        async def answer(call: Call) -> None:
-            stream = handle(method.read_request(call.payload))
-            try:
-                async for item in stream:
-                    self._send(Item(call.id, msgspec.Raw(codec.encode(item))))
-            finally:
-                await stream.aclose()  # type: ignore[attr-defined]
-            self._send(End(call.id))
-
-        self._handlers[method.name] = answer
+        self._served[method.name] = Served(method, handle, is_stream=True)
 
     async def call(self, method: Method[Req, Res], request: Req) -> Res:
         """One answer. Cancelling the caller cancels the work over there."""
@@ -283,10 +279,17 @@ class Channel:
 
     async def _handle(self, call: Call) -> None:
         try:
-            handler = self._handlers.get(call.method)
-            if handler is None:
+            served = self._served.get(call.method)
+            if served is None:
                 raise RemoteError(f"no such method: {call.method}")
-            await handler(call)
+            answer = served.handle(served.method.read_request(call.payload))
+            if not served.is_stream:
+                self._send(Item(call.id, msgspec.Raw(codec.encode(await answer))))
+                return
+            async with aclosing(answer) as items:
+                async for item in items:
+                    self._send(Item(call.id, msgspec.Raw(codec.encode(item))))
+            self._send(End(call.id))
         except asyncio.CancelledError as error:
             # Whoever cancelled the call has stopped listening; whoever did not must not wait for ever.
             self._send(Failure(call.id, type(error).__name__, "the call was cancelled over there", ""))

@@ -41,16 +41,6 @@ class Member:
     """It has no weights: it has lost its server, or has just joined. It takes requests from the next update on, and
     others go on with those that it had."""
 
-    async def update(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
-        self.acknowledged.pop(update.policy, None)
-        self.is_draining = interrupt == "drain"
-        try:
-            receipt = self.acknowledged[update.policy] = await self.engine.update(update, interrupt)
-        finally:
-            self.is_draining = False
-        self.is_lost = False
-        return receipt
-
     def has(self, update: WeightUpdate) -> bool:
         receipt = self.acknowledged.get(update.policy)
         return receipt is not None and receipt.version == update.version
@@ -67,10 +57,20 @@ async def roll(members: Sequence[Member], update: WeightUpdate, interrupt: Inter
     for member, failure in zip(members, failures, strict=True):
         if failure is None and update.sends and any(failures):
             failure = asyncio.CancelledError()
+        if failure is not None:
+            answers.append(failure)
+            continue
+        member.acknowledged.pop(update.policy, None)
+        member.is_draining = interrupt == "drain"
         try:
-            answers.append(failure or await member.update(update, interrupt))
+            receipt = await member.engine.update(update, interrupt)
+            member.acknowledged[update.policy] = receipt
+            member.is_lost = False
+            answers.append(receipt)
         except Exception as error:
             answers.append(error)
+        finally:
+            member.is_draining = False
     return answers
 
 

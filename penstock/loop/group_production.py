@@ -131,7 +131,13 @@ class GroupProduction:
                 check_group(self._blobs, group)
                 scored = await self._score(group, scoring)
             self._failures.good()
-            await self._take_in(ticket, scored)
+            selected = select(scored, self._selection)
+            if selected.drop is not None:
+                await self._drop_filtered(scored, selected.drop)
+                return
+            self._filtered_in_a_row = 0
+            samples = tuple(selected.samples(index) for index in range(len(selected.scored.scores)))
+            await self._buffer.finish(ticket, selected.scored, samples)
         except BlobLost as error:
             await self._fail(Group.of(number, task, ended), LOST_BLOB, str(error))
         except (RolloutFailed, ScoringFailed) as error:
@@ -168,22 +174,16 @@ class GroupProduction:
         finally:
             self._events.scored(group.number)
 
-    async def _take_in(self, ticket: Ticket, scored: ScoredGroup) -> None:
-        """Into the buffer, unless selection drops it. Selection that leaves nothing to learn from ends the run."""
-        selected = select(scored, self._selection)
-        if selected.drop is None:
-            self._filtered_in_a_row = 0
-            samples = tuple(selected.samples(index) for index in range(len(selected.scored.scores)))
-            await self._buffer.finish(ticket, selected.scored, samples)
-            return
-        message = f"group {ticket.number} has nothing to train on"
-        await self._buffer.drop(scored.group, selected.drop, message, scored.scores)
+    async def _drop_filtered(self, scored: ScoredGroup, reason: str) -> None:
+        """Selection drops it. Selection that leaves nothing to learn from ends the run."""
+        message = f"group {scored.group.number} has nothing to train on"
+        await self._buffer.drop(scored.group, reason, message, scored.scores)
         self._filtered_in_a_row += 1
         if self._filtered_in_a_row >= self._max_filtered:
             self._buffer.fail(
                 UserError(
                     f"the last {self._filtered_in_a_row} groups were all dropped by selection (the last for "
-                    f"{selected.drop}, its scores around {scored.values.mean(dtype=float):g}), so there is nothing "
+                    f"{reason}, its scores around {scored.values.mean(dtype=float):g}), so there is nothing "
                     "to learn from: the tasks are too easy or too hard; change them, or algorithm.selection"
                 )
             )

@@ -17,8 +17,8 @@ LAST_WORDS_S = 5.0
 
 
 class TrainerGroup:
-    """One or more ranks. `as_one` is the `penstock.records.interfaces.Trainer` that they make together: each of
-    them is asked, unless a method here says otherwise."""
+    """One or more ranks. `as_one` is the `penstock.records.interfaces.Trainer` that they make together: a single
+    rank itself; of several, each is asked, unless a method here says otherwise."""
 
     def __init__(
         self,
@@ -32,13 +32,17 @@ class TrainerGroup:
         self._ranks = ranks
         self._share_plans = share_plans
         self._give_up = give_up
-        self.as_one = implement(
-            Trainer,
-            self._asking_all,
-            step=self.step,
-            publish=self.publish,
-            send=self.send,
-            checkpoint_written=self.checkpoint_written,
+        self.as_one = (
+            ranks[0]
+            if len(ranks) == 1
+            else implement(
+                Trainer,
+                self._asking_all,
+                step=self.step,
+                publish=self.publish,
+                send=self.send,
+                checkpoint_written=self.checkpoint_written,
+            )
         )
 
     @property
@@ -59,8 +63,7 @@ class TrainerGroup:
         return results[:: self._share_plans]
 
     async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
-        parts = await self._together([rank.publish(version, full=full) for rank in self._ranks])
-        return parts[0] if len(parts) == 1 else join_updates(parts)
+        return join_updates(await self._together([rank.publish(version, full=full) for rank in self._ranks]))
 
     async def send(self, version: int) -> None:
         """When an engine fails, a rank that waits for it is cancelled; the ranks themselves are well."""

@@ -5,8 +5,8 @@ sampled, so that the trainer sees the very tokens that the engine drew.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, Protocol
 
 import msgspec
@@ -211,8 +211,25 @@ class Rollout:
             on_chunk(_whole(again))
             return self._done(number, settings, again)
         earlier = parent if parent is not None else self._continued(token_ids, policy)
+        request = self._request(number, token_ids, settings, policy, earlier)
+        come: list[Chunk] = []
+        try:
+            with self._asking_engine():
+                async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
+                    async for chunk in chunks:
+                        come.append(chunk)
+                        on_chunk(chunk)
+            turn = self._turn_of(request, earlier, since_restart(come))
+        except BaseException:
+            self._record.give_back(settings.max_tokens)
+            raise
+        return self._done(number, settings, turn)
+
+    def _request(
+        self, number: int, token_ids: IntArray, settings: SamplingParams, policy: str, earlier: Turn | None
+    ) -> GenerateRequest:
         known = _known_routes(earlier, token_ids, policy)
-        request = GenerateRequest(
+        return GenerateRequest(
             id=self.spec.turn_id(number),
             token_ids=token_ids,
             sampling=settings,
@@ -226,12 +243,22 @@ class Rollout:
             routing=known,
             blob_scope=group_scope(self.spec.group),
         )
+
+    @contextmanager
+    def _asking_engine(self) -> Iterator[None]:
+        """`close` cancels what is in it. Errors of the engine, other than a refusal, are the run's to know."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._generating.add(task)
         try:
-            turn = self._turn_of(request, earlier, await self._chunks(request, on_chunk), known)
-        except BaseException:
-            self._record.give_back(settings.max_tokens)
+            yield
+        except RequestRefused:
             raise
-        return self._done(number, settings, turn)
+        except Exception as error:
+            self._record.engine_error = error
+            raise
+        finally:
+            self._generating.discard(task)
 
     def _done(self, number: int, settings: SamplingParams, turn: Turn) -> Turn:
         self._record.give_back(settings.max_tokens - len(turn.output_ids))
@@ -251,32 +278,7 @@ class Rollout:
         for task in self._generating:
             task.cancel()
 
-    async def _chunks(self, request: GenerateRequest, on_chunk: OnChunk) -> Sequence[Chunk]:
-        task = asyncio.current_task()
-        assert task is not None
-        self._generating.add(task)
-        come: list[Chunk] = []
-        try:
-            async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
-                async for chunk in chunks:
-                    come.append(chunk)
-                    on_chunk(chunk)
-            return since_restart(come)
-        except RequestRefused:
-            raise
-        except Exception as error:
-            self._record.engine_error = error
-            raise
-        finally:
-            self._generating.discard(task)
-
-    def _turn_of(
-        self,
-        request: GenerateRequest,
-        parent: Turn | None,
-        chunks: Sequence[Chunk],
-        known: tuple[RoutingRef, ...],
-    ) -> Turn:
+    def _turn_of(self, request: GenerateRequest, parent: Turn | None, chunks: Sequence[Chunk]) -> Turn:
         """Make a turn of its chunks. Where truncation cuts the distribution, what was kept is recorded too:
         without it the trainer's ratios would be biased."""
         finish_reason = _finish_reason(chunks)
@@ -294,7 +296,7 @@ class Rollout:
             text=self.tokenizer.decode(whole.token_ids.tolist()),
             policy=request.policy,
             sampling_masks=tuple(c.sampling_mask for c in chunks if c.sampling_mask is not None),
-            routing=(*known, *(chunk.routing for chunk in chunks if chunk.routing is not None)),
+            routing=(*request.routing, *(chunk.routing for chunk in chunks if chunk.routing is not None)),
         )
 
     def _token_ids(self, context: Context) -> IntArray:

@@ -41,22 +41,37 @@ async def score_episodes(
 
     Functions are called in order, and each on the episodes in order; only what is awaited overlaps."""
     with failing(f"scoring task {task.id!r}"):
-        columns = [await _values(reward, task, episodes) for reward in rewards]
+        columns: list[Sequence[Score | None]] = []
+        for reward in rewards:
+            of = _plain_values if reward.form == "plain" else _trl_values
+            columns.append(await of(reward, task, episodes))
         return tuple(
             weighted_sum(rewards, row, task, episode)
             for row, episode in zip(zip(*columns, strict=True), episodes, strict=True)
         )
 
 
-async def _values(reward: Reward, task: Task, episodes: Sequence[Episode]) -> list[Score | None]:
-    """The function's score for each episode; None where it does not apply (TRL's form only)."""
+async def _plain_values(reward: Reward, task: Task, episodes: Sequence[Episode]) -> list[Score]:
+    """The score of each episode, which the function is called with."""
     where = f"reward {reward.name!r} on task {task.id!r}"
-    if reward.form == "plain":
-        if reward.is_async:
-            raw = await _together(_call_plain(reward, task, episode, where) for episode in episodes)
-        else:
-            raw = [await _call_plain(reward, task, episode, where) for episode in episodes]
-        return [_as_score(value, where) for value in raw]
+
+    async def call(episode: Episode) -> Score:
+        with failing(where):
+            raw = reward.call(_copy_of(task), _seen(reward, episode), **device_argument(reward))
+            raw = await raw if inspect.isawaitable(raw) else raw
+        return raw if isinstance(raw, Score) else Score(value=_number(raw, where))
+
+    if reward.is_async:
+        return await _together(call(episode) for episode in episodes)
+    scores = []
+    for episode in episodes:
+        scores.append(await call(episode))
+    return scores
+
+
+async def _trl_values(reward: Reward, task: Task, episodes: Sequence[Episode]) -> list[Score | None]:
+    """The score of each episode, from one call with all of them; None where the function does not apply."""
+    where = f"reward {reward.name!r} on task {task.id!r}"
     with failing(where):
         raw = reward.call(**_trl_arguments(reward, task, episodes))
         raw = await raw if inspect.isawaitable(raw) else raw
@@ -70,20 +85,13 @@ async def _values(reward: Reward, task: Task, episodes: Sequence[Episode]) -> li
     return [None if value is None else Score(value=_number(value, where)) for value in values]
 
 
-async def _call_plain(reward: Reward, task: Task, episode: Episode, where: str) -> Any:
-    with failing(where):
-        what = _seen(reward, episode)
-        result = reward.call(_copy_of(task), what, **device_argument(reward))
-        return await result if inspect.isawaitable(result) else result
-
-
 def _seen(reward: Reward, episode: Episode) -> Episode | str:
     if not reward.takes_episode:
         return episode.text
     return episode if reward.call in BUILTINS.values() else copy.deepcopy(episode)
 
 
-async def _together(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+async def _together(calls: Iterable[Coroutine[Any, Any, Score]]) -> list[Score]:
     """What each returns, in order. The first that fails ends the others."""
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -160,10 +168,6 @@ def _as_list(raw: Any) -> list[Any] | None:
     if hasattr(raw, "tolist"):
         raw = raw.tolist()
     return list(raw) if isinstance(raw, list | tuple) else None
-
-
-def _as_score(value: Any, where: str) -> Score:
-    return value if isinstance(value, Score) else Score(value=_number(value, where))
 
 
 def _number(value: Any, where: str) -> float:

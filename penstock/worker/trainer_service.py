@@ -6,8 +6,9 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import msgspec
 
@@ -26,6 +27,7 @@ from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.worker.out_of_memory import TRAINER, is_out_of_memory, naming_settings
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 SLOWER = 10.0
 """A step that takes so many times as long as the longest so far hangs."""
@@ -68,17 +70,18 @@ class TrainerService:
         return sum(weight.numel() for weight in self._trainer.weights().values())
 
     async def step(self, plan: StepPlan) -> StepResult:
-        return await _in(self._stepping, lambda: self._step(plan))
+        return await _in(self._stepping, self._step, plan)
 
     async def snapshot(self, version: int) -> None:
-        await _in(self._stepping, lambda: self._snapshot(version))
+        await _in(self._stepping, self._snapshot, version)
 
     async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
-        return await _in(self._publishing, lambda: self._describe(version, full))
+        with self._events.measure("publish", "hash", version=version):
+            return await _in(self._publishing, partial(self._publisher.describe, version, full=full))
 
     async def send(self, version: int) -> None:
         """Cancelled, it ends soon all the same: the engines that it was sent to are told."""
-        sending = asyncio.ensure_future(_in(self._publishing, lambda: self._send(version)))
+        sending = asyncio.ensure_future(_in(self._publishing, self._send, version))
         try:
             await asyncio.shield(sending)
         except asyncio.CancelledError:
@@ -90,11 +93,11 @@ class TrainerService:
         self._publisher.release(version, delivered=delivered)
 
     async def save(self, folder: str) -> None:
-        await _in(self._stepping, lambda: self._save(Path(folder)))
+        await _in(self._stepping, self._save, Path(folder))
 
     async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
         request = CheckpointRequest(folder=folder, files=files, remove=tuple(remove))
-        await _in(self._stepping, lambda: self._checkpoint(request))
+        await _in(self._stepping, self._checkpoint, request)
 
     async def checkpoint_written(self) -> CheckpointWritten:
         return await asyncio.shield(asyncio.wrap_future(self._checkpoints.written()))
@@ -118,10 +121,6 @@ class TrainerService:
             starting = self._trainer.trained.starting_weights()
             is_below_adapter = len(starting) > 1 and version == self._first_version
             self._publisher.snapshot(version, starting[0] if is_below_adapter else self._trainer.weights())
-
-    def _describe(self, version: int, full: bool) -> WeightUpdate:
-        with self._events.measure("publish", "hash", version=version):
-            return self._publisher.describe(version, full=full)
 
     def _send(self, version: int) -> None:
         with self._events.measure("publish", "send", version=version):
@@ -194,5 +193,5 @@ def tell_parts(events: Recorder, step: int, begin: float, seconds: Mapping[str, 
         begin = min(end, begin + length)
 
 
-async def _in(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(thread, work)
+async def _in(thread: ThreadPoolExecutor, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)

@@ -1,7 +1,7 @@
 """The engine's process without its process: what it serves on a channel."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import torch
 
 from penstock.channel import implement
 from penstock.channel.protocol_calls import methods_of
-from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.stepper import HostStepper
 from penstock.engines.engine_start import EngineStart
 from penstock.engines.scripted import ScriptedEngine
 from penstock.observe.event_queue import EventQueue
@@ -51,10 +51,10 @@ class Served:
 def test_an_engine_out_of_memory_ends_and_names_the_settings(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def step(self: EmbeddedEngine) -> None:
+    def step(self: HostStepper, versions: Mapping[str, int]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has …")
 
-    monkeypatch.setattr(EmbeddedEngine, "step", step)
+    monkeypatch.setattr(HostStepper, "step", step)
     served, failures = Served(), list[BaseException]()
     request = GenerateRequest(
         id="r", token_ids=np.array([1, 2], np.int32), sampling=SamplingParams(max_tokens=2)

@@ -258,8 +258,11 @@ class EmbeddedEngine:
                     continue
                 started = time.perf_counter()
                 await self._until_due()
-                self.step()
-                await self._let_others_run(time.perf_counter() - started)
+                self._stepper.step(self.versions)
+                self._num_steps += 1
+                step_s = time.perf_counter() - started
+                self._busy_s += step_s
+                await self._let_others_run(step_s)
         except asyncio.CancelledError:
             self._updates.fail(PenstockError(f"{self.name} was stopped"))
             raise
@@ -275,23 +278,14 @@ class EmbeddedEngine:
         for _ in range(LONG_STEP_TURNS if step_s > LONG_STEP_S else 1):
             await asyncio.sleep(0)
 
-    def step(self) -> None:
-        """Serve every sequence once."""
-        started = time.perf_counter()
-        self._stepper.step(self.versions)
-        self._num_steps += 1
-        self._busy_s += time.perf_counter() - started
-
     def progress(self) -> int | None:
         """Steps so far; None while there is nothing to compute."""
         return None if self._is_frozen or not self._scheduler.has_work else self._num_steps
 
     async def _until_due(self) -> None:
         """Let others run until the next step need not wait; a device is busy meanwhile."""
-        started = time.perf_counter()
         while not (self._stepper.is_due or self._health.is_closed):  # noqa: ASYNC110  (nothing wakes us when a GPU is done)
             await asyncio.sleep(LOOK_AGAIN_S)
-        self._busy_s += time.perf_counter() - started
 
     def expect_adapter(self, layers: Iterable[str], rank: int) -> None:
         """Before `warm_up`: make room for adapters of these layers, so that the first to come changes no graph."""

@@ -89,7 +89,23 @@ class WeightUpdates:
             self._check(update, interrupt)
             if update.selection == "adapter":
                 return await self._take_adapter(update, interrupt)
-            return await self._take_full(update, interrupt)
+            self._check_alone(update)
+            fetched = await self._staged.fetch(update)
+            staged = fetched.staged
+            try:
+                with self._interrupts.holding(interrupt, tuple(self.versions)) as drain:
+                    await drain.wait()
+                    self._take_off_adapters(update)
+                    swapped, cost = self._swap(
+                        update,
+                        partial(self._receiver.load, staged, self._tensors),
+                        interrupt,
+                        is_prepared=self._receiver.is_prepared(staged),
+                    )
+            finally:
+                self._receiver.drop(staged)
+            self._base = update.version
+            return _receipt(update, swapped, cost, drain, stage_s=fetched.stage_s)
 
     async def stage(self, update: WeightUpdate) -> None:
         """Fetch an update that `take` will be asked for."""
@@ -142,7 +158,8 @@ class WeightUpdates:
         self._scheduler.cache.clear_kept()
         self._scheduler.cache.pool.clear_index()
 
-    async def _take_full(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
+    def _check_alone(self, update: WeightUpdate) -> None:
+        """Full weights are new for every policy that has no adapter, so they must be of one."""
         adapted = self._adapters.policies
         plain = [policy for policy in self.versions if policy not in adapted and policy != update.policy]
         if plain:
@@ -150,23 +167,6 @@ class WeightUpdates:
                 f"{self._health.name} serves {' and '.join(map(repr, plain))} with the same full weights, got new "
                 f"ones for {update.policy!r}; give a policy an adapter, or an engine of its own"
             )
-        fetched = await self._staged.fetch(update)
-        staged = fetched.staged
-        try:
-            with self._interrupts.holding(interrupt, tuple(self.versions)) as drain:
-                await drain.wait()
-                if adapted:
-                    self._take_off_adapters(update)
-                swapped, cost = self._swap(
-                    update,
-                    partial(self._receiver.load, staged, self._tensors),
-                    interrupt,
-                    is_prepared=self._receiver.is_prepared(staged),
-                )
-        finally:
-            self._receiver.drop(staged)
-        self._base = update.version
-        return _receipt(update, swapped, cost, drain, stage_s=fetched.stage_s)
 
     async def _take_adapter(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
         serving = self._adapters.serving(update, self.versions)
@@ -245,6 +245,8 @@ class WeightUpdates:
 
     def _take_off_adapters(self, update: WeightUpdate) -> None:
         """The weights below all adapters are about to change. Other policies are no longer served."""
+        if not self._adapters.policies:
+            return
         self._stepper.drain()
         for policy in self._adapters.policies:
             self._adapters.take_off(policy)

@@ -169,7 +169,7 @@ class Driver:
 
     async def step(self) -> None:
         if self.engine._scheduler.has_work:
-            self.engine.step()
+            self.engine._stepper.step(self.engine.versions)
         await asyncio.sleep(0)
 
     async def drain(self) -> None:
