@@ -64,7 +64,7 @@ class WorkerPool(Generic[Call, Answer]):
         if self._ended is not None:
             raise self._ended
         group, index, words = self._kind.task(call)
-        attempt = AskedCall[Call, Answer](group, index, words, call, next(self._numbers))
+        attempt: AskedCall[Call, Answer] = AskedCall(group, index, words, call, next(self._numbers))
         self._groups[attempt.group] += 1
         if self._may_run(attempt):
             self._waiting.append(attempt)
@@ -98,6 +98,7 @@ class WorkerPool(Generic[Call, Answer]):
         while place.is_broken:
             if self._ended is not None:
                 raise self._ended
+            self._changed.clear()
             await self._changed.wait()
 
     def _forget(self, attempt: AskedCall[Call, Answer]) -> None:
@@ -117,7 +118,6 @@ class WorkerPool(Generic[Call, Answer]):
     def _send(self) -> None:
         """Give waiting calls to workers that have room, and replace those that are broken and empty."""
         self._changed.set()
-        self._changed = asyncio.Event()
         if self._ended is not None:
             return
         for place in self._places:
@@ -144,6 +144,8 @@ class WorkerPool(Generic[Call, Answer]):
 
     def _next_half(self) -> "Half[AskedCall[Call, Answer]] | None":
         """The suspects that the next empty worker is for. Of several, one always stays for all others."""
+        if not self._suspects.halves:
+            return None
         num_apart = sum(place.half is not None for place in self._places)
         if num_apart >= max(1, len(self._places) - 1):
             return None
