@@ -28,9 +28,9 @@ from penstock.demo.model import ensure_builtin_model
 from penstock.durability.durable_log import FOLDER
 from penstock.durability.journal.journal_files import DiskFiles
 from penstock.durability.journal.replay import replay
+from penstock.errors import UserError
 from penstock.loop.attempt_records import EpisodeEnded, GroupScored, from_bytes
 from penstock.records import WorkProgressed
-from penstock.records.errors import UserError
 
 KILLS = 5
 STEPS = 10_000

@@ -28,11 +28,11 @@ from penstock.bench.workload import make_tasks
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
 from penstock.demo.latency import Z_90
+from penstock.errors import ConfigError
 from penstock.observe.readers import show
 from penstock.observe.views import SilentView
 from penstock.placement.gpus import find_gpus
 from penstock.records import Task, Turn
-from penstock.records.errors import ConfigError
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.run.preflight import prepare

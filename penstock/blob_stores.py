@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from urllib.parse import quote
 
+from penstock.errors import BlobLost
 from penstock.records import BlobRef
 from penstock.records.blob_refs import ref_of, split_key, verified
-from penstock.records.errors import BlobLost
 from penstock.records.interfaces import BlobStore
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 CHECKSUMS = "checksums.json"
 PIECE_BYTES = 16 << 20

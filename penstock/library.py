@@ -28,6 +28,7 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.opening import without_auto
 from penstock.engines.kinds import EngineParts, ServedEngine
 from penstock.engines.kinds import open_engine as open_kind
+from penstock.errors import UserError
 from penstock.loop.history import VersionHistory
 from penstock.models.adapter_check import CheckedAdapter, check_adapter
 from penstock.models.compilation import is_worth_compiling
@@ -50,7 +51,6 @@ from penstock.records import (
     joined_chunk,
     since_restart,
 )
-from penstock.records.errors import UserError
 from penstock.rollout.episode_spec import check_replayed
 from penstock.sync.config import SyncConfig
 from penstock.sync.transports import AnyReceiver, Rendezvous

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from penstock.records.errors import DiskFull
+from penstock.errors import DiskFull
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers: no room on the disk, in the quota, or under the limit for a file."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 _loading: ContextVar[bool] = ContextVar("penstock_loading_user_code", default=False)
 

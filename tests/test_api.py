@@ -16,9 +16,9 @@ import penstock
 from penstock.api import run, run_in_thread, run_until_cancelled
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
+from penstock.errors import UserError
 from penstock.observe.status import RunStatus
 from penstock.observe.views import SilentView
-from penstock.records.errors import UserError
 from penstock.run.summary import Summary
 
 ROWS = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(20)]
@@ -157,7 +157,7 @@ def test_a_workflow_without_a_name_runs_in_this_process(tiny_model: Path, tmp_pa
 
 
 def test_a_section_that_is_no_section_is_refused(tiny_model: Path) -> None:
-    with pytest.raises(penstock.records.errors.UserError, match="rollout must be a section such as"):  # type: ignore[attr-defined]
+    with pytest.raises(penstock.errors.UserError, match="rollout must be a section such as"):  # type: ignore[attr-defined]
         penstock.train(model=str(tiny_model), tasks=ROWS, reward="a:b", rollout=4)  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from penstock.blob_stores import FolderBlobs, MemoryBlobs, open_blobs
-from penstock.records.errors import BlobLost
+from penstock.errors import BlobLost
 from penstock.records.interfaces import BlobStore
 
 Damage = Callable[[bytes], None]

@@ -6,7 +6,7 @@ import pytest
 
 from penstock import checksums
 from penstock.checksums import check_files, checksum_of, write_checksums
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from benchmarks.__main__ import lab
 from penstock.cli.main import app
 from penstock.config.loader import build, load_config
 from penstock.config.root import PenstockConfig
+from penstock.errors import PenstockError
 from penstock.planner.config import SimulatedConfig
 from penstock.records import Task
-from penstock.records.errors import PenstockError
 from tests.scoring.groups import a_group
 from tests.serve.live_server import serving
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from tests.test_own_parts import blocks
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "library"

@@ -16,10 +16,10 @@ from penstock.config.root import PenstockConfig
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.engine_pool import EnginePool
+from penstock.errors import FingerprintMismatch
 from penstock.models.load import load_model
 from penstock.observe.event_queue import EventQueue
 from penstock.planner.simulation import SimulatedScorer, SimulatedTokenizer
-from penstock.records.errors import FingerprintMismatch
 from penstock.run.assembly import Parts, build_controller
 from penstock.sync.shared_memory import SharedMemoryReceiver
 from penstock.worker import trainer_role

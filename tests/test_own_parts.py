@@ -10,10 +10,10 @@ import yaml
 
 import penstock
 from penstock.cli.main import main
+from penstock.errors import UserError
 from penstock.observe import readers
 from penstock.observe.reading.run_reading import RunReading
 from penstock.page.chart_answers import list_metrics
-from penstock.records.errors import UserError
 
 DOCS = Path(__file__).parent.parent / "docs"
 TASKS = "".join(f'{{"prompt": "{a}+5=", "answer": "{a + 5}"}}\n' for a in range(40))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.usercode import (
     describe_callable,
     is_function_path,

@@ -241,8 +241,8 @@ BOOK = (
     ),
     Part(
         title="Errors",
-        text="All are in `penstock.records.errors`. The command line prints a `UserError` as one sentence.",
-        entries=tuple(f"penstock.records.errors:{name}" for name in ERRORS),
+        text="All are in `penstock.errors`. The command line prints a `UserError` as one sentence.",
+        entries=tuple(f"penstock.errors:{name}" for name in ERRORS),
         is_list=True,
     ),
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.cluster.namespaced_nodes import NamespacedCluster, NamespacedNode
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 
 PENSTOCK = (sys.executable, "-c", "from penstock.cli import main; main()")
 PLACES = "launcher.resources={trainer: {home: 1}, scorer: {home: 1}, engine: {engine: 1}}"

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from penstock.records.errors import PenstockError, UserError
+from penstock.errors import PenstockError, UserError
 
 SUBNET = "10.77.0"
 NETWORK = "eth0"

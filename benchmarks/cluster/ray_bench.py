@@ -20,9 +20,9 @@ import psutil
 from benchmarks.cluster.clustered_run import PENSTOCK, ClusteredRun
 from benchmarks.cluster.namespaced_nodes import NamespacedCluster, NamespacedNode
 from penstock.cli.scale import scale_run
+from penstock.errors import PenstockError
 from penstock.planner.config import SimulatedConfig
 from penstock.planner.simulated_run import simulate
-from penstock.records.errors import PenstockError
 
 HEAD = {"CPU": 4, "home": 4}
 ENGINE = {"CPU": 2, "engine": 1}

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from penstock.durability.durable_log import DurableGroupLog
+from penstock.errors import ScoringFailed
 from penstock.loop.attempt_records import AttemptRecord, GroupScored
 from penstock.loop.attempts import UNDER_WAY, Attempts
 from penstock.planner.simulation import SimulatedEngine, SimulatedScorer
@@ -26,7 +27,6 @@ from penstock.records import (
     Task,
     Turn,
 )
-from penstock.records.errors import ScoringFailed
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import place_of
 from penstock.rollout.kept_calls import KeepCall

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.learning.arms import ROUTER_NOISE, ROUTING_BASELINE, Curve, Setup
 from benchmarks.learning.statistics import Estimate, mean_curve
-from penstock.records.errors import MissingExtraError
+from penstock.errors import MissingExtraError
 
 COLOURS = ("#222222", "#2166ac", "#1b9e77", "#e6a700", "#c0392b")
 DPI = 90

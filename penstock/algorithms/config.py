@@ -13,8 +13,8 @@ from penstock.algorithms.registry import Registry
 from penstock.algorithms.returns import TOKEN_ADVANTAGES, is_of_tokens
 from penstock.algorithms.selection import SELECTIONS
 from penstock.config import Section
+from penstock.errors import ConfigError
 from penstock.records import Score
-from penstock.records.errors import ConfigError
 from penstock.usercode import is_function_path
 
 Arguments = dict[str, bool | float | str]

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast, get_args
 import msgspec
 
 from penstock.algorithms.ranges import ANY, Range
-from penstock.records.errors import ConfigError, PenstockError, UserError
+from penstock.errors import ConfigError, PenstockError, UserError
 from penstock.usercode import is_function_path, load_function, where_raised
 
 Function = TypeVar("Function", bound=Callable[..., Any])

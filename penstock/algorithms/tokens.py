@@ -6,7 +6,7 @@ Only tensor methods are used in this package, so it imports without torch.
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -24,9 +24,9 @@ from rich.table import Table
 from penstock.bench.serve_prompts import prompt
 from penstock.bench.shapes import hardware, save_shape
 from penstock.engines.config import EngineConfig
+from penstock.errors import PenstockError
 from penstock.models.load import resolve_device
 from penstock.records import GenerateRequest, SamplingParams
-from penstock.records.errors import PenstockError
 from penstock.serve.serving import Opened, ServeSettings, open_engine, served
 
 WAYS = ("in_process", "http", "text", "chat")

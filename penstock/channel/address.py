@@ -13,7 +13,7 @@ from ipaddress import ip_address
 
 from penstock.channel import handshake
 from penstock.channel.connection import Channel
-from penstock.records.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError
 
 PRIVATE_FOLDER_PREFIX = "penstock-"
 """How the name of a launcher's private folder begins; its Unix socket lies there."""

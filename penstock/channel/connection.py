@@ -19,8 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.records import codec
-from penstock.records.errors import (
+from penstock.errors import (
     BaseMissing,
     BlobLost,
     ChannelClosed,
@@ -38,6 +37,7 @@ from penstock.records.errors import (
     UpdateAbandoned,
     UserError,
 )
+from penstock.records import codec
 
 Req = TypeVar("Req")
 Res = TypeVar("Res")

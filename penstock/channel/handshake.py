@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 PROTOCOL = 1
 """Raised when what controller and workers say to each other changes."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.channel.suspects import Attempt, Half
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 
 Call = TypeVar("Call")
 Answer = TypeVar("Answer")

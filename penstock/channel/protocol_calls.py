@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 
 from penstock.channel.connection import Channel, Method
-from penstock.records.errors import ChannelClosed
+from penstock.errors import ChannelClosed
 
 P = TypeVar("P")
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 MIN_LENGTH = 16
 

@@ -19,7 +19,7 @@ from typing import Generic
 
 from penstock.channel.pooled_calls import Answer, AskedCall, Call, CallKind, CallLost, PoolSlot, PoolWorker
 from penstock.channel.suspects import Half, Suspects
-from penstock.records.errors import ChannelClosed, OutOfMemory, RemoteError, RequestRefused, WorkerDied
+from penstock.errors import ChannelClosed, OutOfMemory, RemoteError, RequestRefused, WorkerDied
 
 MAX_DEATHS_IN_A_ROW = 5
 START_S = 120.0

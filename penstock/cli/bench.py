@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 bench = typer.Typer(help="Measure Penstock against itself and others, as ratios within one run.")
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

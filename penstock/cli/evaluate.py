@@ -19,10 +19,10 @@ from penstock.config.loader import apply_override, build, read_yaml
 from penstock.config.root import PenstockConfig
 from penstock.demo.model import RECIPES
 from penstock.durability.run_facts import read_facts
+from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import is_adapter, read_adapter
 from penstock.observe.plain_text import plain_line
 from penstock.placement.gpus import find_gpus
-from penstock.records.errors import PenstockError, UserError
 from penstock.run.evaluation_session import (
     EvaluationReport,
     evaluate,

@@ -7,8 +7,8 @@ from typing import Literal
 from penstock.checksums import CHECKSUMS, check_files
 from penstock.config.loader import read_yaml
 from penstock.durability.kept_checkpoints import best_of, checkpoints_of, rewards_of
+from penstock.errors import UserError
 from penstock.models.adapter_folder import CONFIG, TENSORS, is_adapter, model_below
-from penstock.records.errors import UserError
 from penstock.safe_files import whole_folder
 from penstock.trainer.trainer_start import MODEL
 

@@ -11,6 +11,7 @@ from penstock.config.root import PenstockConfig
 from penstock.durability.durable_log import FOLDER, read_attempts
 from penstock.durability.journal.journal_files import DiskFiles
 from penstock.durability.journal.replay import replay
+from penstock.errors import UserError
 from penstock.loop.attempt_records import (
     AttemptRecord,
     EpisodeEnded,
@@ -27,7 +28,6 @@ from penstock.loop.attempt_records import (
 )
 from penstock.observe.plain_text import plain_block, plain_line
 from penstock.records import Episode, Message, PartialGroup, Score, WorkProgressed
-from penstock.records.errors import UserError
 
 if TYPE_CHECKING:
     from penstock.models.tokenizer import ChatTokenizer

@@ -16,8 +16,8 @@ from penstock.cli.early_signals import Stopped, ending_at_once
 from penstock.cli.model_commands import evaluate, export, generate, serve
 from penstock.cli.reading_commands import doctor, report, samples, trace, view
 from penstock.cli.training_commands import chaos, init, list_entries, resume, scale, simulate, train, worker
+from penstock.errors import PenstockError, UserError, WorkerDied
 from penstock.observe.plain_text import plain_block, plain_line
-from penstock.records.errors import PenstockError, UserError, WorkerDied
 from penstock.safe_files import is_full_disk
 
 

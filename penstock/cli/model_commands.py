@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.shared_arguments import Debug, Overrides, Run, file_and_words
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 
 def evaluate(

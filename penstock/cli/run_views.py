@@ -10,6 +10,7 @@ from pathlib import Path
 
 from penstock.channel.token_file import read_token
 from penstock.cli.samples import run_folder
+from penstock.errors import UserError
 from penstock.observe.config import ObserveConfig
 from penstock.observe.events import LogLine
 from penstock.observe.page_address import bind, new_token, page_address
@@ -18,7 +19,6 @@ from penstock.observe.screen import lines
 from penstock.observe.status import RunStatus
 from penstock.observe.views import View, make_view, progress_line
 from penstock.page.serving_page import served_page
-from penstock.records.errors import UserError
 
 
 def open_run(name: str) -> RunReading:

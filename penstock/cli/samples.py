@@ -12,11 +12,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from penstock.durability.run_facts import read_facts
+from penstock.errors import UserError
 from penstock.observe.events import SampleEvent, as_fields
 from penstock.observe.plain_text import plain_block, plain_line, without_middle
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.store.segments import FOLDER
-from penstock.records.errors import UserError
 from penstock.safe_files import replace_private
 
 SHOWN_PROMPT, SHOWN_ANSWER = 240, 480

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from penstock.channel.address import host_and_port
 from penstock.cli.samples import run_folder
+from penstock.errors import UserError
 from penstock.processes.launchers.joining import token_in
 from penstock.processes.launchers.node_calls import VOLUNTEER
-from penstock.records.errors import UserError
 from penstock.run.engine_fleet import ScaleRequest, read_answer, request_engines
 from penstock.run.run_folder import is_held
 from penstock.worker.node_agent import attend

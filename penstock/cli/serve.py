@@ -12,8 +12,8 @@ from penstock.config.loader import load_config
 from penstock.config.root import PenstockConfig
 from penstock.demo.model import open_builtin
 from penstock.engines.config import EngineConfig
+from penstock.errors import UserError
 from penstock.placement.shares import usable_cores
-from penstock.records.errors import UserError
 from penstock.serve.serving import ServeSettings, serve
 from penstock.worker.quiet import quieten
 

@@ -9,7 +9,7 @@ import typer
 from penstock import __version__
 from penstock.cli.early_signals import ending_at_once
 from penstock.cli.shared_arguments import Debug, Overrides, Run, file_and_words
-from penstock.records.errors import PenstockError, UserError
+from penstock.errors import PenstockError, UserError
 
 if TYPE_CHECKING:
     from penstock.planner.simulated_run import Outcome

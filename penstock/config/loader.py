@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from penstock.config.secrets import HIDDEN, is_secret, refuse_hidden
 from penstock.config.section import section_of, unknown_key_message
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 Root = TypeVar("Root", bound=BaseModel)
 

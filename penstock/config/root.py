@@ -10,11 +10,11 @@ from penstock.config import Section
 from penstock.config.repeatable import conflicts, with_implied
 from penstock.config.unresolved import AUTO
 from penstock.engines.config import EngineConfig
+from penstock.errors import ConfigError
 from penstock.loop.config import StalenessConfig
 from penstock.models.config import ModelConfig
 from penstock.observe.config import ObserveConfig
 from penstock.processes.launchers.config import LauncherConfig
-from penstock.records.errors import ConfigError
 from penstock.rollout.config import RolloutConfig
 from penstock.scoring.config import RewardConfig
 from penstock.sync.config import SyncConfig

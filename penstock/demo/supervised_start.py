@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from penstock.demo.model import MixtureRecipe, Recipe
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 VOCABULARY = (*"0123456789", "+", "=", EOS, UNKNOWN)

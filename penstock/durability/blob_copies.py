@@ -15,9 +15,9 @@ from pathlib import Path
 
 from penstock.blob_stores import FolderBlobs
 from penstock.durability.journal.journal import Runner
+from penstock.errors import BlobLost
 from penstock.records import BlobRef, Group, group_scope
 from penstock.records.blob_refs import refs_of, verified
-from penstock.records.errors import BlobLost
 from penstock.records.interfaces import BlobStore
 from penstock.safe_files import replace_private, sync_path
 

@@ -29,6 +29,7 @@ from penstock.durability.kept_checkpoints import (
     superfluous,
 )
 from penstock.durability.run_facts import read_facts
+from penstock.errors import RemoteError, TrainerLost, UserError
 from penstock.loop.adaptive import starting_bound
 from penstock.loop.admission import GateState
 from penstock.loop.attempt_records import CheckpointKept
@@ -38,7 +39,6 @@ from penstock.loop.resume import Resume
 from penstock.observe.events import CheckpointEvent
 from penstock.observe.recorder import Recorder
 from penstock.records import DEFAULT_POLICY, CheckpointWritten, Record
-from penstock.records.errors import RemoteError, TrainerLost, UserError
 from penstock.safe_files import whole_folder
 from penstock.tasks.stream import StreamState, TaskStream
 from penstock.trainer.trainer_start import TRAINER_STATE

@@ -16,6 +16,7 @@ from penstock.config.root import PenstockConfig
 from penstock.durability.checkpoints import Progress
 from penstock.durability.durable_log import FOLDER, DurableGroupLog, read_attempts
 from penstock.durability.journal.journal_files import DiskFiles
+from penstock.errors import BlobLost
 from penstock.loop.admission import EMPTY, ReadyGroup, masked_before, of_policy, oldest_step
 from penstock.loop.attempt_records import RunResumed, Standing, samples_of
 from penstock.loop.attempts import Attempt, AttemptState
@@ -24,7 +25,6 @@ from penstock.loop.history import VersionHistory
 from penstock.loop.resume import BroughtBack, LostGroup, Resume
 from penstock.records import DEFAULT_POLICY, PartialGroup, blobs_of
 from penstock.records.blob_refs import refs_of_episode
-from penstock.records.errors import BlobLost
 from penstock.tasks.stream import TaskStream
 
 

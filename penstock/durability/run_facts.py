@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.errors import UserError
 from penstock.records import Record
-from penstock.records.errors import UserError
 from penstock.safe_files import write_private
 
 FILE = "run.json"

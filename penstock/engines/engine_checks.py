@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
+from penstock.errors import BaseMissing, PenstockError, RequestRefused
 from penstock.records import GenerateRequest, Interrupt, WeightUpdate
-from penstock.records.errors import BaseMissing, PenstockError, RequestRefused
 
 Rule = tuple[bool, str]
 """Whether it holds, and what is said where it does not."""

@@ -9,6 +9,14 @@ import msgspec
 
 from penstock.engines.engine_choice import EngineChoice
 from penstock.engines.rolling_update import Answer, Member, roll, slowest, stage_all
+from penstock.errors import (
+    BaseMissing,
+    ChannelClosed,
+    EngineLost,
+    OutOfMemory,
+    PenstockError,
+    UpdateAbandoned,
+)
 from penstock.records import (
     AnswerSoFar,
     Chunk,
@@ -17,14 +25,6 @@ from penstock.records import (
     Interrupt,
     UpdateReceipt,
     WeightUpdate,
-)
-from penstock.records.errors import (
-    BaseMissing,
-    ChannelClosed,
-    EngineLost,
-    OutOfMemory,
-    PenstockError,
-    UpdateAbandoned,
 )
 from penstock.records.interfaces import Engine
 

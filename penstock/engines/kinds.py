@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.config import Section
 from penstock.config.loader import build_section
+from penstock.errors import ConfigError, UserError
 from penstock.models.config import LoraConfig
-from penstock.records.errors import ConfigError, UserError
 from penstock.records.interfaces import BlobStore, Engine, WeightReceiver
 from penstock.usercode import is_function_path, load_object
 

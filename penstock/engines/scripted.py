@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import numpy as np
 
 from penstock.engines.engine_checks import check_update
+from penstock.errors import PenstockError, RequestRefused
 from penstock.records import (
     DEFAULT_POLICY,
     Chunk,
@@ -16,7 +17,6 @@ from penstock.records import (
     UpdateReceipt,
     WeightUpdate,
 )
-from penstock.records.errors import PenstockError, RequestRefused
 
 INTERRUPTS: tuple[Interrupt, ...] = ("inflight", "inflight_recompute")
 """There is no KV to compute again, so both are one."""

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from penstock.config import Section
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 
 MAX_ANSWER_BYTES = 16 * 2**20
 SHOWN = 200

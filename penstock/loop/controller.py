@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
+from penstock.errors import TrainerLost
 from penstock.loop.activity import Activity
 from penstock.loop.adaptive import ClosedLoop
 from penstock.loop.admission import ReadyGroup, StepGroups
@@ -24,7 +25,6 @@ from penstock.loop.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.loop.step_planner import TrainedStep
 from penstock.loop.step_runner import StepRunner
 from penstock.loop.weight_sync import Offer, WeightSync
-from penstock.records.errors import TrainerLost
 from penstock.records.interfaces import Engine, Trainer
 
 UNDONE = "undone"

@@ -3,7 +3,7 @@ ever."""
 
 from collections import Counter, deque
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 STEPS, AT_LEAST = 4, 16
 """Without a setting: this many steps' worth of groups, but not fewer than this many groups, and more than can be

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.algorithms.selection import select
+from penstock.errors import BlobLost, RolloutFailed, ScoringFailed, UserError
 from penstock.loop.admission import NO_VERSIONS, Ticket
 from penstock.loop.attempt_records import EpisodeEnded, GroupGenerated
 from penstock.loop.edges import GroupRunner, LoopEvents
@@ -21,7 +22,6 @@ from penstock.loop.resume import Resume
 from penstock.loop.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.records import Episode, Group, IntArray, PartialGroup, ScoredGroup, Task
 from penstock.records.blob_refs import check_group
-from penstock.records.errors import BlobLost, RolloutFailed, ScoringFailed, UserError
 from penstock.records.interfaces import BlobStore, Scorer
 
 LOST_BLOB = "lost_blob"

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from penstock.errors import BlobLost, StepTooLarge, TrainerLost
 from penstock.loop.admission import StepGroups
 from penstock.loop.edges import LoopEvents, Ranks
 from penstock.loop.group_production import LOST_BLOB
@@ -9,7 +10,6 @@ from penstock.loop.rollout_buffer import RolloutBuffer
 from penstock.loop.step_planner import StepPlanner
 from penstock.records import StepResult, group_scope
 from penstock.records.blob_refs import check_group
-from penstock.records.errors import BlobLost, StepTooLarge, TrainerLost
 from penstock.records.interfaces import BlobStore
 
 LOST_STEPS = 3

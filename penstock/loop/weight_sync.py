@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from penstock.loop.activity import Activity
-from penstock.loop.edges import Delivered, LoopEvents
-from penstock.loop.rollout_buffer import RolloutBuffer
-from penstock.records import Interrupt, UpdateReceipt
-from penstock.records.errors import (
+from penstock.errors import (
     BaseMissing,
     ChannelClosed,
     EngineLost,
@@ -32,6 +28,10 @@ from penstock.records.errors import (
     UserError,
     WorkerDied,
 )
+from penstock.loop.activity import Activity
+from penstock.loop.edges import Delivered, LoopEvents
+from penstock.loop.rollout_buffer import RolloutBuffer
+from penstock.records import Interrupt, UpdateReceipt
 from penstock.records.interfaces import Engine, Trainer
 
 FINAL = (ChannelClosed, SnapshotReplaced, UserError, WorkerDied)

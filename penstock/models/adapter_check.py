@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.errors import MissingExtraError, UserError
 from penstock.models.adapter_folder import SavedAdapter, read_adapter, tensor_shapes
 from penstock.models.config import LoraConfig, ModelConfig
 from penstock.models.lora_targets import (
@@ -14,7 +15,6 @@ from penstock.models.lora_targets import (
     target_layers,
     weightless_model,
 )
-from penstock.records.errors import MissingExtraError, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

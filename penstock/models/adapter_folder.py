@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from penstock.errors import UserError
 from penstock.models.config import LoraConfig
-from penstock.records.errors import UserError
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from penstock.errors import UserError
 from penstock.models.adapter_folder import PREFIX, TENSORS, read_adapter
 from penstock.models.lora_targets import target_layers
 from penstock.records import AdapterSpec
-from penstock.records.errors import UserError
 
 
 def merged_weight(

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.errors import UserError
 from penstock.models.small_twin import VOCABULARY, limits_of, small_twin
-from penstock.records.errors import UserError
 
 log = logging.getLogger(__name__)
 

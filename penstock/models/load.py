@@ -9,9 +9,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from penstock.errors import UserError
 from penstock.models import attention
 from penstock.models.precision import check_matmul, guard_bfloat16
-from penstock.records.errors import UserError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

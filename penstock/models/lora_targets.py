@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from penstock.errors import UserError
 from penstock.models.config import ALL_LINEAR, LoraConfig
 from penstock.models.load import load_config
-from penstock.records.errors import UserError
 
 SHOWN = 12
 """Names of layers in a message."""

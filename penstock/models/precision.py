@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from penstock.errors import UserError
 from penstock.models.expert_count import num_experts_of
 from penstock.records import RoutingShape
-from penstock.records.errors import UserError
 
 TOPK = (torch.topk, torch.Tensor.topk)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from penstock.checksums import Checksum
-from penstock.records.errors import DiskFull
+from penstock.errors import DiskFull
 from penstock.safe_files import is_full_disk
 
 PIECE_BYTES = 64 << 20

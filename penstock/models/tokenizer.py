@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from penstock.errors import TaskError, UserError
 from penstock.records import Message, Task
-from penstock.records.errors import TaskError, UserError
 from penstock.records.interfaces import Tokenizer
 
 ANSWER = "\u2402answer\u2403"

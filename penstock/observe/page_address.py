@@ -3,7 +3,7 @@
 import secrets
 import socket
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 WAITING = 128
 """Connections that may wait for the page's process to start."""

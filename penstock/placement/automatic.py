@@ -11,9 +11,9 @@ from typing import Any
 
 from penstock.config.root import PenstockConfig
 from penstock.config.unresolved import AUTO
+from penstock.errors import UserError
 from penstock.models.compilation import COMPILED_FROM, is_worth_compiling
 from penstock.placement.gpus import Gpu
-from penstock.records.errors import UserError
 from penstock.sync.transports import choose_transport, transport_of
 
 

@@ -14,8 +14,8 @@ from penstock.config.root import PenstockConfig
 from penstock.config.unresolved import AUTO
 from penstock.engines.config import EngineConfig
 from penstock.engines.kinds import kind_of, settings_of
+from penstock.errors import UserError
 from penstock.placement.gpus import Gpu
-from penstock.records.errors import UserError
 
 SPLIT_FROM = 100_000_000
 """Parameters from which engines get GPUs of their own unasked: smaller models leave them idle."""

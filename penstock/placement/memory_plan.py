@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from penstock.config.root import PenstockConfig
 from penstock.engines.embedded.config import SPARE_SLOTS, EmbeddedConfig
 from penstock.engines.kinds import kind_of, settings_of
+from penstock.errors import UserError
 from penstock.placement.automatic import resolve_auto, sites_of
 from penstock.placement.gpu_pools import Needs, gb, num_ranks, num_shards
 from penstock.placement.gpus import Gpu
-from penstock.records.errors import UserError
 from penstock.sync.transports import transport_of
 
 if TYPE_CHECKING:

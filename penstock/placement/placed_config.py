@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from penstock.config.root import PenstockConfig
 from penstock.engines.config import EngineConfig
+from penstock.errors import UserError
 from penstock.models.expert_count import count_experts
 from penstock.placement.automatic import check_transport, resolve_auto, sites_of
 from penstock.placement.gpu_pools import resolve_pools
 from penstock.placement.gpus import Gpu
 from penstock.placement.memory_plan import MemoryPlan, needs_of, plan_memory, ranks_have_room
 from penstock.placement.refusals import check_parallel
-from penstock.records.errors import UserError
 
 if TYPE_CHECKING:
     from penstock.models.adapter_check import CheckedAdapter

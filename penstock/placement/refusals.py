@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.config.root import PenstockConfig
 from penstock.engines.kinds import kind_of, settings_of
+from penstock.errors import ConfigError, UserError
 from penstock.models.expert_count import num_experts_of
-from penstock.records.errors import ConfigError, UserError
 from penstock.trainer.parallel.rank_layout import check_layout
 
 INTERRUPT = "interrupt:"

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.config.root import PenstockConfig
+from penstock.errors import UserError
 from penstock.placement.automatic import sites_of
 from penstock.placement.gpu_pools import visible_gpus
 from penstock.placement.gpus import Gpu
 from penstock.processes.launchers.mps import mps
-from penstock.records.errors import UserError
 from penstock.sync.config import SyncConfig
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")

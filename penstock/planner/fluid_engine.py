@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 
+from penstock.errors import ChannelClosed
 from penstock.records import Chunk, EngineReport, GenerateRequest, Interrupt, UpdateReceipt, WeightUpdate
-from penstock.records.errors import ChannelClosed
 
 
 class FluidEngine:

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
+from penstock.errors import OutOfMemory, PenstockError, WorkerDied
 from penstock.observe.recorder import Recorder
 from penstock.processes.revival import Deaths, RestartPolicy, Restarts
 from penstock.processes.supervision import Gathering, SupervisedWorker, unwrapped
-from penstock.records.errors import OutOfMemory, PenstockError, WorkerDied
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from penstock.errors import ChannelClosed, PenstockError, WorkerDied
 from penstock.observe.events import RecoveryEvent
 from penstock.observe.recorder import Recorder
 from penstock.processes.first_start import start_alike
@@ -18,7 +19,6 @@ from penstock.processes.replaceable import ReplaceableWorker
 from penstock.processes.revival import Liveness, RestartPolicy
 from penstock.processes.supervision import SupervisedWorker
 from penstock.processes.worker_events import EventCollector
-from penstock.records.errors import ChannelClosed, PenstockError, WorkerDied
 
 Call = TypeVar("Call")
 Answer = TypeVar("Answer")

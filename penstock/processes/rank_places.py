@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from penstock.channel import Channel
+from penstock.errors import UserError, WorkerDied
 from penstock.processes.replaceable import ReplaceableWorker
 from penstock.processes.supervision import Gathering
-from penstock.records.errors import UserError, WorkerDied
 from penstock.trainer.trainer_start import START_TRAINER, TrainerStart
 
 LAST_WORDS_S = 5.0

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from penstock.channel import Channel
+from penstock.errors import ChannelClosed, OutOfMemory, WorkerDied
 from penstock.observe.pulse import LONG_S
 from penstock.processes.launchers import Launcher, Worker
-from penstock.records.errors import ChannelClosed, OutOfMemory, WorkerDied
 
 LAST_WORDS_S = 0.5
 """How long a process whose channel has closed may take to end by itself and say why."""

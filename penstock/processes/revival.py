@@ -18,12 +18,12 @@ from penstock.channel import Channel
 from penstock.engines.config import EngineConfig, with_settings
 from penstock.engines.engine_start import EngineStart
 from penstock.engines.kinds import kind_of, settings_of
+from penstock.errors import ChannelClosed, PenstockError, WorkerDied
 from penstock.observe.events import RecoveryEvent
 from penstock.observe.pulse import PulseReport
 from penstock.observe.recorder import Recorder
 from penstock.processes.replaceable import LAST_WORDS_S
 from penstock.processes.worker_events import EventCollector
-from penstock.records.errors import ChannelClosed, PenstockError, WorkerDied
 
 STEP_S = 0.5
 """Between two looks."""

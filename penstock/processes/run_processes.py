@@ -5,9 +5,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.errors import UserError
 from penstock.processes.launchers.keeper import GRACE_S
 from penstock.processes.launchers.signals import STACKS
-from penstock.records.errors import UserError
 
 PROC = Path("/proc")
 STATES = {

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from penstock.records.errors import ChannelClosed, PenstockError, UserError, WorkerDied
+from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
 from penstock.safe_files import write_private
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from penstock.channel import implement
+from penstock.errors import RemoteError, StepTooLarge, TrainerLost, UpdateAbandoned, UserError
 from penstock.records import CheckpointWritten, StepPlan, StepResult, WeightUpdate
-from penstock.records.errors import RemoteError, StepTooLarge, TrainerLost, UpdateAbandoned, UserError
 from penstock.records.interfaces import Trainer
 from penstock.sync.joined_update import join_updates
 

@@ -11,11 +11,11 @@ from types import TracebackType
 from weakref import WeakKeyDictionary
 
 from penstock.channel import Channel, Method
+from penstock.errors import ChannelClosed, RemoteError
 from penstock.observe.event_queue import BATCH, EventQueue
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import EventBatch, shifted
 from penstock.observe.pulse import LONG_S, PulseReport
-from penstock.records.errors import ChannelClosed, RemoteError
 
 FETCH_S = 0.5
 LAST_FETCH_S = 2.0

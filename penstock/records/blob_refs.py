@@ -3,8 +3,8 @@
 import zlib
 from collections.abc import Iterator
 
+from penstock.errors import BlobLost
 from penstock.records import BlobRef, Episode, Group
-from penstock.records.errors import BlobLost
 from penstock.records.interfaces import BlobStore
 
 

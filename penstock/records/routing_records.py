@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import BlobLost
 from penstock.records import RoutingRef, RoutingShape
-from penstock.records.errors import BlobLost
 from penstock.records.interfaces import BlobStore
 
 Routes = npt.NDArray[np.unsignedinteger[Any]]

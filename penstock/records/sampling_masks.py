@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.errors import BlobLost
 from penstock.records import BoolArray, IntArray, MaskRef, SamplingMask
-from penstock.records.errors import BlobLost
 from penstock.records.interfaces import BlobStore
 
 _WORD = np.dtype("<i4")

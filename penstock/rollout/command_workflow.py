@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.errors import UserError
 from penstock.records import Score, Task
-from penstock.records.errors import UserError
 from penstock.rollout.episode_rollout import Rollout
 
 KEPT_BYTES = 64 * 1024

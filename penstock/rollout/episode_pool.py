@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from penstock.channel.pooled_calls import CallKind, CallLost, PoolWorker
 from penstock.channel.worker_pool import MAX_DEATHS_IN_A_ROW, START_S, WorkerPool
+from penstock.errors import ChannelClosed, RemoteError, WorkerDied
 from penstock.records import Episode
-from penstock.records.errors import ChannelClosed, RemoteError, WorkerDied
 from penstock.rollout.episode_runner import TIMEOUT, WORKER_DIED, failed_episode
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.rollout_process import Outcome

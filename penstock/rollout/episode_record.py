@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.errors import PenstockError
 from penstock.records import SamplingParams, Turn
-from penstock.records.errors import PenstockError
 from penstock.records.scores import LARGEST_REWARD, fits_float32
 from penstock.rollout.episode_spec import EpisodeSpec
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from penstock.errors import RequestRefused
 from penstock.records import (
     DEFAULT_POLICY,
     Chunk,
@@ -29,7 +30,6 @@ from penstock.records import (
 )
 from penstock.records.answers import joined_chunk
 from penstock.records.blobs import routes_within
-from penstock.records.errors import RequestRefused
 from penstock.records.interfaces import Tokenizer
 from penstock.rollout.episode_record import EpisodeRecord, turn_number
 from penstock.rollout.episode_spec import EpisodeSpec, check_replayed

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from penstock.errors import RequestRefused
 from penstock.http_server.http_calls import HttpConfig, is_transient
 from penstock.records import Episode, Score, Turn
-from penstock.records.errors import RequestRefused
 from penstock.records.interfaces import Tokenizer
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.rollout.episode_spec import EpisodeSpec

@@ -6,8 +6,8 @@ import zlib
 import msgspec
 import numpy as np
 
+from penstock.errors import UserError
 from penstock.records import CallAnswer, Record, SamplingParams, Task, Turn
-from penstock.records.errors import UserError
 
 TRAINING, EVALUATION = "g", "e"
 _TURN_ID = re.compile(TRAINING + r"(\d+)\.(\d+)\.(\d+)")

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from penstock.errors import RolloutFailed
 from penstock.records import CallAnswer, Episode, Group, SamplingParams, Task
-from penstock.records.errors import RolloutFailed
 from penstock.rollout.episode_runner import REFUSED, UNAVAILABLE, EpisodeRunner
 from penstock.rollout.episode_spec import TRAINING, EpisodeSpec, check_replayed
 

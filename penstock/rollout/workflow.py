@@ -14,9 +14,9 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
+from penstock.errors import UserError
 from penstock.http_server.http_calls import HttpConfig, is_url
 from penstock.records import Episode, Score, Task, Turn
-from penstock.records.errors import UserError
 from penstock.rollout.command_workflow import CommandWorkflow
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.http_environment import HttpEnvironment

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 from penstock.config.loader import build, read_yaml
 from penstock.config.root import PenstockConfig
 from penstock.config.section import nearest_key, section_of
+from penstock.errors import ConfigError, UserError
 from penstock.records import Task
-from penstock.records.errors import ConfigError, UserError
 from penstock.scoring.config import RewardConfig, RewardFunction
 from penstock.scoring.functions import Reward, load_callable, wrap
 from penstock.tasks.task_rows import Row

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.engines.engine_pool import EnginePool
+from penstock.errors import PenstockError, TrainerLost, WorkerDied
 from penstock.loop.controller import Controller
 from penstock.observe.recorder import Recorder
 from penstock.processes.launchers import Launcher
 from penstock.processes.launchers.joining import Volunteers
 from penstock.processes.revival import Reviver
-from penstock.records.errors import PenstockError, TrainerLost, WorkerDied
 from penstock.records.interfaces import Engine
 from penstock.run.workers import EngineMaker, LaunchedEngine
 from penstock.safe_files import write_private

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.errors import PenstockError, RolloutFailed, ScoringFailed
 from penstock.loop.group_scoring import GroupScoring
 from penstock.observe.events import EvaluationEvent
 from penstock.observe.recorder import Recorder
 from penstock.records import Task
-from penstock.records.errors import PenstockError, RolloutFailed, ScoringFailed
 from penstock.records.interfaces import Scorer
 from penstock.rollout.group_runner import RolloutRunner
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from penstock.config.root import PenstockConfig
 from penstock.durability.kept_work import KeptWork
 from penstock.engines.engine_pool import EnginePool
+from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import read_adapter
 from penstock.models.tokenizer import check_prompts
 from penstock.observe.event_stream import EventStream
@@ -27,7 +28,6 @@ from penstock.processes.launchers.local import LocalLauncher
 from penstock.processes.pooled_workers import PoolCare
 from penstock.processes.revival import Deaths, RestartPolicy, Reviver
 from penstock.processes.supervision import supervised
-from penstock.records.errors import PenstockError, UserError
 from penstock.rollout.workflow import Workflows, load_workflow
 from penstock.run.assembly import Parts, build_evaluator
 from penstock.run.evaluation import Rewards

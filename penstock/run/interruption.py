@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
+from penstock.errors import ChannelClosed
 from penstock.processes.launchers.signals import LEFT_TO_CONTROLLER
-from penstock.records.errors import ChannelClosed
 from penstock.records.interfaces import Engine
 
 LINES = (

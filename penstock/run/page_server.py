@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.errors import UserError
 from penstock.observe.config import ObserveConfig
 from penstock.observe.page_address import bind, new_token, page_address
-from penstock.records.errors import UserError
 from penstock.safe_files import open_private
 
 MODULE = "penstock.page.page_process"

@@ -21,6 +21,7 @@ from penstock.demo.model import open_builtin
 from penstock.durability.checkpoints import Part
 from penstock.durability.run_facts import read_facts, write_facts
 from penstock.engines.kinds import kind_of
+from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
 from penstock.observe.events import ConfigEvent, RunEvent
 from penstock.observe.run_state import RunState
@@ -35,7 +36,6 @@ from penstock.placement.refusals import check_capabilities
 from penstock.processes.launchers.launcher_kinds import launcher_settings
 from penstock.processes.launchers.user_files import UserFiles, gather
 from penstock.records import Task
-from penstock.records.errors import UserError
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
 from penstock.run.run_folder import SavedRun, shown, write_config
 from penstock.scoring.functions import load_functions

@@ -18,6 +18,7 @@ from penstock.durability.kept_checkpoints import checkpoints_of
 from penstock.durability.kept_work import keep_work
 from penstock.durability.recovery import UndoneGroups
 from penstock.engines.engine_pool import EnginePool
+from penstock.errors import DiskFull
 from penstock.loop.adaptive import starting_bound
 from penstock.loop.controller import Controller
 from penstock.loop.group_log import GroupLog, MemoryGroupLog
@@ -33,7 +34,6 @@ from penstock.processes.revival import RestartPolicy, Reviver
 from penstock.processes.supervision import SupervisedWorker, in_a_sentence, supervised, unwrapped
 from penstock.processes.worker_events import EventCollector
 from penstock.records import ONE_VERSION
-from penstock.records.errors import DiskFull
 from penstock.records.interfaces import Scorer
 from penstock.rollout.episode_runner import EpisodeRunner
 from penstock.run.assembly import Parts, build_controller, build_evaluator

@@ -34,8 +34,8 @@ from penstock.durability.kept_checkpoints import (
     sweep_unfinished,
 )
 from penstock.durability.run_facts import read_facts
+from penstock.errors import UserError
 from penstock.processes.run_processes import wait_for_orphans
-from penstock.records.errors import UserError
 from penstock.safe_files import open_private, write_private
 
 FILE = "config.yaml"

@@ -17,6 +17,7 @@ from penstock.config.root import PenstockConfig
 from penstock.engines.config import with_settings
 from penstock.engines.engine_start import START_ENGINE, EngineStart
 from penstock.engines.kinds import settings_of
+from penstock.errors import TrainerLost
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
 from penstock.placement.gpu_pools import engine_pools, visible_gpus
@@ -39,7 +40,6 @@ from penstock.processes.trainer_group import TrainerGroup
 from penstock.records import (
     EngineReport,
 )
-from penstock.records.errors import TrainerLost
 from penstock.records.interfaces import BlobStore, Engine
 from penstock.run.preflight import Prepared
 from penstock.scoring.scorer_pool import ScorerPool

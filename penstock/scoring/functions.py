@@ -13,8 +13,8 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from penstock.errors import UserError
 from penstock.http_server.http_calls import is_url
-from penstock.records.errors import UserError
 from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.scoring.config import RewardConfig
 from penstock.scoring.reward_service import HttpReward

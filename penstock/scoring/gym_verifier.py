@@ -12,8 +12,8 @@ import re
 from fractions import Fraction
 from typing import Any
 
+from penstock.errors import MissingExtraError, TaskError
 from penstock.records import Task
-from penstock.records.errors import MissingExtraError, TaskError
 
 COLUMN = "reasoning_gym"
 """The task's column with the dataset's name, its packed arguments and the packed entry."""

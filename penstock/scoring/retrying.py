@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
+from penstock.errors import ScoringFailed
 from penstock.http_server.http_calls import retry_wait_s
 from penstock.records import Episode, Group, Score, Task
-from penstock.records.errors import ScoringFailed
 from penstock.records.interfaces import Scorer
 from penstock.scoring.reward_calls import SCORE_UNAVAILABLE
 

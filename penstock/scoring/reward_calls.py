@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from penstock.errors import ScoringFailed
 from penstock.http_server.http_calls import is_transient
 from penstock.records import Episode, Group, Score, Task
-from penstock.records.errors import ScoringFailed
 from penstock.records.scores import LARGEST_REWARD, fits_float32
 from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.scoring.functions import Reward, device_argument

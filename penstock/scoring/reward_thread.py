@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.errors import ScoringFailed
 from penstock.records import Episode, Score, Task
-from penstock.records.errors import ScoringFailed
 from penstock.scoring.functions import Reward
 from penstock.scoring.reward_calls import failing, score_episodes
 from penstock.scoring.scoring_process import ScoringRequest, Verdict

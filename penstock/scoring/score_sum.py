@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from penstock.errors import ScoringFailed
 from penstock.records import Episode, Score, StepScore, Task, TokenColumn
-from penstock.records.errors import ScoringFailed
 from penstock.records.scores import fits_float32
 from penstock.scoring.functions import Reward
 

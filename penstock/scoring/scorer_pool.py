@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from penstock.channel.pooled_calls import CallKind, CallLost, PoolWorker
 from penstock.channel.worker_pool import MAX_DEATHS_IN_A_ROW, START_S, WorkerPool
+from penstock.errors import RemoteError, RequestRefused, ScoringFailed, WorkerDied
 from penstock.records import Episode, Group, Score, Task
-from penstock.records.errors import RemoteError, RequestRefused, ScoringFailed, WorkerDied
 from penstock.scoring.reward_calls import SCORE_ERROR
 from penstock.scoring.scoring_process import ScoringRequest, Verdict
 from penstock.scoring.thread_scorer import TIMEOUT, refuse_if_group_is_needed, timed_out

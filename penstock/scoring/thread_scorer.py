@@ -5,8 +5,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.records import Episode, Group, Score, Task
-from penstock.records.errors import ChannelClosed, ScoringFailed
 from penstock.scoring.config import RewardConfig
 from penstock.scoring.functions import Reward, calls_at_once, load_callable, named_apart, needs_group, wrap
 from penstock.scoring.reward_calls import score_episodes

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from penstock.records.errors import PenstockError, RequestRefused
+from penstock.errors import PenstockError, RequestRefused
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from penstock import __version__
 from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.errors import PenstockError
 from penstock.records import Chunk, EngineReport, GenerateRequest
-from penstock.records.errors import PenstockError
 from penstock.serve.api_error import ApiError
 from penstock.serve.bodies import answer, read_body
 from penstock.serve.served_model import ServedModel

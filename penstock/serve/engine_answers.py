@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
+from penstock.errors import PenstockError, TaskError
 from penstock.models.text_stream import TextStream
 from penstock.records import Chunk, GenerateRequest
-from penstock.records.errors import PenstockError, TaskError
 from penstock.rollout.episode_rollout import TokenSource
 from penstock.serve.answer_forms import Form, Piece, StopTexts
 from penstock.serve.api_error import ApiError

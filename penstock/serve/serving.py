@@ -14,12 +14,12 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.opening import open_embedded, without_auto
 from penstock.engines.kinds import EngineParts
+from penstock.errors import UserError
 from penstock.http_server.guard import guard_for
 from penstock.http_server.web_server import HttpServer
 from penstock.models.load import resolve_device, resolve_dtype
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.records import DEFAULT_POLICY
-from penstock.records.errors import UserError
 from penstock.serve.bodies import ALL_BODIES_BYTES, BodyBudget, body_limit
 from penstock.serve.control_routes import ControlRoutes, Pauses
 from penstock.serve.engine_answers import EngineAnswers

@@ -13,8 +13,8 @@ import msgspec
 from aiohttp import web
 
 from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.errors import PenstockError
 from penstock.records import DEFAULT_POLICY, Interrupt, WeightUpdate
-from penstock.records.errors import PenstockError
 from penstock.serve.api_error import ApiError
 from penstock.serve.bodies import answer, read_body
 from penstock.sync.transports import AnyReceiver

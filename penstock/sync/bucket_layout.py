@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from penstock.errors import FingerprintMismatch
 from penstock.records import TensorSpec, WeightUpdate
-from penstock.records.errors import FingerprintMismatch
 
 ALIGNMENT = 64
 

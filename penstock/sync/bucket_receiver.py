@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from penstock.errors import DamagedBucket, UpdateAbandoned
 from penstock.models.transfer import mark, one_ahead, side_stream
 from penstock.records import WeightUpdate
-from penstock.records.errors import DamagedBucket, UpdateAbandoned
 from penstock.records.interfaces import Staged, Verification
 from penstock.sync.bucket_layout import check_same_model, covered, part, specs_by_bucket, view
 from penstock.sync.fingerprint import Fingerprinter, Shard, compare

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from penstock.errors import UpdateAbandoned
 from penstock.models.transfer import mark, one_ahead, side_stream
 from penstock.records import Payload, WeightUpdate
-from penstock.records.errors import UpdateAbandoned
 from penstock.records.interfaces import Staged
 from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.interface import address_of

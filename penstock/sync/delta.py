@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.errors import PenstockError
 from penstock.records import Encoding
-from penstock.records.errors import PenstockError
 
 Units = npt.NDArray[np.unsignedinteger]
 Bytes = npt.NDArray[np.uint8]

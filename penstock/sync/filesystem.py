@@ -19,8 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from penstock.errors import DamagedBucket, PenstockError, UpdateAbandoned, UserError
 from penstock.records import Payload, WeightUpdate
-from penstock.records.errors import DamagedBucket, PenstockError, UpdateAbandoned, UserError
 from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.slot_publisher import HostPublisher, Publishing
 

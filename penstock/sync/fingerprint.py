@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.errors import FingerprintMismatch
 from penstock.models.compilation import has_triton
 from penstock.models.transfer import download, mark
-from penstock.records.errors import FingerprintMismatch
 
 if TYPE_CHECKING:
     from penstock.sync.hash_kernel import SumPlan

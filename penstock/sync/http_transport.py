@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import torch
 
+from penstock.errors import PenstockError, UpdateAbandoned
 from penstock.records import Payload, WeightUpdate
-from penstock.records.errors import PenstockError, UpdateAbandoned
 from penstock.records.interfaces import Staged
 from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.bucket_server import BucketServer

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import torch
 
+from penstock.errors import PenstockError
 from penstock.models.transfer import side_stream
 from penstock.records import Payload, WeightUpdate
-from penstock.records.errors import PenstockError
 from penstock.sync.bucket_receiver import BucketReceiver, StagingReceiver
 from penstock.sync.slot_publisher import Publishing, SlotPublisher
 

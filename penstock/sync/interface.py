@@ -7,7 +7,7 @@ import struct
 import sys
 from collections.abc import Iterator
 
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 ELSEWHERE = ("192.0.2.1", 9)

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from penstock.records.errors import PenstockError, UpdateAbandoned
+from penstock.errors import PenstockError, UpdateAbandoned
 
 TIMEOUT_S = 300.0
 """For a group that is made or a bucket that travels. Who fails tells the others, so this is for the unforeseen."""

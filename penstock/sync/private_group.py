@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 from penstock.sync.interface import name_of
 from penstock.sync.meeting import TIMEOUT_S, Meeting, connect_store
 

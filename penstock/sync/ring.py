@@ -2,7 +2,7 @@
 
 import threading
 
-from penstock.records.errors import SnapshotReplaced
+from penstock.errors import SnapshotReplaced
 
 
 class SlotRing:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from penstock.errors import DamagedBucket, PenstockError, UserError
 from penstock.records import Payload
-from penstock.records.errors import DamagedBucket, PenstockError, UserError
 from penstock.sync.bucket_receiver import BucketReceiver
 from penstock.sync.slot_publisher import HostPublisher, Publishing
 

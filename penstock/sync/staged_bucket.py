@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from penstock.errors import DamagedBucket
 from penstock.records import Payload, TensorSpec
-from penstock.records.errors import DamagedBucket
 from penstock.sync.bucket_layout import bucket_size, part, unit_width, view
 from penstock.sync.delta import Change, decode
 

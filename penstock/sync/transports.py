@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.errors import ConfigError, UserError
 from penstock.records import WeightUpdate
-from penstock.records.errors import ConfigError, UserError
 from penstock.records.interfaces import Staged, Verification, WeightPublisher, WeightReceiver
 from penstock.usercode import is_function_path, load_object
 

@@ -10,9 +10,9 @@ of a reasoning_gym dataset, or what a task's column `kind` says.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from penstock.errors import UserError
 from penstock.observe.events import AnyEvent, SampleEvent
 from penstock.records import Task
-from penstock.records.errors import UserError
 from penstock.scoring.gym_verifier import COLUMN
 from penstock.usercode import load_function
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.errors import TaskError
 from penstock.records import Record, Task
-from penstock.records.errors import TaskError
 from penstock.tasks.curriculum import Curriculum
 
 

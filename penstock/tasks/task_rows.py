@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from penstock.errors import TaskError
 from penstock.http_server.http_calls import is_url
 from penstock.records import Message, Task
-from penstock.records.errors import TaskError
 from penstock.tasks.config import TasksConfig
 from penstock.usercode import is_command, is_function_path
 

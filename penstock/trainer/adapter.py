@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from penstock.errors import MissingExtraError
 from penstock.models.adapter_folder import PREFIX, TENSORS
 from penstock.models.config import LoraConfig
 from penstock.models.lora_targets import all_linear, target_layers
 from penstock.models.published import published_tensors
 from penstock.records import AdapterSpec
-from penstock.records.errors import MissingExtraError
 from penstock.trainer.forward.checkpointing import GradientDropout
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from penstock.errors import UserError
 from penstock.models.published import published_tensors
-from penstock.records.errors import UserError
 from penstock.trainer.parallel.local_shards import local_values
 
 FIXED_PARAMETERS = "correction_bias"

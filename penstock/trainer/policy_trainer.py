@@ -19,10 +19,10 @@ from torch import nn
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.checksums import Checksum
+from penstock.errors import Diverged
 from penstock.models.precision import guard_bfloat16
 from penstock.models.tokenizer import max_positions
 from penstock.records import Metric, StepPlan, StepResult, TracedTokens, TrainSequence, merge_metrics
-from penstock.records.errors import Diverged
 from penstock.records.interfaces import BlobStore, Ranks
 from penstock.records.metrics import Max, Shared, Sum
 from penstock.trainer.adapter import TrainedAdapter

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 from penstock.records.interfaces import Staged
 from penstock.sync.bucket_layout import covered, part, view
 from penstock.sync.fingerprint import Fingerprinter, compare

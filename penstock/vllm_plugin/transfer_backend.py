@@ -18,8 +18,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from penstock.errors import PenstockError
 from penstock.records import WeightUpdate
-from penstock.records.errors import PenstockError
 from penstock.records.interfaces import Staged
 from penstock.sync.transports import AnyReceiver, Rendezvous
 from penstock.vllm_plugin.staged_weights import check_arrival, whole_tensors

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from penstock.errors import FingerprintMismatch
 from penstock.models.published import as_checkpoint
-from penstock.records.errors import FingerprintMismatch
 from penstock.sync.fingerprint import compare
 from penstock.vllm_plugin.load_verifier import PACKING, PROCESS, LoadVerifier
 

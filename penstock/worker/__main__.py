@@ -18,6 +18,7 @@ from penstock.channel.address import connect, incarnation_name
 from penstock.channel.connection import Req, Res
 from penstock.channel.token_pipe import take_token
 from penstock.engines.engine_start import START_ENGINE
+from penstock.errors import PenstockError
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
@@ -27,7 +28,6 @@ from penstock.processes.launchers.mps import has_own_daemon, quit_orphan
 from penstock.processes.launchers.private_folder import remove_if_abandoned
 from penstock.processes.launchers.signals import STACKS, leave_to_controller
 from penstock.processes.worker_events import serve_events
-from penstock.records.errors import PenstockError
 from penstock.rollout.rollout_process import START_ROLLOUT
 from penstock.scoring.scoring_process import START_SCORING
 from penstock.trainer.trainer_start import START_TRAINER

@@ -13,6 +13,7 @@ from penstock.config.unresolved import refuse_auto
 from penstock.engines.config import EngineConfig
 from penstock.engines.engine_start import EngineStart
 from penstock.engines.kinds import EngineParts, ServedEngine, open_engine
+from penstock.errors import OutOfMemory
 from penstock.models.config import LoraConfig
 from penstock.models.load import resolve_device
 from penstock.observe.recorder import Recorder
@@ -26,7 +27,6 @@ from penstock.records import (
     UpdateReceipt,
     WeightUpdate,
 )
-from penstock.records.errors import OutOfMemory
 from penstock.records.interfaces import Engine
 from penstock.sync.transports import AnyReceiver, Rendezvous
 from penstock.usercode import extend_search_path

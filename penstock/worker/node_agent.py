@@ -23,6 +23,7 @@ from pathlib import Path
 from penstock.channel import Channel, serve
 from penstock.channel.address import PRIVATE_FOLDER_PREFIX, connect, incarnation_name
 from penstock.channel.token_pipe import take_token, token_pipe
+from penstock.errors import PenstockError, UserError
 from penstock.processes.launchers.keeper import Keeper, end_group
 from penstock.processes.launchers.node_calls import (
     AGENT,
@@ -36,7 +37,6 @@ from penstock.processes.launchers.node_calls import (
     WorkerStarted,
 )
 from penstock.processes.launchers.signals import held, leave_to_controller
-from penstock.records.errors import PenstockError, UserError
 from penstock.worker.priority import ANSWERING, AS_OTHERS, set_niceness
 
 CONNECT_S = 10.0

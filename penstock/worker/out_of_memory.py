@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.records.errors import OutOfMemory
+from penstock.errors import OutOfMemory
 
 ENGINE = "lower engine.embedded.memory_share or engine.embedded.max_batch"
 TRAINER = (

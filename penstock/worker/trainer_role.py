@@ -14,12 +14,12 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.blob_stores import open_blobs
 from penstock.channel import Channel
 from penstock.config.unresolved import refuse_auto
+from penstock.errors import UserError
 from penstock.models.config import LoraConfig
 from penstock.models.load import DTYPES, check_device, load_config, load_model, resolve_device
 from penstock.models.published import wire_dtypes
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 from penstock.observe.recorder import Recorder
-from penstock.records.errors import UserError
 from penstock.records.interfaces import WeightPublisher
 from penstock.sync.bucket_layout import Slice
 from penstock.sync.config import SyncConfig

@@ -13,11 +13,11 @@ from typing import TypeVar, TypeVarTuple
 import msgspec
 
 from penstock.checksums import write_checksums
+from penstock.errors import DiskFull, StepTooLarge
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
 from penstock.records import DEFAULT_POLICY, CheckpointWritten, StepPlan, StepResult, WeightUpdate
-from penstock.records.errors import DiskFull, StepTooLarge
 from penstock.records.interfaces import WeightPublisher
 from penstock.safe_files import is_full_disk
 from penstock.trainer.checkpoint.checkpoint_writer import CheckpointRequest, CheckpointWriter

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from penstock.engines.vllm.dialect import Event
+from penstock.errors import EngineLost
 from penstock.records import GenerateRequest
-from penstock.records.errors import EngineLost
 
 GENERATE = "/generate"
 

@@ -14,6 +14,7 @@ from weight_folders import WeightFolders
 from penstock.engines.engine_checks import check_request, check_update
 from penstock.engines.vllm.flight import Flight
 from penstock.engines.vllm.server_client import SILENCE_S, Call, ServerClient
+from penstock.errors import PenstockError
 from penstock.records import (
     Chunk,
     EngineReport,
@@ -22,7 +23,6 @@ from penstock.records import (
     UpdateReceipt,
     WeightUpdate,
 )
-from penstock.records.errors import PenstockError
 
 INTERRUPTS: tuple[Interrupt, ...] = ("drain",)
 CAPABILITIES = (

@@ -11,7 +11,7 @@ from weight_folders import WeightFolders
 from penstock.config import Section
 from penstock.engines.kinds import EngineKind, EngineParts
 from penstock.engines.vllm.server_client import ServerClient
-from penstock.records.errors import EngineLost, UserError
+from penstock.errors import EngineLost, UserError
 
 
 class SglangConfig(Section):

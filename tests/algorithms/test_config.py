@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 
 def test_defaults_and_needs():

@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.algorithms.registry import Registry
-from penstock.records.errors import ConfigError, PenstockError, UserError
+from penstock.errors import ConfigError, PenstockError, UserError
 
 
 def test_register_bind_and_refuse():

@@ -7,7 +7,7 @@ from penstock.bench.engine_gpu import JOBS, SMALL, engine_config, run
 from penstock.cli.bench import EngineJob
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 
 def test_all_jobs_run_and_the_headline_is_made_of_them(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from penstock.bench.serve_prompts import prompt, prompt_text
 from penstock.bench.shapes import save_shape
 from penstock.cli.serve import engine_section
 from penstock.engines.config import EngineConfig
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 from penstock.serve.serving import ServeSettings, open_engine, served
 
 

@@ -12,8 +12,8 @@ from benchmarks.one_gpu_loop import LongTailedAnswers, run, settings, work_of
 from penstock.bench.saved_report import SavedReport
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
+from penstock.errors import ConfigError
 from penstock.records import SamplingParams, Task
-from penstock.records.errors import ConfigError
 from penstock.rollout.episode_spec import EpisodeSpec
 
 

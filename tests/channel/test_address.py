@@ -9,7 +9,7 @@ import pytest
 
 from penstock.channel import Channel, address
 from penstock.channel.address import ENOUGH, Listener, allow_many_connections, connect
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 
 def test_who_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

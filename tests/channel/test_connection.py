@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.channel import Channel, Method
 from penstock.channel.connection import MAX_FRAME_BYTES
+from penstock.errors import ChannelClosed, RemoteError, RequestRefused
 from penstock.records import Chunk
-from penstock.records.errors import ChannelClosed, RemoteError, RequestRefused
 
 
 class Number(msgspec.Struct, frozen=True):

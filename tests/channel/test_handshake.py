@@ -11,7 +11,7 @@ import pytest
 from penstock.channel import Channel, address, handshake
 from penstock.channel.address import Listener, connect
 from penstock.channel.handshake import NONCE_BYTES, Challenge, Hello, Proof, Refused, Welcome
-from penstock.records.errors import PenstockError, UserError
+from penstock.errors import PenstockError, UserError
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

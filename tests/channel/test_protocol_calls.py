@@ -11,8 +11,8 @@ import pytest
 
 from penstock.channel import Channel, Method, implement, remote, serve
 from penstock.channel.protocol_calls import methods_of
+from penstock.errors import ChannelClosed, RemoteError, RequestRefused, TrainerLost
 from penstock.records import Chunk
-from penstock.records.errors import ChannelClosed, RemoteError, RequestRefused, TrainerLost
 from tests.channel.test_connection import pair
 
 

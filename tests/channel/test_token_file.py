@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from penstock.channel.token_file import read_token
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 
 def test_a_file_holds_one_token_of_some_length(tmp_path: Path) -> None:

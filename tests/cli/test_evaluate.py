@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.cli.evaluate import evaluate_model, evaluation_config, print_report
 from penstock.cli.main import main
+from penstock.errors import PenstockError, ScoringFailed, UserError
 from penstock.models.config import LoraConfig
-from penstock.records.errors import PenstockError, ScoringFailed, UserError
 from penstock.run.evaluation import Rewards
 from penstock.run.evaluation_session import EvaluationReport, prepare_evaluation
 from penstock.run.run_folder import last_line

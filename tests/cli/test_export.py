@@ -10,8 +10,8 @@ from penstock.checksums import write_checksums
 from penstock.cli.export import export_model, model_of
 from penstock.cli.main import main
 from penstock.durability.kept_checkpoints import keep_reward
+from penstock.errors import UserError
 from penstock.models.config import LoraConfig
-from penstock.records.errors import UserError
 from penstock.trainer.adapter import TrainedAdapter
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.cli.group_story import _decoder_of, group_lines, task_lines
 from penstock.durability.durable_log import FOLDER, open_log
+from penstock.errors import UserError
 from penstock.loop.attempt_records import (
     GroupDropped,
     GroupsSelected,
@@ -18,7 +19,6 @@ from penstock.loop.attempt_records import (
 )
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import ScoredGroup, WorkProgressed
-from penstock.records.errors import UserError
 from tests.loop.test_admission import scored
 from tests.loop.test_attempts import admitted, ended
 from tests.records.test_partial_work import part

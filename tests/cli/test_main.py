@@ -9,7 +9,7 @@ import penstock
 from penstock.cli.main import main
 from penstock.config.loader import load_config
 from penstock.config.root import PenstockConfig
-from penstock.records.errors import UserError, WorkerDied
+from penstock.errors import UserError, WorkerDied
 
 
 def call(*words: str) -> int:
@@ -179,7 +179,7 @@ FAILS_UNREAD = """
 import contextlib
 import penstock.api
 from penstock.cli import main
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 def run(*_, **__):
     with contextlib.suppress(BrokenPipeError):
         print("a line that nobody reads", flush=True)

@@ -10,13 +10,13 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.cli.run_views import ViewSettings, Watcher, file_size, view_runs, watch_run
+from penstock.errors import UserError
 from penstock.observe.events import LogLine, Span
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.run_state import RunState
 from penstock.observe.status import RunStatus
 from penstock.observe.store.event_store import EventStore
 from penstock.observe.views import SilentView
-from penstock.records.errors import UserError
 from penstock.run.run_folder import held
 from tests.observe.examples import drop, phase, run_event, step
 from tests.observe.store.written import KEPT, read, sample, write

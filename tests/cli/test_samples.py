@@ -17,8 +17,8 @@ from penstock.cli.samples import (
     run_folder,
     sections,
 )
+from penstock.errors import UserError
 from penstock.observe.events import SampleEvent
-from penstock.records.errors import UserError
 from tests.observe.examples import SAMPLE, run_event
 from tests.observe.store import written
 from tests.observe.store.written import write

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.scale import join_run, read_wish, scale_run
-from penstock.records.errors import ConfigError, UserError
+from penstock.errors import ConfigError, UserError
 from penstock.run.engine_fleet import REQUEST, ScaleRequest, answer_request
 from penstock.run.run_folder import held
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from penstock.config import Section
 from penstock.config.loader import build, load_config, read_yaml
 from penstock.config.root import PenstockConfig
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 
 class Gate(Section):

@@ -5,7 +5,7 @@ import pytest
 from penstock.config.loader import build
 from penstock.config.repeatable import conflicts
 from penstock.config.root import PenstockConfig
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 REPEATABLE: dict[str, Any] = {"run": {"deterministic": True}}
 OTHERWISE: dict[str, Any] = {

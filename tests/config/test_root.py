@@ -7,7 +7,7 @@ from annotated_types import Ge, Gt
 from pydantic import BaseModel, ValidationError
 
 from penstock.config.root import PenstockConfig
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 from penstock.run.preflight import warn_of_idle_penalty
 
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from penstock.config.secrets import HIDDEN, hidden, is_secret, refuse_hidden, without_secrets
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 
 @pytest.mark.parametrize(

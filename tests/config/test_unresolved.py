@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.config.unresolved import refuse_auto
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 
 def test_a_worker_names_the_settings_that_nobody_resolved() -> None:

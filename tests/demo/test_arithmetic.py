@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.demo.arithmetic import is_held_out, make_rows, make_tasks
-from penstock.records.errors import TaskError
+from penstock.errors import TaskError
 
 
 def test_answers_are_the_sums_and_have_three_digits() -> None:

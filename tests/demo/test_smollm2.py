@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from penstock.demo import smollm2
-from penstock.records.errors import MissingExtraError
+from penstock.errors import MissingExtraError
 
 
 def test_says_which_wheel_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from penstock.demo.supervised_start import (
     train_and_save,
     training_pairs,
 )
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 
 RECIPE = Recipe()
 

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.blob_stores import MemoryBlobs
 from penstock.durability.blob_copies import BlobCopies
+from penstock.errors import BlobLost
 from penstock.records import BlobRef, Group, MaskRef
-from penstock.records.errors import BlobLost
 from tests.loop.test_admission import scored
 
 

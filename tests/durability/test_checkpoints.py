@@ -11,6 +11,7 @@ from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
 from penstock.durability.checkpoints import Checkpoints, read_progress
 from penstock.durability.kept_checkpoints import checkpoints_of
+from penstock.errors import RemoteError, UserError
 from penstock.loop.admission import GateState, Ticket
 from penstock.loop.attempt_records import AttemptRecord, CheckpointKept
 from penstock.loop.group_log import NoGroupLog
@@ -21,7 +22,6 @@ from penstock.observe.events import CheckpointEvent, LogLine
 from penstock.observe.readers import MemoryReader
 from penstock.planner.simulation import SimulatedTrainer
 from penstock.records import CheckpointWritten, Task
-from penstock.records.errors import RemoteError, UserError
 from penstock.tasks.stream import TaskStream
 
 TASKS = [Task(id=str(number), prompt=str(number)) for number in range(6)]

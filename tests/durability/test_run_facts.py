@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from penstock.durability.run_facts import RunFacts, read_facts, write_facts
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 
 def test_facts_come_back_and_a_folder_may_have_none(tmp_path: Path) -> None:

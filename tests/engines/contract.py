@@ -8,8 +8,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from penstock.errors import PenstockError, RequestRefused
 from penstock.records import Chunk, GenerateRequest, Interrupt, SamplingParams, WeightUpdate
-from penstock.records.errors import PenstockError, RequestRefused
 from penstock.records.interfaces import Engine
 
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from penstock.engines.engine_checks import check_request, check_update, embedded_rules
+from penstock.errors import BaseMissing, PenstockError, RequestRefused
 from penstock.records import AdapterSpec
-from penstock.records.errors import BaseMissing, PenstockError, RequestRefused
 from tests.engines.contract import ask, update_to
 
 ENGINE = {"name": "engine0", "versions": {"policy": 4}, "interrupts": ("inflight",)}

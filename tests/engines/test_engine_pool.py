@@ -9,6 +9,7 @@ import pytest
 from penstock.engines import engine_choice
 from penstock.engines.engine_pool import EnginePool
 from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import BaseMissing, ChannelClosed, EngineLost, FingerprintMismatch, PenstockError
 from penstock.records import (
     Chunk,
     GenerateRequest,
@@ -19,7 +20,6 @@ from penstock.records import (
     WeightUpdate,
     since_restart,
 )
-from penstock.records.errors import BaseMissing, ChannelClosed, EngineLost, FingerprintMismatch, PenstockError
 from penstock.records.interfaces import Engine
 from tests.engines.contract import EngineContract, ask, collect, joined, update_to
 

@@ -16,9 +16,9 @@ from penstock.config.root import PenstockConfig
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.kinds import KINDS, EngineParts, ServedEngine, kind_of, open_engine, settings_of
+from penstock.errors import ConfigError, UserError
 from penstock.models.config import LoraConfig
 from penstock.records import DEFAULT_POLICY
-from penstock.records.errors import ConfigError, UserError
 from penstock.records.interfaces import Engine
 from tests.engines.contract import EngineContract
 from tests.engines.embedded.tiny import NoWeights

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.engines.scripted import ScriptedEngine
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 from penstock.records.interfaces import Engine
 from tests.engines.contract import EngineContract, ask, collect, joined
 

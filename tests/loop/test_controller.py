@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.config.root import PenstockConfig
 from penstock.engines.engine_pool import EnginePool
+from penstock.errors import BaseMissing, ScoringFailed, UserError
 from penstock.loop.admission import GateState, StepGroups, Ticket
 from penstock.loop.attempt_records import RunResumed
 from penstock.loop.attempts import Attempt
@@ -35,7 +36,6 @@ from penstock.planner.simulation import (
 )
 from penstock.planner.virtual_time import Deadlock, run_in_virtual_time
 from penstock.records import Episode, Group, Interrupt, Score, Task, UpdateReceipt, WeightUpdate
-from penstock.records.errors import BaseMissing, ScoringFailed, UserError
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_runner import LocalEpisodes
 from penstock.rollout.workflow import as_workflow

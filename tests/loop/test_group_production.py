@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from penstock.blob_stores import MemoryBlobs
+from penstock.errors import UserError
 from penstock.loop.admission import GateState, StalenessGate, Ticket
 from penstock.loop.attempts import Attempt
 from penstock.loop.failure_streak import FailureStreak
@@ -20,7 +21,6 @@ from penstock.planner.simulation import (
 )
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import PartialGroup, SamplingParams, Score, Task
-from penstock.records.errors import UserError
 from penstock.rollout.episode_runner import LocalEpisodes
 from penstock.rollout.group_runner import RolloutRunner
 from tests.run.test_controller_events import events_of

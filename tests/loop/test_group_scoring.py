@@ -6,11 +6,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from penstock.errors import RequestRefused, ScoringFailed
 from penstock.loop.group_scoring import GroupScoring
 from penstock.planner.simulation import SimulatedScorer
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import Episode, Group, Task
-from penstock.records.errors import RequestRefused, ScoringFailed
 from tests.scoring.groups import a_group
 
 TASK = Task(id="t", prompt="p")

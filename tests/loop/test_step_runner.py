@@ -13,6 +13,7 @@ import pytest
 from penstock.blob_stores import FolderBlobs
 from penstock.config.root import PenstockConfig
 from penstock.engines.engine_pool import EnginePool
+from penstock.errors import OutOfMemory, StepTooLarge, TrainerLost
 from penstock.loop.step_runner import StepRunner
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import LogLine
@@ -25,7 +26,6 @@ from penstock.planner.simulation import (
 )
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import StepPlan, StepResult
-from penstock.records.errors import OutOfMemory, StepTooLarge, TrainerLost
 from penstock.run.assembly import Parts, build_controller
 from tests.loop.test_controller import Tasks
 

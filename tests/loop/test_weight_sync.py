@@ -9,6 +9,16 @@ import pytest
 
 from penstock.engines.engine_pool import EnginePool
 from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import (
+    BaseMissing,
+    DamagedBucket,
+    EngineLost,
+    FingerprintMismatch,
+    PenstockError,
+    SnapshotReplaced,
+    UpdateAbandoned,
+    UserError,
+)
 from penstock.loop.activity import Activity
 from penstock.loop.admission import StalenessGate
 from penstock.loop.attempts import Attempts
@@ -20,16 +30,6 @@ from penstock.observe.readers import MemoryReader
 from penstock.planner.simulation import SimulatedEngine, SimulatedTrainer
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import AdapterSpec, Interrupt, UpdateReceipt, WeightUpdate
-from penstock.records.errors import (
-    BaseMissing,
-    DamagedBucket,
-    EngineLost,
-    FingerprintMismatch,
-    PenstockError,
-    SnapshotReplaced,
-    UpdateAbandoned,
-    UserError,
-)
 from penstock.records.interfaces import Engine
 from penstock.sync.ring import SlotRing
 from tests.run.test_controller_events import events_of

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from penstock.errors import MissingExtraError, UserError
 from penstock.models.adapter_check import check_adapter
 from penstock.models.config import LoraConfig, ModelConfig
-from penstock.records.errors import MissingExtraError, UserError
 from penstock.trainer.adapter import TrainedAdapter
 from tests.models.test_lora_targets import SIZES
 

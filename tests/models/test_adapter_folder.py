@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from penstock.errors import UserError
 from penstock.models.adapter_folder import (
     CONFIG,
     TENSORS,
@@ -15,7 +16,6 @@ from penstock.models.adapter_folder import (
     tensor_shapes,
 )
 from penstock.models.config import LoraConfig
-from penstock.records.errors import UserError
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"], "bias": "none"}
 LAYER = "model.layers.0.self_attn.q_proj"

@@ -5,10 +5,10 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from penstock.errors import UserError
 from penstock.models.adapter_merge import merge_adapter, merged_weight
 from penstock.models.config import LoraConfig
 from penstock.records import AdapterSpec
-from penstock.records.errors import UserError
 from tests.trainer.builders import SIZES, tiny_model
 from tests.trainer.test_adapter import adapted, logits_of
 

@@ -3,8 +3,8 @@ import logging
 import pytest
 import torch
 
+from penstock.errors import UserError
 from penstock.models.attention_probe import check_attention, own_logprobs
-from penstock.records.errors import UserError
 from tests.models import families
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING, Lfm2Config
 
+from penstock.errors import UserError
 from penstock.models import load, tokenizer
 from penstock.models.load import check_device, load_model, refusal, resolve_dtype
-from penstock.records.errors import UserError
 
 
 def test_a_broken_weights_file_is_named(tiny_model: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
+from penstock.errors import UserError
 from penstock.models.config import LoraConfig
 from penstock.models.lora_targets import (
     adapter_shapes,
@@ -11,7 +12,6 @@ from penstock.models.lora_targets import (
     target_layers,
     weightless_model,
 )
-from penstock.records.errors import UserError
 
 SIZES = {
     "vocab_size": 61,

@@ -3,8 +3,8 @@ import subprocess
 import pytest
 import torch
 
+from penstock.errors import UserError
 from penstock.models import precision
-from penstock.records.errors import UserError
 
 
 @pytest.fixture

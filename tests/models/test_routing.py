@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, DbrxConfig, LlamaConfig
 
+from penstock.errors import UserError
 from penstock.models.routing import Recording, Replay, Routers, find_routers, scores_at
-from penstock.records.errors import UserError
 from tests.models.moe import CHOSEN, CONFIGS, EXPERTS, VOCAB, moe_model
 
 DENSE_FIRST = {"deepseek-v3", "glm4-moe"}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import TaskError, UserError
 from penstock.models.tokenizer import ChatTokenizer, KeptPrompts, check_prompts, model_context
 from penstock.records import Message, Task
-from penstock.records.errors import TaskError, UserError
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'][0] }}{{ message['content'] }};{% endfor %}"

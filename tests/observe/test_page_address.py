@@ -1,7 +1,7 @@
 import pytest
 
+from penstock.errors import UserError
 from penstock.observe.page_address import bind, new_token, page_address
-from penstock.records.errors import UserError
 
 
 def test_an_address_has_the_token_in_its_fragment() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import MissingExtraError, UserError
 from penstock.observe.config import ObserveConfig
 from penstock.observe.writers import SampleWriter, Tracker, make_writers
 from penstock.observe.writers.sample_rows import COLUMNS, sample_row
-from penstock.records.errors import MissingExtraError, UserError
 from tests.observe.examples import SAMPLE
 
 

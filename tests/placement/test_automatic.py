@@ -12,9 +12,9 @@ import yaml
 
 from penstock.config.loader import build, load_config
 from penstock.config.root import PenstockConfig
+from penstock.errors import ConfigError, UserError
 from penstock.placement.automatic import COMPILED_FROM, check_transport, resolve_auto
 from penstock.placement.gpus import Gpu
-from penstock.records.errors import ConfigError, UserError
 
 H200 = Gpu(name="NVIDIA H200", total_bytes=150 * 10**9, free_bytes=149 * 10**9)
 T4 = Gpu(name="Tesla T4", total_bytes=16 * 10**9, free_bytes=15 * 10**9, has_bfloat16=False)

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
+from penstock.errors import ConfigError, UserError
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.placement.automatic import resolve_auto, sites_of
 from penstock.placement.gpu_pools import (
@@ -27,7 +28,6 @@ from penstock.placement.memory_plan import estimate_trainer, needs_of, plan_memo
 from penstock.placement.shares import shares_a_gpu
 from penstock.processes.launchers.local import LocalLauncher
 from penstock.records import Task
-from penstock.records.errors import ConfigError, UserError
 from penstock.run.preflight import Prepared
 from penstock.run.workers import start_workers
 from tests.placement.test_memory_plan import QWEN

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
+from penstock.errors import UserError
 from penstock.models.outline import Outline
 from penstock.placement.gpus import Gpu
 from penstock.placement.memory_plan import (
@@ -16,7 +17,6 @@ from penstock.placement.memory_plan import (
     rank_bytes,
     ranks_have_room,
 )
-from penstock.records.errors import UserError
 
 QWEN = Outline(
     num_parameters=1_543_714_304,

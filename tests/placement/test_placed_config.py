@@ -5,8 +5,8 @@ import pytest
 from transformers import LlamaConfig
 
 from penstock.config.root import PenstockConfig
+from penstock.errors import UserError
 from penstock.placement.placed_config import resolve_adapter
-from penstock.records.errors import UserError
 from tests.models.test_lora_targets import SIZES
 
 

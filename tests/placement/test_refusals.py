@@ -5,8 +5,8 @@ from transformers import GPT2Config, LlamaConfig, Qwen3MoeConfig
 
 from penstock.config.root import PenstockConfig
 from penstock.engines.kinds import EngineKind
+from penstock.errors import ConfigError, UserError
 from penstock.placement.refusals import check_capabilities, check_ranks, needed_capabilities
-from penstock.records.errors import ConfigError, UserError
 
 
 def config(**sections: Any) -> PenstockConfig:

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
+from penstock.errors import UserError, WorkerDied
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.observe.readers import show
 from penstock.observe.status import RunStatus
@@ -26,7 +27,6 @@ from penstock.placement.shares import (
 )
 from penstock.processes.launchers.local import LocalLauncher
 from penstock.records import Task
-from penstock.records.errors import UserError, WorkerDied
 from penstock.run.preflight import Prepared
 from penstock.run.run import Run
 from penstock.run.workers import Workers, start_workers

@@ -8,9 +8,9 @@ import pytest
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
 from penstock.durability.kept_work import KeptWork
+from penstock.errors import OutOfMemory, UserError, WorkerDied
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
 from penstock.planner.simulation import SimulatedTokenizer
-from penstock.records.errors import OutOfMemory, UserError, WorkerDied
 from penstock.rollout.workflow import load_workflow
 from penstock.run.preflight import Prepared
 from penstock.run.rollout_workers import start_episodes

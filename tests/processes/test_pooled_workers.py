@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.errors import ChannelClosed, WorkerDied
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import RecoveryEvent
 from penstock.observe.readers import MemoryReader
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.processes.pooled_workers import PoolCare, PooledWorker
 from penstock.processes.replaceable import ReplaceableWorker
-from penstock.records.errors import ChannelClosed, WorkerDied
 
 
 class Process:

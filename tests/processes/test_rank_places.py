@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import RemoteError, UserError, WorkerDied
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.processes.rank_places import RankPlaces
-from penstock.records.errors import RemoteError, UserError, WorkerDied
 from penstock.trainer.trainer_start import TrainerStart
 
 START = TrainerStart(

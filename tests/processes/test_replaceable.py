@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
+from penstock.errors import ChannelClosed, WorkerDied
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.processes.replaceable import ReplaceableWorker
-from penstock.records.errors import ChannelClosed, WorkerDied
 from penstock.run.workers import LaunchedEngine
 from tests.processes.launchers.task_launcher import InProcessLauncher
 from tests.processes.test_pooled_workers import Processes

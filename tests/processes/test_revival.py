@@ -8,6 +8,7 @@ import pytest
 
 from penstock.engines.config import EngineConfig, with_settings
 from penstock.engines.engine_start import EngineStart
+from penstock.errors import PenstockError, WorkerDied
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import LogLine, RecoveryEvent
 from penstock.observe.pulse import PulseReport
@@ -23,7 +24,6 @@ from penstock.processes.revival import (
     Silence,
     fewer_sequences,
 )
-from penstock.records.errors import PenstockError, WorkerDied
 from tests.processes.test_pooled_workers import Processes
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import UserError
 from penstock.processes.run_processes import processes_of_run, stacks_of, wait_for_orphans
-from penstock.records.errors import UserError
 
 CODE = """
 import faulthandler, signal, sys

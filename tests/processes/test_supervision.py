@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
 from penstock.processes import supervision as module
 from penstock.processes.supervision import Gathering, in_a_sentence, supervised
-from penstock.records.errors import ChannelClosed, PenstockError, UserError, WorkerDied
 from penstock.run.workers import LaunchedEngine
 from tests.processes.launchers.task_launcher import InProcessLauncher
 from tests.run.scripted_worker import place, serve_scripted

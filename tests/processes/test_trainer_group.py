@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processes import trainer_group
-from penstock.processes.trainer_group import TrainerGroup, group_of
-from penstock.records import CheckpointWritten, StepPlan, StepResult, TensorSpec, WeightUpdate
-from penstock.records.errors import (
+from penstock.errors import (
     BlobLost,
     RemoteError,
     SnapshotReplaced,
@@ -17,6 +14,9 @@ from penstock.records.errors import (
     UpdateAbandoned,
     UserError,
 )
+from penstock.processes import trainer_group
+from penstock.processes.trainer_group import TrainerGroup, group_of
+from penstock.records import CheckpointWritten, StepPlan, StepResult, TensorSpec, WeightUpdate
 
 
 def plan(step: int) -> StepPlan:

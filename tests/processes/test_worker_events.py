@@ -3,13 +3,13 @@ import itertools
 
 import pytest
 
+from penstock.errors import ChannelClosed
 from penstock.observe.event_queue import BATCH, EventQueue
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import EventBatch, Span
 from penstock.observe.readers import MemoryReader
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.processes.worker_events import EventCollector, serve_events
-from penstock.records.errors import ChannelClosed
 
 
 class Worker:

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from penstock.blob_stores import MemoryBlobs
+from penstock.errors import BlobLost
 from penstock.records import RoutingShape
 from penstock.records.blobs import routes_within
-from penstock.records.errors import BlobLost
 from penstock.records.routing_records import check_routing, fetch_routes, store_routes
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.blob_stores import MemoryBlobs
+from penstock.errors import BlobLost
 from penstock.records import SamplingMask
-from penstock.records.errors import BlobLost
 from penstock.records.sampling_masks import (
     Packed,
     fetch_mask,

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import PenstockError
 from penstock.records import Chunk, Episode, GenerateRequest, SamplingParams, Task
-from penstock.records.errors import PenstockError
 from penstock.rollout.episode_runner import EpisodeRunner
 from penstock.rollout.episode_spec import EpisodeSpec
 

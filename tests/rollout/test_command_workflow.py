@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import UserError
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.records import Episode, Message, Score, Task
-from penstock.records.errors import UserError
 from penstock.rollout.command_workflow import CommandWorkflow, reward_in, task_json
 from penstock.rollout.episode_record import EpisodeRecord
 from penstock.rollout.episode_rollout import Endpoint, Rollout

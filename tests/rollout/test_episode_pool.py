@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import ChannelClosed, OutOfMemory, RemoteError, UserError, WorkerDied
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import Episode
-from penstock.records.errors import ChannelClosed, OutOfMemory, RemoteError, UserError, WorkerDied
 from penstock.rollout.episode_pool import EpisodePool
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes
 from penstock.rollout.episode_spec import EpisodeSpec

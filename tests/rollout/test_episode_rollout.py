@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import UserError
 from penstock.records import Chunk, GenerateRequest, Message, Parent, Turn
-from penstock.records.errors import UserError
 from penstock.rollout.episode_rollout import Rollout
 from tests.rollout.contract import spec_of
 

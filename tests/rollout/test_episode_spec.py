@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import UserError
 from penstock.records import SamplingParams
 from penstock.records.codec import decode, encode
-from penstock.records.errors import UserError
 from penstock.rollout.episode_spec import EVALUATION, TRAINING, EpisodeSpec, check_replayed
 from penstock.rollout.group_runner import RolloutRunner
 from tests.rollout.contract import spec_of

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import ChannelClosed, RolloutFailed
 from penstock.records import Episode, Group, SamplingParams, Task
-from penstock.records.errors import ChannelClosed, RolloutFailed
 from penstock.rollout.episode_runner import failed_episode
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.group_runner import RolloutRunner

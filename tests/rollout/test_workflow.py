@@ -1,7 +1,7 @@
 import pytest
 
+from penstock.errors import UserError
 from penstock.records import Task
-from penstock.records.errors import UserError
 from penstock.rollout.command_workflow import CommandWorkflow
 from penstock.rollout.http_environment import HttpEnvironment
 from penstock.rollout.workflow import FunctionWorkflow, SingleTurn, Workflows, as_workflow, load_workflow

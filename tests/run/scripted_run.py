@@ -16,6 +16,7 @@ from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
 from penstock.engines.config import EngineConfig
 from penstock.engines.engine_start import START_ENGINE, EngineStart
+from penstock.errors import ChannelClosed
 from penstock.observe.readers import show
 from penstock.observe.views import SilentView
 from penstock.placement.automatic import resolve_auto
@@ -32,7 +33,6 @@ from penstock.records import (
     UpdateReceipt,
     WeightUpdate,
 )
-from penstock.records.errors import ChannelClosed
 from penstock.records.interfaces import Engine, Trainer
 from penstock.rollout.rollout_process import START_ROLLOUT
 from penstock.run import run_launchers

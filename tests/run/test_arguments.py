@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import ConfigError, UserError
 from penstock.models.config import LoraConfig
 from penstock.records import Message, Task
-from penstock.records.errors import ConfigError, UserError
 from penstock.run.arguments import Arguments, read_arguments, read_rewards
 from penstock.scoring.builtin_rewards import exact_match
 from penstock.tasks.task_rows import tasks_from_rows

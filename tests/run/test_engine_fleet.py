@@ -14,13 +14,13 @@ from penstock.channel import Channel
 from penstock.engines.config import EngineConfig
 from penstock.engines.engine_pool import EnginePool
 from penstock.engines.engine_start import EngineStart
+from penstock.errors import WorkerDied
 from penstock.loop.activity import Activity
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import LogLine
 from penstock.observe.recorder import Recorder
 from penstock.processes.launchers import Worker
 from penstock.processes.revival import RestartPolicy, Reviver
-from penstock.records.errors import WorkerDied
 from penstock.run.engine_fleet import (
     REQUEST,
     EngineFleet,

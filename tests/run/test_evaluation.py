@@ -1,10 +1,10 @@
 import asyncio
 from typing import Any, cast
 
+from penstock.errors import RolloutFailed
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.events import EvaluationEvent, LogLine, Span
 from penstock.records import Task
-from penstock.records.errors import RolloutFailed
 from penstock.rollout.group_runner import RolloutRunner
 from penstock.run.evaluation import Evaluation, EvaluationSchedule, Evaluator
 from penstock.scoring.thread_scorer import MemoryScorer

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
+from penstock.errors import ScoringFailed, UserError, WorkerDied
 from penstock.planner.simulation import SimulatedTokenizer
 from penstock.records import Task
-from penstock.records.errors import ScoringFailed, UserError, WorkerDied
 from penstock.run import evaluation_session as module
 from penstock.run.evaluation_session import evaluate, pass_at, prepare_evaluation, report_of
 from penstock.run.preflight import Prepared

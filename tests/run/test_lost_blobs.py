@@ -12,6 +12,7 @@ import pytest
 from penstock.blob_stores import FolderBlobs
 from penstock.config.root import PenstockConfig
 from penstock.engines.engine_pool import EnginePool
+from penstock.errors import BlobLost
 from penstock.loop.controller import Controller
 from penstock.loop.group_log import MemoryGroupLog
 from penstock.loop.step_runner import LOST_STEPS
@@ -26,7 +27,6 @@ from penstock.planner.simulation import (
 )
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import Chunk, GenerateRequest, MaskRef, RoutingShape, StepPlan, StepResult
-from penstock.records.errors import BlobLost
 from penstock.records.routing_records import check_routing, fetch_routes, store_routes
 from penstock.run.assembly import Parts, build_controller
 from tests.loop.test_controller import Tasks

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import ChannelClosed
 from penstock.loop.activity import Activity
 from penstock.loop.attempt_records import GroupGenerated
 from penstock.loop.attempts import Attempts
@@ -15,7 +16,6 @@ from penstock.observe.readers import MemoryReader
 from penstock.observe.run_state import RunState
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import EngineReport
-from penstock.records.errors import ChannelClosed
 from penstock.run import monitor
 from penstock.run.monitor import (
     STANDING,

@@ -10,9 +10,9 @@ import pytest
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
 from penstock.durability.run_facts import read_facts
+from penstock.errors import UserError
 from penstock.placement.gpus import Gpu
 from penstock.records import Task, Turn
-from penstock.records.errors import UserError
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.workflow import as_workflow
 from penstock.run.preflight import Prepared, new_run_folder, open_writers, prepare

@@ -14,9 +14,9 @@ from penstock.durability.checkpoints import read_progress
 from penstock.durability.durable_log import read_attempts
 from penstock.durability.journal.journal_files import DiskFiles
 from penstock.durability.kept_checkpoints import checkpoints_of
+from penstock.errors import TrainerLost, WorkerDied
 from penstock.loop.spans import numbers_of
 from penstock.records import CheckpointWritten, StepPlan, StepResult, WeightUpdate
-from penstock.records.errors import TrainerLost, WorkerDied
 from penstock.trainer.trainer_start import TrainerStart
 from tests.run.test_run import Place, SimulatedRun, Trainer
 

@@ -21,15 +21,7 @@ from penstock.durability.checkpoints import read_progress
 from penstock.durability.durable_log import read_attempts
 from penstock.durability.journal.journal_files import DiskFiles
 from penstock.durability.kept_checkpoints import checkpoints_of
-from penstock.observe.events import LogLine
-from penstock.observe.readers import MemoryReader, show
-from penstock.observe.views import SilentView
-from penstock.placement.refusals import needed_capabilities
-from penstock.planner.simulation import SimulatedEngine, SimulatedTokenizer, SimulatedTrainer
-from penstock.planner.virtual_time import run_in_virtual_time
-from penstock.processes.trainer_group import TrainerGroup
-from penstock.records import EngineReport, StepPlan, StepResult, Task, UpdateReceipt, WeightUpdate
-from penstock.records.errors import (
+from penstock.errors import (
     ChannelClosed,
     DamagedBucket,
     DiskFull,
@@ -39,6 +31,14 @@ from penstock.records.errors import (
     UserError,
     WorkerDied,
 )
+from penstock.observe.events import LogLine
+from penstock.observe.readers import MemoryReader, show
+from penstock.observe.views import SilentView
+from penstock.placement.refusals import needed_capabilities
+from penstock.planner.simulation import SimulatedEngine, SimulatedTokenizer, SimulatedTrainer
+from penstock.planner.virtual_time import run_in_virtual_time
+from penstock.processes.trainer_group import TrainerGroup
+from penstock.records import EngineReport, StepPlan, StepResult, Task, UpdateReceipt, WeightUpdate
 from penstock.run import run as module
 from penstock.run import run_folder, run_launchers
 from penstock.run.preflight import Prepared

@@ -16,9 +16,9 @@ from penstock.config.root import PenstockConfig
 from penstock.durability.checkpoints import Progress, read_progress, write_beginning
 from penstock.durability.kept_checkpoints import keep_reward
 from penstock.durability.run_facts import RunFacts, write_facts
+from penstock.errors import ConfigError, UserError
 from penstock.loop.history import HistoryState
 from penstock.records import Task
-from penstock.records.errors import ConfigError, UserError
 from penstock.run import run_folder
 from penstock.run.preflight import new_run_folder
 from penstock.run.run_folder import held, load_saved_run, put_aside_rows_past, write_config

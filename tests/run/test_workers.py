@@ -10,10 +10,10 @@ import pytest
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
 from penstock.engines.engine_pool import EnginePool
+from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.processes.launchers.config import LauncherConfig
 from penstock.processes.launchers.local import LocalLauncher
 from penstock.records import Task
-from penstock.records.errors import ChannelClosed, ScoringFailed
 from penstock.run.workers import LaunchedEngine, start_scorers, sync_section
 from penstock.sync.config import SyncConfig
 from tests.engines.contract import ask, collect, joined, update_to

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.errors import RemoteError, ScoringFailed, WorkerDied
 from penstock.records import Episode, Score
-from penstock.records.errors import RemoteError, ScoringFailed, WorkerDied
 from penstock.scoring.scorer_pool import ScorerPool
 from penstock.scoring.scoring_process import ScoringRequest, Verdict
 

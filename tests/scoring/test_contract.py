@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import ChannelClosed, ScoringFailed
 from penstock.planner.simulation import SimulatedScorer
 from penstock.records import Episode, Score, StepScore, Task
-from penstock.records.errors import ChannelClosed, ScoringFailed
 from penstock.records.interfaces import Scorer
 from penstock.scoring.functions import calls_at_once, needs_group, wrap
 from penstock.scoring.reward_thread import RewardThread

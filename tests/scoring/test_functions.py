@@ -2,8 +2,8 @@
 
 import pytest
 
+from penstock.errors import UserError
 from penstock.records import Task
-from penstock.records.errors import UserError
 from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.scoring.config import RewardConfig
 from penstock.scoring.functions import calls_at_once, load_callable, load_functions, needs_group, wrap

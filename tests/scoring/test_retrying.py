@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from penstock.errors import ScoringFailed
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import Task
-from penstock.records.errors import ScoringFailed
 from penstock.scoring.retrying import RetryingScorer
 from penstock.scoring.thread_scorer import MemoryScorer
 from tests.scoring.groups import a_group

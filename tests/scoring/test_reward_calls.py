@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.errors import ScoringFailed
 from penstock.records import Episode, Score, Task
-from penstock.records.errors import ScoringFailed
 from penstock.scoring.functions import wrap
 from penstock.scoring.reward_calls import score_group
 from tests.scoring.groups import CHAT, a_group

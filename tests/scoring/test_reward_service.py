@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import ScoringFailed
 from penstock.records import Score
-from penstock.records.errors import ScoringFailed
 from penstock.scoring.config import RewardConfig
 from penstock.scoring.functions import calls_at_once, load_functions
 from penstock.scoring.reward_calls import score_episodes

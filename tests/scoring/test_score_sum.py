@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from penstock.errors import ScoringFailed
 from penstock.records import Score, StepScore, TokenColumn
-from penstock.records.errors import ScoringFailed
 from penstock.scoring.functions import wrap
 from penstock.scoring.score_sum import weighted_sum
 from tests.scoring.groups import a_group

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import ChannelClosed, RemoteError, RequestRefused, ScoringFailed, WorkerDied
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import Episode, Score
-from penstock.records.errors import ChannelClosed, RemoteError, RequestRefused, ScoringFailed, WorkerDied
 from penstock.scoring.scorer_pool import ScorerPool
 from penstock.scoring.scoring_process import ScoringRequest, Verdict
 from tests.scoring.fakes import Behaviour, ScriptedWorker, good, pool_over, raising, slow

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from penstock.errors import ScoringFailed
 from penstock.records import Task
-from penstock.records.errors import ScoringFailed
 from penstock.scoring.functions import wrap
 from penstock.scoring.thread_scorer import ThreadScorer
 from tests.scoring.groups import a_group

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
+from penstock.errors import PenstockError
 from penstock.records import Chunk, FinishReason, GenerateRequest, SamplingParams
-from penstock.records.errors import PenstockError
 from penstock.serve.engine_answers import stream_answer, whole_answer
 
 REQUEST = GenerateRequest(id="r", token_ids=np.array([1], dtype=np.int32), sampling=SamplingParams())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.records.errors import PenstockError, RequestRefused
+from penstock.errors import PenstockError, RequestRefused
 from penstock.serve.bodies import BodyBudget, answer, read_body
 from penstock.serve.request_bodies import CompletionBody
 from tests.serve.conftest import client_of

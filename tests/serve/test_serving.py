@@ -21,8 +21,8 @@ from penstock.bench.shapes import SHAPES, save_shape
 from penstock.channel.address import is_loopback
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.opening import without_auto
+from penstock.errors import UserError
 from penstock.http_server.web_server import HttpServer
-from penstock.records.errors import UserError
 from penstock.records.interfaces import Engine
 from penstock.serve.serving import ServeSettings, open_engine, served
 from tests.engines.contract import EngineContract

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import torch
 
+from penstock.errors import DamagedBucket, FingerprintMismatch
 from penstock.records import AdapterSpec, WeightUpdate
-from penstock.records.errors import DamagedBucket, FingerprintMismatch
 from penstock.records.interfaces import Staged, Verification, WeightPublisher, WeightReceiver
 from penstock.sync.bucket_layout import Slice
 from penstock.sync.joined_update import join_updates

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import torch
 
+from penstock.errors import PenstockError
 from penstock.records import WeightUpdate
-from penstock.records.errors import PenstockError
 from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.fingerprint import fingerprints
 from penstock.sync.transports import AnyReceiver, Rendezvous

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 import torch
 
+from penstock.errors import DamagedBucket, UpdateAbandoned
 from penstock.records import Encoding, Payload, WeightUpdate
-from penstock.records.errors import DamagedBucket, UpdateAbandoned
 from penstock.sync.bucket_layout import lay_out
 from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.fingerprint import fingerprints

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import torch
 
+from penstock.errors import PenstockError, UpdateAbandoned
 from penstock.records import WeightUpdate
-from penstock.records.errors import PenstockError, UpdateAbandoned
 from penstock.records.interfaces import Staged, WeightReceiver
 from penstock.sync.bucket_layout import Slice
 from penstock.sync.collective import CollectivePublisher, CollectiveReceiver

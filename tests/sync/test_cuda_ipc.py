@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from penstock.records.errors import FingerprintMismatch
+from penstock.errors import FingerprintMismatch
 from penstock.records.interfaces import Staged, WeightPublisher, WeightReceiver
 from penstock.sync.cuda_ipc import CudaIpcPublisher, CudaIpcReceiver, Handle
 from penstock.sync.fingerprint import Fingerprinter, fingerprints

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 from penstock.sync.delta import decode, encode
 
 

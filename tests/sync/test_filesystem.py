@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from penstock.errors import DamagedBucket, PenstockError, UpdateAbandoned, UserError
 from penstock.records import WeightUpdate
-from penstock.records.errors import DamagedBucket, PenstockError, UpdateAbandoned, UserError
 from penstock.sync import filesystem
 from penstock.sync.filesystem import FilesystemPublisher, FilesystemReceiver
 from penstock.sync.slot_publisher import Publishing

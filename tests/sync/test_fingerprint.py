@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.records.errors import FingerprintMismatch
+from penstock.errors import FingerprintMismatch
 from penstock.sync.fingerprint import (
     HOST_PIECE,
     Fingerprinter,

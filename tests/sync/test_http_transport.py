@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from penstock.records.errors import PenstockError, UpdateAbandoned
+from penstock.errors import PenstockError, UpdateAbandoned
 from penstock.sync import bucket_server, http_transport
 from penstock.sync.http_transport import HttpPublisher, HttpReceiver
 from penstock.sync.slot_publisher import Publishing

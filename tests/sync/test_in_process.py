@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from penstock.records.errors import DamagedBucket, PenstockError
+from penstock.errors import DamagedBucket, PenstockError
 from penstock.sync.in_process import STAGED_TRANSPORT, InProcessPublisher, InProcessStagingReceiver
 from tests.sync.contract import TransportContract, make_tensors, publish
 

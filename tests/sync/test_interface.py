@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 from penstock.sync import interface
 from penstock.sync.interface import address_for_others, address_of, name_of
 

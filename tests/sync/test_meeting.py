@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.records.errors import PenstockError, UpdateAbandoned
+from penstock.errors import PenstockError, UpdateAbandoned
 from penstock.sync.meeting import Arrival, Go, Meeting, connect_store, open_store
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from penstock.records.errors import PenstockError, UpdateAbandoned
+from penstock.errors import PenstockError, UpdateAbandoned
 from penstock.sync.meeting import Meeting, connect_store, open_store
 from penstock.sync.private_group import (
     PrivateGroup,

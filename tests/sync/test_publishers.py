@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.errors import PenstockError
 from penstock.records import AdapterSpec
-from penstock.records.errors import PenstockError
 from penstock.sync.config import SyncConfig
 from penstock.sync.in_process import InProcessPublisher, InProcessReceiver
 from penstock.sync.publishers import AdapterPublisher, open_publisher

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from penstock.records.errors import SnapshotReplaced
+from penstock.errors import SnapshotReplaced
 from penstock.sync.ring import SlotRing
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.errors import FingerprintMismatch, UserError
 from penstock.records import WeightUpdate
-from penstock.records.errors import FingerprintMismatch, UserError
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from tests.sync.contract import TransportContract, cut_file, load, make_tensors, publish
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.errors import DamagedBucket
 from penstock.records import Payload
-from penstock.records.errors import DamagedBucket
 from penstock.sync.bucket_layout import lay_out, view
 from penstock.sync.delta import encode
 from penstock.sync.staged_bucket import Changes, Values, check_payload, checksum, open_payload

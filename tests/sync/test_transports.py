@@ -5,8 +5,8 @@ import msgspec
 import pytest
 import torch
 
+from penstock.errors import ConfigError, UserError
 from penstock.records import WeightUpdate
-from penstock.records.errors import ConfigError, UserError
 from penstock.records.interfaces import Staged
 from penstock.sync.filesystem import FilesystemPublisher, FilesystemReceiver
 from penstock.sync.slot_publisher import Publishing

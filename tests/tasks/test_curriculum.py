@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from penstock.errors import UserError
 from penstock.observe.events import LogLine, SampleEvent
 from penstock.records import Task
-from penstock.records.errors import UserError
 from penstock.tasks.curriculum import NEWEST, Curriculum, kind_of, load_curriculum
 from penstock.tasks.stream import StreamState, TaskStream
 

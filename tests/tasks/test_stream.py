@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import TaskError
 from penstock.records import Task
-from penstock.records.errors import TaskError
 from penstock.tasks.stream import StreamState, TaskStream
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.errors import TaskError
 from penstock.records import Message, Task
-from penstock.records.errors import TaskError
 from penstock.tasks import task_rows
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.task_rows import Row, plain, resolve_chat, take_rows, tasks_from_rows

@@ -12,12 +12,12 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.algorithms.config import AlgorithmConfig
+from penstock.errors import MissingExtraError, UserError
 from penstock.models import attention
 from penstock.models.adapter_folder import CONFIG, PREFIX, TENSORS, read_adapter
 from penstock.models.config import LoraConfig
 from penstock.models.lora_targets import adapter_shapes
 from penstock.models.published import published_tensors
-from penstock.records.errors import MissingExtraError, UserError
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.checkpointing import compile_layers, compiler_settings, enable_checkpointing

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.errors import FingerprintMismatch, UserError
 from penstock.models.published import published_tensors
 from penstock.records import StepPlan
-from penstock.records.errors import FingerprintMismatch, UserError
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from penstock.trainer.fixed_buffers import FixedBuffers
 from penstock.trainer.step.packing import plan_step

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.blob_stores import MemoryBlobs
+from penstock.errors import BlobLost, Diverged
 from penstock.records import Sample, SamplingParams, StepPlan, TrainSequence
-from penstock.records.errors import BlobLost, Diverged
 from penstock.records.sampling_masks import pack_mask, store_mask
 from penstock.trainer.checkpoint.state_files import load_state, write_state
 from penstock.trainer.config import TrainerConfig

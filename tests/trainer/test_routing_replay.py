@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from penstock.algorithms.config import AlgorithmConfig
+from penstock.errors import BlobLost, UserError
 from penstock.records import Episode, Group, Score, ScoredGroup, StepPlan, metric_values
-from penstock.records.errors import BlobLost, UserError
 from penstock.records.routing_records import fetch_routes, store_routes
 from penstock.rollout.episode_rollout import Rollout
 from penstock.trainer.config import TrainerConfig

@@ -9,8 +9,8 @@ import torch
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.losses import result
+from penstock.errors import UserError
 from penstock.records import ScoredGroup, TokenColumn
-from penstock.records.errors import UserError
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.step.packing import plan_step
 from tests.trainer.builders import make_groups, tiny_model

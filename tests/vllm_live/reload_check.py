@@ -38,8 +38,8 @@ def reload(worker: Any, folder: str, damage: bool) -> dict[str, Any]:
     """Load the weights of another model into the worker's, and say what was found."""
     from transformers import AutoModelForCausalLM
 
+    from penstock.errors import FingerprintMismatch
     from penstock.models.published import published_tensors
-    from penstock.records.errors import FingerprintMismatch
     from penstock.sync.fingerprint import fingerprints
     from penstock.vllm_plugin.weight_loading import load_weights
 

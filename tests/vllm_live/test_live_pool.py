@@ -16,9 +16,9 @@ from penstock.engines.engine_pool import EnginePool
 from penstock.engines.kinds import ServedEngine, open_engine
 from penstock.engines.vllm.vllm_engine import VllmEngine
 from penstock.engines.vllm.weight_calls import HalfLoaded
+from penstock.errors import EngineLost, PenstockError, UserError
 from penstock.models.published import published_tensors
 from penstock.records import Chunk, GenerateRequest
-from penstock.records.errors import EngineLost, PenstockError, UserError
 from penstock.sync.shared_memory import SharedMemoryPublisher
 from tests.engines.contract import ask, collect, joined
 from tests.vllm_live.live import (

@@ -12,9 +12,9 @@ from torch import nn
 
 from penstock.engines.kinds import ServedEngine
 from penstock.engines.vllm.server_client import ServerClient
+from penstock.errors import FingerprintMismatch, PenstockError
 from penstock.models.published import published_tensors
 from penstock.records import Interrupt, since_restart
-from penstock.records.errors import FingerprintMismatch, PenstockError
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
 from tests.engines.contract import ask, collect

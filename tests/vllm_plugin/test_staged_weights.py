@@ -4,8 +4,8 @@ import msgspec
 import pytest
 import torch
 
+from penstock.errors import FingerprintMismatch, PenstockError
 from penstock.records import WeightUpdate
-from penstock.records.errors import FingerprintMismatch, PenstockError
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from penstock.sync.slot_publisher import Publishing
 from penstock.vllm_plugin.staged_weights import check_arrival, whole_tensors

@@ -14,9 +14,9 @@ from penstock.channel.protocol_calls import methods_of
 from penstock.engines.embedded.stepper import HostStepper
 from penstock.engines.engine_start import EngineStart
 from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import ConfigError, OutOfMemory
 from penstock.observe.event_queue import EventQueue
 from penstock.records import GenerateRequest, SamplingParams
-from penstock.records.errors import ConfigError, OutOfMemory
 from penstock.records.interfaces import Engine
 from penstock.worker import engine_role
 from penstock.worker.engine_role import STEP_LIMIT_S, start

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 
 from penstock.channel import Channel, remote
+from penstock.errors import PenstockError, RemoteError, UserError
 from penstock.processes.launchers.node_calls import FilePiece, Node, WorkerOrder
-from penstock.records.errors import PenstockError, RemoteError, UserError
 from penstock.worker.node_agent import NodeAgent
 from tests.hostile_bytes import mangled
 

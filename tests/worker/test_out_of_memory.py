@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.worker.out_of_memory import ENGINE, TRAINER, naming_settings
 
 CUDA_WORDS = (

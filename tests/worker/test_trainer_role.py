@@ -7,11 +7,11 @@ import msgspec
 import pytest
 import torch
 
+from penstock.errors import ConfigError, DiskFull, OutOfMemory, StepTooLarge, UserError
 from penstock.models.tensor_file import write_tensors
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.events import LogLine
 from penstock.records import AdapterSpec, StepPlan, StepResult
-from penstock.records.errors import ConfigError, DiskFull, OutOfMemory, StepTooLarge, UserError
 from penstock.sync.config import SyncConfig
 from penstock.trainer.checkpoint.checkpoint_state import take_state
 from penstock.trainer.checkpoint.host_copies import HostCopier

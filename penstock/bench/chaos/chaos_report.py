@@ -18,8 +18,8 @@ from typing import Any
 from penstock.bench.chaos.disturbed_run import DisturbedRun
 from penstock.bench.chaos.faults import Fault, choose
 from penstock.bench.chaos.noted_turns import json_lines
+from penstock.errors import PenstockError
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
-from penstock.records.errors import PenstockError
 from penstock.run.run_folder import METRICS
 from penstock.safe_files import write_private
 

@@ -20,8 +20,8 @@ from penstock.bench.chaos.noted_turns import NOTES, count_again, json_lines
 from penstock.bench.chaos.run_audit import complaints_of
 from penstock.durability.durable_log import FOLDER
 from penstock.durability.kept_checkpoints import checkpoints_of
+from penstock.errors import PenstockError
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
-from penstock.records.errors import PenstockError
 from penstock.run.run_folder import METRICS
 
 PENSTOCK = [sys.executable, "-c", "from penstock.cli import main; main()"]

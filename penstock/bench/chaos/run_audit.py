@@ -6,9 +6,9 @@ from penstock.durability.checkpoints import read_progress
 from penstock.durability.durable_log import FOLDER, read_attempts
 from penstock.durability.journal.journal_files import DiskFiles
 from penstock.durability.kept_checkpoints import checkpoints_of
+from penstock.errors import PenstockError
 from penstock.loop.attempts import Attempts
 from penstock.loop.spans import numbers_of
-from penstock.records.errors import PenstockError
 
 
 def complaints_of(run: Path, *, steps: int | None, groups_per_step: int) -> list[str]:

@@ -20,8 +20,8 @@ from penstock.bench.saved_report import SavedReport
 from penstock.bench.shapes import SHAPES, hardware
 from penstock.bench.sync.on_cpu import CpuPart
 from penstock.bench.sync.on_gpu import GpuPart
+from penstock.errors import ConfigError
 from penstock.models.load import resolve_device
-from penstock.records.errors import ConfigError
 from penstock.worker.quiet import quieten
 
 WIDTH = 180

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from penstock.records.errors import DiskFull
+from penstock.errors import DiskFull
 from penstock.safe_files import is_full_disk
 
 RETRY_S = 5.0

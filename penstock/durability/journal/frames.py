@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 FORMAT = 2
 """Of journals. Other numbers are refused."""

@@ -18,7 +18,7 @@ from penstock.durability.journal.disk_room import DiskRoom
 from penstock.durability.journal.frames import frame, header
 from penstock.durability.journal.journal_files import JournalFiles
 from penstock.durability.journal.replay import BASE, JournalEnd, base_file, segment_name, segments_of
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from penstock.engines.embedded.config import SPARE_SLOTS, EmbeddedConfig
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 CPU_CACHE_BYTES = int(2e9)
 ALONE = 0.9

@@ -33,6 +33,7 @@ from penstock.engines.embedded.sequence import Sequence, sequence_of
 from penstock.engines.embedded.stepper import HostStepper, Stepper
 from penstock.engines.embedded.weight_updates import Health, WeightUpdates
 from penstock.engines.engine_checks import check_request, embedded_rules
+from penstock.errors import PenstockError
 from penstock.models.published import published_tensors
 from penstock.records import (
     DEFAULT_POLICY,
@@ -44,7 +45,6 @@ from penstock.records import (
     UpdateReceipt,
     WeightUpdate,
 )
-from penstock.records.errors import PenstockError
 from penstock.records.interfaces import BlobStore, Tokenizer, WeightReceiver
 
 if TYPE_CHECKING:

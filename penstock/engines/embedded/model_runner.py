@@ -22,10 +22,10 @@ from penstock.engines.embedded.model_preparation import (
 from penstock.engines.embedded.paged_attention import LayerShape, PagedAttention, ShapeProbe
 from penstock.engines.embedded.route_store import BlockRoutes, RouteStore
 from penstock.engines.embedded.scheduler import Batch
+from penstock.errors import UserError
 from penstock.models import attention
 from penstock.models.compilation import has_triton
 from penstock.models.routing import Recording, Routers, find_routers, unwatch
-from penstock.records.errors import UserError
 
 if TYPE_CHECKING:
     from penstock.engines.embedded.cuda.device import Device

@@ -9,8 +9,8 @@ import numpy as np
 from penstock.engines.embedded.route_store import BlockRoutes
 from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.sequence import Sequence
+from penstock.errors import BlobLost, NonFiniteLogits
 from penstock.records import Chunk, FinishReason, MaskRef, RoutingRef, joined_chunk
-from penstock.records.errors import BlobLost, NonFiniteLogits
 from penstock.records.interfaces import BlobStore, Tokenizer
 from penstock.records.routing_records import store_routes
 from penstock.records.sampling_masks import Packed, first_tokens, join_packed, store_mask

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 
 from penstock.engines.embedded.sequence import Sequence
+from penstock.errors import BlobLost
 from penstock.models.routing import Replay
 from penstock.models.transfer import upload
 from penstock.records import RoutingShape
-from penstock.records.errors import BlobLost
 from penstock.records.interfaces import BlobStore
 from penstock.records.routing_records import Routes, check_routing, fetch_routes, no_routes
 

@@ -11,13 +11,13 @@ import torch
 
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.errors import PenstockError
 from penstock.models.adapter_folder import model_below
 from penstock.models.adapter_merge import merge_adapter
 from penstock.models.load import load_model, resolve_device, resolve_dtype
 from penstock.models.text_stream import TextStream
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.records import GenerateRequest, Message, SamplingParams, WeightUpdate
-from penstock.records.errors import PenstockError
 from penstock.records.interfaces import Engine, Staged, Tokenizer, Verification
 
 Prompt = str | tuple[Message, ...]

@@ -24,8 +24,8 @@ from penstock.engines.embedded.scheduler import Scheduler
 from penstock.engines.embedded.staged_updates import StagedUpdates
 from penstock.engines.embedded.stepper import Stepper, Swapped
 from penstock.engines.engine_checks import check_update
+from penstock.errors import EngineLost, PenstockError
 from penstock.records import Interrupt, UpdateReceipt, WeightUpdate
-from penstock.records.errors import EngineLost, PenstockError
 from penstock.records.interfaces import Staged, Verification, WeightReceiver
 
 

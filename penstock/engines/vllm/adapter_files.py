@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.vllm.server_client import ServerClient
+from penstock.errors import PenstockError
 from penstock.models.adapter_folder import CONFIG, PREFIX, TENSORS
 from penstock.records import AdapterSpec, WeightUpdate
-from penstock.records.errors import PenstockError
 from penstock.records.interfaces import WeightReceiver
 
 SLOTS = 2

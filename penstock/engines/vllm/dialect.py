@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import EngineLost, PenstockError
 from penstock.records import GenerateRequest
-from penstock.records.errors import EngineLost, PenstockError
 
 SEEDS = 2**63
 """vLLM's seeds are below this."""

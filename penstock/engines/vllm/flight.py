@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.engines.vllm.dialect import Event, versions_of
+from penstock.errors import PenstockError
 from penstock.records import Chunk, FinishReason, GenerateRequest, Interrupt, RoutingRef
-from penstock.records.errors import PenstockError
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from penstock.engines.vllm.server_client import ServerClient
 from penstock.engines.vllm.server_process import ServerProcess
 from penstock.engines.vllm.weight_calls import WeightCalls
-from penstock.records.errors import EngineLost, UserError
+from penstock.errors import EngineLost, UserError
 
 
 class Server:

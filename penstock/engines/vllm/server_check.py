@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.engines.vllm.server_client import GENERATE, ServerClient
-from penstock.records.errors import EngineLost, PenstockError, UserError
+from penstock.errors import EngineLost, PenstockError, UserError
 
 SAMPLE = "Both 3 and 7 are prime: 3 + 7 = 10."
 """What both tokenizers must agree on."""

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from penstock.engines.vllm.dialect import Event
-from penstock.records.errors import EngineLost, PenstockError, RequestRefused
+from penstock.errors import EngineLost, PenstockError, RequestRefused
 
 GENERATE = "/inference/v1/generate"
 CALL_TIMEOUT_S = 600.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock.engines.vllm.server_check import NEEDED, too_old
 from penstock.engines.vllm.server_client import ServerClient
-from penstock.records.errors import EngineLost, UserError
+from penstock.errors import EngineLost, UserError
 
 LOOK_S = 0.25
 """How often a server that starts is asked."""

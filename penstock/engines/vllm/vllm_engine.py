@@ -21,6 +21,7 @@ from penstock.engines.vllm.server import Server
 from penstock.engines.vllm.server_client import GENERATE, SILENCE_S, Call
 from penstock.engines.vllm.vllm_kind import CAPABILITIES, interrupts
 from penstock.engines.vllm.weight_calls import ABORTING, HalfLoaded, Loaded, paused
+from penstock.errors import EngineLost, PenstockError
 from penstock.records import (
     Chunk,
     EngineReport,
@@ -29,7 +30,6 @@ from penstock.records import (
     UpdateReceipt,
     WeightUpdate,
 )
-from penstock.records.errors import EngineLost, PenstockError
 from penstock.records.interfaces import BlobStore
 
 NO_VERSION = -1

@@ -20,9 +20,9 @@ from penstock.engines.vllm.server_client import ServerClient
 from penstock.engines.vllm.server_process import ServerProcess, ServerSettings
 from penstock.engines.vllm.vllm_engine import VllmEngine
 from penstock.engines.vllm.weight_calls import WeightCalls
+from penstock.errors import UserError
 from penstock.models.load import resolve_device
 from penstock.models.tokenizer import ChatTokenizer, model_context
-from penstock.records.errors import UserError
 
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),

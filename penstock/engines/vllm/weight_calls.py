@@ -20,9 +20,10 @@ from typing import Any, get_args
 
 import msgspec
 
+from penstock import errors
 from penstock.engines.vllm.server_client import ServerClient
-from penstock.records import Interrupt, WeightUpdate, errors
-from penstock.records.errors import EngineLost, PenstockError
+from penstock.errors import EngineLost, PenstockError
+from penstock.records import Interrupt, WeightUpdate
 
 LOOK_S = 0.02
 """How often workers that stage are asked."""

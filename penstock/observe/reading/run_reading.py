@@ -18,6 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import UserError
 from penstock.observe.events import (
     ConfigEvent,
     Counters,
@@ -46,7 +47,6 @@ from penstock.observe.run_state import RunState
 from penstock.observe.status import RunStatus
 from penstock.observe.store.segments import FOLDER, StepColumns, StoredStep, key_times, segment_path
 from penstock.observe.store.session_number import read_head
-from penstock.records.errors import UserError
 
 LOCK = ".lock"
 """The file of a run folder that a running controller holds (`penstock.run.run_folder`)."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.errors import UserError
 from penstock.observe.events import Span
 from penstock.observe.store.segments import (
     FORMAT,
@@ -18,7 +19,6 @@ from penstock.observe.store.segments import (
     segments_of,
     unpacked,
 )
-from penstock.records.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from penstock.errors import MissingExtraError
 from penstock.observe.config import ObserveConfig
 from penstock.observe.writers.metrics_jsonl import JsonlWriter
 from penstock.observe.writers.sample_rows import Row
-from penstock.records.errors import MissingExtraError
 
 
 class MetricsWriter(Protocol):

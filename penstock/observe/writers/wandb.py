@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.errors import UserError
 from penstock.observe.writers.sample_rows import COLUMNS, KEPT_ROWS, Row, with_overview
-from penstock.records.errors import UserError
 
 
 class WandbWriter:

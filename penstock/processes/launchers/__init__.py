@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.channel import Channel
-from penstock.records.errors import WorkerDied
+from penstock.errors import WorkerDied
 
 
 class Worker(Protocol):

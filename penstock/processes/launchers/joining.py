@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from penstock.channel import Channel
+from penstock.errors import ConfigError
 from penstock.processes.launchers.config import LauncherConfig
 from penstock.processes.launchers.remote import RemoteLauncher
 from penstock.processes.launchers.user_files import UserFiles
-from penstock.records.errors import ConfigError
 
 
 class Volunteer:

@@ -8,7 +8,7 @@ import signal
 from collections import deque
 from pathlib import Path
 
-from penstock.records.errors import WorkerDied
+from penstock.errors import WorkerDied
 
 OUT_OF_MEMORY = 12
 """The exit code, as the system's own number for it."""

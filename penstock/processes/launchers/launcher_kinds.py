@@ -14,9 +14,9 @@ from penstock.channel import Channel
 from penstock.config import Section
 from penstock.config.loader import build_section
 from penstock.engines.kinds import NoSettings
+from penstock.errors import ConfigError, UserError
 from penstock.processes.launchers import Launcher
 from penstock.processes.launchers.user_files import UserFiles
-from penstock.records.errors import ConfigError, UserError
 from penstock.usercode import is_function_path, load_object
 
 if TYPE_CHECKING:

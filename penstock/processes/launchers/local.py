@@ -20,13 +20,13 @@ from typing import Any
 from penstock.channel import Channel
 from penstock.channel.address import Listener, incarnation_name
 from penstock.channel.token_pipe import token_pipe
+from penstock.errors import WorkerDied
 from penstock.processes.launchers import Launcher, Worker
 from penstock.processes.launchers.keeper import Keeper, end_group
 from penstock.processes.launchers.last_words import count_oom_kills, death_of
 from penstock.processes.launchers.launcher_kinds import LauncherParts
 from penstock.processes.launchers.private_folder import PrivateFolder
 from penstock.processes.launchers.signals import STACKS, held
-from penstock.records.errors import WorkerDied
 from penstock.safe_files import open_private
 
 START_TIMEOUT_S = 120.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.channel.address import PRIVATE_FOLDER_PREFIX
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 
 COMMAND = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from penstock.records.errors import ConfigError, MissingExtraError
+from penstock.errors import ConfigError, MissingExtraError
 
 AUTH_MODE = "RAY_AUTH_MODE"
 CLIENT = "ray://"

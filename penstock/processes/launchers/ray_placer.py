@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.channel import Channel
+from penstock.errors import UserError
 from penstock.processes.launchers import Launcher, worker_kind
 from penstock.processes.launchers.config import LauncherConfig
 from penstock.processes.launchers.joining import read_token
@@ -23,7 +24,6 @@ from penstock.processes.launchers.launcher_kinds import LauncherParts
 from penstock.processes.launchers.ray_connection import AgentEnd, PlacingActor, connect_to_ray, first_line
 from penstock.processes.launchers.remote import RemoteLauncher
 from penstock.processes.launchers.signals import take_back
-from penstock.records.errors import UserError
 
 NODE_ID = "ray.io/node-id"
 HOST = "NodeManagerHostname"

@@ -19,13 +19,13 @@ from typing import Any, Protocol
 
 from penstock.channel import Channel
 from penstock.channel.address import Listener, incarnation_name
+from penstock.errors import ConfigError, WorkerDied
 from penstock.processes.launchers import Worker
 from penstock.processes.launchers.node_calls import AGENT, VOLUNTEER, WorkerOrder
 from penstock.processes.launchers.node_link import NodeLink
 from penstock.processes.launchers.private_folder import PrivateFolder
 from penstock.processes.launchers.signals import STACKS
 from penstock.processes.launchers.user_files import UserFiles
-from penstock.records.errors import ConfigError, WorkerDied
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0

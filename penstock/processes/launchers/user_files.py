@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.errors import UserError
 from penstock.processes.launchers.node_calls import FilePiece
-from penstock.records.errors import UserError
 
 PIECE = 4 << 20
 LEFT_OUT = ("__pycache__", "node_modules", "build", "dist")

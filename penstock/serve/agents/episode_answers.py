@@ -17,9 +17,9 @@ from typing import Any
 
 from aiohttp import web
 
+from penstock.errors import PenstockError, TaskError
 from penstock.models.text_stream import TextStream
 from penstock.records import DEFAULT_POLICY, Chunk, Turn
-from penstock.records.errors import PenstockError, TaskError
 from penstock.records.interfaces import Tokenizer
 from penstock.rollout.episode_rollout import ignore_chunk
 from penstock.serve.agents.conversation import REWRITTEN, Heard

@@ -4,8 +4,8 @@ import difflib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from penstock.errors import TaskError
 from penstock.records import Task
-from penstock.records.errors import TaskError
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.task_rows import Row, tasks_from_rows
 from penstock.usercode import is_function_path

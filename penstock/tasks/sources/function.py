@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from penstock.config.secrets import hidden, without_secrets
-from penstock.records.errors import TaskError, UserError
+from penstock.errors import TaskError, UserError
 from penstock.tasks.task_rows import Row, take_rows
 from penstock.usercode import load_function
 

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from penstock.records.errors import TaskError
+from penstock.errors import TaskError
 from penstock.scoring.gym_verifier import COLUMN, create_dataset, pack
 from penstock.tasks.task_rows import plain
 

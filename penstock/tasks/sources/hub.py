@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.records.errors import MissingExtraError, TaskError
+from penstock.errors import MissingExtraError, TaskError
 from penstock.tasks.sources import first_line
 
 

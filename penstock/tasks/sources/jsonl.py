@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.records.errors import TaskError
+from penstock.errors import TaskError
 from penstock.usercode import where_looked
 
 

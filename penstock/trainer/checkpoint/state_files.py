@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from penstock.checksums import Checksum
+from penstock.errors import UserError
 from penstock.models.tensor_file import write_tensors
-from penstock.records.errors import UserError
 
 STATE = "state.json"
 SHARD_BYTES = 1 << 30

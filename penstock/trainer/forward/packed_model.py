@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from penstock.errors import UserError
 from penstock.models import attention
 from penstock.models.attention import AttentionBackend
 from penstock.models.attention_probe import check_attention
 from penstock.models.routing import Recording, Replay, Routers, find_routers, unwatch
 from penstock.models.transfer import upload
 from penstock.records import Sample, SamplingParams, TrainSequence
-from penstock.records.errors import UserError
 from penstock.trainer.forward.checkpointing import (
     Checkpointing,
     compile_layers,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.records.interfaces import Ranks
 from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.optimizers.eightbit_adamw import EightBitAdamW

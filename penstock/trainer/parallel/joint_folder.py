@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.records.interfaces import Ranks
 from penstock.safe_files import whole_folder
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.trainer.parallel.rank_layout import RankLayout, groups_of
 
 Array = npt.NDArray[Any]

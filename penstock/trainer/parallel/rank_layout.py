@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 from penstock.trainer.config import ParallelConfig
 
 

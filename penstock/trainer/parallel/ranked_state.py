@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 
 from penstock.checksums import Checksum
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.trainer.checkpoint.state_files import (
     STATE,
     Reference,

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.trainer.forward.dummy_batch import filler
 from penstock.trainer.forward.packed_model import PackedModel, let_go
 from penstock.trainer.parallel.fully_sharded import shard_model

@@ -13,7 +13,7 @@ from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.kl import KL_ESTIMATORS
 from penstock.algorithms.losses import COVERS_BEHAVIOUR, LOSSES
 from penstock.algorithms.tokens import LossTokens, segment_sum
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs
 from penstock.trainer.forward.value_head import value_loss
 from penstock.trainer.step.step_preparation import PreparedRow

@@ -21,8 +21,8 @@ from penstock.algorithms.returns import (
     is_of_tokens,
 )
 from penstock.algorithms.tokens import LossTokens, TokenColumns
+from penstock.errors import BlobLost
 from penstock.records import NOT_SAMPLED, RoutingShape, StepPlan, TrainSequence
-from penstock.records.errors import BlobLost
 from penstock.records.interfaces import BlobStore, Ranks
 from penstock.records.routing_records import check_routing
 from penstock.trainer.config import TrainerConfig

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.algorithms.losses import LOSSES, statistic_of
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from tests.algorithms.tokens import gradient, make_tokens
 
 EXPECTED = {

@@ -11,7 +11,7 @@ import pytest
 from penstock.bench.chaos import chaos_report
 from penstock.bench.chaos.chaos_report import run
 from penstock.bench.chaos.faults import Fault
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 
 
 @pytest.mark.timeout(900)

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from penstock.bench.sync.comparison import arm_table, choose, in_words, run
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 
 
 def test_two_processes_exchange_weights(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from penstock.engines.embedded.cache_sizing import (
     workspace_bytes,
 )
 from penstock.engines.embedded.config import EmbeddedConfig
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from tests.engines.embedded.tiny import make_model
 
 VOCABULARY = 1000

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.engines.embedded.scheduler import Batch
-from penstock.records.errors import NonFiniteLogits, PenstockError, RequestRefused
+from penstock.errors import NonFiniteLogits, PenstockError, RequestRefused
 from penstock.records.interfaces import Engine
 from tests.engines.capability_contract import CapabilityContract, Stage
 from tests.engines.contract import EngineContract, ask, collect, joined, update_to

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.errors import PenstockError
 from penstock.records import Interrupt, Parent, UpdateReceipt, WeightUpdate, since_restart
-from penstock.records.errors import PenstockError
 from tests.engines.contract import ask, update_to
 from tests.engines.embedded.test_exact import plain_table, play_move
 from tests.engines.embedded.test_swaps import Shadow, any_engine, replay

@@ -5,7 +5,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausa
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.model_preparation import compile_layers
 from penstock.engines.embedded.model_runner import ModelRunner
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from tests.engines.embedded.tiny import make_model
 
 

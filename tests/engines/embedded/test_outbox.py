@@ -7,8 +7,8 @@ import pytest
 
 from penstock.blob_stores import MemoryBlobs
 from penstock.engines.embedded.outbox import UNREAD, Outbox, Stream, cut_chunk, finish_reason
+from penstock.errors import BlobLost
 from penstock.records import BlobRef, Chunk, FinishReason, MaskRef, Message
-from penstock.records.errors import BlobLost
 from penstock.records.sampling_masks import Packed, fetch_mask
 from tests.engines.embedded.test_sampler import row
 

@@ -2,7 +2,7 @@ import pytest
 from transformers import Gemma3TextConfig, GptOssConfig, Qwen3Config
 
 from penstock.engines.embedded.paged_attention_check import check_paged_attention
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from tests.models import families
 
 FAR = 1 << 20

@@ -15,6 +15,7 @@ from torch import nn
 
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.route_store import RouteStore
+from penstock.errors import UserError
 from penstock.models.routing import Recording, Replay, find_routers
 from penstock.records import (
     AnswerSoFar,
@@ -26,7 +27,6 @@ from penstock.records import (
     since_restart,
 )
 from penstock.records.blobs import routes_within
-from penstock.records.errors import UserError
 from penstock.records.routing_records import fetch_routes, no_routes, store_routes
 from penstock.records.sampling_masks import fetch_mask
 from tests.engines.contract import ask

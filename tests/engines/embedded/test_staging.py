@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from penstock.engines.engine_pool import EnginePool
+from penstock.errors import BaseMissing, DamagedBucket, EngineLost, FingerprintMismatch, PenstockError
 from penstock.models.published import published_tensors
 from penstock.records import WeightUpdate
-from penstock.records.errors import BaseMissing, DamagedBucket, EngineLost, FingerprintMismatch, PenstockError
 from penstock.records.interfaces import Staged, Verification
 from penstock.sync.in_process import Exchange, InProcessPublisher, InProcessStagingReceiver
 from penstock.sync.slot_publisher import Publishing

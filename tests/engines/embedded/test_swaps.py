@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.scheduler import Batch
-from penstock.records.errors import EngineLost
+from penstock.errors import EngineLost
 from penstock.records.interfaces import Verification
 from tests.engines.contract import ask, interrupt_of, update_to
 from tests.engines.embedded.test_exact import play_move

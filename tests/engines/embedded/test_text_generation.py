@@ -9,10 +9,10 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.text_generation import FixedWeights, generate_text, stream_text
 from penstock.engines.scripted import ScriptedEngine
+from penstock.errors import PenstockError, UserError
 from penstock.models.config import LoraConfig
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.records import Message, SamplingParams
-from penstock.records.errors import PenstockError, UserError
 from penstock.trainer.adapter import TrainedAdapter
 from tests.engines.contract import update_to
 from tests.engines.embedded.test_outbox import Letters

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from penstock.engines.vllm.adapter_files import AdapterFiles
+from penstock.errors import FingerprintMismatch, PenstockError
 from penstock.records import AdapterSpec, WeightUpdate
-from penstock.records.errors import FingerprintMismatch, PenstockError
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from penstock.sync.slot_publisher import Publishing
 from tests.engines.contract import ask, collect, update_to

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from penstock.engines.vllm.dialect import Ask, Event, Span, parse_event, versions_of
-from penstock.records.errors import EngineLost, PenstockError
+from penstock.errors import EngineLost, PenstockError
 from tests.engines.contract import ask
 
 

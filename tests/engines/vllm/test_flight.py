@@ -2,8 +2,8 @@ import pytest
 
 from penstock.engines.vllm.dialect import Event, Span
 from penstock.engines.vllm.flight import Flight
+from penstock.errors import PenstockError
 from penstock.records import BlobRef, Chunk, Interrupt, RoutingRef, RoutingShape, joined_chunk
-from penstock.records.errors import PenstockError
 from tests.engines.contract import ask, joined
 
 

@@ -19,9 +19,9 @@ from penstock.engines.vllm.routed_experts import (
     read_routes,
     store_answer,
 )
+from penstock.errors import BlobLost, UserError
 from penstock.models.routing import find_routers
 from penstock.records import RoutingShape
-from penstock.records.errors import BlobLost, UserError
 from penstock.records.routing_records import fetch_routes
 from tests.engines.contract import ask
 from tests.engines.vllm.fake_server import encoded

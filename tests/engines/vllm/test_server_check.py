@@ -14,7 +14,7 @@ from penstock.engines.vllm.server_check import (
     too_old,
 )
 from penstock.engines.vllm.server_client import ServerClient
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from tests.engines.vllm.fake_server import FakeVllm
 
 

@@ -15,7 +15,7 @@ from penstock.engines.vllm.server_process import (
     lora_room,
     marked,
 )
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 
 SERVER = """#!{python}
 import http.server, os, socketserver, sys

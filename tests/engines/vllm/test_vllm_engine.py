@@ -18,10 +18,10 @@ from penstock.engines.vllm.server_client import ServerClient
 from penstock.engines.vllm.server_process import ServerProcess, ServerSettings
 from penstock.engines.vllm.vllm_engine import VllmEngine
 from penstock.engines.vllm.weight_calls import HalfLoaded, WeightCalls
+from penstock.errors import BlobLost, DamagedBucket, EngineLost, UserError
 from penstock.observe.pulse import Pulse
 from penstock.processes.revival import Silence
 from penstock.records import Chunk, Interrupt, RoutingShape, TensorSpec, WeightUpdate, since_restart
-from penstock.records.errors import BlobLost, DamagedBucket, EngineLost, UserError
 from penstock.records.interfaces import Engine
 from penstock.records.routing_records import fetch_routes
 from tests.engines.contract import EngineContract, ask, collect, joined, update_to

@@ -13,7 +13,7 @@ from penstock.engines.config import EngineConfig
 from penstock.engines.kinds import EngineParts
 from penstock.engines.vllm.config import VllmConfig
 from penstock.engines.vllm.vllm_opening import open_vllm
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from tests.engines.contract import ask, collect
 from tests.engines.vllm.fake_server import NUM_EXPERTS, FakeVllm
 from tests.models.moe import CONFIGS

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import UserError
 from penstock.observe.events import Span
 from penstock.observe.reading.frame_index import FrameIndex
 from penstock.observe.reading.run_reading import LOCK, RunReading
 from penstock.observe.run_state import RunState
 from penstock.observe.store.event_store import EventStore
-from penstock.records.errors import UserError
 from penstock.run import run_folder
 from tests.observe.examples import ONE_OF_EACH, counters, drop, phase, run_event, step
 from tests.observe.store.written import KEPT, read, sample, write

@@ -3,11 +3,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.errors import UserError
 from penstock.observe.events import LogLine
 from penstock.observe.reading.segment_follower import SegmentFollower
 from penstock.observe.store.segment_writer import SegmentWriter
 from penstock.observe.store.segments import Kind, SegmentHead, packed, segment_path
-from penstock.records.errors import UserError
 
 
 def writer(

@@ -13,7 +13,7 @@ from sglang_engine import SglangEngine
 from weight_folders import WeightFolders
 
 from penstock.engines.vllm.server_client import ServerClient
-from penstock.records.errors import PenstockError, RequestRefused
+from penstock.errors import PenstockError, RequestRefused
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from tests.engines.contract import ask, collect, joined, update_to
 from tests.engines.vllm.test_vllm_engine import play

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.channel import Method
+from penstock.errors import ChannelClosed, RemoteError
 from penstock.processes.launchers import Launcher
-from penstock.records.errors import ChannelClosed, RemoteError
 
 NOTHING = Method("nothing.such", int, int)
 

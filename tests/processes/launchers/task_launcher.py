@@ -14,8 +14,8 @@ from types import TracebackType
 
 from penstock.channel import Channel
 from penstock.channel.address import PRIVATE_FOLDER_PREFIX
+from penstock.errors import WorkerDied
 from penstock.processes.launchers import Worker
-from penstock.records.errors import WorkerDied
 
 Serve = Callable[[str, Channel], Awaitable[None]]
 """What a worker does with its name and its end of the channel, until the channel closes."""

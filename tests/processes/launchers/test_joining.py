@@ -6,11 +6,11 @@ import pytest
 
 from penstock.config.loader import load_config
 from penstock.config.root import PenstockConfig
+from penstock.errors import ConfigError
 from penstock.processes.launchers import worker_kind
 from penstock.processes.launchers.config import LauncherConfig
 from penstock.processes.launchers.joining import read_token
 from penstock.processes.launchers.ray_placer import resources_of
-from penstock.records.errors import ConfigError
 
 
 def test_the_kind_may_stand_alone() -> None:

@@ -7,6 +7,7 @@ import pytest
 from penstock.config import Section
 from penstock.config.loader import load_config
 from penstock.config.root import PenstockConfig
+from penstock.errors import ConfigError, UserError
 from penstock.processes.launchers.config import LauncherConfig
 from penstock.processes.launchers.launcher_kinds import (
     LAUNCHERS,
@@ -14,7 +15,6 @@ from penstock.processes.launchers.launcher_kinds import (
     launcher_kind,
     launcher_settings,
 )
-from penstock.records.errors import ConfigError, UserError
 
 
 class Politeness(Section):

@@ -14,9 +14,9 @@ import pytest
 
 from penstock.channel import Method
 from penstock.channel.address import connect, incarnation_name
+from penstock.errors import ChannelClosed, RemoteError, UserError, WorkerDied
 from penstock.processes.launchers import Launcher
 from penstock.processes.launchers.local import LocalLauncher
-from penstock.records.errors import ChannelClosed, RemoteError, UserError, WorkerDied
 from penstock.scoring.scoring_process import START_SCORING, ScoringStart
 from tests.processes.launchers.contract import LauncherContract, where_it_shows
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 
 from penstock.channel import Channel
+from penstock.errors import WorkerDied
 from penstock.processes.launchers import node_link
 from penstock.processes.launchers.node_calls import BEAT_S, LOST_S
 from penstock.processes.launchers.node_link import BeatSilence, NodeLink, ended_with
-from penstock.records.errors import WorkerDied
 from tests.hostile_bytes import mangled
 
 

@@ -5,8 +5,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from penstock.errors import ConfigError, MissingExtraError
 from penstock.processes.launchers.ray_connection import PlacingActor, _why_not, connect_to_ray
-from penstock.records.errors import ConfigError, MissingExtraError
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import UserError
 from penstock.processes.launchers.ray_connection import AgentEnd
 from penstock.processes.launchers.ray_placer import RayPlace, RayPlacer
-from penstock.records.errors import UserError
 
 
 class FakeGroup:

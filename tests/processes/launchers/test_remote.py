@@ -15,10 +15,10 @@ import pytest
 from penstock.channel import Method
 from penstock.channel.address import connect
 from penstock.channel.token_pipe import token_pipe
+from penstock.errors import ChannelClosed, RemoteError, UserError, WorkerDied
 from penstock.processes.launchers import Launcher
 from penstock.processes.launchers.remote import Placed, RemoteLauncher
 from penstock.processes.launchers.user_files import gather
-from penstock.records.errors import ChannelClosed, RemoteError, UserError, WorkerDied
 from penstock.scoring.scoring_process import START_SCORING, ScoringStart
 from tests.processes.launchers.contract import LauncherContract, where_it_shows
 

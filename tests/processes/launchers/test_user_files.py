@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import UserError
 from penstock.processes.launchers.node_calls import FilePiece
 from penstock.processes.launchers.user_files import PIECE, gather
-from penstock.records.errors import UserError
 
 
 def write(path: Path, data: bytes = b"x") -> None:

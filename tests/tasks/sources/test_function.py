@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.records.errors import TaskError
+from penstock.errors import TaskError
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.sources import load_tasks, tasks_from_rows
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import MissingExtraError, TaskError
 from penstock.records import Task
-from penstock.records.errors import MissingExtraError, TaskError
 from penstock.scoring.gym_verifier import COLUMN, unpack, verify
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.sources import load_tasks

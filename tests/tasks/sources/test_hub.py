@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.records.errors import MissingExtraError, TaskError
+from penstock.errors import MissingExtraError, TaskError
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.sources import load_tasks
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from penstock.checksums import CHECKSUMS, Checksum, check_files
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.trainer.checkpoint import host_copies
 from penstock.trainer.checkpoint.checkpoint_state import CheckpointState, take_state
 from penstock.trainer.checkpoint.checkpoint_writer import CheckpointRequest, CheckpointWriter

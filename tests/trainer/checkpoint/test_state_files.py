@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.trainer.checkpoint import state_files
 from penstock.trainer.checkpoint.state_files import load_state, save_state
 from penstock.trainer.config import TrainerConfig

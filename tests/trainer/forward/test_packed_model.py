@@ -16,7 +16,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.trainer.forward.checkpointing import RECOMPILE_LIMIT
 from penstock.trainer.forward.dummy_batch import dummy_batch
 from penstock.trainer.forward.packed_model import PackedModel, check_packed_attention

@@ -8,9 +8,9 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from penstock.blob_stores import MemoryBlobs
+from penstock.errors import BlobLost, UserError
 from penstock.models.routing import Recording, find_routers
 from penstock.records import RoutingShape, Sample, SamplingParams, TrainSequence
-from penstock.records.errors import BlobLost, UserError
 from penstock.records.routing_records import store_routes
 from penstock.trainer.forward.checkpointing import compile_layers
 from penstock.trainer.forward.packed_model import PackedModel

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.optimizers.optimizer import MasterAdamW, learning_rate_at
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.trainer.config import ParallelConfig
 from penstock.trainer.parallel.local_shards import local_shard, own_shards
 from penstock.trainer.parallel.process_ranks import check_alike, leave_ranks, sample_of

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from penstock.records.errors import ConfigError
+from penstock.errors import ConfigError
 from penstock.trainer.config import ParallelConfig
 from penstock.trainer.parallel.rank_layout import RankLayout, check_layout, groups_of, num_plans
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from penstock.algorithms.config import AlgorithmConfig
-from penstock.records.errors import UserError
+from penstock.errors import UserError
 from penstock.trainer.checkpoint.checkpoint_writer import CheckpointRequest, CheckpointWriter
 from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.optimizers import eightbit_adamw, host_adamw

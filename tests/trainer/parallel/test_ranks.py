@@ -14,8 +14,8 @@ import torch
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.blob_stores import MemoryBlobs
+from penstock.errors import BlobLost
 from penstock.records import BlobRef, MaskRef, StepPlan, merge_metrics, metric_values
-from penstock.records.errors import BlobLost
 from penstock.records.interfaces import Ranks
 from penstock.records.metrics import QUANTILE_ERROR
 from penstock.trainer.config import ParallelConfig

@@ -17,8 +17,8 @@ from transformers import (
     Qwen2Config,
 )
 
+from penstock.errors import UserError
 from penstock.records import ScoredGroup
-from penstock.records.errors import UserError
 from penstock.trainer.config import ParallelConfig, TrainerConfig
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.parallel.local_shards import local_shard

@@ -12,8 +12,8 @@ from torch import nn
 from penstock.engines.embedded.adapters.adapter_stack import AdapterStack
 from penstock.engines.embedded.adapters.adapter_tensors import Target, targets_of
 from penstock.engines.embedded.joined_projections import JoinedLinear
+from penstock.errors import PenstockError
 from penstock.records import WeightUpdate
-from penstock.records.errors import PenstockError
 
 Site = dict[str, nn.Linear]
 """The projections of one matmul, by name and in the order of their outputs."""

@@ -6,8 +6,8 @@ Names are those that peft saves, without `base_model.model.`: `model.layers.0.se
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock.errors import PenstockError
 from penstock.records import TensorSpec, WeightUpdate
-from penstock.records.errors import PenstockError
 
 SUFFIXES = {
     ".lora_A.weight": "A",

@@ -10,9 +10,9 @@ from torch import nn
 from penstock.engines.embedded.adapters.adapted_linear import find_layer, find_targets
 from penstock.engines.embedded.adapters.adapter_serving import Place
 from penstock.engines.embedded.adapters.adapter_tensors import Target, targets_of
+from penstock.errors import PenstockError
 from penstock.models.adapter_merge import merged_weight
 from penstock.records import AdapterSpec, WeightUpdate
-from penstock.records.errors import PenstockError
 
 
 class MergedAdapter:

@@ -9,8 +9,8 @@ from penstock.engines.embedded.adapters.merged import MergedAdapter
 from penstock.engines.embedded.adapters.row_slots import RowSlots
 from penstock.engines.embedded.adapters.unmerged import UnmergedAdapters
 from penstock.engines.embedded.config import EmbeddedConfig
+from penstock.errors import PenstockError
 from penstock.records import WeightUpdate
-from penstock.records.errors import PenstockError
 
 
 class PolicyAdapters:

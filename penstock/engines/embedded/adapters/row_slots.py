@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.engines.embedded.adapters.adapter_stack import AdapterStack

@@ -17,8 +17,8 @@ from penstock.engines.embedded.adapters.adapter_stack import AdapterStack
 from penstock.engines.embedded.adapters.adapter_tensors import Target, largest_rank
 from penstock.engines.embedded.adapters.row_slots import NO_ADAPTER, RowSlots
 from penstock.engines.embedded.config import SPARE_SLOTS
+from penstock.errors import PenstockError
 from penstock.records import TensorSpec, WeightUpdate
-from penstock.records.errors import PenstockError
 
 
 class UnmergedAdapters:

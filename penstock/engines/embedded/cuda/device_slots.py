@@ -19,8 +19,8 @@ from torch.nn import functional
 from penstock.engines.embedded.adapters.row_slots import NO_ADAPTER
 from penstock.engines.embedded.cuda.kernels.low_rank import add_adapters, tiles_of
 from penstock.engines.embedded.cuda.weight_swap import Gate
+from penstock.errors import PenstockError
 from penstock.models.transfer import upload
-from penstock.records.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.engines.embedded.adapters.adapter_stack import AdapterStack

@@ -28,7 +28,7 @@ from penstock.engines.embedded.cuda.kernels.step_end import (
     stop_if_asked,
 )
 from penstock.engines.embedded.stepper import NOTHING_DRAWN, Swapped
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 from penstock.records.interfaces import Verification
 
 log = logging.getLogger(__name__)

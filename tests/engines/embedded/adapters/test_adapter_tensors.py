@@ -1,8 +1,8 @@
 import pytest
 
 from penstock.engines.embedded.adapters.adapter_tensors import Target, largest_rank, split_name, targets_of
+from penstock.errors import PenstockError
 from penstock.records import TensorSpec, WeightUpdate
-from penstock.records.errors import PenstockError
 
 
 def update_with(**shapes: tuple[int, ...]) -> WeightUpdate:

@@ -6,8 +6,8 @@ import torch
 from penstock.engines.embedded.adapters.adapter_serving import Place
 from penstock.engines.embedded.adapters.adapter_tensors import Target
 from penstock.engines.embedded.adapters.merged import MergedAdapter, merge
+from penstock.errors import PenstockError
 from penstock.records import AdapterSpec
-from penstock.records.errors import PenstockError
 from tests.engines.embedded.adapters.peft_models import ATTENTION, World, make_adapter
 from tests.engines.embedded.tiny import make_model
 

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from penstock.engines.embedded.adapters import merged as merged_adapters
-from penstock.records import Parent
-from penstock.records.errors import (
+from penstock.errors import (
     BaseMissing,
     EngineLost,
     FingerprintMismatch,
     PenstockError,
     RequestRefused,
 )
+from penstock.records import Parent
 from penstock.records.interfaces import Staged, Verification
 from penstock.sync.in_process import Exchange, InProcessReceiver
 from penstock.sync.slot_publisher import Publishing

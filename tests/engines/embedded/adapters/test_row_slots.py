@@ -5,7 +5,7 @@ from torch import nn
 
 from penstock.engines.embedded.adapters.adapter_stack import AdapterStack
 from penstock.engines.embedded.adapters.row_slots import NO_ADAPTER, HostSlots
-from penstock.records.errors import PenstockError
+from penstock.errors import PenstockError
 
 
 def make_stack(rows: HostSlots, seed: int = 0) -> AdapterStack:

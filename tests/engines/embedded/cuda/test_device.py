@@ -16,7 +16,7 @@ from tests.triton_device import DEVICE
 
 from penstock.engines.embedded.model_runner import ModelRunner  # isort: skip
 from penstock.engines.embedded.model_preparation import keep_logits_in_float32
-from penstock.records.errors import EngineLost, FingerprintMismatch
+from penstock.errors import EngineLost, FingerprintMismatch
 from penstock.records.interfaces import Engine, Staged
 from tests.engines.contract import EngineContract, ask, interrupt_of, update_to
 from tests.engines.embedded.test_exact import check_against_plain_forwards, plain_table, play_move

@@ -6,7 +6,7 @@ from tests.triton_device import DEVICE
 from penstock.engines.embedded.cuda import weight_swap as gates  # isort: skip
 from penstock.engines.embedded.cuda.weight_swap import Gate  # isort: skip
 from penstock.engines.embedded.cuda.kernels.step_end import GAVE_UP  # isort: skip
-from penstock.records.errors import PenstockError  # isort: skip
+from penstock.errors import PenstockError  # isort: skip
 
 on_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="without a GPU nothing is queued")
 
