@@ -187,7 +187,7 @@ def test_an_engine_a_transport_and_a_launcher_of_ones_own_serve_a_run(
             "the engine kind 'mine.py:Settings' must be a penstock.engines.kinds.",
         ),
         ("engine.kind=mime.py:SHORT", "the engine kind file mime.py does not exist in the current folder"),
-        ("launcher=mine.py:SHORT", "the launcher kind 'mine.py:SHORT' must be a penstock.run."),
+        ("launcher=mine.py:SHORT", "the launcher kind 'mine.py:SHORT' must be a penstock.processes."),
         ("launcher.settings={motto: x}", "unknown key 'motto' in NoSettings"),
         ("sync.transport=mine.py:SHORT", "the transport 'mine.py:SHORT' must be a penstock.sync.transports."),
     ],
