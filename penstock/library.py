@@ -53,7 +53,7 @@ from penstock.records import (
 )
 from penstock.rollout.episode_spec import check_replayed
 from penstock.sync.config import SyncConfig
-from penstock.sync.transports import AnyReceiver, Rendezvous
+from penstock.sync.transports import AnyReceiver, Rendezvous, choose_transport
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.step.packing import plan_step
 from penstock.trainer.trainer_start import TrainerStart
@@ -188,6 +188,7 @@ async def open_trainer(
         }
     )
     adapter = None if lora is None else await asyncio.to_thread(_adapter, folder, lora)
+    here, _ = choose_transport(share_a_gpu=False, are_apart=False)
     with TemporaryDirectory(prefix="penstock-", dir=MEMORY) as buckets:
         start = TrainerStart(
             model=folder,
@@ -197,7 +198,7 @@ async def open_trainer(
             seed=seed,
             folder=buckets,
             sync=section.model_dump(mode="json")
-            | {"transport": "shared_memory" if section.transport == "auto" else section.transport},
+            | {"transport": here if section.transport == "auto" else section.transport},
             wire_dtype=resolve_dtype(engine_dtype, device),
             lora=None if adapter is None else adapter.lora.model_dump(mode="json"),
             trainer=resolved.model_dump(mode="json"),

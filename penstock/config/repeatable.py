@@ -7,20 +7,22 @@ seeds follow from the numbers. The last bits of logits depend on what else is in
 run that goes on from a checkpoint, without the step that was open, makes the same tokens again.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock.engines.kinds import DEFAULT_KIND, KINDS, kind_of, path_of_settings, settings_of
+
 if TYPE_CHECKING:
     from penstock.config.root import PenstockConfig
+    from penstock.engines.config import EngineConfig
 
 
 IMPLIED: dict[tuple[str, ...], Any] = {
     ("staleness", "max_staleness"): 0,
-    ("engine", "embedded", "max_batch"): 1,
-    ("engine", "embedded", "prefix_cache"): False,
     ("model", "device"): "cpu",
 }
-"""What `run.deterministic` sets where the config says nothing else."""
+"""What `run.deterministic` sets where the config says nothing else. The engine's kind adds its `repeats_with`."""
 
 
 def with_implied(sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,6 +30,11 @@ def with_implied(sections: Mapping[str, Any]) -> dict[str, Any]:
     filled = dict(sections)
     for path, value in IMPLIED.items():
         filled = _with_default(filled, path, value)
+    engine = sections.get("engine") or {}
+    kind = engine.get("kind", DEFAULT_KIND) if isinstance(engine, Mapping) else ""
+    if kind in KINDS:  # the settings of another are checked when it is loaded
+        for setting, value in (kind_of(kind).repeats_with or {}).items():
+            filled = _with_default(filled, ("engine", kind, setting), value)
     return filled
 
 
@@ -47,12 +54,23 @@ def conflicts(config: "PenstockConfig") -> list[str]:
     needed = {
         f"staleness.max_staleness=0 (got {staleness.max_staleness})": staleness.max_staleness == 0,
         "staleness.adaptive=false": not staleness.adaptive,
-        f"engine.kind=embedded (got {engine.kind})": engine.kind == "embedded",
-        f"engine.embedded.max_batch=1 (got {engine.embedded.max_batch})": engine.embedded.max_batch == 1,
-        "engine.embedded.prefix_cache=false": not engine.embedded.prefix_cache,
+        **_of_engine(engine),
         "one engine (engine.count=1, no engine.beside)": len(engine.members) == engine.num_most == 1,
         "answers of one turn (no rollout.workflow)": config.rollout.workflow is None,
         "a CPU (model.device=cpu)": not config.model.device.startswith("cuda"),
         "a CPU (engine.device=cpu)": not engine.device.startswith("cuda"),
     }
     return [setting for setting, is_met in needed.items() if not is_met]
+
+
+def _of_engine(engine: "EngineConfig") -> dict[str, bool]:
+    """The settings that the engine's kind needs, each with whether it has the value."""
+    needed = kind_of(engine.kind).repeats_with
+    if needed is None:
+        return {f"engine.kind={DEFAULT_KIND} (got {engine.kind})": False}
+    own, path = settings_of(engine), path_of_settings(engine)
+    return {
+        f"{path}.{name}={json.dumps(value)} (got {json.dumps(getattr(own, name))})": getattr(own, name)
+        == value
+        for name, value in needed.items()
+    }

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.config import Section
 from penstock.engines.embedded.config import EmbeddedConfig, RecordRouting
-from penstock.engines.kinds import KINDS, check_kind, settings_of
+from penstock.engines.kinds import DEFAULT_KIND, KINDS, check_kind, settings_of
 from penstock.engines.vllm.config import VllmConfig
 
 
@@ -28,7 +28,7 @@ class RangeConfig(Section):
 class EngineConfig(Section):
     """Inference engines: their kind, how many there are, and a section of settings for each kind."""
 
-    kind: str = "embedded"
+    kind: str = DEFAULT_KIND
     """Which engine generates: `embedded`, `vllm`, or a kind of your own by path (`file.py:NAME`, `module:NAME`).
     Settings of one kind alone are in the section of its name; those of a kind of your own in `settings`."""
     count: Annotated[int, Field(ge=1)] | RangeConfig = 1

@@ -90,6 +90,10 @@ def _one_gpu(settings: Any) -> int:
     return 1
 
 
+def _no_change(settings: Any, lora: LoraConfig, on_head: bool) -> Mapping[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKind:
     """What a run knows of a kind of engine before one is started."""
@@ -106,11 +110,18 @@ class EngineKind:
     computes_here: bool = False
     """Whether it computes in the process that opens it, whose torch must know `engine.device`. Servers may have a
     torch of their own, or be elsewhere."""
+    repeats_with: Mapping[str, Any] | None = None
+    """The settings with which it samples the same answers in every run (`run.deterministic`); None where there are
+    none."""
+    for_adapter: Callable[[Any, LoraConfig, bool], Mapping[str, Any]] = _no_change
+    """Which of its settings change to serve an adapter that is trained. The flag says whether the adapter changes
+    the output embedding. Raises `UserError` where the settings rule the adapter out."""
     lowered: str = ""
     """The setting for how many sequences an engine computes at a time: it is halved after a process ran out of
     memory. "" where there is none."""
 
 
+DEFAULT_KIND = "embedded"
 KINDS: Mapping[str, str] = {
     "embedded": "penstock.engines.embedded.embedded_kind:EMBEDDED",
     "vllm": "penstock.engines.vllm.vllm_kind:VLLM",
@@ -147,6 +158,11 @@ def settings_of(section: "EngineConfig") -> Section:
         return own
     settings = section.settings.get(section.kind, {})
     return build_section(kind_of(section.kind).settings, settings, f"engine.settings of {section.kind}")
+
+
+def path_of_settings(section: "EngineConfig") -> str:
+    """The key of a config under which the settings of its kind are."""
+    return f"engine.{section.kind}" if section.kind in KINDS else "engine.settings"
 
 
 async def open_engine(parts: EngineParts) -> ServedEngine:

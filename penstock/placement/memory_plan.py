@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.root import PenstockConfig
 from penstock.engines.embedded.config import SPARE_SLOTS, EmbeddedConfig
-from penstock.engines.kinds import kind_of, settings_of
+from penstock.engines.kinds import kind_of, path_of_settings, settings_of
 from penstock.errors import UserError
 from penstock.placement.automatic import resolve_auto, sites_of
 from penstock.placement.gpu_pools import Needs, gb, num_ranks, num_shards
@@ -31,6 +31,36 @@ MARGIN = 0.03
 ENGINE_ALONE = 0.9
 SMALLER_STATES = {"float32": ("8bit", "cpu"), "8bit": ("cpu",), "cpu": ()}
 """Settings of `trainer.optimizer_states` that take less of the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EngineSettings:
+    """Holds what an engine's own settings say of its memory. Where a kind lacks one of them, the embedded engine's
+    default counts."""
+
+    path: str
+    max_batch: int
+    kv_tokens: int
+    kv_dtype: str
+    cache_gb: float
+    memory_share: float
+    """0 where the config has the kind's default."""
+    adapters: str
+    max_adapters: int
+
+    @staticmethod
+    def of(config: PenstockConfig) -> "_EngineSettings":
+        own, default = settings_of(config.engine), EmbeddedConfig()
+        values = {
+            name: getattr(own, name, getattr(default, name))
+            for name in ("max_batch", "kv_tokens", "kv_dtype", "cache_gb", "adapters", "max_adapters")
+        }
+        field = type(own).model_fields.get("memory_share")
+        share = getattr(own, "memory_share", 0.0)
+        is_set = field is not None and share != field.default
+        return _EngineSettings(
+            path=path_of_settings(config.engine), memory_share=share if is_set else 0.0, **values
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,34 +220,31 @@ def _share_out(
 ) -> MemoryPlan:
     from penstock.engines.embedded.cache_sizing import workspace_bytes
 
-    section = config.engine.embedded
+    own = _EngineSettings.of(config)
     count = 1 if config.placement.engines and not trainer else config.engine.num_most
     split = max(1, kind_of(config.engine.kind).num_gpus(settings_of(config.engine)))
     item = BYTES[config.engine.dtype]
-    per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item) // split
-    weights = (outline.num_parameters + _adapters(section, outline)) * item // split
+    per_token = outline.kv_per_token * (1 if own.kv_dtype == "float8" else item) // split
+    weights = (outline.num_parameters + _adapters(own, outline)) * item // split
     staged = transport_of(config.sync.transport).staged_bytes(
         outline.num_parameters * item, config.sync.selection
     )
-    fixed = weights + staged + workspace_bytes(section.max_batch, outline.vocabulary)
-    if section.kv_tokens:
-        least, cache_words = (
-            section.kv_tokens * per_token,
-            "the cache that engine.embedded.kv_tokens asks for",
-        )
-    elif section.cache_gb:
-        least, cache_words = int(section.cache_gb * 1e9), "the cache that engine.embedded.cache_gb asks for"
+    fixed = weights + staged + workspace_bytes(own.max_batch, outline.vocabulary)
+    if own.kv_tokens:
+        least, cache_words = own.kv_tokens * per_token, f"the cache that {own.path}.kv_tokens asks for"
+    elif own.cache_gb:
+        least, cache_words = int(own.cache_gb * 1e9), f"the cache that {own.path}.cache_gb asks for"
     else:
         least, cache_words = longest * per_token, f"a cache for one sequence of {longest} tokens"
     left = (_room(gpu) - trainer - published) // count
-    asked = int(section.memory_share * gpu.total_bytes)
+    asked = int(own.memory_share * gpu.total_bytes)
     engine = asked or min(left, int(ENGINE_ALONE * gpu.total_bytes) // count)
     beside = f"beside the trainer's {gb(trainer)}{_and_published(published)} " if trainer else ""
     if asked > left:
         most = max(0.0, left / gpu.total_bytes)
         raise UserError(
-            f"engine.embedded.memory_share must be at most {int(most * 100) / 100} {beside}on {gpu.name} "
-            f"({gb(gpu.total_bytes)}, {gb(gpu.free_bytes)} of it free), got {section.memory_share}; "
+            f"{own.path}.memory_share must be at most {int(most * 100) / 100} {beside}on {gpu.name} "
+            f"({gb(gpu.total_bytes)}, {gb(gpu.free_bytes)} of it free), got {own.memory_share}; "
             f"lower it, or {_smaller_trainer(config, longest) if trainer else 'free memory on the gpu'}"
         )
     if fixed + least > engine:
@@ -232,21 +259,21 @@ def _share_out(
         trainer=trainer,
         published=published,
         engine=engine,
-        cache=least if section.kv_tokens or section.cache_gb else engine - fixed,
+        cache=least if own.kv_tokens or own.cache_gb else engine - fixed,
         staged=staged,
         num_engines=config.engine.num_most,
         kv_bytes_per_token=per_token,
     )
 
 
-def _adapters(section: EmbeddedConfig, outline: "Outline") -> int:
+def _adapters(own: "_EngineSettings", outline: "Outline") -> int:
     """Numbers that an engine holds for adapters: the matrices of all its slots, or the weights that one is merged
     into a second time."""
     if not outline.num_adapter_parameters:
         return 0
-    if section.adapters == "merged":
+    if own.adapters == "merged":
         return outline.num_parameters + outline.num_adapter_parameters
-    return outline.num_adapter_parameters * (section.max_adapters + SPARE_SLOTS)
+    return outline.num_adapter_parameters * (own.max_adapters + SPARE_SLOTS)
 
 
 def _room(gpu: Gpu) -> int:
@@ -279,15 +306,15 @@ def _smaller_trainer(config: PenstockConfig, longest: int) -> str:
 
 
 def _smaller_engine(config: PenstockConfig, share_is_set: bool) -> str:
-    knobs = ["raise engine.embedded.memory_share"] if share_is_set else []
-    section = config.engine.embedded
-    if section.kv_tokens or section.cache_gb:
-        knobs.append(f"lower engine.embedded.{'kv_tokens' if section.kv_tokens else 'cache_gb'}")
+    own = _EngineSettings.of(config)
+    knobs = [f"raise {own.path}.memory_share"] if share_is_set else []
+    if own.kv_tokens or own.cache_gb:
+        knobs.append(f"lower {own.path}.{'kv_tokens' if own.kv_tokens else 'cache_gb'}")
     if config.engine.dtype == "float32":
         knobs.append("set engine.dtype=bfloat16")
     if config.engine.num_most > 1:
         knobs.append(f"set engine.count below {config.engine.num_most}")
-    knobs.append(f"set engine.embedded.max_batch below {section.max_batch}")
+    knobs.append(f"set {own.path}.max_batch below {own.max_batch}")
     return " or ".join(knobs)
 
 

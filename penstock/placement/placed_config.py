@@ -10,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.config.root import PenstockConfig
-from penstock.engines.config import EngineConfig
+from penstock.engines.config import EngineConfig, with_settings
+from penstock.engines.kinds import kind_of, settings_of
 from penstock.errors import UserError
 from penstock.models.expert_count import count_experts
 from penstock.placement.automatic import check_transport, resolve_auto, sites_of
@@ -48,21 +49,13 @@ def resolve_adapter(
 
 
 def engine_with_adapter(section: EngineConfig, adapter: "CheckedAdapter") -> EngineConfig:
-    """Engines keep room for the adapter, and merge what has no other way: DoRA, and the output embedding's."""
-    embedded, lora = section.embedded, adapter.lora
-    merged_for = "model.lora.dora=true" if lora.dora else "an adapter on the output embedding"
-    merges = lora.dora or adapter.is_on_head
-    if merges and embedded.adapters == "unmerged":
-        raise UserError(
-            f"engine.embedded.adapters must be auto or merged with {merged_for}, which has no other way, "
-            "got unmerged"
-        )
-    updates = {
-        "max_adapters": max(1, embedded.max_adapters),
-        "max_adapter_rank": max(embedded.max_adapter_rank, lora.rank),
-        "adapters": "merged" if merges else embedded.adapters,
-    }
-    return section.model_copy(update={"embedded": embedded.model_copy(update=updates)})
+    """Change the settings of every kind of engine so that it serves the adapter."""
+    for kind in section.kinds:
+        of_kind = section.model_copy(update={"kind": kind})
+        changes = kind_of(kind).for_adapter(settings_of(of_kind), adapter.lora, adapter.is_on_head)
+        if changes:
+            section = with_settings(of_kind, **changes).model_copy(update={"kind": section.kind})
+    return section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,8 @@ class Transport:
     between_machines: bool = False
     on_one_gpu: bool = False
     """Whether both sides must be on the same GPU."""
+    uses_nccl: bool = False
+    """Whether it goes over NCCL between GPUs."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What processes of both sides must find in theirs when they start."""
     snapshots_on_gpu: bool = False
@@ -112,6 +114,7 @@ TRANSPORTS: dict[str, Transport] = {
         receiver="penstock.sync.collective:CollectiveReceiver",
         receiver_takes=("interface",),
         between_machines=True,
+        uses_nccl=True,
         # NCCL would end every process of a group in which one fails; here the others are told, and go on.
         environment={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"},
         snapshots_on_gpu=True,

@@ -25,7 +25,7 @@ from penstock.sync.bucket_layout import Slice
 from penstock.sync.config import SyncConfig
 from penstock.sync.private_group import bind_nccl
 from penstock.sync.publishers import AdapterPublisher, open_publisher
-from penstock.sync.transports import Rendezvous
+from penstock.sync.transports import Rendezvous, transport_of
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_model import check_packed_attention
@@ -169,7 +169,7 @@ def _join(
 
 def bind_broadcasts(section: SyncConfig, device: str, environ: MutableMapping[str, str]) -> None:
     """Before ranks make a group among themselves: NCCL keeps to the interface that it was first told."""
-    if section.transport == "collective" and device.startswith("cuda"):
+    if transport_of(section.transport).uses_nccl and device.startswith("cuda"):
         bind_nccl(section.interface, environ)
 
 
