@@ -13,6 +13,8 @@ from penstock.errors import DiskFull
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers: no room on the disk, in the quota, or under the limit for a file."""
+OLD = "old"
+"""The folder that a new one replaces, inside an unnamed one, until both have been renamed."""
 
 
 def is_full_disk(error: BaseException) -> bool:
@@ -64,7 +66,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         sync_path(unnamed)
         if folder.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-            folder.rename(old / "old")
+            folder.rename(old / OLD)
             unnamed.rename(folder)
             shutil.rmtree(old, ignore_errors=True)
         else:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.safe_files import replace_link, write_private
+from penstock.safe_files import OLD, replace_link, write_private
 from penstock.trainer.trainer_start import LATEST, MODEL
 
 FOLDER = "checkpoints"
@@ -44,6 +44,9 @@ def checkpoints_of(run: Path) -> dict[int, Path]:
 def sweep_unfinished(run: Path) -> None:
     """Remove what a run that was killed left while it saved its model, or wrote or removed a checkpoint, and let
     the links name what is there."""
+    for old in run.glob(f".{MODEL}.*/{OLD}"):
+        if not (run / MODEL).exists():  # killed after the old model had made way for the new one
+            old.rename(run / MODEL)
     for path in (*(run / FOLDER).glob(".*"), *run.glob(f".{MODEL}.*")):
         if path.is_symlink():
             path.unlink()

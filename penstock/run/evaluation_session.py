@@ -163,7 +163,7 @@ async def _evaluate_on(
     try:
         evaluator = build_evaluator(prepared.config, parts, prepared.heldout)
         assert evaluator is not None
-        return await evaluator.rewards()
+        return await supervised(evaluator.rewards(), care.watches)
     finally:
         await episodes.close()
         await scorer.close()
