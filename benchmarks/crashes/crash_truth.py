@@ -147,8 +147,8 @@ def note_acknowledged(log: DurableGroupLog, acknowledged: set[int]) -> None:
         await told
         acknowledged.add(record.number)
 
-    def append_noting(record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
-        told = append(record, hurry=hurry)
+    def append_noting(record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
+        told = append(record, urgent=urgent)
         return noting(record, told) if isinstance(record, GroupScored) else told
 
     log.append = append_noting  # type: ignore[method-assign]

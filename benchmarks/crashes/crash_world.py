@@ -313,7 +313,7 @@ class CrashWorld:
             controller = build_controller(self.config, parts, resume=resume, events=stream)
             await controller.start()
             await controller.run()
-            gate = controller.stand().gate
+            gate = controller.resume_point().gate
             self.outstanding = {one.number for one in gate.running} | {
                 one.ticket.number for one in gate.ready
             }

@@ -209,10 +209,10 @@ class Checkpoints:
             )
         return not self._is_writing
 
-    async def begin(self, stand: Resume) -> None:
+    async def begin(self, point: Resume) -> None:
         """Take the checkpoint of this moment, between two steps. Whoever begins one settles it."""
-        step = self._last = stand.gate.step
-        progress = msgspec.json.encode(self._progress(stand))
+        step = self._last = point.gate.step
+        progress = msgspec.json.encode(self._progress(point))
         await self._log.durable()
         found, rewards = checkpoints_of(self._run), rewards_of(self._run)
         old = superfluous(found, step=step, keep=self._keep, rewards=rewards, evaluating=self._evaluating)
@@ -255,16 +255,16 @@ class Checkpoints:
         """Steps after this one are undone, and so is a checkpoint of them that was not durable."""
         self._last = step
 
-    async def write(self, stand: Resume) -> None:
+    async def write(self, point: Resume) -> None:
         """Begin one, and wait until it is durable."""
-        await self.begin(stand)
+        await self.begin(point)
         await self.settle()
 
-    async def write_last(self, stand: Resume) -> None:
+    async def write_last(self, point: Resume) -> None:
         """At the end of a run that has checkpoints: it can be resumed with more steps."""
-        step = stand.gate.step
+        step = point.gate.step
         if self._every > 0 and step > 0 and step not in checkpoints_of(self._run):
-            await self.write(stand)
+            await self.write(point)
 
     def evaluation_began(self, step: int) -> None:
         self._evaluating.add(step)
@@ -294,17 +294,17 @@ class Checkpoints:
         events.log(f"the checkpoint of step {step} could not be written: {error}; the run goes on")
         events.emit(CheckpointEvent(process=events.process, time=events.now(), step=step, failure=str(error)))
 
-    def _progress(self, stand: Resume) -> Progress:
-        gate = stand.gate
+    def _progress(self, point: Resume) -> Progress:
+        gate = point.gate
         tickets = [*(group.ticket for group in gate.ready), *gate.running]
-        under_way = [stand.task_ids[number] for number in sorted(ticket.number for ticket in tickets)]
+        under_way = [point.task_ids[number] for number in sorted(ticket.number for ticket in tickets)]
         place = self._tasks.state()
         return Progress(
             run=self._id,
             step=gate.step,
             max_staleness=gate.max_staleness,
             num_admitted=gate.num_admitted,
-            history=stand.history,
+            history=point.history,
             consumed=gate.consumed,
             tasks=msgspec.structs.replace(place, returned=(*under_way, *place.returned)),
             heldout=tuple(self._heldout()),

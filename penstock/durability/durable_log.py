@@ -84,13 +84,13 @@ class DurableGroupLog:
         self._issued = 0
         """The place of the newest version."""
 
-    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+    def append(self, record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
         """What each kind of record waits for."""
         match record:
             case WorkProgressed():
                 return self._progress(record)
             case GroupScored():
-                return self._append_scored(record, hurry)
+                return self._append_scored(record, urgent)
         place = self._push(record)
         match record:
             case GroupAdmitted():
@@ -133,15 +133,15 @@ class DurableGroupLog:
             self._work.keep_now(number)
         return self.journal.durable(soon=True)
 
-    async def _append_scored(self, record: GroupScored, hurry: bool) -> None:
-        """Its blobs are on the disk before its record. Unless in a hurry it waits a moment for others to share the
+    async def _append_scored(self, record: GroupScored, urgent: bool) -> None:
+        """Its blobs are on the disk before its record. Unless urgent, it waits a moment for others to share the
         commit."""
         if self.copies is not None and any(refs_of(record.scored.group)):
             keep = functools.partial(self.copies.keep, record.scored.group)
             await self._room.patiently(functools.partial(self._in_thread, keep))
         place = self._push(record)
         self._runs_no_more(record.number)
-        await self.journal.durable(place, soon=not hurry)
+        await self.journal.durable(place, soon=not urgent)
 
     async def _let_segments_go(self, step: int, place: int) -> None:
         """No run will go on from before this step: segments that only earlier ones needed go."""

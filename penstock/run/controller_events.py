@@ -6,7 +6,15 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from penstock.algorithms.advantages import Values
-from penstock.loop.admission import StalenessGate, StepGroups
+from penstock.loop.admission import StalenessGate, StepGroups, Ticket
+from penstock.loop.attempt_records import (
+    AttemptRecord,
+    GroupAdmitted,
+    GroupDropped,
+    GroupGenerated,
+    GroupResumed,
+    GroupScored,
+)
 from penstock.loop.attempts import Attempt, Attempts
 from penstock.loop.edges import Delivered
 from penstock.loop.step_planner import TrainedStep
@@ -45,6 +53,7 @@ class ControllerEvents:
         """`decode` gives the text of tokens."""
         self.recorder = stream.of(PROCESS)
         self._attempts = attempts.by_number
+        attempts.watchers.append(self._follow)
         self._vocabulary = TokenVocabulary(decode)
         self._gate = gate
         self._advantages = advantages
@@ -63,22 +72,6 @@ class ControllerEvents:
 
     def measure(self, track: str, name: str, /, **attributes: int | str) -> AbstractContextManager[None]:
         return self.recorder.measure(track, name, **attributes)
-
-    def begin_group(self, group: int) -> None:
-        """Groups that run side by side have a track each for their spans."""
-        self._producing[group] = self._slots.take()
-
-    def end_group(self, group: int) -> None:
-        self._slots.give_back(self._producing.pop(group))
-
-    def generated(self, group: int) -> None:
-        """All episodes of a group have ended, or their rollout failed."""
-        self._stage(group, "generate", self._attempts[group].began_s)
-
-    def scored(self, group: int) -> None:
-        """A group has its scores, or can't be scored."""
-        self._stage(group, "score", self._attempts[group].generated_s)
-        self._ready[group] = self._ready_slots.take()
 
     def admission_blocked(self, start: float, reason: str) -> None:
         """Nothing could be admitted since `start`. Waits that took no time are not told."""
@@ -164,6 +157,24 @@ class ControllerEvents:
                 step=self._gate.history.step_of(receipt.version),
             )
         )
+
+    def _follow(self, record: AttemptRecord) -> None:
+        """Tell each stage of a group as a span when the group leaves it. Groups that run side by side have a track
+        each."""
+        match record:
+            case GroupAdmitted(ticket=Ticket(number=number)) | GroupResumed(number=number):
+                self._producing[number] = self._slots.take()
+            case GroupGenerated(number=number):
+                self._stage(number, "generate", self._attempts[number].began_s)
+            case GroupScored(number=number) | GroupDropped(number=number) if number in self._producing:
+                attempt = self._attempts[number]
+                if attempt.generated_s is None:
+                    self._stage(number, "generate", attempt.began_s)
+                else:
+                    self._stage(number, "score", attempt.generated_s)
+                self._slots.give_back(self._producing.pop(number))
+                if isinstance(record, GroupScored):
+                    self._ready[number] = self._ready_slots.take()
 
     def _stage(self, group: int, name: str, start: float | None) -> None:
         assert start is not None, "what this process began has a time"

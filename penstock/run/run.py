@@ -348,7 +348,7 @@ class Run:
             await monitor.poll()
             events.phase("evaluating")
             assert checkpoints is not None
-            await checkpoints.write_last(controller.stand())
+            await checkpoints.write_last(controller.resume_point())
             if controller.steps_done:
                 await evaluations.now(controller.steps_done)
             for task in beside:

@@ -77,7 +77,7 @@ class NotingLog(NoGroupLog):
         super().__init__()
         self.covered: list[int] = []
 
-    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+    def append(self, record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
         assert isinstance(record, CheckpointKept)
         self.covered.append(record.step)
         return super().append(record)

@@ -75,7 +75,7 @@ class Journal(Generic[T]):
         """What is being written."""
         self._num_pushed = self._num_durable = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self._some, self._soon, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._some, self._soon, self._urgent = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._last_s = -math.inf
         """When the last commit ended."""
         self._order = asyncio.Lock()
@@ -150,7 +150,7 @@ class Journal(Generic[T]):
             while not (self._closing and not self._pending):
                 await self._some.wait()
                 await self._until_due()
-                for event in (self._some, self._soon, self._hurry):
+                for event in (self._some, self._soon, self._urgent):
                     event.clear()
                 self._batch, self._pending = self._pending, []
                 await self._commit()
@@ -167,7 +167,7 @@ class Journal(Generic[T]):
         now_s = asyncio.get_running_loop().time()
         for event, due_s in (
             (self._soon, self._last_s + self._spacing_s),
-            (self._hurry, self._last_s + self._soon_s),
+            (self._urgent, self._last_s + self._soon_s),
         ):
             if event.is_set() or now_s >= due_s:
                 continue  # a timer costs more than the question
@@ -177,7 +177,7 @@ class Journal(Generic[T]):
 
     def _make_haste(self) -> None:
         self._soon.set()
-        self._hurry.set()
+        self._urgent.set()
 
     async def _commit(self) -> None:
         """All frames of a commit are in one segment."""
