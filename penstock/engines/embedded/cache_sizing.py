@@ -1,6 +1,6 @@
-"""How many blocks the cache gets: what full batches need, within the memory that the engine may take.
+"""Decides how many blocks the cache gets: what full batches need, within the memory that the engine may take.
 
-Pure functions of numbers; only `device_memory` asks the device.
+These are pure functions of numbers; only `device_memory` asks the device.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ BYTES_PER_LOGIT = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """A GPU as a process sees it. `used_bytes` is what this process holds already, its weights above all."""
+    """Describes a GPU as a process sees it. `used_bytes` is what this process holds already, mostly weights."""
 
     total_bytes: int
     free_bytes: int
@@ -31,7 +31,7 @@ class DeviceMemory:
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
-    """None on a CPU, whose memory is nobody's to share out."""
+    """Read the memory of a GPU. Returns None on a CPU, whose memory is not shared out."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -39,13 +39,13 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
 
 
 def workspace_bytes(max_batch: int, vocabulary: int) -> int:
-    """What an engine needs beside weights and cache."""
+    """Estimate what an engine needs besides weights and cache."""
     return FIXED_WORKSPACE_BYTES + BYTES_PER_LOGIT * max_batch * vocabulary
 
 
 def adapter_bytes(config: EmbeddedConfig, model: nn.Module) -> int:
-    """What adapters will take that have not come yet: unmerged, the matrices of all slots beside all linear layers;
-    merged, a copy of the weights below."""
+    """Estimate the memory of adapters that have not arrived yet. Unmerged, it is the matrices of all slots
+    beside all linear layers; merged, a copy of the weights below."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
     if not config.max_adapters or not layers:
@@ -60,7 +60,7 @@ def adapter_bytes(config: EmbeddedConfig, model: nn.Module) -> int:
 def cache_bytes(
     config: EmbeddedConfig, memory: DeviceMemory | None, vocabulary: int, adapters: int = 0
 ) -> int:
-    """The most that the cache may take when its tokens are not given. `adapters` is what these will take."""
+    """Return the most that the cache may take when `kv_tokens` is not set. `adapters` is what these will take."""
     if config.cache_gb:
         return int(config.cache_gb * 1e9)
     if memory is None:
@@ -78,7 +78,7 @@ def count_blocks(
     memory: DeviceMemory | None,
     adapters: int = 0,
 ) -> int:
-    """Blocks for as many full contexts as a batch has places, or as many as there is room for."""
+    """Count the blocks for as many full contexts as the batch has slots, or for as many as there is room for."""
     size = config.block_size
     if config.kv_tokens:
         return max(1, config.kv_tokens // size)

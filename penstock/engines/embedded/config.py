@@ -1,4 +1,4 @@
-"""The `engine.embedded` section: what only the embedded engine has."""
+"""Defines the `engine.embedded` section: what only the embedded engine has."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ SPARE_SLOTS = 1
 
 
 class EmbeddedConfig(Section):
-    """The embedded engine: its batch, its cache, and how it runs on a GPU."""
+    """Configures the embedded engine: its batch, its cache, and how it runs on a GPU."""
 
     max_batch: int = Field(default=64, ge=1)
     """Sequences in one forward pass at most."""

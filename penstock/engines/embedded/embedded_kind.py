@@ -1,4 +1,4 @@
-"""The embedded engine as a kind. The controller reads this without torch."""
+"""Describes the embedded engine as an engine kind. The controller reads this without importing torch."""
 
 from typing import TYPE_CHECKING, get_args
 

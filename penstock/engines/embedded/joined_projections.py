@@ -1,9 +1,9 @@
-"""Projections of the same input as one matmul: query, key and value, and the two of a gated MLP.
+"""Joins projections of the same input into one matmul: query, key and value, and the two of a gated MLP.
 
 Small matmuls leave most of a GPU idle, and each costs a launch. The weights of the projections become views
-of one matrix, under their own names: whoever copies into a parameter, as weight sync does, writes into the
-joined matrix. The first projection of a family multiplies for all, the others take their part. No model is
-known by name: a family is joined where all its members are plain linear layers of one module.
+of one matrix, under their own names: copying into a parameter, as weight sync does, writes into the joined
+matrix. The first projection of a family multiplies for all, and the others take their part of the result. No
+model is known by name: a family is joined where all its members are plain linear layers of one module.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ FAMILIES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class Family:
-    """One matrix for several projections. `parts` are the outputs that have not been asked for yet."""
+    """Holds one matrix for several projections. `parts` are the outputs of the last matmul until all have been
+    taken."""
 
     def __init__(self, members: list[nn.Linear]) -> None:
         self.members = members
@@ -37,7 +38,8 @@ class Family:
 
 
 class JoinedLinear(nn.Linear):
-    """A member of a family, in the order of its calls. Its weight is a view of the family's."""
+    """Computes one projection of a family. Members are called in the order of `number`, and their weights are
+    views of the family's."""
 
     family: Any
     number: int
@@ -64,7 +66,7 @@ def _multiply(
 
 
 def join_projections(model: nn.Module) -> int:
-    """Join every family of `model`, for inference; returns how many there were. Idempotent."""
+    """Join every family of `model`, for inference; returns how many were joined. Idempotent."""
     count = 0
     for module in list(model.modules()):
         for names in FAMILIES:
@@ -76,7 +78,8 @@ def join_projections(model: nn.Module) -> int:
 
 
 def _can_join(members: list[nn.Module | None]) -> bool:
-    """Plain linear layers of the same input, all with a bias or none, and not joined yet."""
+    """Return whether they are plain linear layers of one input width, all with a bias or none, and not joined
+    yet."""
     linear = [member for member in members if type(member) is nn.Linear]
     return (
         len(linear) == len(members)

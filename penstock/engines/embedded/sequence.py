@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its tokens, and how much of them is in the cache."""
+"""Tracks one request on its way through the engine: its tokens, and how many of them are in the cache."""
 
 from dataclasses import dataclass, field
 
@@ -10,8 +10,8 @@ from penstock.records.sampling_masks import Packed
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens[:num_computed]` have keys and values in `blocks`; the rest waits for a forward pass. What is
-    pending counts as computed, all but its newest token."""
+    """Tracks one request. `tokens[:num_computed]` have keys and values in `blocks`; the rest waits for a forward
+    pass. Pending tokens count as computed, except the newest."""
 
     request: GenerateRequest
     arrival: int
@@ -56,7 +56,7 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first: the smaller priority, then the earlier arrival."""
+        """Return the scheduling order: the smaller priority goes first, then the earlier arrival."""
         return (self.request.priority, self.arrival)
 
     @property
@@ -68,7 +68,7 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     def restart(self) -> None:
-        """Throw its output away. Its seed stays, so the same weights would give the same tokens again."""
+        """Throw the output away. The seed stays, so the same weights would give the same tokens again."""
         del self.tokens[self.num_prompt :]
         self.logprobs, self.versions, self.mixed, self.masks = [], [], [], []
         self.routes = None
@@ -83,13 +83,13 @@ class Sequence:
 
     @property
     def prompt_key(self) -> tuple[str, bytes]:
-        """Equal for requests whose prompts can be computed once for all."""
+        """Return a key that is equal for requests whose prompts can be computed once for all."""
         return (self.policy, self.request.token_ids[: self.num_prompt].tobytes())
 
 
 def sequence_of(request: GenerateRequest, *, arrival: int, max_context: int, seed: int) -> Sequence:
-    """A request as a sequence of which nothing is computed yet. Of output that it goes on after, only the tokens
-    are known here, and only they are needed."""
+    """Turn a request into a sequence of which nothing is computed yet. Of output that it resumes after, only the
+    tokens are known here, and only they are needed."""
     num_resumed = request.num_resumed
     return Sequence(
         request=request,

@@ -1,7 +1,7 @@
-"""One adapter merged into the weights: as fast as the base, for one policy. DoRA is only served so.
+"""Merges one adapter into the weights: as fast as the base, for one policy. DoRA is only served so.
 
-The formula is in `models.adapter_merge`. The weights that an adapter acts on are kept as they were, since every
-update starts from them.
+The formula is in `models.adapter_merge`. The weights that an adapter acts on are kept as they were, since
+every update starts from them.
 """
 
 import torch
@@ -16,7 +16,8 @@ from penstock.records import AdapterSpec, WeightUpdate
 
 
 class MergedAdapter:
-    """At most one policy. What arrives is kept beside the weights, verified, and merged between two passes."""
+    """Serves at most one adapter. An update is kept beside the weights, verified, and merged between two passes.
+    """
 
     is_quick = False
 
@@ -45,7 +46,8 @@ class MergedAdapter:
         pass
 
     def open(self, update: WeightUpdate) -> Place:
-        """The same tensors for every update of one shape: nothing is computed with them before they are merged."""
+        """Return the same tensors for every update of one shape: nothing is computed with them before they are
+        merged."""
         shapes = {spec.name: spec.shape for spec in update.tensors}
         device = next(self._model.parameters()).device
         known = self._place
@@ -82,6 +84,6 @@ class MergedAdapter:
 
 
 def merge(base: torch.Tensor, spec: AdapterSpec, target: Target, place: Place) -> torch.Tensor:
-    """The weights of one layer with the adapter in them, in float32."""
+    """Return the weights of one layer with the adapter merged in, in float32."""
     magnitude = place.tensors[target.magnitude] if target.magnitude else None
     return merged_weight(base, place.tensors[target.a], place.tensors[target.b], spec, magnitude)
