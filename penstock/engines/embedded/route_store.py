@@ -38,7 +38,8 @@ class BlockRoutes(ABC):
 
     @abstractmethod
     def _read(self, slots: Slots, *, in_order: bool) -> Routes:
-        """Return the rows of these slots. With `in_order`, passes that are queued may still compute them."""
+        """Return the rows of these slots. With `in_order` they are read after the queued passes, which may still
+        write them."""
 
     def keep(self, seq: Sequence) -> None:
         """Save the routes of a sequence whose blocks are about to be freed. What tokens were sampled with stays

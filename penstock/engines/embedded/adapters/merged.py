@@ -1,4 +1,4 @@
-"""Merges one adapter into the weights: as fast as the base, for one policy. DoRA is only served so.
+"""Merges one adapter into the weights: as fast as the base, for one policy. DoRA is served only this way.
 
 The formula is in `models.adapter_merge`. The weights that an adapter acts on are kept as they were, since
 every update starts from them.

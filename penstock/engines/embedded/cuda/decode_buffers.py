@@ -1,4 +1,4 @@
-"""What a decode step reads and moves on, at fixed addresses."""
+"""Holds what a decode step reads and updates, at fixed addresses."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ NUM_FLOATS = 3
 
 @dataclass(frozen=True, slots=True)
 class DecodeBuffers:
-    """A column per row of the batch; a graph of batch B uses the first B."""
+    """Holds a column per row of the batch; a graph of batch size B uses the first B."""
 
     tokens: torch.Tensor
     ended: torch.Tensor

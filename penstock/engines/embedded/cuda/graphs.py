@@ -1,4 +1,5 @@
-"""One decode step as a CUDA graph: forward, draw, logprob, stop tokens and the move to the next position."""
+"""Captures one decode step as a CUDA graph: forward, draw, logprob, stop tokens and the move to the next
+position."""
 
 import logging
 import time
@@ -32,13 +33,13 @@ Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def batch_sizes(max_batch: int) -> list[int]:
-    """Those that graphs are captured for."""
+    """Return the batch sizes that graphs are captured for."""
     return sorted({size for size in BUCKETS if size < max_batch} | {max_batch})
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a graph was captured for."""
+    """Names what a graph was captured for."""
 
     rows: int
     splits: int
@@ -50,7 +51,7 @@ class Replayable(Protocol):
 
 
 class _Call:
-    """The step itself, where there are no graphs: on a CPU, for tests."""
+    """Runs the step itself, where there is no graph: on a CPU, for tests, or after a capture has failed."""
 
     def __init__(self, step: Callable[[], None]) -> None:
         self._step = step
@@ -91,11 +92,12 @@ class StepGraphs:
         self.capture_s = 0.0
 
     def bucket(self, rows: int) -> int:
-        """The batch size that serves this many rows."""
+        """Return the captured batch size that serves this many rows."""
         return next(size for size in self.buckets if size >= rows)
 
     def get(self, kind: Kind) -> Replayable:
-        """The graph of this kind. Capturing one writes into the buffers: call it before they are filled."""
+        """Return the graph of this kind. Capturing one writes into the buffers: call it before they are filled.
+        """
         if kind not in self._known:
             if kind.truncates:
                 self.mask_room()
@@ -104,7 +106,7 @@ class StepGraphs:
         return self._known[kind]
 
     def forget(self) -> None:
-        """What was captured is no longer true."""
+        """Drop all graphs, because what they captured has changed."""
         self._known.clear()
         self._memory = None
 
@@ -115,8 +117,9 @@ class StepGraphs:
         return self.masks
 
     def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph | None:
-        """Record one step; None where the model does what a graph can't hold, as some mixtures of experts do.
-        Rehearsals write into a block that nobody owns; the newest tokens survive them."""
+        """Record one step; returns None where the model does what a graph can't hold, as some mixtures of
+        experts do. Warm-up steps write into the scratch block, and the newest tokens are restored after them.
+        """
         began = time.perf_counter()
         buffers = self.buffers
         kept = buffers.tokens.clone(), buffers.ended.clone()

@@ -1,4 +1,4 @@
-"""What is in flight on a device, and what it brought."""
+"""Records what is in flight on a device, and what it drew."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from penstock.records.sampling_masks import Packed
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a launch drew for one sequence."""
+    """Holds what a launch drew for one sequence."""
 
     seq: Sequence
     tokens: list[int]
@@ -24,7 +24,7 @@ class Drawn:
 
 @dataclass(slots=True)
 class Launch:
-    """Work in flight: which sequences draw `steps` tokens each."""
+    """Describes work in flight: which sequences draw `steps` tokens each."""
 
     sequences: list[Sequence]
     rows: list[int]
