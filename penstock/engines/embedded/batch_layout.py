@@ -16,7 +16,7 @@ from penstock.engines.embedded.scheduler import Span
 Longs = npt.NDArray[np.int64]
 
 SPLIT_ABOVE = 4096
-"""Padded keys of one rectangle above which sequences of unlike length are kept apart."""
+"""Padded keys of one rectangle above which sequences of different lengths are kept apart."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Rectangle:
     table: torch.Tensor
     """(rows * blocks,): the blocks of each row's keys, padded with any block."""
     query_positions: torch.Tensor
-    """(rows, width): place of each query in its sequence; padding repeats the row's last query."""
+    """(rows, width): position of each query in its sequence; padding repeats the row's last query."""
     gather: torch.Tensor | None = None
     """(rows * width,): token of each query, from `start`; None when no row is padded."""
     scatter: torch.Tensor | None = None

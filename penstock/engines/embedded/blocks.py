@@ -12,7 +12,7 @@ from collections import OrderedDict
 ROOT = 0
 """The node of the empty prefix, in every trie."""
 Weights = tuple[str, int]
-"""A policy and its version: what a trie is for."""
+"""A policy and its version; each has a trie of its own."""
 
 
 class BlockPool:

@@ -13,12 +13,12 @@ from penstock.errors import UserError
 
 CPU_CACHE_BYTES = int(2e9)
 ALONE = 0.9
-"""Share of a GPU's memory that an engine takes when nothing else is said."""
+"""Share of a GPU's memory that an engine takes unless `memory_share` is set."""
 SMALLEST_CACHE_TOKENS = 2048
 FIXED_WORKSPACE_BYTES = int(1.5e9)
 """CUDA's own context, graphs and the libraries' buffers."""
 BYTES_PER_LOGIT = 24
-"""Of the full batch: logits in two formats, and a sort of them with its indices where top-p needs one."""
+"""Memory for a logit of the full batch: two formats, and a sort with its indices where top-p needs one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from penstock.engines.embedded.cuda.device import Device
 
 SERVES_DEFAULT: Mapping[str, int] = MappingProxyType({DEFAULT_POLICY: 0})
-"""What an engine serves unless its owner says otherwise."""
+"""The policies and versions that an engine serves by default."""
 LONG_STEP_S, LONG_STEP_TURNS = 0.005, 6
 LOOK_AGAIN_S = 0.0005
-"""How often a device at work is looked at."""
+"""Time between two looks at a busy device."""
 
 
 class EmbeddedEngine:
@@ -109,7 +109,7 @@ class EmbeddedEngine:
         self._wake = asyncio.Event()
         self._is_frozen = False
         self._stands = asyncio.Event()
-        """The step loop computes nothing."""
+        """Set while the step loop computes nothing."""
         self._interrupts = Interrupts(
             self._scheduler, self._stepper, resume_kv=self.config.resume_kv, wake=self._wake.set
         )
@@ -272,7 +272,7 @@ class EmbeddedEngine:
             self._updates.fail(error)
             raise
         finally:
-            self._stands.set()  # nobody waits for what will never be computed
+            self._stands.set()  # wakes `freeze` and `finish_running`: nothing more will be computed
 
     async def _let_others_run(self, step_s: float) -> None:
         """Yield to the event loop. A message takes several turns of the loop from its socket to the scheduler;
@@ -290,8 +290,7 @@ class EmbeddedEngine:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def expect_adapter(self, layers: Iterable[str], rank: int) -> None:
-        """Make room for adapters of these layers before `warm_up`, so that the first to arrive changes no graph.
-        """
+        """Make room for adapters of these layers before `warm_up`, so that the first to arrive changes no graph."""
         self._adapters.expect(layers, rank)
 
     def warm_up(self) -> None:

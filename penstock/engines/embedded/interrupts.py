@@ -31,9 +31,9 @@ class Cost:
     """Counts what an interrupt cost besides the copy of the weights."""
 
     recomputed_tokens: int = 0
-    """Whose keys and values were given up and are computed again."""
+    """Tokens whose keys and values were given up and are computed again."""
     discarded_tokens: int = 0
-    """That had been drawn and were thrown away."""
+    """Tokens that had been drawn and were thrown away."""
 
 
 class Interrupts:

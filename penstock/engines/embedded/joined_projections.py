@@ -25,7 +25,7 @@ class Family:
     def __init__(self, members: list[nn.Linear]) -> None:
         self.members = members
         self.stack: AdapterStack | None = None
-        """The adapters beside it, once there are any."""
+        """The adapters beside the matrix, once there are any."""
         self.sizes = [member.out_features for member in members]
         self.weight = torch.cat([member.weight.data for member in members])
         self.bias: torch.Tensor | None = None
@@ -50,7 +50,7 @@ class JoinedLinear(nn.Linear):
             joined = _multiply(input, family.weight, family.bias, family.stack)
             family.parts = torch.split(joined, family.sizes, dim=-1)
         parts = family.parts
-        if parts is None:  # somebody asks for one projection alone
+        if parts is None:  # this projection is called alone
             stack = family.stack.part(self.number) if family.stack is not None else None
             return _multiply(input, self.weight, self.bias, stack)
         if self.number == len(family.sizes) - 1:

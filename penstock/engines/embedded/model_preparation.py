@@ -40,7 +40,7 @@ def keep_logits_in_float32(model: nn.Module) -> None:
 
 
 COPIED_BYTES = 2**30
-"""What `batched_mm` may copy for one layer of one pass."""
+"""The most that `batched_mm` may copy for one layer of one pass."""
 
 
 def set_expert_matmuls(model: nn.Module, *, most_tokens: int) -> None:
@@ -61,7 +61,7 @@ def set_expert_matmuls(model: nn.Module, *, most_tokens: int) -> None:
         chosen = "batched_mm"
     try:
         causal_lm.set_experts_implementation(chosen)
-    except ValueError:  # the family multiplies in a way of its own
+    except ValueError:  # this model family has its own expert matmul
         return
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PREFILL_CHUNK = {"cpu": 512, "cuda": 8192}
-"""Prompt tokens of a pass that keep a device busy, where the config names none."""
+"""Prompt tokens of a pass that keep a device busy, unless the config names a number."""
 
 
 class ModelRunner:

@@ -1,5 +1,4 @@
-"""Appends drawn tokens to their sequence, up to where it ends, and sends them in chunks to the request's stream.
-"""
+"""Appends drawn tokens to their sequence, up to where it ends, and sends them in chunks to the request's stream."""
 
 import asyncio
 from collections import deque
@@ -135,7 +134,7 @@ def _nonfinite(seq: Sequence) -> NonFiniteLogits:
 
 
 UNREAD = 64
-"""Chunks that nobody reads are joined by so many: a slow client costs memory for its tokens, not for records."""
+"""Unread chunks are joined by this many: a slow client costs memory for its tokens, not for records."""
 
 
 class Stream:
@@ -144,7 +143,7 @@ class Stream:
     def __init__(self) -> None:
         self._chunks: deque[Chunk] = deque()
         self._num_joinable = 0
-        """Of the last chunks, those that may become one."""
+        """How many of the last chunks may be joined into one."""
         self._error: BaseException | None = None
         self._ready = asyncio.Event()
 

@@ -65,7 +65,7 @@ class PagedAttention:
         self._layout: Layout | None = None
         self._shapes = shapes
         self.scratch = num_blocks
-        """A block that nobody owns: rows that only fill up a batch write there."""
+        """A block that no sequence owns: padding rows of a batch write there."""
         self.pools: dict[int, torch.Tensor] = {}
         self._slots: dict[int, torch.Tensor] = {}
         for layer, shape in shapes.items():

@@ -155,9 +155,8 @@ class PrefixCache:
             usable -= usable % size
         if usable <= 0 or kept.tokens[:usable] != seq.tokens[:usable]:
             return
-        if (
-            seq.routes is not None
-        ):  # it was preempted, and its parent may have been computed again with others
+        # A preempted sequence has routes, and its parent may have been computed again with others.
+        if seq.routes is not None:
             usable = min(usable, size * self._num_alike(seq, kept.blocks[: -(-usable // size)], fresh))
         if usable <= 0:
             return

@@ -29,7 +29,7 @@ class BlockRoutes(ABC):
     def __init__(self, shape: RoutingShape, block_size: int) -> None:
         self.shape = shape
         self.blobs: BlobStore | None = None
-        """Where the routes of requests are that another engine, or an earlier turn, has computed before."""
+        """Holds the routes of requests that another engine, or an earlier turn, has computed before."""
         self._block_size = block_size
 
     @abstractmethod
@@ -107,7 +107,7 @@ class BlockRoutes(ABC):
             return kept[start:stop]
         blocks = np.array(seq.blocks, dtype=np.int64)
         slots = blocks[places // self._block_size] * self._block_size + places % self._block_size
-        # The tokens before one that was drawn are computed. Without that, they may be on their way.
+        # The tokens before one that was drawn are computed. Without a drawn token they may be in flight.
         in_order = stop is None or end >= seq.num_tokens or seq.num_output <= seq.num_recorded
         return np.concatenate([kept[start:], self._read(slots, in_order=in_order)])
 

@@ -125,8 +125,7 @@ def _draw_truncated(probs: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
 
 
 def shape_logits(logits: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
-    """Apply bias, penalties, and the ban on early stop tokens. Changes a copy, and only if some row asks for it.
-    """
+    """Apply bias, penalties, and the ban on early stop tokens. Changes a copy, and only if some row asks for it."""
     params = [seq.request.sampling for seq in sequences]
     biased = [row for row, each in enumerate(params) if each.logit_bias]
     repeating = [row for row, each in enumerate(params) if each.repetition_penalty != 1.0]
@@ -183,7 +182,7 @@ def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
 
 
 FIRST_CANDIDATES = 64
-"""How many of the likeliest tokens are looked at first."""
+"""How many of the likeliest tokens are examined first."""
 
 
 def truncate(probs: torch.Tensor, params: list[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -31,10 +31,10 @@ class Batch:
 
     spans: list[Span] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    """(from, to): blocks to copy before the pass, because their owners part ways. All are read before any is
+    """(from, to): blocks to copy before the pass, because their owners diverge. All are read before any is
     written, so `from` is never a block that is itself copied to."""
     origins: dict[int, int] = field(default_factory=dict)
-    """The same by target."""
+    """The source of each copy, by target."""
     fresh: set[int] = field(default_factory=set)
     """Blocks that this pass fills and that are shared from now on."""
     num_prefill: int = 0
@@ -72,7 +72,7 @@ class Scheduler:
         self._is_full = False
         """The next waiting sequence did not fit the cache, and nothing has been freed since."""
         self._drain: tuple[Collection[str], Callable[[], None]] | None = None
-        """Policies whose sequences are to end before any other begins, and what is called when they have."""
+        """Policies whose sequences must end before held ones begin, and the callback for when they have."""
 
     @property
     def num_waiting(self) -> int:

@@ -16,18 +16,18 @@ class Sequence:
     request: GenerateRequest
     arrival: int
     limit: int
-    """Number of tokens, prompt and output, at which it ends for length."""
+    """Number of tokens, prompt and output, at which it ends with `length`."""
     seed: int
     tokens: list[int]
     num_prompt: int
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     mixed: list[bool] = field(default_factory=list)
-    """Of each output token, whether keys and values of older weights were read when it was drawn."""
+    """For each output token, whether keys and values of older weights were read when it was drawn."""
     masks: list[Packed] = field(default_factory=list)
     """Kept ids of the output tokens, until they are stored together when the request ends."""
     routes: Routes | None = None
-    """Experts that its first tokens are computed again with, since they have lost their blocks; those of later ones
+    """Experts with which its first tokens are computed again after they lost their blocks. Those of later tokens
     are beside its blocks."""
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -36,23 +36,22 @@ class Sequence:
     num_indexed: int = 0
     """Blocks entered into the prefix index, or taken from it."""
     kv_version: int | None = None
-    """The version that its policy was served in when its oldest keys and values were computed; None while it has
-    none."""
+    """Its policy's version when its oldest keys and values were computed; None while it has none."""
     leader: "Sequence | None" = None
-    """The sequence with the same prompt that is computing it for this one too."""
+    """The sequence with the same prompt that computes it for this one too."""
     followers: list["Sequence"] = field(default_factory=list)
     is_running: bool = False
     num_preempted: int = 0
     num_pending: int = 0
-    """Tokens that a device has drawn, or is about to, and that have not been read yet."""
+    """Tokens that a device has drawn, or is about to draw, and that the host has not read."""
     num_sent: int = 0
-    """Output tokens that have left in chunks, or were known before."""
+    """Output tokens that were sent in chunks, or came with the request."""
     num_recorded: int = 0
-    """Output tokens whose recorded data has left, or was known before."""
+    """Output tokens whose recorded data was stored, or was stored before this request."""
     num_routed: int = 0
-    """Tokens whose routes have left, or were known before; prompt tokens count too."""
+    """Tokens whose routes were stored, or were known before this request; prompt tokens count too."""
     restarts: bool = False
-    """Chunks have left that are void: the next one says so."""
+    """Chunks that were sent are void; the next one says so."""
 
     @property
     def order(self) -> tuple[int, int]:

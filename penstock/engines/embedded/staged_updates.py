@@ -66,6 +66,5 @@ class StagedUpdates:
 
 
 def _identity(update: WeightUpdate) -> tuple[object, ...]:
-    """Return what tells two updates apart: the same version may be published again, whole instead of as a delta.
-    """
+    """Return what tells two updates apart: the same version may be published again, whole instead of as a delta."""
     return (update.policy, update.version, update.transport, update.selection, update.base, update.buckets)

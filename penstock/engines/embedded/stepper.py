@@ -18,7 +18,7 @@ from penstock.records.interfaces import Verification
 from penstock.records.sampling_masks import NO_WORDS, pack_token
 
 NOTHING_DRAWN = -1
-"""Instead of the version of a policy's newest tokens."""
+"""Stands for the version of a policy's newest tokens while it has none."""
 COUNTED = ("steps", "prefill_tokens", "cached_tokens", "preemptions")
 
 

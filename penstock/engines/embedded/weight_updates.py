@@ -37,7 +37,7 @@ class Health:
     is_closed: bool = False
     failure: BaseException | None = None
     is_half_updated: bool = False
-    """It failed in the middle of an update: its weights are of no version, and it waits for others."""
+    """An update failed halfway: the weights are of no version, and the engine waits for a full update."""
 
     def check(self) -> None:
         if self.is_closed:
@@ -72,7 +72,7 @@ class WeightUpdates:
         self._health = health
         self.versions = versions
         self._base = next(iter(versions.values()))
-        """The version under which the full weights came."""
+        """The version under which the full weights arrived."""
         self._tensors = tensors
         self._receiver = receiver
         self._staged = StagedUpdates(receiver)
@@ -83,7 +83,7 @@ class WeightUpdates:
         self._interrupts = interrupts
         self._lock = asyncio.Lock()
         self._abandoned: set[asyncio.Future[float]] = set()
-        """Threads that load an adapter nobody waits for any more; they hold a place."""
+        """Threads that load an adapter whose update was cancelled; each still holds a slot."""
 
     async def take(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
         async with self._lock:
@@ -160,8 +160,7 @@ class WeightUpdates:
         self._scheduler.cache.pool.clear_index()
 
     def _check_alone(self, update: WeightUpdate) -> None:
-        """Refuse full weights that would also change another policy: all policies without an adapter share them.
-        """
+        """Refuse full weights that would also change another policy: all policies without an adapter share them."""
         adapted = self._adapters.policies
         plain = [policy for policy in self.versions if policy not in adapted and policy != update.policy]
         if plain:
@@ -231,7 +230,7 @@ class WeightUpdates:
         running = asyncio.get_running_loop().run_in_executor(None, load)
 
         def ended(running: "asyncio.Future[float]") -> None:
-            running.exception()  # nobody is left to hear it
+            running.exception()  # retrieve it: the task that waited is gone
             undo()
             self._abandoned.discard(running)
 

@@ -18,7 +18,7 @@ from penstock.records import WeightUpdate
 Site = dict[str, nn.Linear]
 """The projections of one matmul, by name and in the order of their outputs."""
 Shapes = dict[str, tuple[int, ...]]
-"""Of an adapter's tensors for one layer."""
+"""Shapes of an adapter's tensors for one layer."""
 
 
 class AdaptedLinear(nn.Linear):

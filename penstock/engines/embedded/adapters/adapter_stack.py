@@ -25,9 +25,9 @@ class AdapterStack:
     a: torch.Tensor
     b: torch.Tensor
     starts: tuple[int, ...]
-    """The first output of each part, and at last the number of outputs."""
+    """The first output of each part, then the number of outputs."""
     rank: int
-    """Of all slots; smaller adapters are padded with zeros."""
+    """Rank of all slots; smaller adapters are padded with zeros."""
     rows: "RowSlots"
 
     @classmethod

@@ -16,8 +16,7 @@ from penstock.records import AdapterSpec, WeightUpdate
 
 
 class MergedAdapter:
-    """Serves at most one adapter. An update is kept beside the weights, verified, and merged between two passes.
-    """
+    """Serves at most one adapter. An update is kept beside the weights, verified, and merged between two passes."""
 
     is_quick = False
 

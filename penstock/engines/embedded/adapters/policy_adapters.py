@@ -1,5 +1,4 @@
-"""Serves the adapters of an engine's policies beside the weights or merged, as `engine.embedded.adapters` says.
-"""
+"""Serves the adapters of an engine's policies beside the weights or merged, as `engine.embedded.adapters` says."""
 
 from collections.abc import Collection, Iterable
 

@@ -31,8 +31,7 @@ class RowSlots(Protocol):
         """Set what the matrices of an unused slot are multiplied with."""
 
     def assign(self, policy: str, slot: int) -> None:
-        """Serve this policy with the adapter of this slot from the next pass on, or without one (`NO_ADAPTER`).
-        """
+        """Serve this policy with the adapter of this slot from the next pass on, or without one (`NO_ADAPTER`)."""
 
     def linear(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stack: "AdapterStack"

@@ -34,14 +34,15 @@ class UnmergedAdapters:
         self._max_adapters = max_adapters
         self._max_rank = max_rank
         self._stacks: dict[str, tuple[AdapterStack, int]] = {}
-        """By layer: the stack of its matmul, and its part there."""
+        """For each layer, the stack of its matmul and its part in that stack."""
         self._rank = 0
         self._free = list(range(1, max_adapters + SPARE_SLOTS + 1))
         self._slot_of: dict[str, int] = {}
         self._places: dict[int, tuple[dict[str, Target], Place]] = {}
-        """What each slot was filled for last, and where its tensors are."""
+        """The layers that each slot was last filled for, and its tensors."""
         self._read: tuple[tuple[TensorSpec, ...], dict[str, Target]] = (), {}
-        """The layers of the last update, which the next one has again: to look at hundreds of names takes long."""
+        """The tensors of the last update and their layers. The next update has the same ones, and reading
+        hundreds of names takes long."""
 
     @property
     def policies(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from penstock.engines.embedded.cuda.kernels.step_end import STOPS
 from penstock.engines.embedded.sequence import Sequence
 
 ON_DEVICE = -1
-"""Instead of a token: the device has it."""
+"""Stands for a token that only the device has."""
 
 
 class Rows:
@@ -53,7 +53,7 @@ class Rows:
         self.tables = np.full((count, num_table), scratch, dtype=np.int32)
         self.tokens = np.full(count, ON_DEVICE, dtype=np.int64)
         self.begins = np.zeros(count, dtype=np.int64)
-        """1 where a row has a new sequence since the last launch."""
+        """1 where a row got a new sequence after the last launch."""
 
     @property
     def used(self) -> int:
@@ -84,8 +84,7 @@ class Rows:
             self.give_back(seq)
 
     def place(self, sequences: list[Sequence]) -> None:
-        """Prepare exactly these sequences to decode next: give them rows, and write their positions and blocks.
-        """
+        """Prepare exactly these sequences to decode next: give them rows, and write their positions and blocks."""
         wanted = set(sequences)
         for seq in [seq for seq in self.of if seq not in wanted]:
             self.give_back(seq)

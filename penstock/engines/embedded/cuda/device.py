@@ -75,7 +75,7 @@ class Device:
         self._block_size = block_size
         self.window = window
         self.join_at = max(1, max_batch // 32)
-        """Free places at which waiting sequences join: prompts are computed a few at a time."""
+        """Free batch slots at which waiting sequences join: prompts are computed a few at a time."""
         self._device = next(model.parameters()).device
         pool = next(iter(cache.pools.values()))
         self._kv_heads = pool.shape[2]
@@ -172,7 +172,7 @@ class Device:
         self._attach()
         graph = self.graphs.get(kind)
         self._copy_blocks(copies)
-        # A sequence that may end within the window draws on past its blocks: into what nobody owns.
+        # A sequence that ends within the window keeps drawing past its blocks, into the scratch block.
         beyond = -(-self.window // self._block_size) + 1
         self._fill(bucket, max(len(seq.blocks) for seq in sequences) + beyond)
         room = self.graphs.masks if kind.truncates else None

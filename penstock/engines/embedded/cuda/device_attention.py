@@ -94,10 +94,9 @@ class PromptPlan:
         dim = query.shape[2]
         pair, raw = torch.cat([key, value], dim=-1), pool.dtype
         if pool.dtype == torch.float8_e4m3fn:
-            pair = pair.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(
-                pool.dtype
-            )  # some versions of torch make NaN of more
-            raw = torch.uint8  # not every copy knows 8-bit floats
+            # Some versions of torch turn larger values into NaN.
+            pair = pair.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(pool.dtype)
+            raw = torch.uint8  # not every copy kernel supports 8-bit floats
         pool.flatten(0, 1).view(raw).index_copy_(0, self.slots, pair.view(raw))
         if varlen.serves(query, pool, options):
             return varlen.attend_varlen(
@@ -165,7 +164,7 @@ class DeviceAttention:
     ) -> torch.Tensor:
         pool: torch.Tensor = module._penstock_pool  # type: ignore[assignment]
         mixed: torch.Tensor = attend_paged(
-            query[0].transpose(0, 1).contiguous(),  # as models leave them, these copy nothing
+            query[0].transpose(0, 1).contiguous(),  # models leave them so that this copies nothing
             key[0].transpose(0, 1).contiguous(),
             value[0].transpose(0, 1),  # a part of the joined matmul: only its last dimension must be dense
             pool,

@@ -43,9 +43,8 @@ class DeviceRoutes(BlockRoutes):
     def follow(self, current: CurrentPass) -> None:
         """Record what routers choose from now on for the tokens of this pass."""
         self._pass = current
-        self._read(
-            np.zeros(1, dtype=np.int64), in_order=True
-        )  # to load a kernel, CUDA may wait for an idle device
+        # Loads the kernel now: for that CUDA may wait until the device is idle.
+        self._read(np.zeros(1, dtype=np.int64), in_order=True)
 
     def choose(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
         assert self._pass is not None and self._pass.plan is not None, "a plan comes before a forward pass"

@@ -34,11 +34,10 @@ class DeviceSlots:
         self._gate = gate
         self._device = device
         self._slot_of = torch.zeros(len(gate.versions), dtype=torch.int32, device=device)
-        """By the number of a policy."""
+        """The slot of each policy, by the policy's number."""
         for number in range(len(self._slot_of)):
-            self._slot_of[number].fill_(
-                NO_ADAPTER
-            )  # loads the kernels that `assign` needs while the GPU stands still
+            # Loads the kernels that `assign` needs while the GPU is paused.
+            self._slot_of[number].fill_(NO_ADAPTER)
         self.scales = torch.zeros(num_slots + 1, dtype=torch.float32, device=device)
         self._decoding = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self.rows: torch.Tensor | None = None

@@ -17,9 +17,9 @@ from penstock.engines.embedded.stepper import COUNTED, Swapped, count, draw_and_
 from penstock.records.interfaces import Verification
 
 MAX_IN_FLIGHT = 2
-"""Launches: one that runs, and one behind it."""
+"""Launches in flight: one that runs, and one behind it."""
 MAX_PROMPTS_IN_A_ROW = 4
-"""Passes over prompts before sequences that decode have their turn."""
+"""Passes over prompts before decoding sequences get their turn."""
 
 
 class DeviceStepper:

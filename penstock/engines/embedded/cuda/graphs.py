@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Tokens and positions of one row of tokens in, logits out."""
+"""Takes the tokens and positions of one row of tokens, and gives logits."""
 
 
 def batch_sizes(max_batch: int) -> list[int]:
@@ -87,7 +87,7 @@ class StepGraphs:
         self._known: dict[Kind, Replayable] = {}
         self._memory: Any = None
         self.captures = self._device.type == "cuda"
-        """Whether steps are graphs: there is a GPU, and none has failed to be captured."""
+        """Whether steps are graphs: on a GPU, until a capture fails."""
         self.masks: MaskRoom | None = None
         self.capture_s = 0.0
 
@@ -96,8 +96,7 @@ class StepGraphs:
         return next(size for size in self.buckets if size >= rows)
 
     def get(self, kind: Kind) -> Replayable:
-        """Return the graph of this kind. Capturing one writes into the buffers: call it before they are filled.
-        """
+        """Return the graph of this kind. Capturing one writes into the buffers: call it before they are filled."""
         if kind not in self._known:
             if kind.truncates:
                 self.mask_room()
@@ -125,7 +124,7 @@ class StepGraphs:
         kept = buffers.tokens.clone(), buffers.ended.clone()
         buffers.tables.fill_(self._scratch)
         buffers.ints[POSITION].zero_()
-        buffers.ints[RECORDS].zero_()  # the arena has no room for rehearsals
+        buffers.ints[RECORDS].zero_()  # the arena has no room for warm-up steps
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
@@ -143,11 +142,11 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(self._device)
         try:
-            # Other threads stage updates meanwhile, and may take memory.
+            # Other threads stage updates meanwhile, and may allocate memory.
             with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                 self._step(kind)
         except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # a failed capture does not give it back
+            torch.cuda.set_stream(stream)  # a failed capture does not restore it
             torch.cuda.synchronize(self._device)
             log.warning("decode steps are run one by one, which is slower than a CUDA graph: %s", error)
             self.captures = False

@@ -19,7 +19,7 @@ class Drawn:
     logprobs: list[float]
     versions: list[int]
     masks: Packed | None
-    """What truncation left, where the request records it."""
+    """What truncation left, if the request records it."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Launch:
     rows: list[int]
     steps: int
     versions: torch.Tensor
-    """(rows, steps), of the weights of each row's policy: new ones may come in between two steps."""
+    """(rows, steps): version of each row's policy, since new weights may be loaded between two steps."""
     tokens: torch.Tensor
     logprobs: torch.Tensor
     lengths: torch.Tensor | None

@@ -12,7 +12,7 @@ from penstock.records import IntArray, SamplingMask
 from penstock.records.sampling_masks import NO_WORDS, Packed, shorten
 
 SEGMENTS = 3
-"""Parts of the arena: each launch in flight has its own, and the next takes another."""
+"""Parts of the arena: each launch in flight has its own, and so has the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +100,4 @@ class MaskTable:
             return Packed([], NO_WORDS)
         start = self._ends[row - 1][-1] if row else 0
         words = self._words[start : self._ends[row][count - 1]]
-        return Packed(self._counts[row][:count], words.copy())  # a view would keep the whole launch
+        return Packed(self._counts[row][:count], words.copy())  # a view would keep the whole launch in memory

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 20e-6
 PATIENCE_NS = 20_000_000_000
-"""Copies take milliseconds: whoever stands still for this long has been forgotten."""
+"""How long a step waits at its gate before it gives up; copies take milliseconds."""
 TRIAL_NS = 200_000_000
 
 
@@ -49,12 +49,12 @@ class Gate:
         added."""
         self._device = device
         self.numbers = {policy: number for number, policy in enumerate(versions)}
-        """By which number the device knows each policy."""
+        """The number by which the device knows each policy."""
         self._spare = list(range(len(versions), len(versions) + spare))
         self.versions = torch.zeros(len(versions) + spare, dtype=torch.int64, device=device)
-        """Of the weights that are live, by the number of the policy, for kernels to read."""
+        """The live version of each policy, by the policy's number, for kernels to read."""
         self.told = _host_memory(NEWEST + len(self.versions), device)
-        """What the device says: see `kernels.STOPPED` and its neighbours."""
+        """What the device reports: see `STOPPED` and its neighbours in `kernels.step_end`."""
         self._answers: Any = self.told.numpy()
         self._asked = _host_memory(1, device)
         self._opened = torch.zeros(1, dtype=torch.int64, device=device)
@@ -63,7 +63,7 @@ class Gate:
         if self._stops:
             self._side: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self._try()
-        # One by one, as updates do: where a number lies decides which kernel writes it, and that must be loaded.
+        # One by one, as updates do: a number's address decides which kernel writes it, and that must be loaded.
         for number, version in enumerate([*versions.values(), *[NOTHING_DRAWN] * spare]):
             self.versions[number].fill_(version)
             self.told[NEWEST + number] = version
@@ -153,7 +153,7 @@ class Gate:
 
     def _until(self, answer: int, work: Any) -> None:
         while self._answers[answer] < self._number:
-            work.query()  # raises when the device has failed, and will never answer
+            work.query()  # raises if the device has failed and will never answer
             time.sleep(LOOK_AGAIN_S)
         self.raise_if_given_up()
 
@@ -161,7 +161,7 @@ class Gate:
         """Test whether one stream can be opened from another while much is queued. It can't where launches
         block, or where all streams share one queue. This also loads the kernels, which may need an idle
         device."""
-        for _ in range(2):  # the first time nobody stops
+        for _ in range(2):  # the first round does not stop
             self._asked.fill_(self._number)
             self.check(TRIAL_NS)
             for _ in range(64):

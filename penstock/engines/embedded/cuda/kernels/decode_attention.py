@@ -29,9 +29,9 @@ LINES = 16
 """Keys that a program takes in one step: of 16 tokens, or of fewer tokens and several heads. A block of 16 tokens
 is a whole number of steps, so one look into the block table finds all of them."""
 QUERIES = 8
-"""The fewest queries of a program: tensor cores take no fewer."""
+"""The fewest queries of a program, since tensor cores take no fewer."""
 ONE_WARP = 16 * 128
-"""Numbers of the result that one warp can hold beside the keys; larger ones take two."""
+"""Numbers of the result that one warp can hold beside the keys; a larger result takes two warps."""
 ENOUGH = 1024
 """Programs that keep the memory of a GPU busy."""
 
@@ -78,8 +78,7 @@ def _for_lines(x, LINES: tl.constexpr):
 def _places(
     pool, blocks, start, token, seen, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, POOL_TOKEN: tl.constexpr
 ):
-    """Return where the keys of tokens from `start` on lie, with one look into the table if all are in one block.
-    """
+    """Return where the keys of tokens from `start` on lie, with one look into the table if all are in one block."""
     if BLOCK_SIZE % TOKENS == 0:
         block = tl.load(blocks + start // BLOCK_SIZE).to(tl.int64)
         return pool + (block * BLOCK_SIZE + start % BLOCK_SIZE) * POOL_TOKEN + token * POOL_TOKEN

@@ -18,9 +18,9 @@ import triton.language as tl
 COLUMNS = 128
 """Outputs that one program of `expand` adds to."""
 FEW_ROWS = 1024
-"""Up to here a batch is one of decoding sequences."""
+"""Up to this many rows a batch is taken to be one of decoding sequences."""
 PROGRAMS, MAX_SPLITS = 256, 8
-"""How many programs keep a GPU busy, and into how many parts a sum is cut at most to have them."""
+"""Programs that keep a GPU busy, and the most parts into which a sum is cut to have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 PAGING = ("FA3", "FA4")
 TOLERANCE = 0.02
-"""Of the norm: both round to 16 bits."""
+"""Relative to the norm, since both round to 16 bits."""
 TRIED = ((5, 5), (1, 300), (40, 77), (130, 200))
-"""Queries and keys of the sequences that are tried: a whole prompt, one token, and parts of prompts."""
+"""Queries and keys of the sequences that are compared: a whole prompt, one token, and parts of prompts."""
 TRIED_WINDOW = 33
 
 

@@ -6,8 +6,8 @@ import triton.language as tl
 NONE = tl.constexpr(-1e30)
 """Below every score: the threshold that cuts nothing."""
 AT_ONCE = tl.constexpr(4)
-"""Tokens of a lane that are looked at together: their highest score is found first, so that the sum is brought to a
-new scale once for all of them."""
+"""Tokens of a lane that are read together: their highest score is found first, so that the sum is rescaled once for
+all of them."""
 
 
 def num_turns(width: int, lanes: int) -> int:

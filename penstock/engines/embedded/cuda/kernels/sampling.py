@@ -34,7 +34,7 @@ from penstock.engines.embedded.cuda.kernels.truncated_sampling import (
 
 LANES = 1024
 CANDIDATES = 2048
-"""Tokens of a row that are copied out at most."""
+"""The most tokens of a row that are copied out."""
 PLACE_STRIDE = tl.constexpr(0x632BE59BD9B4E019)
 WORD = 32
 

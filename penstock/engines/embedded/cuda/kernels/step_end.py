@@ -14,7 +14,7 @@ STOPS = 8
 """Stop tokens of a request that the device looks for; the host finds the others."""
 STOPPED, STOOD_NS, WENT_ON, GAVE_UP, NEWEST = range(5)
 """Numbers that the device writes for the host: the update it waits for, how long it waited for the last one, the
-last update after which it went on, and one that it gave up on. From `NEWEST` on: for each policy, the version of
+last update after which it continued, and one that it gave up on. From `NEWEST` on: for each policy, the version of
 its newest tokens."""
 
 

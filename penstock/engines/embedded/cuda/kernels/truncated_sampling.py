@@ -26,7 +26,7 @@ from penstock.engines.embedded.cuda.kernels.row_scores import (
 STEPS = tl.constexpr(48)
 """Bisection steps at most: enough to tell float32 neighbours apart in any range that scores have."""
 ROUGH_STEPS = tl.constexpr(10)
-"""Of the bisection among the lanes' highest, which only has to come near."""
+"""Steps of the bisection among the lanes' highest scores, which only has to come near."""
 BRACKET_STEPS = tl.constexpr(16)
 """Passes at most until the bounds can't come closer: each leaves a quarter of the range."""
 
@@ -34,13 +34,13 @@ BRACKET_STEPS = tl.constexpr(16)
 # if all tokens above them are kept too; or UNKNOWN.
 UNKNOWN = tl.constexpr(-1)
 BAND = tl.constexpr(-2)
-# And the columns of its facts.
+# The columns of `facts`, which `narrow_kernel` writes for each row.
 FACTS = tl.constexpr(4)
 TOP = tl.constexpr(0)
 TOTAL = tl.constexpr(1)
 """Weight of the whole row, relative to its highest score as all weights are."""
 LOW = tl.constexpr(2)
-"""No threshold is lower."""
+"""A lower bound of the threshold."""
 ABOVE = tl.constexpr(3)
 """Weight above a band."""
 
@@ -236,7 +236,7 @@ def narrow_kernel(
     low = tl.maximum(low, bound)
     above = tl.zeros([], tl.float32)
     number = tl.zeros([], tl.int32)
-    cuts = (needed > 0.0) | (least > 0.0)  # else the row is drawn as if nobody around it were cut
+    cuts = (needed > 0.0) | (least > 0.0)  # else the row is drawn as if no row around it were cut
     if cuts:
         number, weight = _copy_out(
             logits, by_turn, width, inverse, low, above_all, top, scores, ids, SIZE, TURNS, CANDIDATES
