@@ -105,8 +105,8 @@ def lay_out(spans: list[Span], block_size: int, device: torch.device) -> Layout:
 
 
 def _group(spans: list[Span], block_size: int) -> list[list[int]]:
-    """Return the numbers of the spans of each rectangle: alike in their number of queries and, where padding
-    would cost something, in their number of keys."""
+    """Group spans into rectangles, by number: alike in their number of queries and, where padding would cost
+    something, in their number of keys."""
     if all(count == 1 for _, _, count in spans):
         longest = max(first for _, first, _ in spans)
         if longest * len(spans) <= SPLIT_ABOVE:

@@ -95,7 +95,7 @@ class BlockPool:
                 self._free.append(block)
 
     def clear_index(self) -> None:
-        """Forget the content of all weights."""
+        """Forget the content of all blocks, under all weights."""
         for weights in list(self._tries):
             self.forget_weights(weights)
 

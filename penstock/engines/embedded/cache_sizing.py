@@ -60,7 +60,8 @@ def adapter_bytes(config: EmbeddedConfig, model: nn.Module) -> int:
 def cache_bytes(
     config: EmbeddedConfig, memory: DeviceMemory | None, vocabulary: int, adapters: int = 0
 ) -> int:
-    """Return the most that the cache may take when `kv_tokens` is not set. `adapters` is what these will take."""
+    """Return the most that the cache may take when `kv_tokens` is not set. `adapters` are bytes to leave for
+    adapters."""
     if config.cache_gb:
         return int(config.cache_gb * 1e9)
     if memory is None:

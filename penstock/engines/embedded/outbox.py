@@ -108,8 +108,8 @@ class Outbox:
         return store_mask(self._blobs, _key(seq, "mask"), mask, start=seq.num_recorded)
 
     def _store_routes(self, seq: Sequence) -> RoutingRef | None:
-        """Store the rows that the client does not have yet. The newest token's row is not computed yet, or not
-        read."""
+        """Store the rows that the client does not have yet. The newest token's row is not computed yet, or still
+        in flight."""
         if self._routes is None or not seq.request.record_routing:
             return None
         start = seq.num_routed
@@ -224,7 +224,7 @@ def cut_chunk(
     mask: MaskRef | None = None,
     routing: RoutingRef | None = None,
 ) -> Chunk:
-    """Return what has been drawn since the last chunk."""
+    """Make a chunk of what has been drawn since the last one."""
     start, seq.num_sent = seq.num_sent, seq.num_output
     restarts, seq.restarts = seq.restarts, False
     return Chunk(

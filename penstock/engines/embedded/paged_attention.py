@@ -74,7 +74,7 @@ class PagedAttention:
             self._slots[layer] = self.pools[layer].flatten(0, 1)
 
     def begin(self, layout: Layout, copies: list[tuple[int, int]]) -> None:
-        """Make the block copies of this pass, then expect its layers."""
+        """Start a pass: set its layout and make its block copies."""
         self._layout = layout
         self.copy_blocks(copies)
 

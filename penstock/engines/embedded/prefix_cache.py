@@ -82,7 +82,7 @@ class PrefixCache:
 
     def index(self, seq: Sequence, num_computed: int) -> None:
         """Enter the blocks that are full once `num_computed` tokens are computed. Sequences that hold keys of
-        older weights are left out: these are right for that sequence only."""
+        older weights are left out: those keys are right for that sequence only."""
         if not self._enabled or not self.is_current(seq):
             return
         size = self.pool.block_size
@@ -189,9 +189,9 @@ class PrefixCache:
             self._share(seq, self._found(seq))
 
     def _found(self, seq: Sequence, *, live: bool = False) -> Iterator[tuple[int, int]]:
-        """Yield the blocks and nodes that follow those it has, by its tokens and the routes that it replays.
-        With `live` they are found by tokens alone: blocks whose experts the routers chose live. At least one
-        token is left to compute."""
+        """Yield the blocks and nodes that follow its own, found by its tokens and the routes that it replays.
+        With `live` they are found by tokens alone, and their experts are the live routers' choice. At least
+        one token is left to compute."""
         number, node = seq.num_indexed, seq.node
         while (number + 1) * self.pool.block_size < seq.num_tokens:
             found = self.pool.find(self._weights(seq), node, self._run(seq, number, live=live))
@@ -201,8 +201,8 @@ class PrefixCache:
             number, node = number + 1, found[1]
 
     def _num_alike(self, seq: Sequence, blocks: Iterable[int], fresh: Container[int]) -> int:
-        """Count how many of the blocks that follow those it has were computed with the routes that it replays.
-        What the planned pass fills can't be compared yet."""
+        """Count how many of the blocks after its own were computed with the routes that it replays. What the
+        planned pass fills can't be compared yet."""
         assert self._routes is not None
         there = list(takewhile(lambda block: block not in fresh, blocks))
         return self._routes.num_alike(seq, seq.num_indexed, there) if there else 0
@@ -216,8 +216,8 @@ class PrefixCache:
             seq.num_computed += self.pool.block_size
 
     def _run(self, seq: Sequence, number: int, *, live: bool = False) -> bytes:
-        """Return what a block is found by: its tokens, and their experts if these are not the live routers'
-        choice."""
+        """Return the key that a block is found by: its tokens, and their experts if these are not the live
+        routers' choice."""
         size = self.pool.block_size
         part = slice(number * size, (number + 1) * size)
         run = np.asarray(seq.tokens[part], dtype=np.int32).tobytes()

@@ -48,7 +48,7 @@ class BlockRoutes(ABC):
         seq.routes = self.of(seq)[:num_fixed] if num_fixed else None
 
     def recall(self, seq: Sequence) -> None:
-        """Fetch the routes of first tokens that another engine computed, or a turn whose cache is gone."""
+        """Fetch the routes of its first tokens, which another engine computed, or a turn whose cache is gone."""
         num_known = min(seq.request.routing_start, seq.num_tokens - 1)
         if self.blobs is None or num_known <= (0 if seq.routes is None else len(seq.routes)):
             return
@@ -66,8 +66,8 @@ class BlockRoutes(ABC):
             seq.routes = np.concatenate(pieces)[:num_known]
 
     def num_alike(self, seq: Sequence, first: int, blocks: Many[int]) -> int:
-        """Count how many of these blocks, from the first on, were computed with the routes that the sequence
-        replays. They are for its tokens from its block number `first` on."""
+        """Count the leading blocks that were computed with the routes that the sequence replays. `blocks` are
+        for its tokens from its block number `first` on."""
         assert seq.routes is not None
         size = self._block_size
         slots = (np.array(blocks, dtype=np.int64)[:, None] * size + np.arange(size)).reshape(-1)
@@ -79,8 +79,9 @@ class BlockRoutes(ABC):
     def replay(
         self, spans: Many[tuple[Sequence, int, int]], owners: npt.NDArray[np.int64], device: torch.device
     ) -> Replay | None:
-        """Return answers for the routers of a pass over these spans, where tokens are computed again, or None if
-        every token is computed for the first time. `owners` names the span of each token of the pass."""
+        """Return answers for the routers of a pass over these spans, so that tokens that are computed again keep
+        their experts; None if every token is computed for the first time. `owners` names the span of each
+        token of the pass."""
         ids = known = None
         for number, (seq, start, count) in enumerate(spans):
             if seq.routes is None or start >= len(seq.routes):

@@ -10,8 +10,8 @@ from penstock.records.sampling_masks import Packed
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Tracks one request. `tokens[:num_computed]` have keys and values in `blocks`; the rest waits for a forward
-    pass. Pending tokens count as computed, except the newest."""
+    """Holds the tokens of one request. `tokens[:num_computed]` have keys and values in `blocks`; the rest waits
+    for a forward pass. Pending tokens count as computed, except the newest."""
 
     request: GenerateRequest
     arrival: int

@@ -37,7 +37,7 @@ class Stepper(Protocol):
 
     @property
     def slots(self) -> RowSlots:
-        """Return the table of which adapter each policy is computed with."""
+        """Return the slot of each policy's adapter, and what computes with it."""
 
     @property
     def runs_beside(self) -> bool:
@@ -153,7 +153,7 @@ class HostStepper:
 def draw_and_send(
     logits: torch.Tensor, sequences: list[Sequence], outbox: Outbox, versions: Mapping[str, int]
 ) -> None:
-    """Draw a token of each sequence on the host, from the row of its number, and send it."""
+    """Draw a token of each sequence on the host, sequence i from row i of the logits, and send it."""
     result = draw(logits, sequences)
     for row, seq in enumerate(sequences):
         masks = None
@@ -171,7 +171,8 @@ def count(batch: Batch, counters: dict[str, float]) -> None:
 
 
 def logit_rows(spans: list[int]) -> list[int]:
-    """Return the logits row of each drawn token: spans that draw are numbered without gaps, followers repeat."""
+    """Return the logits row of each drawn token: spans that draw are numbered without gaps, and followers share
+    their leader's row."""
     rows: list[int] = []
     for at, span in enumerate(spans):
         rows.append(0 if at == 0 else rows[-1] + (span != spans[at - 1]))

@@ -245,7 +245,8 @@ class WeightUpdates:
             raise
 
     def _take_off_adapters(self, update: WeightUpdate) -> None:
-        """Remove all adapters, since the weights below them are about to change. Other policies end."""
+        """Remove all adapters, since the weights below them are about to change. Policies other than the
+        update's are not served after that."""
         if not self._adapters.policies:
             return
         self._stepper.drain()

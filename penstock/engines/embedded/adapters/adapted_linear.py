@@ -1,4 +1,4 @@
-"""Puts adapters beside a model's linear layers; the rest of the model's own code runs unchanged.
+"""Adds adapters to a model's linear layers; the rest of the model's own code runs unchanged.
 
 No model is known by name. A layer is found by the name that an adapter has for it, and keeps its parameters.
 """
@@ -22,7 +22,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class AdaptedLinear(nn.Linear):
-    """Adds adapters to a linear layer that is no member of a family."""
+    """Computes a linear layer with its adapters, where it is no member of a family."""
 
     stack: Any
 
@@ -97,7 +97,7 @@ def find_sites(model: nn.Module, names: Iterable[str]) -> list[Site]:
 
 
 def attach_stack(site: Site, stack: AdapterStack) -> None:
-    """Make the layers of this matmul add what the stack's adapters give."""
+    """Make the layers of this matmul add the adapters in `stack`."""
     first = next(iter(site.values()))
     if isinstance(first, JoinedLinear):
         first.family.stack = stack
@@ -107,7 +107,7 @@ def attach_stack(site: Site, stack: AdapterStack) -> None:
 
 
 def detach_stacks(model: nn.Module) -> None:
-    """Restore layers that have adapters of an earlier engine beside them."""
+    """Restore layers to which an earlier engine attached adapters."""
     for layer in model.modules():
         if isinstance(layer, AdaptedLinear):
             del layer.stack

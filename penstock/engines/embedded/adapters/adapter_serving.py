@@ -1,4 +1,5 @@
-"""Defines what the two ways to serve an adapter share: beside the weights (`unmerged`), or `merged` into them.
+"""Defines the interface of both ways to serve an adapter: beside the weights (`unmerged`), or `merged` into
+them.
 
 Both take an update in the same steps. `check` refuses what can't be served. `make_room` changes the model,
 and `settle` changes what is served: both run between two passes. In between, the tensors of `open` are filled
@@ -16,19 +17,19 @@ from penstock.records import WeightUpdate
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Says where an update is loaded: live tensors by the names that they were published under."""
+    """Holds the tensors that an update is loaded into, by the names under which they were published."""
 
     slot: int
     tensors: Mapping[str, torch.Tensor]
 
 
 class AdapterServing(Protocol):
-    """Serves adapters by the steps above. A `Place` is used again for the same tensors, so that receivers can
+    """Serves adapters by the steps above. The same tensors get the same `Place` again, so that receivers can
     prepare."""
 
     @property
     def is_quick(self) -> bool:
-        """Return whether `settle` only queues what a busy GPU can take."""
+        """Return whether `settle` only queues work, which a busy GPU can take."""
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -47,7 +48,7 @@ class AdapterServing(Protocol):
         """Serve the policy with what was loaded into `place`, from the next pass on."""
 
     def abandon(self, place: Place) -> None:
-        """Give up what was loaded into `place`, unless it is served already."""
+        """Discard what was loaded into `place`, unless it is served already."""
 
     def take_off(self, policy: str) -> None:
-        """Remove a policy's adapter, so that it is served with the weights below again."""
+        """Remove a policy's adapter: it is served with the weights below it again."""

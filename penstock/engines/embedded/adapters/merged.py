@@ -45,8 +45,8 @@ class MergedAdapter:
         pass
 
     def open(self, update: WeightUpdate) -> Place:
-        """Return the same tensors for every update of one shape: nothing is computed with them before they are
-        merged."""
+        """Return the tensors to load into, the same for every update of one shape: nothing is computed with them
+        before they are merged."""
         shapes = {spec.name: spec.shape for spec in update.tensors}
         device = next(self._model.parameters()).device
         known = self._place
@@ -83,6 +83,6 @@ class MergedAdapter:
 
 
 def merge(base: torch.Tensor, spec: AdapterSpec, target: Target, place: Place) -> torch.Tensor:
-    """Return the weights of one layer with the adapter merged in, in float32."""
+    """Return the weights of one layer with the adapter merged in, as float32."""
     magnitude = place.tensors[target.magnitude] if target.magnitude else None
     return merged_weight(base, place.tensors[target.a], place.tensors[target.b], spec, magnitude)

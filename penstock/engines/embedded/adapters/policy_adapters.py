@@ -35,8 +35,8 @@ class PolicyAdapters:
             self._unmerged.expect(layers, rank)
 
     def serving(self, update: WeightUpdate, policies: Collection[str]) -> AdapterServing:
-        """Return what takes this update, merged or unmerged; `policies` are all that the engine serves. Raises
-        for what can't be served."""
+        """Choose whether an update is served merged or unmerged, and raise if it can't be served. `policies` are
+        all that the engine serves."""
         spec = update.adapter
         if spec is None:
             raise PenstockError(f"the adapter of version {update.version} does not say its rank and scale")

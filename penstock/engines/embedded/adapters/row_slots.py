@@ -1,4 +1,4 @@
-"""Selects the adapter of each token of a pass, and adds it on a CPU: `W x + scale · B (A x)`.
+"""Selects the adapter of each token in a pass, and computes `W x + scale · B (A x)` on a CPU.
 
 A policy has a slot of the stacks, or none: then it is served with the weights below. `cuda.device_slots` does
 the same on a GPU.
@@ -25,10 +25,10 @@ class RowSlots(Protocol):
     """Says which adapter each policy is computed with. `assign` takes effect between two passes."""
 
     def adopt(self, stack: "AdapterStack") -> None:
-        """Prepare for passes that ask for the sums of this stack."""
+        """Register a stack before passes compute with it."""
 
     def scale(self, slot: int, scale: float) -> None:
-        """Set what the matrices of an unused slot are multiplied with."""
+        """Set the scale of an unused slot."""
 
     def assign(self, policy: str, slot: int) -> None:
         """Serve this policy with the adapter of this slot from the next pass on, or without one (`NO_ADAPTER`)."""
@@ -69,7 +69,7 @@ class HostSlots:
             del self._slots[policy]
 
     def begin(self, policies: Iterable[str], owners: npt.NDArray[np.int64]) -> None:
-        """Start a pass with the policy of each span, and the span of each token."""
+        """Start a pass: `policies` has the policy of each span, `owners` the span of each token."""
         if not self._slots:
             self._groups = []
             return

@@ -1,4 +1,4 @@
-"""Runs a GPU without waiting for it: work is launched ahead, and what it drew is read once it is there.
+"""Runs a GPU without waiting for it: work is launched ahead, and its results are read once they are there.
 
 A *launch* is a pass over prompts, or a window of decode steps that are replayed without the host looking. The
 next launch is queued before the last is read, so the host's scheduling is hidden behind the device. All

@@ -73,7 +73,8 @@ class DeviceSlots:
             torch.index_select(self._slot_of, 0, policies, out=self.rows)
 
     def begin_prompts(self, policies: list[str], owners: npt.NDArray[np.int64]) -> None:
-        """Look up the slots of a pass over prompts, from the policy of each span and the span of each token."""
+        """Look up the slots of a pass over prompts: `policies` has the policy of each span, `owners` the span of
+        each token."""
         if self._is_used:
             numbers = np.array([self._gate.number(policy) for policy in policies])
             self.rows = self._slot_of[upload(numbers[owners], self._device)]
@@ -89,8 +90,8 @@ class DeviceSlots:
 def adapted_linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor
 ) -> torch.Tensor:
-    """Compute a linear layer, and add what the adapters of the rows give. It is one operator, since the sum is
-    in place."""
+    """Compute a linear layer and add the adapters of the rows. It is one operator, since they are added in
+    place."""
     output = functional.linear(input, weight, bias)
     slots: DeviceSlots = a._penstock_slots  # type: ignore[attr-defined]
     states = input.flatten(0, -2)

@@ -116,7 +116,7 @@ class StepGraphs:
         return self.masks
 
     def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph | None:
-        """Record one step; returns None where the model does what a graph can't hold, as some mixtures of
+        """Record one step; returns None if the model does something that a graph can't hold, as some mixtures of
         experts do. Warm-up steps write into the scratch block, and the newest tokens are restored after them.
         """
         began = time.perf_counter()

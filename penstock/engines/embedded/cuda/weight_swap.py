@@ -87,7 +87,7 @@ class Gate:
         return int(self._answers[NEWEST + self.numbers[policy]])
 
     def beside(self, after: Any = None, *, in_order: bool) -> AbstractContextManager[Any]:
-        """Queue work of this block beside the steps, but not before the event `after`. It follows the steps
+        """Queue the work of this block beside the steps, but not before the event `after`. It follows the steps
         where it must be `in_order`, or where streams do not run side by side."""
         if not self._stops:
             return nullcontext()
@@ -120,7 +120,7 @@ class Gate:
     ) -> Swapped:
         """Run `load`, and wait until the new weights are verified. On a busy device `load` runs between two
         steps, and must only queue work: to load a kernel or to take memory, CUDA may wait until the device is
-        idle. Nor may another thread of this process do so meanwhile."""
+        idle. No other thread of this process may do these things meanwhile."""
         live = self.versions[self.number(policy)]
         if not (is_busy and self._stops):
             started = time.perf_counter()
@@ -139,7 +139,8 @@ class Gate:
         return Swapped(float(self._answers[STOOD_NS]) / 1e9, verify_s)
 
     def _stop(self) -> None:
-        """Return when the device waits at a gate. One more gate is queued behind everything else for that."""
+        """Stop the device at a gate, and return when it waits there. One more gate is queued behind everything
+        else, so that there is one to stop at."""
         self._asked.fill_(self._number)
         self.check()
         last: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]

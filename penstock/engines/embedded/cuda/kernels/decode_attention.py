@@ -49,7 +49,7 @@ def _absorb(
     ALL: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add some lines to a softmax and the values it has mixed: `ALL` of them, or those that are `counted`.
-    `total` is summed over lines only in the end."""
+    `total` is summed over lines only at the end."""
     scores = _scaled(tl.dot(k, q, input_precision=PRECISION), scaling, softcap, SOFTCAP)
     if not ALL:
         scores = tl.where(counted, scores, 2 * EMPTY)
@@ -78,7 +78,7 @@ def _for_lines(x, LINES: tl.constexpr):
 def _places(
     pool, blocks, start, token, seen, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, POOL_TOKEN: tl.constexpr
 ):
-    """Return where the keys of tokens from `start` on lie, with one look into the table if all are in one block."""
+    """Return where the keys of tokens from `start` on lie, with one table lookup if all are in one block."""
     if BLOCK_SIZE % TOKENS == 0:
         block = tl.load(blocks + start // BLOCK_SIZE).to(tl.int64)
         return pool + (block * BLOCK_SIZE + start % BLOCK_SIZE) * POOL_TOKEN + token * POOL_TOKEN
@@ -249,8 +249,8 @@ def attend_decode(
 
 
 def heads_together(rows: int, kv_heads: int, group: int, *, unpacks: bool = False) -> int:
-    """Return how many key heads a program serves: as many as its tile has room for, while there are programs
-    enough. One that `unpacks` keys of 8 bits has enough to do with one head."""
+    """Return how many key heads a program serves: as many as its tile has room for, while there are enough
+    programs. One that `unpacks` 8-bit keys has enough to do with one head."""
     pack, slot = 1, triton.next_power_of_2(group)
     if unpacks:
         return 1
@@ -264,9 +264,9 @@ def _warps(held: int, query: torch.Tensor, pool: torch.Tensor) -> int:
 
 
 def _stages(programs: int, queries: int, *, unpacks: bool) -> int:
-    """Return how many stages a program's loads are pipelined in. With 4, keys of one step are in flight; with 5,
-    of two; with 7, of three; and the blocks of a later one are looked up. Many programs wait while others
-    compute, and more of them run at once if each holds the keys of one step only."""
+    """Return the number of pipeline stages of a program's loads. With 4, keys of one step are in flight; with 5,
+    of two; with 7, of three; meanwhile the blocks of a later step are looked up. If there are many programs,
+    some wait while others compute, and more of them run at once if each holds the keys of one step only."""
     if programs < ENOUGH:
         return 7
     return 5 if unpacks or queries > QUERIES else 4

@@ -36,8 +36,8 @@ class ShrinkPlan:
 
 
 def plan_shrink(rows: int, width: int) -> ShrinkPlan:
-    """Choose small tiles for few rows, and split sums as long as programs are missing and each has two steps or
-    more."""
+    """Choose small tiles for few rows, and split sums while there are too few programs and each has at least two
+    steps."""
     tile, depth = (16, 128) if rows <= FEW_ROWS else (64, 64)
     depth = min(depth, max(16, triton.next_power_of_2(width)))
     splits = 1
@@ -162,8 +162,8 @@ def add_adapters(
     scales: torch.Tensor,
     tiles: Tiles,
 ) -> None:
-    """Add to `output` (rows, outputs) what the adapters of the rows make of `states` (rows, in). `slots` names
-    the adapter of each row, and `scales` has the factor of each adapter."""
+    """Add the adapters of the rows to `output` (rows, outputs), computed from `states` (rows, in). `slots` has
+    the slot of each row, and `scales` the factor of each slot."""
     assert states.stride(1) == output.stride(1) == a.stride(2) == b.stride(2) == 1
     rows, width = states.shape
     num_slots, sums, _ = a.shape

@@ -3,8 +3,8 @@
 `torch.nn.attention.varlen` supports block tables in newer versions of torch, and only with a flash attention
 that can page (FA3, FA4). That is installed beside torch and switched on with `activate_flash_attention_impl`;
 the one that comes with torch can't page. Where all of this is available it replaces `prefill_attention`,
-whose kernels serve all other cases. Before its first use, both attend to a few random sequences: on an error
-or another result ours stays.
+whose kernels serve all other cases. Before its first use, its result for a few random sequences is compared
+with ours: on an error or a difference ours stays.
 """
 
 import functools
@@ -92,7 +92,7 @@ def _varlen() -> Any:
 def _agrees(
     query_shape: tuple[int, int], block_shape: tuple[int, int, int], windowed: bool, dtype: torch.dtype
 ) -> bool:
-    """Return whether torch and ours give the same for random sequences of this shape."""
+    """Return whether torch's kernel and ours agree on random sequences of this shape."""
     (heads, dim), (block_size, kv_heads, _) = query_shape, block_shape
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     draw = torch.Generator().manual_seed(0)

@@ -153,8 +153,8 @@ def attend_packed(
     tiles: QueryTiles,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Return (tokens, heads, value_dim) for (tokens, heads, dim): the last queries of each sequence, side by
-    side."""
+    """Attend from the last queries of each sequence, side by side: (tokens, heads, dim) to (tokens, heads,
+    value_dim)."""
     tokens, heads, dim = query.shape
     kv_heads, value_dim = value_cache.shape[2:]
     group, sinks = heads // kv_heads, options.sinks

@@ -11,7 +11,7 @@ all of them."""
 
 
 def num_turns(width: int, lanes: int) -> int:
-    """Return how large a table for the turns of `sum_by_lane` over a row must be."""
+    """Return the size of a table with room for every turn that `sum_by_lane` takes over a row."""
     return int(max(2, triton.next_power_of_2(triton.cdiv(width, AT_ONCE.value * lanes))))
 
 

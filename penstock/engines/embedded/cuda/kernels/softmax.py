@@ -17,7 +17,7 @@ def capped(scores, softcap):
 
 @triton.jit
 def with_sink(sink, top, total, mixed, AXIS: tl.constexpr):
-    """Add an attention sink to a softmax of powers of two: a score that takes its share and gives no content."""
+    """Add an attention sink to a softmax of powers of two: a score that takes its share and adds no value."""
     sink *= LOG2_E
     higher = tl.maximum(top, sink)
     shrink = tl.exp2(top - higher)

@@ -24,7 +24,7 @@ def _advance_kernel(
     versions, output_versions, newest, rows, window, stop_stride, num_policies,
     STOPS: tl.constexpr, SIZE: tl.constexpr, POLICIES: tl.constexpr,
 ):  # fmt: skip
-    """Advance all rows in one program: they are few, and all need the step before it is counted up. Positions
+    """Advance all rows in one program: they are few, and all need the step before it is incremented. Positions
     are the first row of `positions`."""
     column = tl.load(step)
     for start in range(0, rows, SIZE):
@@ -98,7 +98,7 @@ def _gate_kernel(
     asked, opened, told, patience_ns,
     STOPPED: tl.constexpr, STOOD_NS: tl.constexpr, WENT_ON: tl.constexpr, GAVE_UP: tl.constexpr,
 ):  # fmt: skip
-    """Wait in one warp, so that all threads see the same. `asked` and `told` are the host's memory."""
+    """Wait in one warp, so that all threads see the same. `asked` and `told` are in host memory."""
     ticket = tl.load(asked, volatile=True)
     seen = tl.load(opened, volatile=True)
     if seen < ticket:
@@ -117,7 +117,7 @@ def _gate_kernel(
 
 
 def stop_if_asked(asked: torch.Tensor, opened: torch.Tensor, told: torch.Tensor, patience_ns: int) -> None:
-    """Wait while `asked`, a number in the host's memory, is above `opened`, and report that in `told`. After
+    """Wait while `asked`, a number in host memory, is above `opened`, and report that in `told`. After
     `patience_ns` the device gives up, reports that too, and continues."""
     _gate_kernel[(1,)](
         asked, opened, told, patience_ns,

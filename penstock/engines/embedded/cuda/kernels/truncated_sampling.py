@@ -165,7 +165,7 @@ def _enough(tops, top, threshold, needed, by_number):
 @triton.jit
 def _rough_threshold(tops, top, needed, by_number, SIZE: tl.constexpr):
     """Return a threshold that leaves enough. Where the lanes' highest scores can't tell, it leaves tokens in at
-    most three quarters of the lanes, which are about 1.4 tokens a lane."""
+    most three quarters of the lanes, which means about 1.4 tokens a lane."""
     full = SIZE * 0.75
     bottom = tl.min(tl.where(tops > NONE, tops, top), 0)
     low, high = bottom, top
