@@ -34,7 +34,7 @@ class Family:
         self.parts: tuple[torch.Tensor, ...] | None = None
         for fixed in (self.weight, self.bias):
             if fixed is not None:
-                torch._dynamo.mark_static(fixed)  # as parameters are
+                torch._dynamo.mark_static(fixed)  # parameters are static too
 
 
 class JoinedLinear(nn.Linear):

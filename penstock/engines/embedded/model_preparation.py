@@ -84,7 +84,7 @@ def compile_layers(model: nn.Module, count: int) -> None:
     that was compiled before is found in torch's cache."""
     for noise in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):  # what users can't change
         warnings.filterwarnings("ignore", message=noise)
-    options: dict[str, Any] = {"combo_kernels": True}  # neighbours as one launch
+    options: dict[str, Any] = {"combo_kernels": True}  # neighbouring kernels become one launch
     for parent in list(model.modules()):
         children = list(parent.children())
         stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == count]

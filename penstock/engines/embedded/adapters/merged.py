@@ -63,7 +63,7 @@ class MergedAdapter:
     def settle(self, update: WeightUpdate, place: Place) -> None:
         assert update.adapter is not None
         targets = targets_of(update)
-        self._policy = update.policy  # also of a merge that fails half-way: `take_off` undoes it
+        self._policy = update.policy  # set before a merge can fail half-way: `take_off` undoes it
         for layer in self._base.keys() - targets.keys():
             find_layer(self._model, layer, merged=True).weight.copy_(self._base.pop(layer))
         for layer, target in targets.items():

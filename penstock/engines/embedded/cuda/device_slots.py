@@ -50,7 +50,7 @@ class DeviceSlots:
         stack.a._penstock_slots = self  # type: ignore[attr-defined]
         stack.b._penstock_tiles = tiles_of(stack.starts, self._device)  # type: ignore[attr-defined]
         for fixed in (stack.a, stack.b):
-            torch._dynamo.mark_static(fixed)  # as parameters are
+            torch._dynamo.mark_static(fixed)  # parameters are static too
 
     def scale(self, slot: int, scale: float) -> None:
         self.scales[slot].fill_(scale)

@@ -63,7 +63,7 @@ class Gate:
         if self._stops:
             self._side: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self._try()
-        # One by one, as updates do: a number's address decides which kernel writes it, and that must be loaded.
+        # One by one, as updates do: a number's address decides which kernel writes it, and this loads it.
         for number, version in enumerate([*versions.values(), *[NOTHING_DRAWN] * spare]):
             self.versions[number].fill_(version)
             self.told[NEWEST + number] = version

@@ -37,7 +37,7 @@ ENOUGH = 1024
 
 
 @triton.jit
-def _scaled(scores, scaling, softcap, SOFTCAP: tl.constexpr):  # as powers of two
+def _scaled(scores, scaling, softcap, SOFTCAP: tl.constexpr):  # for powers of two
     if SOFTCAP:
         return capped(scores * scaling, softcap) * LOG2_E
     return scores * (scaling * LOG2_E)

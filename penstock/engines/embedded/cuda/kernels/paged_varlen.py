@@ -111,7 +111,7 @@ def _agrees(
             query, pool, tables, keys, tiles.query_starts, options,
             most_queries=max(counts), most_keys=max(lengths),
         ).float()  # fmt: skip
-    except Exception as error:  # whatever a package beside torch may raise: ours serves as well
+    except Exception as error:  # a package beside torch may raise anything: ours serves as well
         log.warning("torch's variable-length attention is not used: %s", error)
         return False
     difference = float((theirs - ours).norm() / ours.norm())

@@ -59,7 +59,7 @@ def _advance(  # one step of the online softmax over a tile of keys
 
 
 @triton.jit
-def _with_sink(sink, maximum, total, mixed):  # a score that takes its share and gives no content
+def _with_sink(sink, maximum, total, mixed):  # a score that takes its share and adds no value
     higher = tl.maximum(maximum, sink)
     shrink = tl.exp(maximum - higher)
     return total * shrink + tl.exp(sink - higher), mixed * shrink[:, None]

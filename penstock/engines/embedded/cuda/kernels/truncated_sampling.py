@@ -30,8 +30,8 @@ ROUGH_STEPS = tl.constexpr(10)
 BRACKET_STEPS = tl.constexpr(16)
 """Passes at most until the bounds can't come closer: each leaves a quarter of the range."""
 
-# What `narrow_kernel` counts in a row: the candidates, if they are all that may be kept; BAND minus their number,
-# if all tokens above them are kept too; or UNKNOWN.
+# What `narrow_kernel` stores in `counts`: the number of candidates, if they are all that may be kept; BAND minus
+# that number, if all tokens above them are kept too; or UNKNOWN.
 UNKNOWN = tl.constexpr(-1)
 BAND = tl.constexpr(-2)
 # The columns of `facts`, which `narrow_kernel` writes for each row.
