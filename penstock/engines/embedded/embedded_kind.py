@@ -1,4 +1,4 @@
-"""The embedded engine as a kind. The controller reads this without torch."""
+"""Describes the embedded engine as an engine kind. The controller reads this without importing torch."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
@@ -25,7 +25,8 @@ CAPABILITIES = (
     "exact_resume",
     *(f"interrupt:{each}" for each in get_args(Interrupt)),
 )
-"""Of every embedded engine. One with a tokenizer also stops at strings, one that records experts has `routing`."""
+"""What every embedded engine can do. With a tokenizer it also has `stop_strings`, and `routing` if it records
+experts."""
 
 
 def _can(section: "EngineConfig", lora: LoraConfig | None) -> tuple[str, ...]:
