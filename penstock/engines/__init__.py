@@ -1,4 +1,5 @@
-"""Engines: token ids in, token ids out. Implementations of `penstock.records.interfaces.Engine`."""
+"""Holds the engines, which take token ids and return token ids. Each implements
+`penstock.records.interfaces.Engine`."""
 
 from penstock.engines.config import EngineConfig
 

@@ -1,4 +1,5 @@
-"""A staged update as whole tensors: views into its buckets, copies only of what lies in several."""
+"""Presents a staged update as whole tensors: views into its buckets, with copies only of tensors that span
+several."""
 
 from collections.abc import Mapping
 
@@ -12,7 +13,8 @@ from penstock.sync.staged_bucket import Values
 
 
 def whole_tensors(staged: Staged) -> dict[str, torch.Tensor]:
-    """By name. An update that holds only changes, or only parts of a tensor, is refused."""
+    """Return the tensors of an update by name. Raise `PenstockError` if it holds only changes, or only parts of
+    a tensor."""
     update = staged.update
     counts = covered(update.tensors)
     tensors: dict[str, torch.Tensor] = {}
