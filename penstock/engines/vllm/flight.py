@@ -130,8 +130,8 @@ class Flight:
         )
 
     def _mixed(self, start: int, end: int) -> list[bool]:
-        """Return for each token whether weights of several versions computed what it depends on. A call reads no
-        KV that is older than itself. Under `inflight`, KV from before an update stays, even of a prompt that
-        was half computed; otherwise it is recomputed, or the call is ended."""
+        """Return for each token whether KV of older weights was read when it was sampled. A call reads no KV
+        that is older than itself. Under `inflight`, KV from before an update stays, even that of a
+        half-computed prompt; otherwise it is recomputed, or the call is ended."""
         keeps = self.interrupt == "inflight"
         return [keeps and version != self.version for version in self.versions[start:end]]

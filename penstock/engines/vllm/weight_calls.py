@@ -1,5 +1,4 @@
-"""Makes the calls that bring new weights into a vLLM server: it stages beside generation, and loads while
-paused.
+"""Brings new weights into a vLLM server by HTTP calls: stage beside generation, load while it is paused.
 
 The server's part is `penstock.vllm_plugin`. It reports what happened instead of raising, since vLLM does not
 survive an update that raises. `sync.interrupt` decides how the server pauses:
