@@ -1,1 +1,2 @@
-"""A worker process: `python -m penstock.worker --connect ADDRESS`. What it is, its first message says."""
+"""Runs worker processes: `python -m penstock.worker --connect ADDRESS`. The first message says what a worker
+becomes."""
