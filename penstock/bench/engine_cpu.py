@@ -116,7 +116,6 @@ def headline(measured: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def measure(shape: Shape, *, longest: int, device: str, dtype: str) -> dict[str, Any]:
-    """Measure everything about one shape."""
     model, baseline = make_models(shape, device, dtype)
     workload = make_workload(shape.config["vocab_size"], longest=longest)
     warm = make_workload(shape.config["vocab_size"], longest=4, requests=8)

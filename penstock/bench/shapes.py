@@ -91,7 +91,6 @@ def num_matrix_parameters(model: Any) -> int:
 
 
 def hardware(device: str) -> dict[str, str]:
-    """Return what the figures were measured on."""
     import transformers
 
     name = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"

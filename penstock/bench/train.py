@@ -68,7 +68,6 @@ class TrainSetting:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype that the model computes in."""
         return torch.bfloat16 if self.on_gpu else torch.float32
 
     @property
@@ -78,7 +77,6 @@ class TrainSetting:
         )
 
     def model(self, dtype: torch.dtype) -> Any:
-        """Return the model with random weights."""
         return make_shape(self.shape, self.device, dtype)
 
     def packed(self, model: Any, *, compiled: bool) -> PackedModel:
@@ -95,7 +93,6 @@ class TrainSetting:
         return torch.randn(self.tokens, device=self.device) / self.tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the setting for a report."""
         return {
             "shape": self.shape,
             "tokens": self.tokens,
@@ -267,7 +264,7 @@ def make_row(vocabulary: int, tokens: int, length: int, device: str) -> PackedRo
 
 
 def model_flops(model: Any, tokens: int, length: int) -> float:
-    """Of forward and backward: 6 per parameter and token, and causal attention's two matmuls."""
+    """Return the FLOPs of forward and backward: 6 per parameter and token, and causal attention's two matmuls."""
     config = model.config
     width = config.num_attention_heads * (config.hidden_size // config.num_attention_heads)
     attention = 6.0 * config.num_hidden_layers * width * tokens * length
@@ -275,7 +272,7 @@ def model_flops(model: Any, tokens: int, length: int) -> float:
 
 
 def matmul_ceiling(device: str, size: int = 8192) -> float:
-    """Measure the TFLOP/s of a large matmul on random data, which no other work on this GPU exceeds."""
+    """Measure the TFLOP/s of a large matmul on random data, the most that this GPU reaches in practice."""
     if device == "cpu":
         size = 512
     dtype = torch.float32 if device == "cpu" else torch.bfloat16

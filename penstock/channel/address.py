@@ -20,8 +20,8 @@ PRIVATE_FOLDER_PREFIX = "penstock-"
 GREETING_S, MAX_GREETINGS = 5.0, 64
 """How long a connection may take to prove who it is, and how many may be doing so at once."""
 ACCEPTED_AT_ONCE, MAX_QUEUED = 4, 128
-"""For TCP: how many connections are accepted in a turn of the event loop, and how many queue in the kernel. An
-accepted connection keeps a file open for some turns, even if it must then make way for another."""
+"""For TCP: how many connections are accepted in a turn of the event loop, and how many queue in the kernel. Each
+accepted connection is an open file, and it takes some turns until an older one has made way for it."""
 ANSWER_S = 30.0
 """How long a worker waits for an answer to its greeting."""
 TRIES = 5

@@ -21,7 +21,7 @@ import msgspec
 from penstock.errors import UserError
 
 PROTOCOL = 1
-"""Raised when the messages between controller and workers change."""
+"""Incremented when the messages between controller and workers change."""
 NONCE_BYTES, MAX_BYTES = 32, 1024
 WORKER, CONTROLLER = b"penstock worker", b"penstock controller"
 SAME_VERSION = "install the same version of Penstock on both machines"

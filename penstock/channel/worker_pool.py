@@ -250,7 +250,6 @@ class WorkerPool(Generic[Call, Answer]):
                 place.took(sum(map(self._kind.seconds, answers)) / len(answers))
 
     async def _end_late(self, place: PoolSlot[Call, Answer], attempts: list[AskedCall[Call, Answer]]) -> None:
-        """End a process that has not answered in time."""
         if place.is_dead:
             return
         late = CallLost(self._kind.late(attempts[0].call), is_late=True)

@@ -222,7 +222,7 @@ class EnginePool:
                 self._begun = None
                 if not receipts:
                     raise PenstockError("every engine left the pool while it was updated")
-                self._wake()  # an engine that was new may take requests now
+                self._wake()  # a new engine may take requests now
                 return slowest(receipts)
 
     def _receipts(self, members: Sequence[Member], answers: Sequence[Answer]) -> list[UpdateReceipt]:
@@ -234,7 +234,7 @@ class EnginePool:
             elif isinstance(answer, asyncio.CancelledError | UpdateAbandoned):
                 continue  # it was cancelled because another engine failed
             elif self._is_gone(member, answer) or self._members.get(member.name) is not member:
-                continue  # one that has left may fail
+                continue  # an engine that has left may fail
             else:
                 member.failure = answer
         for failed in self._members.values():
@@ -246,7 +246,6 @@ class EnginePool:
         return receipts
 
     async def reports(self) -> list[EngineReport]:
-        """Return one report for each engine."""
         while True:
             await self._anybody()
             members = self._present()

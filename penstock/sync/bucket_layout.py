@@ -58,7 +58,6 @@ def lay_out(
 
 
 def _pieces(tensor: torch.Tensor, bucket_bytes: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the start and the extent of each piece."""
     shape = tuple(tensor.shape)
     if tensor.nbytes <= bucket_bytes or not shape:
         yield (0,) * len(shape), shape
@@ -69,7 +68,6 @@ def _pieces(tensor: torch.Tensor, bucket_bytes: int) -> Iterator[tuple[tuple[int
 
 
 def specs_by_bucket(update: WeightUpdate) -> list[list[TensorSpec]]:
-    """Return the specs of an update grouped by bucket."""
     specs: list[list[TensorSpec]] = [[] for _ in update.buckets]
     for spec in update.tensors:
         specs[spec.bucket].append(spec)

@@ -96,8 +96,8 @@ class CollectivePublisher(SlotPublisher):
             raise
 
     def release(self, version: int, *, delivered: bool = True) -> None:
-        """Release the version and forget its meetings. This is not done after `send`, because an engine may read
-        the meeting's decision only later if the group has not changed."""
+        """Release the version and forget its meetings. `send` can't forget them: it broadcasts nothing if no
+        weight has changed, and then an engine may read the sender's decision after `send` has returned."""
         super().release(version, delivered=delivered)
         for meeting in self._held.pop(version, []):
             meeting.forget()

@@ -24,7 +24,8 @@ from penstock.sync.slot_publisher import Publishing, SlotPublisher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle:
-    """Holds what torch needs to open a bucket in another process, encoded as text."""
+    """Holds what torch needs to open a bucket in another process. `encode` and `decode` turn it into text and
+    back."""
 
     size: int
     offset: int
@@ -206,7 +207,7 @@ class CudaIpcReceiver:
             return self._packed.stage(update)
         finally:
             for name, payload in zip(update.buckets, update.payloads, strict=True):
-                if payload.encoding != "dense":  # laid out for this update alone
+                if payload.encoding != "dense":  # made for this update alone
                     self._opened.pop(name, None)
 
     def cancel(self) -> None:

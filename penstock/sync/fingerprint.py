@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 FACTOR, WALK, CARRY = 0x5851F42D, 0x61C88647, 0x2545F491
-"""Odd numbers of at most 31 bits, so that no multiplication gives a negative number. CARRY replaces what WALK ·
-index loses at 2³²."""
+"""Odd numbers of at most 31 bits, so that no multiplication gives a negative number. CARRY makes up for what
+WALK · index loses at 2³²."""
 LOW = (1 << 32) - 1
 _PIECE = 1 << 18
 HOST_PIECE = 1 << 15
 """Elements at a time on the host: few enough for a core's cache."""
-_MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not pile up plans
+_MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not accumulate plans
 _MASK = (1 << 64) - 1
 _THREADS_FROM = 16 << 20
 """Bytes on the host from which on several threads are used."""
@@ -188,7 +188,6 @@ def _steps(shape: tuple[int, ...]) -> list[int]:
 
 
 def unsigned(sums: torch.Tensor) -> list[int]:
-    """Convert the kernel's sums to fingerprints."""
     return [total & _MASK for total in sums.tolist()]
 
 

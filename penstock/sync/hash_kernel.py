@@ -41,7 +41,7 @@ def _pointer(address, WIDTH: tl.constexpr, ALIGNED: tl.constexpr):
     else:
         pointer = address.to(tl.pointer_type(tl.int64))
     if ALIGNED:
-        # Said of the pointer, not of the number: only then are loads 16 bytes wide.
+        # The hint must be on the pointer, not on the number: only then are loads 16 bytes wide.
         pointer = tl.multiple_of(pointer, 16)
     return pointer
 

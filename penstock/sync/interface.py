@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 ELSEWHERE = ("192.0.2.1", 9)
-"""An address that is reserved for documentation, and reached by no machine."""
+"""An address that is reserved for documentation and belongs to no machine."""
 _SIOCGIFADDR = 0x8915
 """Linux's ioctl for the IPv4 address of an interface."""
 

@@ -263,7 +263,6 @@ class SlotPublisher:
         return () if mine is None else mine.start
 
     def _shards(self, values: Sequence[torch.Tensor]) -> list[Shard]:
-        """Return shards for values in the order of `_specs`."""
         return [
             Shard(spec.name, each, spec.shape, spec.start)
             for spec, each in zip(self._specs, values, strict=True)

@@ -108,7 +108,6 @@ def _piece(spec: TensorSpec, change: Change, device: torch.device) -> Piece | No
 
 
 def _flip(values: torch.Tensor, piece: Piece) -> None:
-    """XOR values in place."""
     units = values.detach().view(-1).view(_SIGNED[piece.bits.element_size()])
     if piece.places is None:
         units.bitwise_xor_(piece.bits)

@@ -19,8 +19,8 @@ from penstock.sync.fingerprint import fingerprint
 EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
 """vLLM's names for the weights of all experts, and those of transformers."""
 PACKING, PROCESS = "quant_method", "process_weights_after_loading"
-"""The attribute of a vLLM layer that holds its quantization method, and the name of the method's function that
-packs the weights."""
+"""The attribute of a vLLM layer that holds its quantization method, and the function of that method that packs
+the weights."""
 WRAPPED = (".base_layer", ".routed_experts")
 """What vLLM inserts between a layer's name and its tensors."""
 

@@ -52,7 +52,7 @@ def main() -> None:
     first = GoingFirst()  # until it has started
     leave_to_controller()
     gc.disable()  # until it has started: libraries make a million objects, and the collector would walk them
-    faulthandler.register(STACKS, all_threads=True)  # into its log, also while its event loop stands still
+    faulthandler.register(STACKS, all_threads=True)  # into its log, even while its event loop is blocked
     limit_memory(os.environ)
     resource.setrlimit(
         resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])

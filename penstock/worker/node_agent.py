@@ -5,7 +5,7 @@ gone.
 
 This node agent copies the user's files to this machine, forwards what the worker prints, answers heartbeats
 while the worker computes, and reports how the worker ended. When the controller is silent or gone it ends the
-worker, so no worker outlives its run. It needs little memory, and no torch.
+worker, so that nothing keeps running that the controller has given up. It needs little memory, and no torch.
 """
 
 import argparse

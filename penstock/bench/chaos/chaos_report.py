@@ -149,7 +149,6 @@ def _median(values: list[float]) -> float | None:
 
 
 def _heldout(run: Path) -> list[tuple[int, float]]:
-    """Return steps and mean held-out rewards."""
     rows = json_lines(run / METRICS)
     found = {row["step"]: row["heldout_reward"] for row in rows if "heldout_reward" in row}
     return [(step, round(found[step], 4)) for step in sorted(found)]

@@ -60,8 +60,8 @@ class DisturbedRun:
         self._missing: dict[str, int] = {}
         """Workers that a fault has hit, with how often they had recovered before."""
         self.complaints: list[str] = []
-        """What the audits found so far, one after each kill of the controller, and the errors with which the run
-        ended by itself."""
+        """What the audits after each kill of the controller found, and the errors with which the run ended by
+        itself."""
 
     def begin(self) -> None:
         """Start or resume the run, and wait until it trains and has a checkpoint. A run that was killed after

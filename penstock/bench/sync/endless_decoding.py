@@ -51,7 +51,6 @@ class EndlessDecoding:
         self._may_begin.set()
 
     async def _decode(self, number: int) -> None:
-        """Decode one sequence after another, until cancelled."""
         with suppress(asyncio.CancelledError):
             for turn in range(sys.maxsize):
                 await self._may_begin.wait()

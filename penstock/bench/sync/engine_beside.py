@@ -48,7 +48,6 @@ class EngineBeside:
         return self.read()
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
         if self._thread is not None:
             self._loop.call_soon_threadsafe(self._lines.put_nowait, b"")
             self._thread.join(timeout=END_S)

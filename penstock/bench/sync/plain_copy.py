@@ -34,6 +34,5 @@ class PlainCopy:
 
 @cache
 def plain_copy_s(num_bytes: int, device: str) -> float:
-    """Return the median of a few copies."""
     copy = PlainCopy(num_bytes, device)
     return statistics.median(copy.run() for _ in range(ROUNDS))

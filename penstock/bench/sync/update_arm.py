@@ -38,7 +38,6 @@ class UpdateArm(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return the name in the report."""
         parts = [self.transport.replace("_", " "), self.selection]
         if self.selection == "adapter":
             parts[-1] = f"adapter of rank {self.rank}" + (" on attention" if self.layers else "")

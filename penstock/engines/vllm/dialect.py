@@ -61,7 +61,6 @@ class Ask:
         return min(request.sampling.max_tokens, self.max_context - request.num_prompt) - self.num_done
 
     def body(self) -> dict[str, Any]:
-        """Return the call as JSON."""
         request = self.request
         body: dict[str, Any] = {
             "token_ids": [*request.token_ids.tolist(), *self.generated],

@@ -186,7 +186,6 @@ class ServerProcess:
         end_leftovers(self._mark)
 
     def remove(self) -> None:
-        """Remove the server's folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _until_ready(self, process: asyncio.subprocess.Process) -> None:
@@ -195,9 +194,7 @@ class ServerProcess:
         try:
             async with asyncio.timeout(limit), ServerClient(self.name, self.url) as client:
                 while not await _is_healthy(client):
-                    await asyncio.wait(
-                        {ending}, timeout=LOOK_S
-                    )  # a server does not announce that it is ready
+                    await asyncio.wait({ending}, timeout=LOOK_S)  # a server sends no signal when ready
                     if ending.done():
                         raise await self._ended_early(ending.result())
         except TimeoutError as error:
