@@ -1,5 +1,4 @@
-"""Runs a child process of a bench. It reads one command per line, answers with a line of JSON, and ends with its
-input."""
+"""Runs a child process of a bench, which answers each line of input with a line of JSON and ends with its input."""
 
 import json
 import select

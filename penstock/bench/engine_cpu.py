@@ -82,8 +82,7 @@ def run(
     threads: int = 0,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Run everything, print a table, write JSON. All contenders get the same number of `threads`; 0 takes all
-    cores."""
+    """Run everything, print a table, write JSON. All contenders get as many `threads`; 0 takes all cores."""
     console = console or Console()
     device = resolve_device(device)
     torch.set_num_threads(threads or usable_cores())

@@ -1,5 +1,4 @@
-"""Measures the embedded engine on a GPU, with random weights of a real shape (`penstock bench engine --shape
-…`).
+"""Measures the embedded engine with random weights of a real shape on a GPU (`penstock bench engine --shape …`).
 
 There are three jobs. *Uniform* sends all requests at once, with equal prompts and answers; the time covers
 the whole job with prefill and scheduling, with logprobs and versions recorded. *Long-tailed* takes log-normal
@@ -285,8 +284,8 @@ class Bench:
         record: bool = False,
         routes: bool = False,
     ) -> float:
-        """Return the seconds from the first request to the last token. `record` records sampling masks, `routes`
-        the chosen experts."""
+        """Return the seconds from the first request to the last token. `record` keeps sampling masks, `routes`
+        experts."""
 
         def request(length: int) -> GenerateRequest:
             self._number += 1

@@ -1,5 +1,4 @@
-"""Runs the clients of `penstock bench serve`, in a process of their own: `python -m penstock.bench.serve_clients
-URL ROUTE COUNT TOKENS`.
+"""Runs clients of `penstock bench serve`: `python -m penstock.bench.serve_clients URL ROUTE COUNT TOKENS`.
 
 They write a line when they are ready, begin at a line of their standard input, and report at the end how many
 tokens they have read.

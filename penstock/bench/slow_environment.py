@@ -27,8 +27,7 @@ class NoLatency:
 
 
 class SlowEnvironment:
-    """Runs a single turn whose episode ends only when its environment has answered. Held-out episodes do not
-    wait.
+    """Runs a single turn that ends only when its environment has answered. Held-out episodes do not wait.
 
     `answer_s` has the seconds that each answer took, generation and wait together.
     """

@@ -58,7 +58,6 @@ def reward(task: Task, completion: str) -> float:
 
 
 def share_of_even_tokens(task: Task, episode: Episode) -> float:
-    """Reward even token ids. For random weights of a large vocabulary, most of which has no text, this differs
-    within every group."""
+    """Reward even token ids, a share that differs within every group even where most ids have no text."""
     ids = episode.turns[-1].output_ids
     return float((ids % 2 == 0).mean())

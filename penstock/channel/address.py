@@ -123,8 +123,7 @@ class Listener:
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """Take one of the greeting slots. If all are taken, the connection that has waited longest is closed: a
-        worker needs only milliseconds."""
+        """Take one of the greeting slots. If all are taken, the connection that has waited longest is closed."""
         if len(self._greetings) >= MAX_GREETINGS:
             oldest = self._greetings.pop(0)
             if not oldest.expired():  # an expired one ends by itself
@@ -148,8 +147,7 @@ def is_loopback(host: str) -> bool:
 
 
 def allow_many_connections() -> None:
-    """Raise the limit of open files, of which every connection is one, as far as this process may and a server
-    can use."""
+    """Raise the limit of open files as far as allowed and useful, since every connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -173,8 +173,7 @@ class Channel:
         await self._ended.wait()
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Register a callback, called once when the channel has closed and no method is served any more. A
-        worker ends then."""
+        """Register a callback for when the channel has closed and no handler runs: a worker ends then."""
         self._on_close.append(callback)
 
     def serve(self, method: Method[Req, Res], handle: Callable[[Req], Awaitable[Res]]) -> None:
@@ -184,7 +183,7 @@ class Channel:
         self._served[method.name] = Served(method, handle, is_stream=True)
 
     async def call(self, method: Method[Req, Res], request: Req) -> Res:
-        """Return the answer. Cancelling the caller cancels the handler in the other process."""
+        """Return the answer. Cancelling the caller cancels the handler over there."""
         call_id, inbox = self._open(method, request)
         frame: Received = None
         try:
@@ -196,8 +195,7 @@ class Channel:
         raise _error_of(frame, method.name)
 
     async def stream(self, method: Method[Req, Res], request: Req) -> AsyncIterator[Res]:
-        """Yield items until the other side ends the stream. Leaving early cancels the handler in the other
-        process."""
+        """Yield items until the other side ends the stream. Leaving early cancels the handler over there."""
         call_id, inbox = self._open(method, request)
         finished = False
         try:
@@ -227,8 +225,7 @@ class Channel:
             self._send(Cancel(call_id))
 
     async def run(self) -> None:
-        """Read frames until the other side closes or sends something that is no frame. Every waiter is woken
-        then."""
+        """Read frames until the other side closes or sends something else. Every waiter is woken then."""
         received = bytearray()
         try:
             while data := await self._reader.read(READ_BYTES):

@@ -57,8 +57,7 @@ NO_GREETING = (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError, Value
 async def introduce(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, name: str, token: str
 ) -> None:
-    """Prove the worker's side. Raise `UserError` when it is refused, or when the other side does not know the
-    token."""
+    """Prove the worker's side. Raise `UserError` if it is refused, or if the other side does not know the token."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     _send(writer, Hello(PROTOCOL, name, nonce))
     challenge = _granted(await _receive(reader, Challenge | Refused))

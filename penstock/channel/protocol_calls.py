@@ -26,8 +26,7 @@ P = TypeVar("P")
 
 
 class Place(Protocol):
-    """Has a channel to the present process, which may be replaced; `channel` raises `ChannelClosed` if there is
-    none."""
+    """Has a channel to the present process, which may be replaced; `ChannelClosed` if there is none."""
 
     @property
     def channel(self) -> Channel: ...

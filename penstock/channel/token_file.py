@@ -1,5 +1,4 @@
-"""Reads the token that clients of a server must show from a file, since every user of the machine can read a
-command line."""
+"""Reads a server's token from a file, since every user of the machine can read a command line."""
 
 from pathlib import Path
 

@@ -1,5 +1,4 @@
-"""Distributes calls over worker processes: the least loaded worker takes the next ones, and one that hangs or
-dies is replaced.
+"""Sends calls to worker processes: the least loaded takes the next ones, and one that hangs or dies is replaced.
 
 A bad call costs itself, never its neighbours. When a process dies, its calls run again apart from others,
 half by half, until the culprit is found (`penstock.channel.suspects`). A worker that dies time after time
@@ -147,8 +146,8 @@ class WorkerPool(Generic[Call, Answer]):
         return False
 
     def _next_half(self) -> "Half[AskedCall[Call, Answer]] | None":
-        """Return the suspects that get the next empty worker. If there are several workers, one always serves
-        all other calls."""
+        """Return the suspects that get the next empty worker. Of several workers, one always serves all other
+        calls."""
         if not self._suspects.halves:
             return None
         num_apart = sum(place.half is not None for place in self._places)
@@ -263,8 +262,7 @@ class WorkerPool(Generic[Call, Answer]):
             self._try_alone(attempts, late)
 
     def _try_alone(self, attempts: list[AskedCall[Call, Answer]], error: Exception) -> None:
-        """Mark calls to be sent alone, since one of those in the message is the cause. A call that already was
-        alone fails."""
+        """Send each call alone next time, since one of them is the cause. A call that already was alone fails."""
         for attempt in attempts:
             if len(attempts) == 1:
                 attempt.fail(error)

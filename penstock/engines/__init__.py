@@ -1,5 +1,4 @@
-"""Holds the engines, which take token ids and return token ids. Each implements
-`penstock.records.interfaces.Engine`."""
+"""Holds the engines: token ids in, token ids out. They implement `penstock.records.interfaces.Engine`."""
 
 from penstock.engines.config import EngineConfig
 

@@ -19,8 +19,7 @@ def check_request(
     records_masks: bool = False,
     further: Iterable[Rule] = (),
 ) -> None:
-    """Raise `RequestRefused` for a request that the engine can never serve. `further` holds rules that only one
-    kind of engine has."""
+    """Raise `RequestRefused` for a request that can never be served. `further` are rules of one kind of engine."""
     num_prompt = len(request.token_ids)
     served = " and ".join(map(repr, policies))
     rules: tuple[Rule, ...] = (

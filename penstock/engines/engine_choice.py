@@ -14,7 +14,7 @@ from penstock.engines.rolling_update import Member
 from penstock.records import GenerateRequest
 
 REMEMBERED = 4096
-"""How many prompts and requests the choice remembers the engine of."""
+"""Number of prompts and requests whose engine is remembered."""
 
 
 @dataclass(slots=True, eq=False)

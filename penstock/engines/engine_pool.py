@@ -1,5 +1,4 @@
-"""Presents several engines as one: it balances requests, keeps groups together and rolls updates through the
-engines."""
+"""Presents several engines as one: balances requests, keeps groups together and rolls updates through them."""
 
 import asyncio
 import contextlib
@@ -317,8 +316,7 @@ class EnginePool:
         return [member for member in self._members.values() if not member.is_lost]
 
     async def _anybody(self, *, serving: bool = False) -> None:
-        """Wait until the pool has an engine, or with `serving` one that takes requests. Raise if no engine will
-        join."""
+        """Wait for an engine, or with `serving` for one that takes requests. Raise if none will join."""
         while self._awaited or (serving and self._members):
             if self._serving() if serving else self._members:
                 return

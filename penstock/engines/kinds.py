@@ -133,8 +133,7 @@ def kind_of(name: str) -> EngineKind:
 
 
 def check_kind(name: str) -> None:
-    """Raise `ConfigError` unless the name is a built-in kind or has the form of a path. A path is loaded when it
-    is needed."""
+    """Raise `ConfigError` unless the name is a built-in kind or a path. A path is loaded when it is needed."""
     if name not in KINDS and not is_function_path(name):
         raise ConfigError(
             f"engine.kind must be {', '.join(sorted(KINDS))} or the path of a kind of your own (file.py:NAME or "
@@ -143,8 +142,7 @@ def check_kind(name: str) -> None:
 
 
 def settings_of(section: "EngineConfig") -> Section:
-    """Return the settings of the section's kind: `engine.NAME`, or for a kind by path its checked entry in
-    `engine.settings`."""
+    """Return the settings of the section's kind: `engine.NAME`, or a path's entry in `engine.settings`, checked."""
     if section.kind in KINDS:
         own: Section = getattr(section, section.kind)
         return own

@@ -23,8 +23,7 @@ Answer = UpdateReceipt | BaseException
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """Tracks an engine of the pool: how many requests it works on, and what it last acknowledged for each
-    policy."""
+    """Tracks an engine of the pool, its number of requests, and what it last acknowledged for each policy."""
 
     name: str
     engine: Engine

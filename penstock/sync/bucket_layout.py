@@ -92,8 +92,8 @@ def view(bucket: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def part(tensor: torch.Tensor, spec: TensorSpec, origin: tuple[int, ...] = ()) -> torch.Tensor:
-    """Return the part of a tensor that `spec` names, sharing its memory. If the tensor itself is a slice, it
-    begins at `origin`."""
+    """Return the part of a tensor that `spec` names, sharing its memory. A tensor that is a slice begins at
+    `origin`."""
     if not spec.start:
         return tensor
     starts = [start - (origin[dim] if origin else 0) for dim, start in enumerate(spec.start)]
@@ -129,8 +129,7 @@ def check_same_model(update: WeightUpdate, tensors: Mapping[str, torch.Tensor]) 
 
 
 def _fits(spec: TensorSpec, tensor: torch.Tensor | None) -> bool:
-    """Return whether the shapes are equal, a slice lies inside, and the dtype holds the sent values without
-    loss."""
+    """Return whether shapes are equal, a slice lies inside, and the dtype holds the sent values without loss."""
     if tensor is None or tuple(tensor.shape) != spec.shape:
         return False
     if spec.start:

@@ -91,8 +91,7 @@ def live_shards(update: WeightUpdate, tensors: Mapping[str, torch.Tensor]) -> li
 def verification(
     update: WeightUpdate, copied: Callable[[], None], found: Callable[[], Mapping[str, int]]
 ) -> Verification:
-    """Return a function that waits until the weights are `copied`, then compares the fingerprints that `found`
-    returns."""
+    """Return a function that waits until the weights are `copied`, then compares the fingerprints of `found`."""
 
     def verify() -> float:
         copied()

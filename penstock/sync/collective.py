@@ -68,14 +68,12 @@ class CollectivePublisher(SlotPublisher):
         super().__init__(tensors, publishing or Publishing(), bucket_bytes=BUCKET_BYTES)
 
     def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
-        """Describe the version for a new meeting. Engines that arrived at a meeting that failed are not expected
-        again."""
+        """Describe the version for a new meeting, since engines at a failed meeting are not expected again."""
         self._meetings[version] = self._meeting = secrets.token_hex(8)
         return super().describe(version, full=full)
 
     def send(self, version: int) -> None:
-        """Meet the engines that stage the version, and send it to all of them. No engine meets a rank that has
-        no tensors."""
+        """Meet the engines and broadcast the version to them. A rank that has no tensors meets no engine."""
         if not self._sizes:
             return
         name = self._meetings.pop(version, None)

@@ -24,8 +24,7 @@ from penstock.sync.slot_publisher import Publishing, SlotPublisher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle:
-    """Holds what torch needs to open a bucket in another process. `encode` and `decode` turn it into text and
-    back."""
+    """Holds what torch needs to open a bucket in another process; `encode` makes it text."""
 
     size: int
     offset: int
@@ -153,8 +152,7 @@ class CudaIpcPublisher(SlotPublisher):
             return super()._fingerprint(slot)
 
     def _free(self) -> None:
-        """Drop the references. An engine that still has the buckets open keeps their memory until it closes
-        them."""
+        """Drop the references. An engine that has the buckets open keeps their memory until it closes them."""
         self._copies.clear()
         self._offered.clear()
 

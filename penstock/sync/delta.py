@@ -37,8 +37,7 @@ with random positions, clusters or whole rows."""
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Holds units of a bucket and what to XOR them with. `places` are their ascending positions; None means
-    every unit."""
+    """Holds units of a bucket and what to XOR them with, at ascending `places`. None means every unit."""
 
     places: npt.NDArray[np.int64] | None
     bits: Units
@@ -64,8 +63,7 @@ def encode(new: torch.Tensor, base: torch.Tensor, *, width: int) -> tuple[Encodi
 
 
 def decode(encoding: Encoding, payload: Bytes, *, width: int, num_bytes: int) -> Change:
-    """Decode what `encode` packed for a bucket of `num_bytes`. Raise `PenstockError` for a payload that is not
-    of this form."""
+    """Decode a payload of `encode` for a bucket of `num_bytes`. Raise `PenstockError` if it has another form."""
     num_units = num_bytes // width
     try:
         unpacked = np.frombuffer(zlib.decompress(payload.tobytes()) if len(payload) else b"", dtype=np.uint8)

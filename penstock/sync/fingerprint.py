@@ -64,8 +64,7 @@ class Shard:
 
     @property
     def first(self) -> int | None:
-        """Return the index of the first value in the whole tensor if the shard is contiguous there, otherwise
-        None."""
+        """Return the index of the first value in the whole tensor if the shard is contiguous there, else None."""
         sizes = tuple(self.values.shape)
         if not self.start:
             return 0
@@ -216,8 +215,8 @@ class Fingerprinter:
         return self.start(whole(tensors))()
 
     def start(self, shards: Sequence[Shard]) -> Callable[[], dict[str, int]]:
-        """Queue the GPU's work. The returned function waits for it, does the rest, and sums the shards of each
-        tensor."""
+        """Queue the GPU's work. The returned function waits for it, does the rest, and sums each tensor's
+        shards."""
         by_width: dict[int, list[int]] = {}
         for number, shard in enumerate(shards):
             if self._takes(shard):
@@ -262,8 +261,7 @@ class Fingerprinter:
 
 
 def _each(shards: Sequence[Shard]) -> list[int]:
-    """Return the fingerprints of shards that the kernel can't take. On the host it uses as many threads as torch
-    has."""
+    """Return the fingerprints of shards that the kernel can't take, on the host with as many threads as torch."""
     num_threads = torch.get_num_threads()
     on_host = all(shard.values.device.type == "cpu" for shard in shards)
     if num_threads == 1 or not on_host or sum(shard.values.nbytes for shard in shards) < _THREADS_FROM:

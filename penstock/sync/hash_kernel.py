@@ -124,8 +124,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class SumPlan:
-    """Computes fingerprints of tensors of one element size, and copies them in the same pass if there are
-    targets."""
+    """Fingerprints tensors of one element size, and copies them in the same pass if there are targets."""
 
     addresses: torch.Tensor
     targets: torch.Tensor | None

@@ -1,5 +1,4 @@
-"""Passes weights between a publisher and receivers of one process: for tests, benches and engines beside their
-trainer.
+"""Passes weights between a publisher and receivers of one process: tests, benches, engines beside a trainer.
 
 Buckets lie on the device of the published tensors. Receivers find them in an exchange, a dictionary that both
 sides were given. The plain receiver reads them when it loads; the staging one takes a copy first, as remote

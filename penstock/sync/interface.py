@@ -1,5 +1,4 @@
-"""Finds the address of a network interface, so that what listens for other machines listens on it and on no
-other."""
+"""Finds the address of a network interface, so that a server listens on this interface alone."""
 
 import contextlib
 import fcntl
@@ -45,8 +44,7 @@ def address_of(interface: str) -> str:
 
 
 def name_of(interface: str) -> str:
-    """Return the name of the interface with the address that `address_of` returns, for software that accepts
-    only names."""
+    """Return the name of the interface that `address_of` resolves, for software that accepts only names."""
     if interface and not _is_address(interface):
         return interface
     address = address_of(interface)

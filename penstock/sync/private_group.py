@@ -27,8 +27,8 @@ class PrivateGroup:
     """Represents one member of a group. Every member makes the same broadcasts in the same order."""
 
     def __init__(self, place: str, *, epoch: int, rank: int, size: int, backend: str, address: str) -> None:
-        """Connect, and return when all members are there. `place` is the address of the store, `address` that of
-        this member."""
+        """Connect, and return when all members are there. `place` is the store's address, `address` this
+        member's."""
         self.epoch = epoch
         self.backend = backend
         store = dist.PrefixStore(f"epoch/{epoch}", connect_store(place))  # type: ignore[attr-defined]
@@ -46,8 +46,7 @@ class PrivateGroup:
         return Transfer(self._group.broadcast([data], options))
 
     def close(self) -> None:
-        """Close the group. An idle group ends at once; one in which a transfer hangs ends when that has timed
-        out."""
+        """Close the group. An idle group ends at once; one with a hanging transfer ends when that has timed out."""
         last = [self._group]
         self._group = None  # dropping the last reference waits for the end, so the thread must hold it
         ending = threading.Thread(target=_end, args=[last], name="end of a group", daemon=True)
@@ -97,8 +96,7 @@ def device_id(device: torch.device) -> str:
 
 
 def choose_backend(devices: list[str]) -> str:
-    """Choose NCCL if every member has a GPU of its own, since it can't serve two members on one GPU; otherwise
-    gloo."""
+    """Choose NCCL if every member has its own GPU, otherwise gloo: NCCL can't serve two members on one GPU."""
     if "cpu" in devices or len(set(devices)) < len(devices) or not dist.is_nccl_available():
         return "gloo"
     return "nccl"

@@ -1,5 +1,4 @@
-"""Opens the trainer's publisher: the one that the `sync` section asks for, or that of a run that trains an
-adapter.
+"""Opens the trainer's publisher, as the `sync` section asks for it, or that of a run that trains an adapter.
 
 A run with an adapter sends the weights below it once, then the adapter alone:
 
@@ -34,8 +33,7 @@ def open_publisher(
 
 
 class AdapterPublisher:
-    """Combines the publishers of the base weights and of the adapter, and chooses one by the version. Each may
-    use any transport."""
+    """Combines the publishers of base weights and adapter, chosen by the version. Each may use any transport."""
 
     def __init__(
         self, open_base: Callable[[], WeightPublisher], adapter: WeightPublisher, *, base_version: int

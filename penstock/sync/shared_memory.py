@@ -1,5 +1,4 @@
-"""Sends weights through shared memory: the trainer copies a snapshot in, engines copy it out between two forward
-passes.
+"""Sends weights through shared memory: the trainer copies a snapshot in, engines copy it out.
 
 A bucket is a file that both sides map, in a folder that lives in memory where the system has one
 (`/dev/shm`). So nothing has to be registered, inherited or unlinked twice.
@@ -42,8 +41,8 @@ class SharedMemoryPublisher(HostPublisher):
         return _map(self._path(slot, number), size)
 
     def _reserve(self, path: Path, size: int) -> None:
-        """Allocate the file's memory. Without this it is taken at the first write, and a process that finds none
-        is killed."""
+        """Allocate the file's memory now. Otherwise the first write takes it, and kills a process that finds
+        none."""
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -87,8 +86,7 @@ class SharedMemoryPublisher(HostPublisher):
 
 
 class SharedMemoryReceiver(BucketReceiver):
-    """Implements the engine's side. The slots' buckets are mapped once and stay mapped, so later updates only
-    copy."""
+    """Implements the engine's side. Buckets are mapped once and stay mapped, so later updates only copy."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -115,8 +113,7 @@ class SharedMemoryReceiver(BucketReceiver):
 
 
 def _map(path: Path, size: int) -> torch.Tensor:
-    """Map `size` bytes of a file, shared with every other process that maps it. The file is made if it is
-    missing."""
+    """Map `size` bytes of a file, shared with every process that maps it. A missing file is made."""
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
     return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)

@@ -101,8 +101,7 @@ class Publishing:
 
 
 class SlotPublisher:
-    """Takes snapshots, describes them and returns slots. A transport defines what a bucket is and how it is
-    filled."""
+    """Takes snapshots, describes them and returns slots. A transport defines a bucket and how it is filled."""
 
     transport: str
     moves = False

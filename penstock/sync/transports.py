@@ -66,8 +66,8 @@ class Transport:
     """Copies of the weights that an engine's device holds while it stages an update."""
 
     def staged_bytes(self, model_bytes: int, selection: str = "full") -> int:
-        """Return the most bytes that an engine holds while it stages. Every transport unpacks a delta, into at
-        most one copy."""
+        """Return the most bytes that an engine holds while staging. Any transport unpacks a delta, into at most
+        a copy."""
         return max(self.staged_copies, int(selection == "delta")) * model_bytes
 
     def publish(self, tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous) -> NamedPublisher:

@@ -9,8 +9,8 @@ BACKEND = "penstock"
 
 
 def register() -> None:
-    """Register the backend; vLLM calls this in each of its processes. A vLLM without the registry is too old,
-    which the engine reports."""
+    """Register the backend; vLLM calls this in each of its processes. The engine reports a vLLM that is too old
+    for it."""
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     except ImportError:

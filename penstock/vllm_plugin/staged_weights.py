@@ -1,5 +1,4 @@
-"""Presents a staged update as whole tensors: views into its buckets, with copies only of tensors that span
-several."""
+"""Presents a staged update as whole tensors: views into its buckets, copied only where they span several."""
 
 from collections.abc import Mapping
 
@@ -13,8 +12,7 @@ from penstock.sync.staged_bucket import Values
 
 
 def whole_tensors(staged: Staged) -> dict[str, torch.Tensor]:
-    """Return the tensors of an update by name. Raise `PenstockError` if it holds only changes, or only parts of
-    a tensor."""
+    """Return the tensors by name. Raise `PenstockError` if the update holds only changes or parts of tensors."""
     update = staged.update
     counts = covered(update.tensors)
     tensors: dict[str, torch.Tensor] = {}

@@ -1,2 +1,1 @@
-"""Runs worker processes: `python -m penstock.worker --connect ADDRESS`. The first message says what a worker
-becomes."""
+"""Runs worker processes (`python -m penstock.worker`), which become what their first message says."""

@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _outlives(controller: int) -> bool:
-    """Return whether the controller was killed. Its end of the channel closes a little before the process is
+    """Return whether the controller was killed. Its end of the channel closes shortly before the process is
     gone."""
     for _ in range(LOOKS):
         if os.getppid() != controller:
@@ -130,8 +130,7 @@ def _serve_lazily(
     places: dict[str, str],
     first: GoingFirst,
 ) -> None:
-    """Serve a role whose module is imported only when it is asked for: scoring needs no torch, and starts at
-    once."""
+    """Serve a role whose module is imported on demand: scoring needs no torch, and so starts at once."""
 
     async def start(request: Req) -> Res:
         import importlib

@@ -1,5 +1,4 @@
-"""Starts one worker on this machine for a controller on another machine, and ends it when the controller is
-gone.
+"""Starts one worker on this machine for a controller on another one, and ends it when the controller is gone.
 
     python -m penstock.worker.node_agent --connect tcp:HOST:PORT --name engine0 --incarnation 2
 

@@ -1,5 +1,5 @@
-"""Sets which processes compute first on a crowded machine: those that answer heartbeats, then workers that
-start, then all others.
+"""Orders processes on a crowded machine: first those that answer heartbeats, then workers that start, then
+others.
 
 A worker that starts has seconds of imports before it, and others wait for it. Raising a priority needs a
 right that root has (`CAP_SYS_NICE`); without it nothing changes.
@@ -31,8 +31,7 @@ def set_niceness(niceness: int) -> None:
 
 
 class GoingFirst:
-    """Raises this process's priority from construction until `end`. A process that was started with a lower
-    priority (`nice`) keeps it."""
+    """Raises this process's priority until `end`, unless it was started with a lower one (`nice`)."""
 
     def __init__(self) -> None:
         self._before = os.getpriority(os.PRIO_PROCESS, 0)

@@ -93,8 +93,7 @@ async def start(
 
 
 class Tallies:
-    """Counts rewritten conversations and answers that no client read, as counters of this process, and logs the
-    first of each."""
+    """Counts rewritten conversations and unread answers as counters of this process, and logs the first of each."""
 
     def __init__(self, events: Recorder) -> None:
         self._events = events

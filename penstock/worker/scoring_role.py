@@ -1,5 +1,5 @@
-"""Turns a worker into a scoring process. User code runs in a thread, so that a hanging reward can't hide that
-the run is over."""
+"""Turns a worker into a scoring process. User code runs in a thread, so a hanging reward can't hide the run's
+end."""
 
 import asyncio
 from collections.abc import Callable

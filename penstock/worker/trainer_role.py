@@ -1,5 +1,4 @@
-"""Turns a worker into a trainer process: builds the model, its reference, the trainer and the publisher of its
-weights."""
+"""Turns a worker into a trainer process: builds its model, its reference and the publisher of its weights."""
 
 import asyncio
 import json
@@ -169,8 +168,7 @@ def _join(
 
 
 def bind_broadcasts(section: SyncConfig, device: str, environ: MutableMapping[str, str]) -> None:
-    """Set NCCL's interface before ranks form a group among themselves, since NCCL keeps to the first interface
-    that it was given."""
+    """Set NCCL's interface before ranks form a group, because NCCL keeps the first interface that it was given."""
     if section.transport == "collective" and device.startswith("cuda"):
         bind_nccl(section.interface, environ)
 

@@ -143,8 +143,8 @@ class TrainerService:
         return msgspec.structs.replace(result, seconds=seconds)
 
     def _train(self, plan: StepPlan) -> StepResult:
-        """Run the step. If it runs out of memory and nothing has changed, raise `StepTooLarge`, so that smaller
-        micro-batches can be tried."""
+        """Run the step. If memory runs out and nothing has changed, raise `StepTooLarge`, to try smaller
+        micro-batches."""
         try:
             return self._trainer.step(plan)
         except RuntimeError as error:

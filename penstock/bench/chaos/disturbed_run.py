@@ -1,5 +1,4 @@
-"""Runs the demo in separate processes and disturbs it. After its controller was killed, it continues with
-`penstock resume`."""
+"""Runs the demo in separate processes and disturbs it. Killed controllers are resumed by `penstock resume`."""
 
 import contextlib
 import ctypes

@@ -29,8 +29,7 @@ def note(turn: Turn) -> None:
 
 
 def json_lines(path: Path) -> Iterator[Any]:
-    """Yield the values in the lines of a file that other processes write. A line that a crash has cut is
-    skipped."""
+    """Yield the values of a file's lines, skipping a line that a crash has cut."""
     for line in path.read_text().splitlines() if path.exists() else ():
         with contextlib.suppress(json.JSONDecodeError):
             yield json.loads(line)

@@ -12,8 +12,7 @@ from penstock.loop.spans import numbers_of
 
 
 def complaints_of(run: Path, *, steps: int | None, groups_per_step: int) -> list[str]:
-    """Return what is wrong with a run that no process writes to. The list is empty if every group was trained
-    once.
+    """Return what is wrong with a run that no process writes to: nothing, if every group was trained once.
 
     `steps` is None for a run that was killed: it may have any number of steps, and its journal may be ahead
     of its checkpoints.

@@ -1,5 +1,4 @@
-"""Measures `gloo_bucket_gain`: a broadcast in buckets against one of tensor after tensor, for a model of many
-small tensors.
+"""Measures `gloo_bucket_gain`: a broadcast of many small tensors in buckets, against one after the other.
 
 It uses two real processes over gloo. Tensor after tensor is a loop of `torch.distributed.broadcast`. In
 buckets is our collective transport: packed, sent and unpacked. The time that each side takes to hash, which a
@@ -72,8 +71,8 @@ def send_singly(receiver: Child, tensors: dict[str, torch.Tensor]) -> float:
 def send_in_buckets(
     receiver: Child, publisher: Any, tensors: dict[str, torch.Tensor], version: int
 ) -> tuple[float, float, float]:
-    """Return the seconds to pack, send and unpack, those of the sender's hash and checksum, and those of the
-    receiver's hash."""
+    """Return the seconds to pack, send and unpack; of the sender's hash and checksum; and of the receiver's
+    hash."""
     started = time.monotonic()
     publisher.snapshot(version, tensors)
     packed = time.monotonic()

@@ -58,8 +58,7 @@ def run(
 
 
 def choose(names: Sequence[str], only: Sequence[str]) -> list[str]:
-    """Return the names that equal one of the texts, or contain a text that is not itself a name; all names if
-    there are no texts."""
+    """Return the names that equal one of the texts, or contain a text that is no name; all names without texts."""
     chosen = set(names if not only else ())
     for text in only:
         found = {text} if text in names else {name for name in names if text in name}
@@ -73,8 +72,7 @@ TIMES = ("snapshot", "describe", "transfer", "stall", "fresh")
 
 
 def arm_table(report: dict[str, Any]) -> Table:
-    """Return a table of milliseconds, each with the number of plain copies of the same bytes that would take as
-    long."""
+    """Return a table of milliseconds, each with the number of plain copies that would take as long."""
     title = f"{report['setting']['shape']}, {report['hardware']['device']}: milliseconds (plain copies)"
     shown = Table("arm", "MB", "copy", *TIMES, "largest stall", "lost", "hash GB/s", title=title)
     for name, arm in report.get("arms", {}).items():

@@ -129,8 +129,7 @@ COPY_WARMUP = 2
 
 
 def measure_copies(weights: Mapping[str, torch.Tensor], updates: int = 7) -> dict[str, Any]:
-    """Return the GB/s of the fastest run of each copy. They alternate, so that other load on the machine affects
-    all alike."""
+    """Return the GB/s of the fastest of each copy. They alternate, so that other load affects all alike."""
     live = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     num_bytes = sum(weight.nbytes for weight in weights.values())
     memcpy = PlainCopy(num_bytes, "cpu")

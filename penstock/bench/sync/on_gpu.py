@@ -73,8 +73,8 @@ class GpuPart:
                 yield "arms", name, found
 
     def headline(self, report: dict[str, Any]) -> dict[str, float]:
-        """Return the figures at the largest batch with the trainer idle: under MPS, or in time slices if there
-        is no MPS."""
+        """Return the figures at the largest batch with the trainer idle, under MPS or, without it, in time
+        slices."""
         arms = report.get("arms", {})
         found: dict[str, float] = {}
         for arm in self._arms.values():

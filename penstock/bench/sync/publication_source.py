@@ -14,8 +14,7 @@ NO_ANCHOR = 1 << 30
 
 
 class Poked:
-    """Changes one value of its tensors per version, which is enough for full updates: their cost does not depend
-    on values."""
+    """Changes one value per version, enough for full updates, whose cost does not depend on values."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], publishing: Publishing) -> None:
         self.tensors = tensors

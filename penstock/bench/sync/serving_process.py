@@ -149,8 +149,8 @@ async def count(engine: EmbeddedEngine) -> dict[str, float]:
 
 
 def first_token(engine: EmbeddedEngine, version: int) -> float:
-    """Return when the first token of a version was sampled. A thread polls for it, because the event loop is
-    busy at times."""
+    """Return when the first token of a version was sampled. A thread polls for it, because the event loop may be
+    busy."""
     until = time.monotonic() + PATIENCE_S
     while engine.newest_version() < version:
         if time.monotonic() > until:

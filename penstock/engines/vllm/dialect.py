@@ -1,5 +1,4 @@
-"""Translates to and from vLLM's token-level HTTP API: requests as JSON, answers as a stream of events. Nothing
-here does I/O."""
+"""Translates requests into vLLM's token-level HTTP API, and its stream of events back. Nothing here does I/O."""
 
 import json
 from collections.abc import Sequence
@@ -37,8 +36,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Describes one call of `/inference/v1/generate`: a request, or the rest of one whose first tokens exist
-    already."""
+    """Describes one call of `/inference/v1/generate`: a request, or the rest of one that has tokens already."""
 
     request: GenerateRequest
     generated: Sequence[int] = ()

@@ -1,5 +1,4 @@
-"""Tracks a request that a server works on: its tokens so far, and which of them can be passed on with a certain
-version.
+"""Tracks a running request: its tokens so far, and which of them can be passed on with a certain version.
 
 vLLM reports the versions of tokens when an answer has ended. Until new weights come there is only one
 version, so tokens are passed on as they arrive. Tokens that arrive after an update are kept until the end of
@@ -111,8 +110,8 @@ class Flight:
         return [], discarded
 
     def _chunk(self, end: int, reason: FinishReason | None, *, is_last: bool = False) -> Chunk:
-        """Make a chunk up to token `end`. The last chunk of a call (`is_last`) carries the record of all its
-        experts."""
+        """Make a chunk up to token `end`. The last chunk of a call (`is_last`) carries the experts of all its
+        tokens."""
         start, self.num_sent = self.num_sent, end
         restarts, self.restarts = self.restarts, False
         routing = None

@@ -32,7 +32,7 @@ class Server:
         return None if self._process is None else self._process.pid
 
     async def died(self) -> EngineLost:
-        """Wait until the server ends, and return the error. A joined server is waited for without end."""
+        """Wait until the server ends, and return the error. For a joined server this never returns."""
         if self._process is None:
             await asyncio.Event().wait()
         assert self._process is not None

@@ -1,5 +1,4 @@
-"""Checks a server at the start, and says what is wrong: missing, too old, without RL routes, or serving another
-model."""
+"""Checks a server at the start: is it there, new enough, with RL routes, and of the trained model?"""
 
 import asyncio
 import contextlib
@@ -61,8 +60,7 @@ async def describe(client: ServerClient) -> dict[str, Any]:
 
 
 def check_sizes(url: str, served: Mapping[str, Any], trained: Mapping[str, Any], *, model: str) -> None:
-    """Raise `UserError` if a size differs between the served and the trained model. Sizes that only one side
-    knows are not compared."""
+    """Raise `UserError` if served and trained model differ in a size that both know."""
     for name, size in served.items():
         mine = trained.get(name)
         if mine is not None and mine != size:
@@ -99,8 +97,8 @@ async def served_context(client: ServerClient) -> int:
 
 
 async def _check_has(client: ServerClient, route: str) -> None:
-    """Raise `UserError` if the server lacks a route. An existing route answers an unknown method with a status
-    other than 404."""
+    """Raise `UserError` if the server lacks a route. Only for a missing route it answers an unknown method with
+    404."""
     if await client.status("OPTIONS", route) == 404:
         raise UserError(
             f"vLLM {await _version(client)} at {client.url} is too old: it has no {route}, and {NEEDED} has; "
@@ -122,8 +120,7 @@ ASK_S = 120.0
 
 
 async def too_old(command: str) -> str:
-    """Return the version of vLLM that `command` starts if it is too old. Return "" if it is recent enough or
-    can't be read.
+    """Return the version of vLLM that `command` starts if it is too old, otherwise or if it can't be read "".
 
     This is called when a server has ended before it answered, because a server that is too old does not know
     our flags.

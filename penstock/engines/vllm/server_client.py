@@ -73,8 +73,8 @@ class ServerClient:
         *,
         request_id: str,
     ) -> AsyncIterator[Event]:
-        """Yield the events of one generation, parsed line by line. Closing the iterator early ends the
-        generation on the server."""
+        """Yield the parsed events of one generation. Closing the iterator early ends the generation on the
+        server."""
         try:
             async with self._session.post(self._base + path, json=body) as response:
                 if response.status >= 400:

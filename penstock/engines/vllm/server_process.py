@@ -56,8 +56,7 @@ class ServerSettings:
         return self.device == "cpu"
 
     def argv(self, socket: Path) -> list[str]:
-        """Return the command line. It makes the server ignore the sampling settings that a model's folder
-        suggests."""
+        """Return the command line, with which the server ignores the model folder's sampling settings."""
         more: list[str] = []
         if self.is_cpu:
             more += ["--enforce-eager"]

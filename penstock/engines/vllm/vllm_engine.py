@@ -84,8 +84,7 @@ class VllmEngine:
 
     @property
     def server_pid(self) -> int | None:
-        """Return the process id of the server that this engine started; None if it joined one, or none is
-        running."""
+        """Return the process id of the server that this engine started; None if it joined one or none runs."""
         return self._server.pid
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:

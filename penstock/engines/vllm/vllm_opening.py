@@ -1,5 +1,4 @@
-"""Opens the vLLM engine in a worker: starts or joins a server, and checks it. `engines/kinds.py` names this
-module."""
+"""Opens the vLLM engine in a worker: starts or joins a server, and checks it."""
 
 import asyncio
 from typing import Any
