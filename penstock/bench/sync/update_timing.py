@@ -93,8 +93,8 @@ def publish(
 
 
 def lost_s(record: dict[str, float], rate: float) -> float:
-    """Return how much longer the engine took, from the message to a new token, than its useful tokens at this
-    rate."""
+    """Return how much longer the engine took, from the message to a new token, than its useful tokens take at
+    this rate."""
     return max(0.0, record["seconds"] - (record["tokens"] - record["discarded_tokens"]) / rate)
 
 

@@ -1,4 +1,4 @@
-"""Checks a server at the start: is it there, new enough, with RL routes, and of the trained model?"""
+"""Checks at the start that a server is there, new enough, has RL routes, and serves the trained model."""
 
 import asyncio
 import contextlib
@@ -97,8 +97,8 @@ async def served_context(client: ServerClient) -> int:
 
 
 async def _check_has(client: ServerClient, route: str) -> None:
-    """Raise `UserError` if the server lacks a route. Only for a missing route it answers an unknown method with
-    404."""
+    """Raise `UserError` if the server lacks a route. An unknown method gets status 404 only where the route is
+    missing."""
     if await client.status("OPTIONS", route) == 404:
         raise UserError(
             f"vLLM {await _version(client)} at {client.url} is too old: it has no {route}, and {NEEDED} has; "
@@ -120,7 +120,8 @@ ASK_S = 120.0
 
 
 async def too_old(command: str) -> str:
-    """Return the version of vLLM that `command` starts if it is too old, otherwise or if it can't be read "".
+    """Return the version of vLLM that `command` starts if it is too old. Otherwise, or if it is unknown, return
+    "".
 
     This is called when a server has ended before it answered, because a server that is too old does not know
     our flags.
