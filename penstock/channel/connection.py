@@ -183,7 +183,7 @@ class Channel:
         self._served[method.name] = Served(method, handle, is_stream=True)
 
     async def call(self, method: Method[Req, Res], request: Req) -> Res:
-        """Return the answer. Cancelling the caller cancels the handler over there."""
+        """Return the answer. Cancelling the caller cancels the handler in the other process."""
         call_id, inbox = self._open(method, request)
         frame: Received = None
         try:
@@ -195,7 +195,7 @@ class Channel:
         raise _error_of(frame, method.name)
 
     async def stream(self, method: Method[Req, Res], request: Req) -> AsyncIterator[Res]:
-        """Yield items until the other side ends the stream. Leaving early cancels the handler over there."""
+        """Yield items until the other side ends the stream. Leaving early cancels the handler there."""
         call_id, inbox = self._open(method, request)
         finished = False
         try:

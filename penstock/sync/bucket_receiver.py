@@ -45,7 +45,7 @@ class BucketReceiver:
         """Do nothing, since staging waits for no other process."""
 
     def is_prepared(self, staged: Staged) -> bool:
-        """Return False: copies from host memory make the engine wait for them."""
+        """Return False, since copies from host memory wait for the host."""
         return False
 
     def load(self, staged: Staged, tensors: Mapping[str, torch.Tensor]) -> Verification:
