@@ -8,7 +8,7 @@
 The worker proves itself first, so that a stranger who asks a listener gets nothing to guess tokens by. Before
 the worker has checked the controller's proof it accepts no files, code or settings. A proof is bound to its
 role, so that it can't be sent back; to both nonces, so that it can't be replayed; and to the worker's name.
-Later messages are neither encrypted nor signed: an attacker who can change packets can change them.
+Later messages are neither encrypted nor signed, so an attacker on the path can alter them.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 A bad call costs itself, never its neighbours. When a process dies, its calls run again apart from others,
 half by half, until the culprit is found (`penstock.channel.suspects`). A worker that dies time after time
 without a call ends the pool. So does a series of tasks that end their process without any answer in between,
-once they are more than ran at the same time: those alone may all be bad.
+once there are more of them than ran at the same time: fewer may simply all be bad.
 
 Where answers say how long they took, calls that wait while every worker is busy are sent several in a
 message, as many as a worker answers within `MESSAGE_S`. So calls of microseconds do not wait for a round trip
