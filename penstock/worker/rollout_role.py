@@ -1,5 +1,5 @@
-"""A process that runs workflows: each episode in a thread, so that one that blocks stops neither the others nor the
-channel."""
+"""Turns a worker into a process that runs workflows. Each episode has a thread, so one that blocks stops neither
+the others nor the channel."""
 
 import asyncio
 from collections import Counter
@@ -57,7 +57,7 @@ async def start(
     limits = CallLimits(cpu_s=request.cpu_s)
 
     async def keep_call(answer: CallAnswer) -> None:
-        """From the thread of an episode."""
+        """Send a call to be kept, from the thread of an episode."""
         telling = asyncio.run_coroutine_threadsafe(keeper.keep_call(answer), here)
         await asyncio.wrap_future(telling)
 
@@ -93,8 +93,7 @@ async def start(
 
 
 class Tallies:
-    """How often what was said before was rewritten, and answers that nobody read, as counters of this process; and
-    a line at the first time."""
+    """Counts rewritten conversations and unread answers as counters of this process, and logs the first of each."""
 
     def __init__(self, events: Recorder) -> None:
         self._events = events
